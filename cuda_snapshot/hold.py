@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the threads of processes still, all but some, and let them go on as if nothing had been.
+"""Stop all threads of processes but some, and later let them go on as if nothing had happened.
 
-A CUDA process cannot be stopped by a signal while its GPU is dealt with: the driver's restore
-thread and the interposer's service thread have to run in it. So every other thread is seized by
-ptrace and trapped. A process that is stopped (SIGSTOP) may be held too; on SIGCONT only the spared
-threads go on, as the kernel leaves seized ones in their trap.
+A signal must not stop a CUDA process while its GPU is saved or restored: the driver's restore
+thread and the interposer's service thread must run in it. So ptrace seizes and traps every other
+thread. A process that is stopped (SIGSTOP) may be held, too. On SIGCONT only its spared threads go
+on, since the kernel leaves seized threads in their trap.
 
-What a thread notices is what it would of a signal that it ignores: system calls are restarted, but
-those that never are (signal(7): epoll_wait, sigtimedwait …) return EINTR. CRIU does the same to it.
-Signals sent meanwhile wait until the end of the hold, unless a spared thread takes them.
+A thread notices as much as of a signal that it ignores: the kernel restarts system calls, but those
+that it never restarts (signal(7): epoll_wait, sigtimedwait …) return EINTR. CRIU does the same to a
+thread. Signals that are sent during the hold wait until its end, unless a spared thread takes them.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ from ..errors import StepFailed
 from . import threads
 
 SERVICE = "liveshift"
-"""The interposer's service thread (interposer/service/service.c)."""
+"""The name of the interposer's service thread (interposer/service/service.c)."""
 
 REAP_S = 0.02
-"""How often a hold looks whether somebody has killed what it holds: a traced thread stays a zombie
-until its tracer has taken note."""
+"""Seconds between two looks whether a held process was killed. A traced thread stays a zombie until
+its tracer has noted its end."""
 
 DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
-"""The CUDA driver's own threads: what one of them holds of the driver, or is to tell it, a call of
-the service thread may wait for. Without a hold they run all through a checkpoint; they run nothing
-of the application's but host functions, of which a lock has seen the last."""
+"""The names of the CUDA driver's own threads. A call of the service thread may wait for one of
+them: for what it holds of the driver, or for its word. Without a hold these threads run all through
+a checkpoint. They run nothing of the application but host functions, and a locked process has no
+host function left to run."""
 
 Spared = Callable[[int], Container[int]]
-"""The threads (as the host sees them) of a process that are not to be held."""
+"""A function of a pid: the threads of that process that must not be held (the host's numbers)."""
 
 
 def spared_threads(pid: int, restore_thread: int) -> set[int]:
-    """The threads of a CUDA process that must run while it is held, as the host sees them.
+    """Return the threads of a CUDA process that must run while it is held (the host's numbers).
 
-    ``restore_thread`` is what cuCheckpointProcessGetRestoreThreadId says. In which pid namespace it
-    counts is documented nowhere; CRIU's CUDA plugin takes it for its own, also of processes in
-    containers (criu PR 2416). Only where the process has no such thread it is looked for by the
-    numbers that its threads have themselves: of two that it fits, the other is the application's,
-    and would run on. Raises ProcessLookupError when the process has gone.
+    ``restore_thread`` is the number that cuCheckpointProcessGetRestoreThreadId gives. No document
+    says in which pid namespace it counts. CRIU's CUDA plugin takes it for a number of CRIU's own
+    namespace, also for processes in containers (criu PR 2416). So does this function. Only if the
+    process has no such thread, it looks for threads with this number in their own namespace: if
+    both fitted, one of them would be the application's and would run on. Raises ProcessLookupError
+    if the process has ended.
     """
     found, by_own_number = set(), set()
     there = threads.of(pid)
@@ -68,12 +70,15 @@ def spared_threads(pid: int, restore_thread: int) -> set[int]:
 
 
 class Hold:
-    """All threads of some processes, held still but for the spared ones.
+    """Holds all threads of some processes but the spared ones.
 
-    ``pids`` are the host's. With ``kill_on_exit`` the processes are killed when this one ends
-    before :meth:`spare_from_exit` or :meth:`end`. Methods may be called from any thread.
+    ``pids`` are the host's numbers. ``spared`` is one set of threads for all processes, or a
+    function that returns the spared threads of one pid. With ``kill_on_exit`` the kernel kills the
+    processes if this process ends before :meth:`spare_from_exit` or :meth:`end`. Methods may be
+    called from any thread.
 
-    Not for children of this process: the hold would take note of their end in its stead.
+    The held processes must not be children of this process: the hold would take note of their end
+    in its place.
     """
 
     def __init__(
@@ -94,9 +99,11 @@ class Hold:
         self._tracer: threading.Thread | None = None
 
     def begin(self, timeout_s: float) -> None:
-        """Hold them; raises StepFailed, with all of them let go, when one does not stop in time.
+        """Stop the threads, and return when all have stopped. A process that has ended is left out.
 
-        A process that has ended needs no holding. May be called again after :meth:`end`.
+        Raises StepFailed, after it has let all threads go on, if a thread does not stop within
+        ``timeout_s`` seconds or cannot be traced, and RuntimeError if the hold has begun already.
+        May be called again after :meth:`end`.
         """
         if self._tracer is not None:
             raise RuntimeError("it is held already")
@@ -111,9 +118,10 @@ class Hold:
             raise
 
     def spare_from_exit(self) -> None:
-        """From now on they go on, as at the end of the hold, should this process end.
+        """From now on, if this process ends, the threads go on as at the end of the hold.
 
-        Raises StepFailed when one of them was killed meanwhile: the others are not all there is.
+        Raises StepFailed if a process was killed while it was held: the others are not complete
+        without it.
         """
         if lost := self.lost():
             raise StepFailed("hold", f"process {min(lost)} was killed while it was held")
@@ -121,29 +129,30 @@ class Hold:
             self._ask(lambda: self._set_options(0))
 
     def end(self) -> None:
-        """Let all go on; those that were stopped (SIGSTOP) stay so. May be called again."""
+        """Let all threads go on; a process that was stopped (SIGSTOP) stays stopped. May be called
+        again."""
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
         self._asked.put(None)
         tracer.join()
-        # The thread has said its last word; the kernel lets go of what it could not (see _let_go)
-        # when it is really gone.
+        # join may return before the kernel has ended the thread. Only that end releases the tracees
+        # that _let_go could not detach.
         while os.path.exists(f"/proc/self/task/{tracer.native_id}"):
             time.sleep(0.0002)
 
     @property
     def held(self) -> frozenset[int]:
-        """The threads that stand still, as the host sees them."""
+        """The threads that are held now, as the host numbers them."""
         return frozenset(self._still)
 
     def lost(self) -> frozenset[int]:
-        """The processes that somebody has killed since they were held, by the last hold."""
+        """The processes that were killed while the current hold, or the last one, held them."""
         if self._tracer is not None:
             self._ask(self._collect)
         return frozenset(self._lost)
 
-    # ---- in the tracer, the only thread that may ask about its tracees --------------------------
+    # ---- in the tracer, the only thread that may make requests about its tracees ----------------
 
     def _ask(self, what: Callable[[], None]) -> None:
         answer: Future[None] = Future()
@@ -168,7 +177,7 @@ class Hold:
                 answer.set_exception(error)
 
     def _stop_all(self, until: float, timeout_s: float) -> None:
-        while self._seize_new():  # those that were not yet held may have started others
+        while self._seize_new():  # threads that still ran may have started others
             while moving := self._moving():
                 if time.monotonic() > until:
                     raise self._failed(moving, timeout_s)
@@ -179,7 +188,7 @@ class Hold:
             self._set_options(ptrace.EXITKILL)
 
     def _seize_new(self) -> bool:
-        """Seize the threads that are not yet; whether there were any."""
+        """Seize the threads that are not seized yet. Returns whether there were any."""
         found = False
         for pid in self._pids:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -203,19 +212,19 @@ class Hold:
         return True
 
     def _moving(self) -> list[int]:
-        """The seized threads that have not yet stopped, but could still do something."""
+        """The seized threads that have not stopped yet and could still do something."""
         self._collect()
         moving = [tid for tid in self._seized.keys() - self._still if not threads.ended(tid)]
         return [tid for tid in moving if not self._waits_for_held_child(tid)]
 
     def _waits_for_held_child(self, tid: int) -> bool:
-        """Whether it waits in vfork for a process that is held: it traps when that goes on."""
+        """Whether it waits in vfork for a held process. It traps when that process goes on."""
         if not threads.in_vfork(tid):
             return False
         return not self._seized.keys().isdisjoint(threads.children(tid))
 
     def _collect(self) -> None:
-        """Take note of what has happened to tracees."""
+        """Note what has happened to the tracees."""
         while event := ptrace.next_event():
             tid, what = event
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile
@@ -225,21 +234,21 @@ class Hold:
                         self._still.discard(tid)
                         self._lost.add(pid)
                 elif isinstance(what, ptrace.Delivery):
-                    # At once, not at the end: a tracer that dies takes an undelivered one along.
-                    # The trap that was asked for is still to come.
+                    # At once, not at the end: if the tracer dies, an undelivered signal is lost.
+                    # The trap that was asked for still comes.
                     ptrace.resume(tid, what.signum)
                 else:
-                    self._seized.setdefault(tid, tid)  # by exec a thread takes its leader's number
+                    self._seized.setdefault(tid, tid)  # after exec a thread has its leader's number
                     self._still.add(tid)
 
     def _set_options(self, options: int) -> None:
-        """Only of those that have trapped: of no other could they be taken back."""
+        """Set options of the trapped threads. Options of others could not be taken back."""
         for tid in self._still:
             with contextlib.suppress(ProcessLookupError):  # killed; its end is noted later
                 ptrace.set_options(tid, options)
 
     def _let_go(self) -> None:
-        """Those that have not trapped cannot be let go so; the end of this thread does it."""
+        """Detach the trapped threads. The kernel releases the others when this thread ends."""
         self._collect()
         for tid in self._still:
             with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person touches: the command line, ``run``, the lab, the reports. Nobody imports this.
+"""What a person uses: the command line, ``run``, the lab, the reports. No other folder imports it.
 
-One file per verb; ``cli`` puts them together and is the only place where errors become exit
-codes. A verb imports what it needs when it runs, so that ``liveshift status`` starts quickly.
+One file per verb. ``cli`` puts the verbs together and is the only place where errors become exit
+codes. A verb imports what it needs only when it runs, so that ``liveshift status`` starts quickly.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One whole run (`make demo`, `make test`) on a machine at a time.
+"""Allows one whole run (`make demo`, `make test`) at a time on a machine.
 
-They measure times and make labs: two at once would fail each other.
+Whole runs measure times and make labs, so two at once would make each other fail.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from ..errors import Refused
 
 LOCK = Path("/run/liveshift-whole-run.lock")
 HOLDER = "LIVESHIFT_WHOLE_RUN"
-"""In the environment of what a whole run starts: it is part of that one."""
+"""This environment variable marks all that a whole run starts as a part of that run."""
 HANDED = "handed to {}"
-"""What it says if scripts/alone.sh took the lock before it became the process with this id."""
+"""The value of ``HOLDER`` if scripts/alone.sh took the lock and then became the process with this
+id."""
 
 
 @contextmanager
 def alone(what: str) -> Iterator[None]:
-    """Hold the machine for ``what``; raises Refused with the holder's name and pid.
+    """Hold the machine for ``what``. Raises Refused with the holder's name and pid.
 
-    Whoever may not write there (no root) goes on without: they can make no lab anyway.
+    A user who may not write the lock file (no root) goes on without it: such a user can make no
+    lab anyway.
     """
     if os.environ.get(HOLDER) == HANDED.format(os.getpid()):
         with _named():
@@ -50,7 +52,7 @@ def alone(what: str) -> Iterator[None]:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """What is started meanwhile finds this process as the holder; then the file goes."""
+    """Name this process as the holder to all it starts. Remove the lock file at the end."""
     os.environ[HOLDER] = str(os.getpid())
     try:
         yield
@@ -60,9 +62,9 @@ def _named() -> Iterator[None]:
 
 
 def _locked(what: str) -> TextIO:
-    """The file, held by us."""
+    """Return the lock file, locked by this process. Raises Refused if another process holds it."""
     while True:
-        file = LOCK.open("a+")  # its content is its holder's until it is ours
+        file = LOCK.open("a+")  # "a+": until we hold the lock, the content belongs to its holder
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -73,7 +75,7 @@ def _locked(what: str) -> TextIO:
                 f"{what} cannot start: {holder} runs on this machine",
                 hint="wait for its end, or interrupt it; both would disturb each other",
             ) from None
-        with suppress(FileNotFoundError):  # its last holder has just removed it
+        with suppress(FileNotFoundError):  # the last holder has just removed it
             if os.path.samestat(os.fstat(file.fileno()), LOCK.stat()):
                 return file
         file.close()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``liveshift`` command: all verbs together, and the one place where errors end.
+"""The ``liveshift`` command line: all verbs, and the one place where errors become exit codes.
 
 Exit codes: 0 done · 1 tried and failed · 2 wrong usage · 3 wrong cluster file · 4 no such job,
-capsule or host · 5 refused, nothing changed · 6 no answer · 7 not permitted · 124 ``drain`` timed
-out · 130 interrupted; ``run`` ends with its job's.
+capsule or host · 5 refused, nothing changed · 6 no answer · 7 not permitted · 124 ``--timeout`` or
+the deadline has passed (``drain``, ``taint``, ``migrate``) · 130 interrupted. ``run`` ends with the
+exit code of its job.
 """
 
 from __future__ import annotations
@@ -177,9 +178,13 @@ def liveshift(
 
 
 def main() -> int:
-    """Run the command line; returns the exit code. Every error is shown here, and only here."""
+    """Run the command line and return the exit code.
+
+    Errors that end a command are printed here, and only here. If LIVESHIFT_DEBUG is set, they are
+    raised instead, with their traceback; errors of usage are still printed.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a locale without arrows gets question marks
+        if hasattr(stream, "reconfigure"):  # where the locale has no arrows, print question marks
             stream.reconfigure(errors="replace")
     try:
         code = help_pages.command(app, ORDER)(prog_name="liveshift", standalone_mode=False)
@@ -204,7 +209,10 @@ def main() -> int:
 
 
 def _wrong_usage(error: TyperException) -> int:
-    """What typer found wrong with the command line; a group without a verb has shown its help."""
+    """Print what typer found wrong, if it has a message; return the exit code.
+
+    A command group without a verb has no message: typer has shown its help.
+    """
     context = getattr(error, "ctx", None)
     if message := error.format_message():
         hint = f"`{context.command_path} --help` shows how it is used" if context else None

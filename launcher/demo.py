@@ -48,36 +48,36 @@ from .show import forecast, moves
 
 LAB = "demo"
 STEPS = 100_000
-"""What the job is told to make: hours of steps, as the demo stops it before. Its learning rate
-follows this number, and hardly falls in so few of them."""
+"""The job is started with this number of steps, which takes hours; the demo stops it before. The
+learning rate follows this number, so it hardly falls in the few steps that are made."""
 TAINT_AT = 40
-"""The step after which the host of rank 1 is tainted."""
+"""After this step the host of rank 1 is tainted."""
 MORE = 40
-"""Steps that every rank makes at least after the move is over. All ranks hear of the last one long
-before they come to it."""
+"""Every rank makes at least this many steps after the move is over. All ranks learn of the last
+step long before they come to it."""
 HOST = "h1"
 REASON = "ECC errors rising"
 RANKS = 2
 OUT = Path("build/demo")
 STOP = OUT / "stop"
-"""Names the last step once it is known; the script's --stop-file."""
+"""This file (the script's --stop-file) names the last step once it is known."""
 SCRIPT = Path("examples/train_gpt.py")
 STUCK_S = 120.0
-"""A run that makes no step for so long has failed."""
+"""A run that makes no step for this many seconds has failed."""
 PATIENCE_S = 900.0
-"""A host that is not empty so long after its taint will not be."""
+"""If a host is not empty this many seconds after its taint, the demo fails."""
 LOOK_S = 0.1
 
 console = Console(stderr=True)
 
 
 def main() -> int:
-    """Run the demo; returns the exit code."""
+    """Run the demo; return the exit code."""
     argparse.ArgumentParser(
         prog="make demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()
     try:
-        with alone("make demo"):  # another's start would take this one's lab away
+        with alone("make demo"):  # a second demo would remove this one's lab
             return demo()
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
@@ -89,7 +89,8 @@ def main() -> int:
 
 
 def demo() -> int:
-    """The demo as a story: a lab, a run that is moved, the same run left alone, a page."""
+    """Make a lab, a run that is moved, the same run without a move, and the page. Returns the exit
+    code."""
     if not SCRIPT.is_file():
         raise LiveshiftError(
             f"{SCRIPT} is not here", hint="run the demo from liveshift's checkout: make demo"
@@ -118,23 +119,24 @@ def demo() -> int:
 
 @contextmanager
 def _lab() -> Iterator[Client]:
-    _command("lab", "down", LAB, quiet=True)  # what a demo that was killed has left
+    _command("lab", "down", LAB, quiet=True)  # left by a demo that was killed
     _command("lab", "up", LAB, "--hosts", "3")
     os.environ["LIVESHIFT_LAB"] = LAB
     try:
         with Client(find_socket(lab=LAB)) as client:
             yield client
     except BaseException:
-        _command("lab", "down", LAB, quiet=True)  # what went wrong before is what is told
+        _command("lab", "down", LAB, quiet=True)  # quiet: the first error is the one to report
         raise
     _command("lab", "down", LAB)
 
 
 class Watched:
-    """The move off ``HOST``: set off after a step, followed to its end, and a while beyond.
+    """The move off ``HOST``: it is started after a step, followed to its end, and then watched for
+    some more steps.
 
-    ``found``: by rank the host whose agent has found its process there: before the move, after it,
-    and shortly before the run's last step.
+    ``found``: by rank, the host whose agent has found the rank's process: before the move, after
+    it, and shortly before the run's last step.
     """
 
     def __init__(self, client: Client, job: str) -> None:
@@ -147,7 +149,7 @@ class Watched:
         self.found: list[dict[int, str]] = []
 
     def look(self, job: JobRow, folder: Path) -> None:
-        """Do what is due now that the job has come so far."""
+        """Do what is due at the steps that the job has made so far."""
         steps = [_steps(folder, rank) for rank in range(RANKS)]
         if self._tainted_at is None and min(steps) >= TAINT_AT:
             self._tainted_at = time.monotonic()
@@ -168,25 +170,25 @@ class Watched:
             try:
                 self._find()
             except LiveshiftError:
-                # A rank that has ended meanwhile is nowhere.
+                # A rank that has ended meanwhile is on no host.
                 if max(_steps(folder, rank) for rank in range(RANKS)) < self._stop:
                     raise
 
     def done(self) -> MigrationRow:
-        """The move, once the job has ended; raises LiveshiftError when there was none, with what
-        became of those that began, or when no agent found the ranks shortly before their end."""
+        """Return the move, once the job has ended. Raises LiveshiftError if none succeeded, with
+        the outcome of the last one, or if no agent found the ranks shortly before their end."""
         if (row := self._over()) is not None:
             if len(self.found) < 3:
                 raise LiveshiftError(f"no agent found the ranks in their last {MORE // 2} steps")
             return row
         rows = self._rows()
         for row in rows:
-            moves.follow(self._client, row.name)  # one that the job's end has overtaken
+            moves.follow(self._client, row.name)  # the job may have ended before the move was over
         why = moves.outcome(self._rows()[-1]) if rows else "no migration began"
         raise LiveshiftError(f"nothing moved off {HOST}: {why}")
 
     def _over(self) -> MigrationRow | None:
-        """The move that succeeded; one that did not is told of, and tried again by liveshift."""
+        """Return the move that succeeded. One that did not is reported; liveshift tries again."""
         for row in self._rows():
             if row.state == Step.DONE.value:
                 return row
@@ -200,8 +202,8 @@ class Watched:
         return list({e.migration.name: e.migration for e in events if e.migration}.values())
 
     def _find(self) -> None:
-        """Raises LiveshiftError unless each host's own agent finds there the processes of the ranks
-        that should train on it."""
+        """Note the host of each rank. Raises LiveshiftError unless the agent of each host finds
+        the processes of the ranks that should train there."""
         hosts = {}
         for name, host in self._places.items():
             found = self._client.get(Inspection, GetInspection(name))
@@ -215,12 +217,12 @@ class Watched:
 
 
 def _costed(row: MigrationRow) -> bool:
-    """Whether it is known what a move cost the job, which has to train for that; or will not be."""
+    """Whether the move's cost to the job is known, or will not be. The job must train for that."""
     return row.cost is not None or time.time() > row.asked + row.seconds + moves.COST_S
 
 
 def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None) -> None:
-    """One run to its end, with progress."""
+    """Run a job to its end, with progress. ``look`` is called again and again meanwhile."""
     folder = OUT / name
     words = ["--steps", str(STEPS), "--stop-file", str(STOP), "--out", str(folder)]
     train = ["torchrun", "--nproc-per-node", "1", str(SCRIPT), *words]
@@ -248,24 +250,25 @@ def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | Non
 
 
 def _stop_after(step: int) -> None:
-    """Tell the script at which step to end; whoever reads it finds a whole number."""
+    """Write the step at which the script must end. A reader always finds a whole number."""
     staged = STOP.with_suffix(".new")
     staged.write_text(f"{step}\n")
     staged.rename(STOP)
 
 
 def _last_step() -> int | None:
-    """The step at which the script is to end, once that is known."""
+    """Return the step at which the script must end; None if that is not known yet."""
     return int(STOP.read_text()) if STOP.exists() else None
 
 
 def _rank(capsule: str) -> int:
-    """There is one in each."""
+    """Return the rank of a capsule. Each capsule of the demo has one rank."""
     return int(capsule.partition("/")[2])
 
 
 def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report:
-    """``found``: the hosts of the ranks before the move, after it, and at the end."""
+    """Build the report. ``found``: the hosts of the ranks before the move, after it, and at the
+    end."""
     reference = tuple(report.read_rank(OUT / "reference", rank) for rank in range(RANKS))
     moved = tuple(report.read_rank(OUT / "moved", rank) for rank in range(RANKS))
     phases = tuple(
@@ -279,9 +282,9 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
         cost=moves.cost(row) if row.cost else "", expected=forecast.compared(row),
     )  # fmt: skip
     migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
-    # The script prints its capsule's hostname, which moves with it: name the host instead that has
-    # found the rank. Before the commit nothing can run at the destination, after it nothing at the
-    # source.
+    # The script prints its capsule's hostname, which moves with it. So name the host whose agent
+    # found the rank instead. Before the commit nothing can run at the destination, after it nothing
+    # at the source.
     passed = row.asked + (report.gaps.held_at(phases) or 0.0)
     before, after = found[0], found[-1]
     moved = tuple(
@@ -304,7 +307,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
 
 
 def _outcome(finished: report.Report, doubts: list[str]) -> str:
-    """What the steps bear out, or why they do not, for the page."""
+    """Return what the steps show, or why they do not support the move, for the page."""
     if doubts:
         return f"The steps do not bear the move out: {'; '.join(doubts)}."
     made = [
@@ -362,14 +365,15 @@ def _steps(folder: Path, rank: int = 0) -> int:
 
 
 def _command(*words: str, quiet: bool = False) -> None:
-    """Run a command of ours as a person would, shown first; raises LiveshiftError if it fails."""
+    """Show a command of ours and run it, as a person would. Raises LiveshiftError if it fails,
+    unless ``quiet``."""
     shown = " ".join(f'"{w}"' if " " in w else w for w in words)
     if not quiet:
         console.print(
             f"$ liveshift {shown}", style="cyan", markup=False, highlight=False, soft_wrap=True
         )
     command = [sys.executable, "-m", "liveshift.launcher", *words]
-    # What the job runs (torchrun) is this environment's, whether or not it is activated.
+    # The job's torchrun must be this environment's, whether or not the environment is activated.
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     done = subprocess.run(
         command,

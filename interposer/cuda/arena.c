@@ -15,7 +15,7 @@
 
 #define CUDA_INVALID 1
 
-/* Freed by the application, and waiting for a moment when nothing is captured. */
+/* How many blocks the application has freed that must wait until nothing is captured. */
 static _Atomic uint32_t dropped;
 
 enum { UNKNOWN, ON, OFF };
@@ -31,7 +31,8 @@ static bool is_on(void) {
     return now == ON;
 }
 
-/* Whether this thread has said that what it does concerns no capture that is under way. */
+/* Whether this thread is in capture mode relaxed. With it the application says that the thread's
+   calls concern no capture that is under way. */
 static bool relaxed(void) {
     int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
     cuda_relax_captures(mode);
@@ -40,7 +41,7 @@ static bool relaxed(void) {
 
 static bool capturing(void) { return atomic_load(&captures_under_way) > 0; }
 
-/* The device's primary context; NULL: nobody uses it. */
+/* The device's primary context; NULL: it is not active. */
 static void *primary_of(int32_t device) {
     void *context = NULL;
     unsigned flags;
@@ -67,8 +68,9 @@ static int wait_for(int32_t device) {
     return result;
 }
 
-/* The device whose primary context is current, making it as cudaMalloc does; -1: another context is
-   the application's, and its memory would go with that. */
+/* The device whose primary context is current. If no context is current, this makes one as
+   cudaMalloc does. -1: a call failed, or the application uses another context. Memory of cudaMalloc
+   would end with that context. */
 static int32_t primary_device(void) {
     static _Atomic(void *) known;
     void *context = NULL;
@@ -84,7 +86,9 @@ static int32_t primary_device(void) {
     return context == primary_of(device) ? device : -1;
 }
 
-/* One that was claimed. Threads are let go before the memory is back only while CUDA holds them. */
+/* Unmaps a claimed block and frees its entry, after waiting until the block's memory is back. A
+   thread runs while the memory is away only if CUDA holds it at its next call, such as this
+   cuCtxSynchronize. */
 static int end_block(struct arena_block *block) {
     uint64_t address = atomic_load(&block->address), size = atomic_load(&block->size);
     static const struct timespec pause = {0, 1000000};
@@ -114,7 +118,9 @@ static void end_dropped(void) {
     }
 }
 
-/* Whoever enabled a peer after the memory was made accessible has seen the block, or is seen here. */
+/* Applies the changes of peer access that came while the block was made. A thread that enables a
+   peer changes the accessors first, then looks at the blocks. So either it has seen the new block,
+   or this function sees its change. */
 static void catch_up(const struct arena_made *made, uint64_t allowed) {
     uint64_t now;
     while ((now = arena_accessors(made->device)) != allowed) {
@@ -128,7 +134,7 @@ bool arena_allocate(size_t size, struct arena_made *made) {
         return false;
     end_dropped();
     if (capturing() && !relaxed())
-        return false; /* the real one spoils the capture, and says so */
+        return false; /* the real cudaMalloc spoils the capture and returns an error */
     int32_t device = primary_device();
     size_t granularity = arena_serves(device) ? memory_granularity(device) : 0;
     if (granularity == 0)
@@ -156,7 +162,7 @@ int arena_free(uint64_t address) {
     if (block == NULL)
         return CUDA_INVALID;
     end_dropped();
-    if (capturing() && relaxed()) { /* allowed, but waiting would spoil the capture */
+    if (capturing() && relaxed()) { /* the free is allowed, but waiting would spoil the capture */
         if (!block_claim(block, BLOCK_LIVE, BLOCK_DROPPED))
             return CUDA_INVALID;
         atomic_fetch_add(&dropped, 1);

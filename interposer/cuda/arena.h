@@ -6,7 +6,7 @@
  * addresses stay. So a move need not copy it through the process's host memory.
  *
  * To the application it is memory of cudaMalloc, except that CUDA makes no IPC handle of it
- * (cudaIpcGetMemHandle fails). The driver allocates as ever: pieces below 2 MiB, pieces whose
+ * (cudaIpcGetMemHandle fails). The driver itself allocates pieces below 2 MiB, pieces whose
  * rounding up would waste more than an eighth, pieces for which the arena has no memory, and
  * everything that the application allocates by other functions.
  *
@@ -43,8 +43,8 @@ bool arena_allocate(size_t size, struct arena_made *made);
 bool arena_has(uint64_t address);
 int arena_free(uint64_t address);
 
-/* arena_reset: the device has been reset, so forget its blocks. arena_outlived: whether the device
-   still has blocks although its primary context has ended without a reset. */
+/* arena_reset: the device has been reset, so unmap and forget its blocks. arena_outlived: whether
+   the device still has blocks although its primary context has ended without a reset. */
 void arena_reset(int32_t device);
 bool arena_outlived(int32_t device);
 

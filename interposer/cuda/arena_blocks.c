@@ -8,15 +8,16 @@
 
 #define CHAINS 4096
 
-static struct arena_block blocks[ARENA_BLOCKS]; /* touched as far as it is used */
+static struct arena_block blocks[ARENA_BLOCKS]; /* takes memory only for entries that were used */
 static _Atomic uint32_t used, held;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t chains[CHAINS]; /* entry + 1 */
 static uint32_t unused;         /* entry + 1 */
 
-/* A forked child begins empty, as CUDA doesn't work in it: what its parent holds isn't there, and
-   the mutex may be held by a thread that isn't either. Every use looks first whether it is in one. */
+/* Gives a forked child an empty table, since CUDA does not work in it. The child has neither its
+   parent's memory nor the thread that perhaps held the mutex. Each way into the table calls this
+   first. */
 static void here(void) {
     static _Atomic unsigned generation;
     unsigned before = atomic_load_explicit(&generation, memory_order_relaxed);

@@ -7,7 +7,8 @@
 
 #include <stdlib.h>
 
-/* Bits: who may access the memory of a device; on which devices there was memory of the arena. */
+/* Sets of devices, as bits: those that may access a device's memory, and those on which the arena
+   may have allocated. */
 static _Atomic uint64_t accessors[ARENA_DEVICES];
 static _Atomic uint64_t served;
 
@@ -84,7 +85,7 @@ int32_t arena_device_of(void *context) {
     return device;
 }
 
-/* Peer access lasts "until either device is reset". */
+/* Peer access ends when either device is reset. */
 void arena_forget_peers(int32_t device) {
     atomic_store(&accessors[device], 0);
     for (int32_t other = 0; other < ARENA_DEVICES; other++)

@@ -79,7 +79,8 @@ int cuda_use_device(int device) {
     if (result != CUDA_OK)
         return result;
     result = CALL(cuCtxSetCurrent, context);
-    /* Whoever made a communicator on the device holds the context; this was to learn of it. */
+    /* The application holds the context, since it communicates on the device. Here it was retained
+       only to get its handle. */
     CALL(cuDevicePrimaryCtxRelease_v2, handle);
     return result;
 }

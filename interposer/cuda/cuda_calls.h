@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-enum cuda_result { /* those of CUresult that are told apart */
+enum cuda_result { /* the values of CUresult that we distinguish */
                    CUDA_OK = 0,
                    CUDA_BUSY = 600,   /* CUDA_ERROR_NOT_READY */
                    CUDA_ABSENT = 100, /* CUDA_ERROR_NO_DEVICE: here, no driver is loaded */

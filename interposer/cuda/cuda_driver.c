@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver's memory: for programs that are linked with libcuda.so.1, and, by the pointers
- * that cuda_entry_points.c hands out, for those that ask CUDA's resolvers, such as PyTorch's
- * expandable segments. A program that gets its functions by dlsym from libcuda.so.1 doesn't pass.
+ * Hooks of the CUDA driver's memory functions. Programs that are linked with libcuda.so.1 call
+ * them. Programs that ask CUDA's resolvers, such as PyTorch's expandable segments, get pointers to
+ * them from cuda_entry_points.c. A program that gets its functions from libcuda.so.1 by dlsym
+ * bypasses them.
  */
 
 #include "cuda_driver.h"
@@ -182,8 +183,9 @@ HOOK(cuMemRelease)(handle_t handle) {
     return FREES(LEDGER_HANDLE, handle, real(handle));
 }
 
-/* Addresses belong to the application until cuMemAddressFree: unlike those of allocations, nobody
-   else gets one before it is back here. */
+/* cuMemUnmap's hook may change the ledger after the real call: the addresses belong to the
+   application until cuMemAddressFree. Other allocations can get a freed address before the call
+   that frees it is back. */
 HOOK(cuMemMap)(address_t address, size_t size, size_t offset, handle_t handle, address_t flags) {
     DRIVER(cuMemMap);
     int result = CUDA_CALL(real(address, size, offset, handle, flags));
@@ -229,7 +231,7 @@ HOOK(cuMemImportFromShareableHandle)(handle_t *handle, void *shareable, int type
 HOOK(cuMulticastCreate)(handle_t *handle, const void *properties) {
     DRIVER(cuMulticastCreate);
     int result = CUDA_CALL(real(handle, properties));
-    if (RECORDED(result)) /* numDevices, size: the front of CUmulticastObjectProp */
+    if (RECORDED(result)) /* CUmulticastObjectProp begins with numDevices and size */
         made_of_handle(LIVESHIFT_MEMORY_MULTICAST, -1, *handle, ((const size_t *)properties)[1], 0);
     return result;
 }
@@ -242,7 +244,7 @@ HOOK(cuDevicePrimaryCtxReset_v2)(int device) {
     return result;
 }
 
-/* The last one that releases a primary context ends it. */
+/* The last release of a primary context ends it. */
 HOOK(cuDevicePrimaryCtxRelease_v2)(int device) {
     DRIVER(cuDevicePrimaryCtxRelease_v2);
     int result = CUDA_CALL(real(device));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA driver's streams, events and graphs; cuda_driver.c says who passes here. */
+/* Hooks of the CUDA driver's streams, events and graphs; cuda_driver.c says which programs call
+   them. */
 
 #include "cuda_driver.h"
 

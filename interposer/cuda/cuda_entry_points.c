@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Of the hooks only the addresses count here, not what they take. */
+/* Only the addresses of the hooks count here, not their parameters. */
 #define X(symbol, since, per_thread, exported)                                                     \
     void exported(void);                                                                           \
     extern _Atomic(void *) known_##exported;
@@ -19,7 +19,7 @@ static const struct way {
     unsigned since;
     bool per_thread;
     void (*hook)(void);
-    _Atomic(void *) *known; /* the real function behind the hook, once somebody knows it */
+    _Atomic(void *) *known; /* the real function behind the hook; NULL: not known yet */
 } ways[] = {
 #define X(symbol, since, per_thread, exported)                                                     \
     {#symbol, #exported, since, per_thread, exported, &known_##exported},
@@ -27,9 +27,9 @@ static const struct way {
 #undef X
 };
 
-/* The row that leads to what a resolver has found. Its address tells where libcuda exports it under
-   a name we know; otherwise the last row that fits is the latest version, and the variant with a
-   default stream per thread. */
+/* The row for what a resolver has found. If libcuda exports that function under a name that we
+   know, its address decides. Otherwise the last row that fits decides: it is the latest version,
+   and the variant with a default stream per thread if that is wanted. */
 static const struct way *way_to(const char *symbol, unsigned version, bool per_thread,
                                 void *function) {
     const struct way *found = NULL;
@@ -53,7 +53,7 @@ void driver_substitute(const char *symbol, unsigned version, bool per_thread, vo
     void *hook = way != NULL ? (void *)way->hook : NULL;
     if (hook == NULL || *function == hook)
         return;
-    /* Where libcuda doesn't export it under that name, the resolver's word is all there is. */
+    /* If libcuda doesn't export it under that name, only the resolver knows it. */
     void *nobody = NULL;
     atomic_compare_exchange_strong(way->known, &nobody, *function);
     *function = hook;

@@ -65,8 +65,8 @@ uint32_t runtime_version(void) {
 }
 
 uint64_t capture_number(uint64_t stream) {
-    /* All versions take what they fill in as pointers that may be NULL; the first three are alike
-       in all, and those that take fewer don't look at the rest. */
+    /* In all versions the results go through pointers that may be NULL. The first three parameters
+       are the same in all. A version with fewer parameters ignores the rest. */
     typedef int get_info(uint64_t, int *, unsigned long long *, void *, void *, void *, void *);
     static const char *const names[] = {"cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo_v2",
                                         "cuStreamGetCaptureInfo"};

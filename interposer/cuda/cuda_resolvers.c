@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA's own ways to a driver's function: the real one is asked first, and only what it found is
- * replaced. PyTorch's expandable segments and symmetric memory come that way (c10's driver_api.cpp
- * asks cudaGetDriverEntryPointByVersion).
+ * Hooks of CUDA's own functions that find a driver function. Each hook asks the real resolver first
+ * and replaces only what that has found. PyTorch's expandable segments and symmetric memory get
+ * their functions in this way (c10's driver_api.cpp asks cudaGetDriverEntryPointByVersion).
  */
 
 #include "cuda_driver.h"
 #include "cuda_entry_points.h"
 
-/* Flags of all of them: 0 the caller's default, 1 the legacy default stream, 2 one per thread. */
+/* The flags of all resolvers. 0: the caller's default; 1: legacy default stream; 2: per thread. */
 static bool wants_per_thread(uint64_t flags, bool by_default) {
     return flags != 0 ? flags == 2 : by_default;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA runtime's memory, as PyTorch and other users of libcudart.so call it: libc10_cuda and
- * libtorch_cuda are linked with it dynamically, so a preloaded definition is called instead (its
- * references are versioned, `cudaMalloc@libcudart.so.13`; glibc takes an unversioned one for any
- * version). What is linked with libcudart_static, as NCCL and cuBLAS are, doesn't pass here: its
- * copies of these functions are hidden.
+ * Hooks of the CUDA runtime's memory functions, for PyTorch and other users of libcudart.so.
+ * libc10_cuda and libtorch_cuda are linked with it dynamically, so they call the preloaded
+ * definitions. (Their references are versioned, `cudaMalloc@libcudart.so.13`; glibc accepts an
+ * unversioned definition for any version.) Libraries that are linked with libcudart_static, such as
+ * NCCL and cuBLAS, bypass the hooks: their copies of these functions are hidden.
  */
 
 #include "cuda_hooks.h"
@@ -76,7 +76,7 @@ EXPORTED int cudaFree(void *pointer) {
     return FREES_MEMORY(number(pointer), real(pointer));
 }
 
-/* Functions with a stream have a variant for programs built with a default stream per thread. */
+/* Functions that take a stream have a variant for a default stream per thread. */
 #define POOLED(suffix)                                                                             \
     EXPORTED int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream) {              \
         RUNTIME(cudaMallocAsync##suffix);                                                          \
@@ -190,7 +190,7 @@ EXPORTED int cudaDeviceReset(void) {
     return result;
 }
 
-/* The current device may access the memory of another; that is one way only. */
+/* The current device may then access the peer's memory, but not the other way round. */
 EXPORTED int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     RUNTIME(cudaDeviceEnablePeerAccess);
     int result = CUDA_CALL(real(peer, flags));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA runtime's streams, events and graphs. */
+/* Hooks of the CUDA runtime's streams, events and graphs. */
 
 #include "cuda_hooks.h"
 
@@ -74,7 +74,7 @@ EXPORTED int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle) {
     return result;
 }
 
-/* Functions with a stream have a variant for programs built with a default stream per thread. */
+/* Functions that take a stream have a variant for a default stream per thread. */
 #define CAPTURED(suffix)                                                                           \
     EXPORTED int cudaStreamBeginCapture##suffix(void *stream, int mode) {                          \
         RUNTIME(cudaStreamBeginCapture##suffix);                                                   \
@@ -106,7 +106,8 @@ EXPORTED int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle) {
 CAPTURED()
 CAPTURED(_ptsz)
 
-/* Five arguments in CUDA 11, three since; all are passed on as they came, in registers. */
+/* The function has five parameters in CUDA 11, three in later versions. The hook passes all five on
+   as they came in registers. */
 EXPORTED int cudaGraphInstantiate(void **made_one, void *graph, uintptr_t third, uintptr_t fourth,
                                   uintptr_t fifth) {
     RUNTIME(cudaGraphInstantiate);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the tables that the dynamic linker itself looks symbols up in. Their layout: elf(5); the
-   GNU hash table: glibc's elf/dl-lookup.c; symbol versions: the gABI's Sun extension (LSB 5,
-   10.7). */
+/* Looks symbols up in the tables that the dynamic linker itself uses. Layout of the tables: elf(5);
+   of the GNU hash table: glibc's elf/dl-lookup.c; of symbol versions: the gABI's Sun extension (LSB
+   5, 10.7). */
 
 #include "elf_lookup.h"
 
@@ -27,14 +27,15 @@ struct image {
     const ElfW(Half) * versions;
 };
 
-/* A table of the image. The dynamic linker has turned the offset into an address, or has not (musl,
-   and libraries whose dynamic section can't be written). NULL if it lies outside the image. */
+/* The address of one of the image's tables. Usually the dynamic linker has turned the offset into
+   an address. It has not with musl, nor where the dynamic section can't be written. NULL: the
+   table lies outside the image. */
 static const void *table(const struct image *image, ElfW(Addr) value) {
     uintptr_t at = value < image->base ? image->base + value : value;
     return at >= image->low && at < image->high ? (const void *)at : NULL;
 }
 
-/* Reads the tables of a library. False: it has none in which symbols can be looked up. */
+/* Reads where the tables of a library are. False: symbols can't be looked up in it. */
 static bool read_image(struct image *image, const struct dl_phdr_info *info) {
     const ElfW(Dyn) *dynamic = NULL;
     *image = (struct image){.base = info->dlpi_addr, .low = UINTPTR_MAX};
@@ -92,7 +93,7 @@ static bool is_called(const struct image *image, const char *path, const char *w
            (image->soname != NULL && begins_with(image->soname, wanted));
 }
 
-/* Whether this row defines that name, and the linker would bind another library to it. */
+/* Whether this row defines the name, so that the linker would bind another library to it. */
 static bool fits(const struct image *image, uint32_t row, const char *name) {
     const ElfW(Sym) *symbol = &image->symbols[row];
     if (symbol->st_shndx == SHN_UNDEF || strcmp(image->strings + symbol->st_name, name) != 0)
@@ -118,7 +119,7 @@ static const ElfW(Sym) * by_gnu_hash(const struct image *image, const char *name
     const unsigned bits = sizeof(ElfW(Addr)) * CHAR_BIT;
     if (bucket_count == 0)
         return NULL;
-    ElfW(Addr) word = bloom[hashed / bits & (bloom_words - 1)]; /* a power of two of them */
+    ElfW(Addr) word = bloom[hashed / bits & (bloom_words - 1)]; /* bloom_words is a power of two */
     if (((word >> hashed % bits) & (word >> (hashed >> bloom_shift) % bits) & 1) == 0)
         return NULL;
     for (uint32_t row = buckets[hashed % bucket_count]; row >= first; row++) {
@@ -157,7 +158,7 @@ struct search {
     uintptr_t address;
 };
 
-/* Under the dynamic linker's lock, so that the library is not unloaded meanwhile. */
+/* Runs under the dynamic linker's lock, so the library is not unloaded meanwhile. */
 static int look(struct dl_phdr_info *info, size_t size, void *of) {
     struct search *search = of;
     struct image image;
@@ -188,7 +189,7 @@ void *elf_lookup(const char *library, const char *symbol, const char **why) {
     }
     if (!search.indirect)
         return (void *)search.address;
-#ifdef __x86_64__ /* elsewhere resolvers take arguments that differ from one architecture to the next */
+#ifdef __x86_64__ /* elsewhere a resolver's arguments depend on the architecture */
     return ((void *(*)(void))search.address)();
 #else
     *why = "it chooses that function by the processor, in a way that is not known here";

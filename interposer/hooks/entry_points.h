@@ -5,21 +5,21 @@
  * from them.
  *
  * gloo is linked into libtorch_cpu.so, which exports these C++ functions with default visibility
- * and calls them through its own PLT, so a preloaded library that defines the same mangled name is
- * called instead. Each takes one reference to an options object and returns void: in C, a pointer.
+ * and calls them through its own PLT. So a preloaded library that defines the same mangled name is
+ * called instead. Each takes one reference to an options object (in C, a pointer) and returns void.
  *
- * required: every torch that can run a gloo job has it; its absence means the job isn't seen.
+ * required: every torch that can run a gloo job has it. Without it the interposer does not see the
+ *           job.
  * optional: only some versions of torch link it in. torch 2.13.0 lacks only gatherv.
- * identity: without it collectives pass as ever, but the ranks cannot match them with each other,
- * or
- *           the interposer does not see point-to-point operations: the job has no boundary.
+ * identity: without it collectives pass as ever, but the job has no boundary: the ranks cannot
+ *           match their collectives, or the interposer does not see point-to-point operations.
  *
  * torch 2.13.0 makes its reduce_scatter over gloo from allreduces and never calls gatherv.
  */
 #ifndef LIVESHIFT_INTERPOSER_ENTRY_POINTS_H
 #define LIVESHIFT_INTERPOSER_ENTRY_POINTS_H
 
-/* X(kind, mangled name, need); append new ones at the end of the list */
+/* X(kind, mangled name, need). Append new ones at the end of the list. */
 #define LIVESHIFT_GLOO_ENTRY_POINTS(X)                                                             \
     X(allgather, _ZN4gloo9allgatherERNS_16AllgatherOptionsE, required)                             \
     X(allgatherv, _ZN4gloo10allgathervERNS_17AllgathervOptionsE, optional)                         \

@@ -2,7 +2,7 @@
 #ifndef LIVESHIFT_INTERPOSER_EXPORTED_H
 #define LIVESHIFT_INTERPOSER_EXPORTED_H
 
-/* Marks a function that the library exports; all others are hidden. */
+/* Marks what the library exports; all other names are hidden. */
 #define EXPORTED __attribute__((visibility("default")))
 
 #endif

@@ -4,9 +4,11 @@
  * gloo_connect.c and gloo_pairs.c have those for gloo.
  *
  * The rules for a hook:
- * - Hooks run on torch's own threads, several at once. They hold no lock around the real function.
- * - A hook allocates nothing. After a process's first collective it makes no system call while the
- *   gate is open. (Making a communicator may do both.)
+ * - Hooks run on the application's threads, several at once. They hold no lock around a real
+ *   function that may wait for peers.
+ * - A collective's hook allocates nothing. After a process's first collective it makes no system
+ *   call while the gate is open. (Rarer steps may do either: making a communicator, a group of NCCL
+ *   calls, the first message to a peer, the first use of a stream.)
  * - gloo reports errors by C++ exceptions, which unwind through these frames. So we compile with
  *   -fexceptions, without which no cleanup would run. A hook swallows no exception and adds none.
  * - The only constructors register fork handlers (process.h). So a process that never calls a
@@ -18,7 +20,7 @@
 #include "entry_points.h"
 #include "exported.h"
 
-/* Increase when one of the three names below changes its meaning or goes away. Read by tests. */
+/* Increase it when one of the three names below changes its meaning or goes away. Tests read it. */
 #define LIVESHIFT_INTERPOSER_ABI 2
 
 EXPORTED extern const int liveshift_interposer_abi;
@@ -27,8 +29,9 @@ const int liveshift_interposer_abi = LIVESHIFT_INTERPOSER_ABI;
 /* Version of liveshift that this library was built from; static storage. */
 EXPORTED const char *liveshift_interposer_version(void) { return LIVESHIFT_VERSION; }
 
-/* "<need> <mangled name>" of each hook, NUL-separated, ended by an empty string. Read from the file
-   by liveshift.interposer.library, to compare with what a torch library exports. */
+/* "<need> <mangled name>" of each hook in entry_points.h, NUL-separated, ended by an empty string.
+   liveshift.interposer.library reads it from the file and compares it with what a torch library
+   exports. */
 EXPORTED extern const char liveshift_interposer_symbols[];
 #define X(kind, symbol, need) #need " " #symbol "\0"
 const char liveshift_interposer_symbols[] =

@@ -6,11 +6,11 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-/* The real function of that mangled name. If torch doesn't have it, this ends the process with one
-   line on stderr: otherwise a collective would silently do nothing. */
+/* Finds the real function of a mangled name in torch. If torch doesn't have it, this ends the
+   process with one line on stderr: otherwise a collective would silently do nothing. */
 void *real_function(const char *symbol);
 
-/* The same for a hook, which looks up its real function once, at its first call. */
+/* The same for one hook: looks the real function up once, at the hook's first call. */
 #define REAL(type, symbol)                                                                         \
     ({                                                                                             \
         static _Atomic(type *) known;                                                              \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every operation that the interposer counts, as an index into the page's counters. */
+/* enum kind has every operation that the interposer counts; each is an index into the page's
+   counters. */
 #ifndef LIVESHIFT_INTERPOSER_KINDS_H
 #define LIVESHIFT_INTERPOSER_KINDS_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* At the boundary: is there anything that can't be torn down, and are the streams idle? */
+/* What the service thread does at the boundary: it finds out whether everything can be torn down,
+   and waits until the streams are idle. */
 
 #include "nccl_calls.h"
 #include "service/service.h"
@@ -7,8 +8,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Whether a graph with NCCL operations in it may exist, or be about to: NCCL's destroy and abort
-   hang until the last is gone (pytorch#115388; ledger/graphs.h). */
+/* Whether a graph with NCCL operations in it exists, or may come out of a capture under way. NCCL's
+   destroy and abort hang until the last such graph is gone (pytorch#115388; ledger/graphs.h). */
 static bool graphs_left(struct liveshift_page *page) {
     if (atomic_load(&page->ledger.graphs_with_nccl) > 0)
         return true;
@@ -20,7 +21,7 @@ static bool graphs_left(struct liveshift_page *page) {
     return false;
 }
 
-/* Refused while everything still stands. */
+/* Fails the task if something can't be torn down. Until here nothing has been torn down. */
 static void refuse_what_is_unsafe(struct task *task) {
     const char *process = atomic_load(&vcomms_unsafe);
     if (process != NULL)
@@ -41,7 +42,7 @@ static void refuse_what_is_unsafe(struct task *task) {
     free(all);
 }
 
-/* Whether a stream has done what it carried. */
+/* Whether a stream has done what it carried. True also if the task failed over it. */
 static bool idle(struct task *task, struct liveshift_stream *row) {
     uint64_t number = atomic_load(&row->handle);
     void *stream = (void *)(uintptr_t)number;
@@ -53,7 +54,7 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
         return true;
     }
     cuda_use_device(row->device); /* this thread has no context of its own */
-    if (cuda_captures(stream))    /* which enqueues nothing; what was there before is not known */
+    if (cuda_captures(stream))    /* not idle: what was enqueued before the capture is unknown */
         return false;
     int state = cuda_stream_state(stream);
     if (state == CUDA_BUSY)
@@ -67,7 +68,7 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
     return true;
 }
 
-/* Whether NCCL has enqueued all that it was given: for a non-blocking communicator it does that on
+/* Whether NCCL has enqueued all that it was given. For a non-blocking communicator it does that on
    threads of its own, after the call has come back. */
 static bool enqueued(void) {
     unsigned many;
@@ -88,7 +89,7 @@ static bool enqueued(void) {
 void drain(struct task *task) {
     struct liveshift_page *page = task->gate->page;
     struct liveshift_stream *streams = liveshift_streams(page);
-    vcomms_not_quick(); /* what comes next has to note its stream again */
+    vcomms_not_quick(); /* the next operation must mark its stream again */
     refuse_what_is_unsafe(task);
     int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
     uint32_t at = 0;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One NCCL call that needs its peers, as data. So the interposer can make the call at once. While a
- * group is open and the gate closed, it can instead collect the call and make it at the group's
- * end.
+ * One NCCL call that needs its peers, as data. The interposer makes the call at once. In a group
+ * that was begun with the gate closed, it collects the call and makes it at the group's end.
  */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 #define LIVESHIFT_INTERPOSER_NCCL_CALLS_H
@@ -22,7 +21,7 @@ struct nccl_call {
     ncclDataType_t type;
     ncclRedOp_t op;
     int peer; /* or the root */
-    /* one-sided */
+    /* of one-sided operations; `window` is also the one to deregister */
     ncclWindow_t window;
     size_t offset;
     int signal, context;
@@ -39,12 +38,11 @@ struct nccl_call {
 /* Takes the call through the gate, or adds it to the open group. */
 ncclResult_t nccl_pass(struct nccl_call *call);
 
-/* Does the rest for a collective that has announced its number: it may have to wait at the gate. */
+/* Makes a collective's call that has announced its number. It may have to wait at the gate. */
 ncclResult_t nccl_admitted(struct nccl_call *call);
 
 /* Announces a single collective. True: it may go the short way, on which only the real call is left
-   to do. `quick` is read after the order, since all of this may have changed while the gate was
-   closed. */
+   to do. `quick` must be read after the order, because it may change while the gate is closed. */
 static inline bool nccl_short_way(struct vcomm *v, struct liveshift_clock *clock, enum kind kind,
                                   int32_t tid, nccl_stream stream) {
     struct gate *gate = v->gate;
@@ -60,7 +58,7 @@ ncclResult_t nccl_launch(const struct nccl_call *call);
 /* The clock from which a call takes its number; NULL: none. nccl_launch.c */
 struct liveshift_clock *nccl_clock(const struct nccl_call *call);
 
-/* Does what must follow a call, after the call or its group has come back. */
+/* Does what must follow a call. Called after the call or its group has come back. */
 void nccl_settle(struct nccl_call *call, ncclResult_t result);
 
 /* Creations of communicators: the real call, and what follows it. nccl_create.c */
@@ -80,8 +78,8 @@ ncclWindow_t window_now(struct vcomm *v, ncclWindow_t handle);
 /* The real window behind a handle that the application passes on. Its communicator can no longer be
    torn down. */
 ncclWindow_t window_given_away(ncclWindow_t handle);
-/* Makes registrations, windows and operators again on a rebuilt communicator. Otherwise returns the
-   error and in *what the kind of the object that failed. */
+/* Makes registrations, windows and operators again on a rebuilt communicator. Returns ncclSuccess,
+   or the first error, with the step that failed in *what (words in static storage). */
 ncclResult_t records_replay(struct vcomm *v, const char **what);
 
 ncclResult_t window_launch(const struct nccl_call *call);

@@ -4,7 +4,7 @@
 #include "hooks/exported.h"
 #include "nccl_calls.h"
 
-/* Defines ncclX and declares it before, as -Wmissing-prototypes wants of what no header declares. */
+/* Defines nccl<name>. Declares it first, because no header does (-Wmissing-prototypes). */
 #define API(name, ...)                                                                             \
     EXPORTED ncclResult_t nccl##name(__VA_ARGS__);                                                 \
     ncclResult_t nccl##name(__VA_ARGS__)
@@ -20,10 +20,10 @@
     struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                                  \
     return nccl_pass(&call)
 
-/* A collective: what it does all the time in training is the short way, without a call but the real
-   one; everything else, in functions of their own with the same parameters, the compiler need not
-   keep registers for. `before` and `after` are the arguments before and after communicator and
-   stream. */
+/* A collective. The exported function is the short way, which training takes all the time: it calls
+   nothing but the real function. It is taken only if `simple` holds. All else is in functions of
+   their own with the same parameters, so that the compiler need not keep registers for it. `before`
+   and `after` are the arguments before and after communicator and stream. */
 #define COLLECTIVE(name, counted, simple, parameters, before, after, ...)                          \
     static ASIDE ncclResult_t pass_##name parameters {                                             \
         struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
@@ -95,7 +95,7 @@ COLLECTIVE(Gather, Gather, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nc
 COLLECTIVE(Scatter, Scatter, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
            (send, recv, count, type, root), (), DATA, .peer = root)
 
-/* From 2.32, with options for one call. */
+/* Variants from 2.32, with options for one call. */
 
 COLLECTIVE(AllReduceConfig, AllReduce, SIMPLE_OP,
            (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
@@ -136,8 +136,9 @@ COLLECTIVE(ScatterConfig, Scatter, true,
            (send, recv, count, type, root), (, config), DATA, .peer = root,
            .config = (void *)config)
 
-/* Point-to-point: NCCL matches in posting order and knows no tags, so what goes from one rank to
-   another is a collective of the two. */
+/* Point-to-point. NCCL matches sends and receives in the order in which they are posted, without
+   tags. So what one rank sends to another counts on a clock of its own, like a collective of these
+   two ranks. */
 
 API(Send, const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
     nccl_stream stream) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of ncclConfig_t. The caller's structure ends after `size` bytes, which may be more or less
-   than what this NCCL knows: reading further was nccl#2347. */
+   than the loaded NCCL knows. To read further was nccl#2347. */
 
 #include "vcomm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What 2.26 knew, which every later one accepts. */
+/* What 2.26 knew. Every later NCCL accepts it. */
 #define OLDEST_SIZE offsetof(struct nccl_config, commName)
 #define OLDEST_VERSION 22600
 
@@ -21,7 +21,7 @@ struct nccl_config *config_copy(const void *given) {
         return NULL;
     memcpy(&size, given, sizeof size);
     if (size < OLDEST_SIZE || size > 4096)
-        return NULL; /* not a config: NCCL is given the caller's own, and says so */
+        return NULL; /* not a config: NCCL gets the caller's own, and says so */
     struct nccl_config *copy = calloc(1, size < sizeof *copy ? sizeof *copy : size);
     if (copy == NULL)
         return NULL;

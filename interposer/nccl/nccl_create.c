@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making communicators: what is written down of it, and the identity that all members agree on
- * without a word: a hash of the unique id, or of the parent's identity and how many children it has
- * had, which is the same on all members since making one is collective.
+ * Makes communicators. This file records how a communicator was made, and gives it an identity on
+ * which all members agree without a message: a hash of the unique ids, or of the parent's identity
+ * and the number of children of this kind that the parent has had. That number is the same on all
+ * members, because making a child is collective.
  */
 
 #include "hooks/exported.h"
@@ -22,7 +23,7 @@ static struct nccl_config *parents_config(struct vcomm *parent) {
     return parent != NULL ? config_copy(parent->config) : NULL;
 }
 
-/* What all creations have in common. */
+/* Makes the vcomm, and records what all kinds of creation have in common. */
 static struct vcomm *begin(enum nccl_function function, char made_by, ncclComm_t *out,
                            struct vcomm *parent, void *config) {
     struct vcomm *v = vcomm_new();
@@ -56,8 +57,7 @@ static ncclResult_t init(struct vcomm *v, int size, int rank, const ncclUniqueId
     v->how.ids = copy_of(ids, (size_t)count * sizeof *ids);
     v->how.id_count = count;
     v->id = hash64(0, ids, (size_t)count * sizeof *ids);
-    vcomm_list(v,
-               true); /* members are awaited by the clock that this one's creation is counted on */
+    vcomm_list(v, true); /* now, because the creation counts on the new communicator's own clock */
     return make(v, NCCL_CommInit, NULL);
 }
 
@@ -93,7 +93,7 @@ static void tracked_again(struct vcomm *v) {
     v->how.untracked = false;
 }
 
-/* The real one is complete. */
+/* The real communicator is complete: fills in the vcomm and its row. */
 static void made(struct vcomm *v) {
     NCCL_CALL(CommUserRank, v->real, &v->rank);
     NCCL_CALL(CommCount, v->real, &v->size);
@@ -110,13 +110,13 @@ static void made(struct vcomm *v) {
     tracked_again(v);
 }
 
-/* NCCL's thread may write it. */
+/* Reads v->real, which a thread of NCCL's may be writing. */
 static ncclComm_t real_so_far(struct vcomm *v) {
     return __atomic_load_n(&v->real, __ATOMIC_ACQUIRE);
 }
 
-/* What NCCL says of a creation that goes on. Of the child of a non-blocking communicator that is not
-   complete there is no handle yet: it says so of the parent. */
+/* What NCCL says about a creation that goes on. A child of a non-blocking communicator has no
+   handle before it is complete. Until then NCCL answers for it when the parent is asked. */
 static ncclResult_t progress(struct vcomm *v) {
     ncclResult_t state = ncclInternalError;
     ncclComm_t real = real_so_far(v);
@@ -131,8 +131,8 @@ static ncclResult_t progress(struct vcomm *v) {
     return state;
 }
 
-/* Whether the call came back before the communicator was complete. Splitting a non-blocking one says
-   success nevertheless. */
+/* Whether the call came back before the communicator was complete. A split of a non-blocking
+   communicator returns ncclSuccess even then. */
 static bool goes_on(struct vcomm *v, ncclResult_t result) {
     bool child = v->how.parent != NULL &&
                  !(v->how.function == NCCL_DO_CommSplit && v->how.color == NCCL_SPLIT_NOCOLOR);
@@ -148,18 +148,18 @@ void creation_settle(struct vcomm *v, ncclResult_t result) {
     if (goes_on(v, result)) {
         vcomm_list(v, false);
         atomic_store(&v->state, VCOMM_MAKING);
-        service_begin(); /* notices the end, if the application doesn't ask */
+        service_begin(); /* its thread notices the end if the application doesn't ask */
         return;
     }
     if (result == ncclSuccess && v->real != NULL) {
         made(v);
         return;
     }
-    if (v->real == NULL) { /* a split that this rank has no part in, or nothing came of it */
+    if (v->real == NULL) { /* this rank has no part in the split, or the creation failed */
         if (out != NULL)
             *out = NULL;
         vcomm_end(v);
-    } else { /* NCCL leaves one behind that can be aborted, and nothing else */
+    } else { /* the creation failed; the real one can only be aborted */
         vcomm_list(v, false);
         atomic_store(&v->state, VCOMM_BROKEN);
     }
@@ -203,7 +203,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int 
                 count);
 }
 
-/* All members are in this process, so their clocks agree on a number drawn here. */
+/* All members are in this process, so their identity is a random number that is drawn here. */
 EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices);
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     if (nccl_thread.inside > 0 || comms == NULL || count <= 0)
@@ -299,8 +299,8 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_
     v->how.excluded_count = count;
     v->how.flags = flags;
     qsort(v->how.excluded, (size_t)count, sizeof *excluded, by_number);
-    /* The excluded ranks don't call this: it is counted neither on the parent's clock nor among its
-       children, but, like an init, on a clock of its own. */
+    /* The excluded ranks don't call this. So a shrink counts neither on the parent's clock nor in
+       its `children`. Like an init, it counts on the new communicator's own clock. */
     uint64_t seed = hash64(parent->id, v->how.excluded, (size_t)count * sizeof *excluded);
     uint32_t identity[] = {'k', atomic_fetch_add(&parent->shrinks, 1)};
     v->id = hash64(seed, identity, sizeof identity);
@@ -310,9 +310,9 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_
 }
 
 /*
- * Those who join know nothing but the unique id, and of those who grow only one makes it. What is
- * left unused of its 128 bytes (the real one begins with magic, address and count, and is zero from
- * there on) carries the new communicator's identity to those who join.
+ * The ranks that join know only the unique id. Only one of the ranks that are in the parent makes
+ * this id. A real id begins with magic, address and count, and the rest of its 128 bytes is zero.
+ * There that rank writes the new communicator's identity, for the ranks that join.
  */
 #define GROW_MARK "LIVESHFT"
 #define GROW_AT (sizeof(ncclUniqueId) - 16)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The application ends communicators, or suspends them. Finalizing and destroying are collective and
- * pass the gate; an abort is an emergency and passes at any time.
+ * The application ends communicators, or suspends them. All but two of these functions pass the
+ * gate. An abort is an emergency and passes at any time. ncclCommRevoke waits only for the end of a
+ * rebuild.
  */
 
 #include "hooks/exported.h"
@@ -55,17 +56,17 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 
 static ncclResult_t abort_now(struct vcomm *v) {
     struct gate *gate = gate_here();
-    /* A teardown takes the same step, from LIVE to DOWN: one of the two has the real one to end. */
+    /* A teardown changes LIVE to DOWN in the same way. So only one of the two ends the real one. */
     if (!vcomm_enter(v))
-        return ncclSuccess; /* DOWN: nothing is left of it */
+        return ncclSuccess; /* DOWN: there is no real communicator */
     uint32_t state = atomic_load(&v->state);
     while (state != VCOMM_DOWN && state != VCOMM_ENDED &&
            !atomic_compare_exchange_weak(&v->state, &state, VCOMM_ENDED))
         ;
     atomic_store(&v->quick, QUICK_NONE);
     ncclResult_t result = ncclSuccess;
-    /* The service thread may be asking it something; what an application's thread is doing inside of
-       it may never come to an end, and is what an abort is for. */
+    /* Gives other threads 100 ms to leave. The service thread may be asking NCCL something. An
+       application's thread may be stuck inside for ever: the abort must free it. */
     static const struct timespec pause = {0, 1000000};
     for (int ms = 0; ms < 100 && atomic_load(&v->uses) > 1; ms++)
         nanosleep(&pause, NULL);
@@ -104,7 +105,7 @@ void ending_settle(const struct nccl_call *call, ncclResult_t result) {
     if (v != NULL && ended && (result == ncclSuccess || result == ncclInProgress))
         vcomm_end(v);
     else if (v != NULL && call->function == NCCL_DO_CommFinalize) {
-        v->finalized = true; /* only its destruction may follow: nothing to rebuild */
+        v->finalized = true; /* it can only be destroyed now: there is nothing to rebuild */
         if (v->row != NULL)
             atomic_store(&v->row->state, LIVESHIFT_COMM_ENDED);
     }

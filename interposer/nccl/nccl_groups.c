@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The way of a call through the gate, alone or as a member of a group.
+ * How a call passes the gate, alone or as a member of a group. A group passes it once, as a whole.
  *
- * A group is one admission. Begun with the gate open, its members announce themselves and are
- * passed on one by one; all are announced before the real ncclGroupEnd, so the clocks are exact from
- * there on, and what that call waits for (peers, when it connects to them) is owed by the peers.
- * Begun with the gate closed, its members are only collected; the thread waits at ncclGroupEnd,
- * before it makes them all: never inside a real group, where it would hold up what it owes.
+ * If the gate is open when the group begins, its members are announced and made one by one. All are
+ * announced before the real ncclGroupEnd, so the clocks are exact from there on. What that call
+ * waits for (peers, when it connects to them), the peers owe.
+ *
+ * If the gate is closed when the group begins, its members are only collected. The thread waits at
+ * ncclGroupEnd, before it makes the calls. It never waits inside a real group, because there it
+ * would hold up the operations that it owes.
  */
 
 #include "hooks/exported.h"
@@ -15,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* This thread's group. Freed at each outermost end: threads come and go. */
+/* This thread's group. It is freed at each outermost end, because threads come and go. */
 struct group {
     bool collecting;
     struct nccl_call *calls;
@@ -29,7 +31,7 @@ static void *copy_of(const void *bytes, size_t size) {
     return copy != NULL ? memcpy(copy, bytes, size) : NULL;
 }
 
-/* The caller's structures last for his call; ours comes later. */
+/* Copies the caller's structures, which are valid only during the call. */
 static void keep_arguments(struct nccl_call *call) {
     call->collected = true;
     if (call->waits != NULL)
@@ -75,7 +77,7 @@ static ncclResult_t member(struct nccl_call *call) {
         gate_announce(gate_here(), kept->clock, kept->kind, tid_here());
     ncclResult_t result = nccl_launch(kept);
     if (result == ncclInProgress)
-        result = ncclSuccess; /* is said by the group's end */
+        result = ncclSuccess; /* ncclGroupEnd reports it */
     return result;
 }
 
@@ -118,7 +120,7 @@ ncclResult_t nccl_admitted(struct nccl_call *call) {
 ncclResult_t nccl_pass(struct nccl_call *call) {
     call->v = vcomm_of(call->comm);
     if (call->v == NULL && call->made == NULL) {
-        /* libnccl's call of itself; or, from outside of it, a communicator whose making we missed */
+        /* Either libnccl calls its own export, or the interposer missed how `comm` was made. */
         if (nccl_thread.inside == 0 && call->comm != NULL)
             atomic_store(&vcomms_unsafe,
                          "a communicator is in use that was made past the library's functions");
@@ -141,7 +143,7 @@ ncclResult_t ncclGroupStart(void) {
     return group.collecting ? ncclSuccess : NCCL_CALL(GroupStart);
 }
 
-/* Takes the numbers of all that was collected, as one admission. */
+/* Takes the numbers of all collected calls at once. */
 static void pass_collected(struct gate *gate) {
     struct gate_want *wants = calloc(group.count, sizeof *wants);
     unsigned n = 0;
@@ -165,8 +167,9 @@ static void pass_collected(struct gate *gate) {
     free(wants);
 }
 
-/* What a group would take: NCCL enqueues nothing, and one rank may ask alone, so no numbers are taken,
-   or they are taken back before anybody can have seen them. */
+/* Asks NCCL what the group would take. NCCL enqueues nothing, and one rank may ask alone. So the
+   calls take no numbers, or give them back before gate_group_end: until then the agent does not
+   rely on the clocks. */
 static ncclResult_t simulate(void *info) {
     struct group whole = group;
     ncclResult_t result = ncclSuccess;

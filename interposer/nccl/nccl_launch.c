@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a call as data to the real function. */
+/* Makes the real call that a struct nccl_call describes. */
 
 #include "ledger/graphs.h"
 #include "nccl_calls.h"
@@ -13,17 +13,18 @@ struct liveshift_clock *nccl_clock(const struct nccl_call *call) {
         return vcomm_pair(v, call->peer, false);
     case NCCL_DO_CommShrink: /* not all members of the parent call it */
         return call->made->clock;
-    case NCCL_DO_PutSignal: /* a signal may be waited for in any order, and only in part */
+    case NCCL_DO_PutSignal: /* waits may take signals in any order, and only some of them */
     case NCCL_DO_Signal:
     case NCCL_DO_WaitSignal:
-    case NCCL_DO_CommAbort: /* an emergency waits for nobody */
+    case NCCL_DO_CommAbort: /* an emergency must not wait */
         return NULL;
     default:
         return v != NULL ? v->clock : call->made != NULL ? call->made->clock : NULL;
     }
 }
 
-/* Communication is about to be enqueued: before the next teardown, the stream is to be drained. */
+/* Communication is about to be enqueued: marks the stream, so that it is drained before the next
+   teardown. */
 static void carries(struct vcomm *v, nccl_stream stream) {
     uint64_t handle = stream != NULL ? (uint64_t)(uintptr_t)stream : STREAM_LEGACY;
     struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
@@ -41,12 +42,13 @@ static void carries(struct vcomm *v, nccl_stream stream) {
     }
 }
 
-/* What must be known of a call before it is made; false: there is nothing to call. */
+/* Records what must be known before a call is made. False: there is nothing to call, and *result is
+   the answer. */
 static bool before(const struct nccl_call *call, ncclResult_t *result) {
     struct vcomm *v = call->v;
     uint32_t state = atomic_load_explicit(&v->state, memory_order_acquire);
     if (state == VCOMM_DOWN || state == VCOMM_ENDED) {
-        *result = ncclRemoteError; /* left without its peers, or ended while this call waited */
+        *result = ncclRemoteError; /* its peers are gone, or it was ended while this call waited */
         return false;
     }
     if (v->row != NULL)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that the application has of NCCL: for the ledger. NCCL makes it by the driver's VMM
-   functions, and maps it for peers; what it asks of the driver meanwhile is not the application's. */
+/* Records in the ledger the memory that the application gets from NCCL. NCCL makes it by the
+   driver's VMM functions and maps it for peers. CUDA_CALL keeps these calls out of the ledger,
+   because they are not the application's. */
 
 #include "cuda/cuda_real.h"
 #include "hooks/exported.h"

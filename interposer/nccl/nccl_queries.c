@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What can be asked of a communicator at any moment, by PyTorch's watchdog among others: answered
- * from our record where the record knows, and never held up. Then what we can't carry through a
- * teardown, and note down: device code that knows addresses inside of NCCL, and encryption.
+ * Functions that may be called for a communicator at any moment, for example by PyTorch's watchdog.
+ * The first ones answer from our record where it knows, and never wait. The ones with WITH_REAL
+ * wait for the end of a rebuild. Some note down what a teardown can't carry through: device code
+ * that knows addresses inside of NCCL, and encryption.
  */
 
 #include "hooks/exported.h"
@@ -25,7 +26,7 @@ static __attribute__((noinline)) ncclResult_t async_error(ncclComm_t comm, ncclR
     ncclResult_t result = ncclSuccess;
     if (atomic_load(&v->state) == VCOMM_MAKING)
         *error = ncclInProgress;
-    else /* NULL: nothing came of it; NCCL has an error for that */
+    else /* v->real is NULL if the creation failed: NCCL has an error for that */
         result = NCCL_CALL(CommGetAsyncError, v->real, error);
     vcomm_leave(v);
     return result;
@@ -36,7 +37,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     struct vcomm *v = vcomm_of(comm);
     nccl_real_CommGetAsyncError *real = nccl_known(NCCL_DO_CommGetAsyncError);
     if (v == NULL && real != NULL)
-        return real(comm, error); /* NCCL itself asks in each of its calls */
+        return real(comm, error); /* NCCL itself calls this in each of its calls */
     return async_error(comm, error);
 }
 
@@ -73,7 +74,7 @@ const char *ncclGetLastError(ncclComm_t comm) {
     return said;
 }
 
-/* Calls a function with the real communicator in place of ours. */
+/* Calls a function with the real communicator in place of the vcomm. */
 #define WITH_REAL(call_it)                                                                         \
     struct vcomm *v = vcomm_of(comm);                                                              \
     if (v != NULL && !vcomm_enter_waiting(v))                                                      \
@@ -156,7 +157,7 @@ ncclResult_t ncclSetEncryption(const void *config) {
     return result;
 }
 
-/* Teams describe places of ranks, which a rebuild doesn't change. */
+/* A team describes places of ranks. A rebuild doesn't change them. */
 
 #define REAL_OF(comm)                                                                              \
     struct vcomm *v = vcomm_of(comm);                                                              \

@@ -22,8 +22,8 @@ static const char *const names[] = {
 void *nccl_find(enum nccl_function which) {
     static atomic_flag said[NCCL_FUNCTIONS]; /* clear */
     const char *why = "";
-    /* Not RTLD_NEXT: Python loads libnccl RTLD_LOCAL, outside the scope where that would search.
-       pncclX, since ncclX is what we stand in front of. */
+    /* Not RTLD_NEXT: Python loads libnccl RTLD_LOCAL, and RTLD_NEXT would not search there. pncclX,
+       because our own functions stand in front of ncclX. */
     void *found = elf_lookup(NCCL_LIBRARY, names[which], &why);
     if (found != NULL)
         atomic_store_explicit(&nccl_reals[which], found, memory_order_relaxed);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an application hangs on a communicator: registered buffers, windows, reduction operators. */
+/* What an application attaches to a communicator: registered buffers, windows, reduction
+   operators. */
 
 #include "hooks/exported.h"
 #include "nccl_calls.h"
@@ -64,7 +65,7 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle) {
     return result;
 }
 
-/* Windows: making and ending one is collective, so both pass the gate. */
+/* Windows. To register or deregister one is collective, so both pass the gate. */
 
 EXPORTED ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size,
                                              ncclWindow_t *window, int flags);
@@ -87,7 +88,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size,
 
 EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
-    if (vcomm_of(comm) == NULL) /* NCCL's threads call it for windows of its own */
+    if (vcomm_of(comm) == NULL) /* NCCL's threads call this for NCCL's own windows */
         return NCCL_CALL(CommWindowDeregister, comm, window);
     struct nccl_call call = {.function = NCCL_DO_CommWindowDeregister,
                              .kind = NCCL_CommWindowDeregister,
@@ -96,7 +97,8 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     return nccl_pass(&call);
 }
 
-/* The record whose handle it is; under v->records. */
+/* The link in the list that points to the window with this handle, or the last link. Called under
+   v->records. */
 static struct window **window_place(struct vcomm *v, ncclWindow_t handle) {
     struct window **at = &v->windows;
     while (*at != NULL && (*at)->handle != handle)
@@ -112,17 +114,17 @@ ncclWindow_t window_now(struct vcomm *v, ncclWindow_t handle) {
     return real;
 }
 
-/* NCCL writes the window only when the group ends that the call was made in. */
+/* Called after the end of the call's group, because only then NCCL writes the window. */
 void window_settle(const struct nccl_call *call, ncclResult_t result) {
     struct window *made = call->window_made;
     struct vcomm *v = call->v;
-    if (result != ncclSuccess || made->real == NULL) { /* NULL: not supported here, says NCCL */
+    if (result != ncclSuccess || made->real == NULL) { /* NULL: NCCL has no windows here */
         free(made);
         return;
     }
     pthread_mutex_lock(&v->records);
     made->handle = made->real;
-    if (*window_place(v, made->handle) != NULL) /* an address from before a rebuild, used again */
+    if (*window_place(v, made->handle) != NULL) /* a window from before a rebuild has this handle */
         made->handle = (ncclWindow_t)made;
     *v->windows_end = made;
     v->windows_end = &made->next;
@@ -167,7 +169,7 @@ ncclWindow_t window_given_away(ncclWindow_t handle) {
     return real;
 }
 
-/* Operators: the number is ours, the same before and after a rebuild. */
+/* Operators. Their numbers are ours, and stay the same over a rebuild. */
 
 EXPORTED ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
                                                ncclScalarResidence_t residence, ncclComm_t comm);
@@ -238,7 +240,7 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
     return result;
 }
 
-/* Nobody else changes the lists: the communicator is DOWN. */
+/* Needs no lock: the communicator is DOWN, so no other thread changes the lists. */
 ncclResult_t records_replay(struct vcomm *v, const char **what) {
     ncclResult_t result = ncclSuccess;
     *what = "registering a buffer";

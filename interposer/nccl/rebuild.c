@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making communicators again beneath their handles: one after the other in an order that is the same
- * on all ranks, each by an init with a fresh unique id, whatever it was made by; then what hangs on
- * it. Preferably on a thread of the application that waits at the gate: NCCL then sees the thread,
- * and the current device, that it knew before. Where none comes, on one of ours.
+ * Makes communicators again beneath their handles, one after the other, in an order that is the
+ * same on all ranks. Each is made by an init with a fresh unique id, no matter how it was made
+ * first. Then what the application attached to it is made again.
  *
- * With the application's own config, blocking or not: a non-blocking one would start a thread for
- * every group it is later used in. So an init that waits for a peer that never comes blocks its
- * thread, and is ended by aborting the communicator from here.
+ * A thread of the application does this if one waits at the gate: NCCL then sees the thread, and
+ * the current device, that it knew before. If none comes in GRACE_MS, a thread of ours does it.
+ *
+ * The init gets the application's own config, blocking or not. If we made it non-blocking, NCCL
+ * would start a thread for every group in which the communicator is used later. So an init may
+ * block its thread, waiting for a peer that never comes. Another thread ends such an init: it
+ * aborts the communicator.
  */
 
 #include "cuda/cuda_calls.h"
@@ -20,9 +23,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long a thread of the application may take to come, in ms. */
 #define GRACE_MS 200
 
-/* Outlives its task if NCCL never comes back; then it is leaked. */
+/* One rebuild. It outlives its task if NCCL never comes back: then it is leaked. */
 struct raising {
     struct vcomm **all; /* in the global order */
     unsigned many;
@@ -32,7 +36,7 @@ struct raising {
     _Atomic bool give_up, over, aborted;
 };
 
-/* Waits for somebody to take it. */
+/* The rebuild that a thread of the application may take; NULL: none. */
 static _Atomic(struct raising *) offered;
 
 static uint32_t order_of(const struct vcomm *v) { return atomic_load(&v->row->rebuild_order); }
@@ -63,8 +67,9 @@ static ncclResult_t await(struct raising *r, struct vcomm *v) {
     return state;
 }
 
-/* Those of one order: one, or several members of one communicator in this process, which wait for
-   each other. */
+/* Makes the communicators [at, until), which have the same place in the order. These are one
+   communicator, or several members of one in this process. Such members wait for each other, so
+   they form a group. */
 static ncclResult_t raise_some(struct raising *r, unsigned at, unsigned until, const char **what) {
     bool group = until - at > 1;
     ncclResult_t result = ncclSuccess, end;
@@ -96,7 +101,7 @@ static ncclResult_t raise_some(struct raising *r, unsigned at, unsigned until, c
 
 static void abort_some(struct raising *r, unsigned at, unsigned until) {
     for (unsigned i = at; i < until; i++) {
-        /* NCCL may be writing it on the thread that raises: it does, before it waits. */
+        /* The thread that raises it may be inside NCCL, which writes v->real before it waits. */
         ncclComm_t real = __atomic_load_n(&r->all[i]->real, __ATOMIC_ACQUIRE);
         if (real != NULL && !atomic_exchange(&r->all[i]->real_claimed, true))
             NCCL_CALL(CommAbort, real);
@@ -193,7 +198,7 @@ void fresh_ids(struct task *task) {
     free(all);
 }
 
-/* When time is up: NCCL has one way to end an init that waits. */
+/* Called when the time is up. NCCL has only one way to end an init that waits: an abort. */
 static void give_up(struct raising *r, int64_t last) {
     atomic_store(&r->give_up, true);
     if (thread_start("liveshift fell", abort_current, r) != 0)

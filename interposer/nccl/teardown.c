@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Taking real communicators down beneath their handles: finalized in one group, then destroyed,
- * children before parents. NCCL has no deadlines, so that is done on a thread of its own, and when
- * time is up what still stands is aborted from here (the last resort that NCCL offers; PyTorch does
- * the same). Then nothing of NCCL may be left that a dump would take along.
+ * Takes real communicators down beneath their handles. NCCL has no deadlines, so a separate thread
+ * does that: it finalizes them in one group, then destroys them, children before parents. When the
+ * time is up, a second thread aborts what is left (the last resort that NCCL offers; PyTorch does
+ * the same). Then NCCL must have left nothing that a dump would take along.
  */
 
 #include "cuda/cuda_calls.h"
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Outlives its task if NCCL never comes back; then it is leaked. */
+/* One teardown. It outlives its task if NCCL never comes back: then it is leaked. */
 struct felling {
     struct vcomm **all;
     bool *failed; /* which of them can only be aborted */
@@ -27,13 +27,13 @@ struct felling {
     _Atomic uint32_t running; /* threads */
 };
 
-/* One of the two threads ends a real communicator, once. */
+/* Claims the real communicator, which both threads may try to end. True: this thread must do it. */
 static bool mine(struct vcomm *v) { return !atomic_exchange(&v->real_claimed, true); }
 
 static bool ended(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
-/* NCCL refuses to finalize or destroy one that had an error; in a group it then does nothing for the
-   others either, and after such a destruction it takes the thread for one that is in a group. */
+/* NCCL refuses to finalize or destroy a communicator that had an error. In a group it then does
+   nothing for the others either. After such a destroy it believes that the thread is in a group. */
 static bool has_failed(struct vcomm *v) {
     ncclResult_t state;
     return NCCL_CALL(CommGetAsyncError, v->real, &state) != ncclSuccess ||
@@ -79,7 +79,7 @@ static void abort_rest(void *of) {
     atomic_fetch_sub(&f->running, 1);
 }
 
-/* Waits for the thread, or until `deadline_ns`. */
+/* Waits until no thread is left, or until `deadline_ns`; false: one is left. */
 static bool over(struct felling *f, int64_t deadline_ns) {
     while (atomic_load(&f->running) > 0) {
         if (task_now_ns() > deadline_ns)
@@ -97,7 +97,8 @@ static int start(struct felling *f, void (*body)(void *)) {
     return failure;
 }
 
-/* The agent has been told at CLOSED; this is for one that goes on regardless. */
+/* The agent should not order a teardown in these cases: there is no boundary while a communicator
+   is being made, and drain has reported the others. This is for an agent that orders it anyway. */
 static bool all_can(struct task *task) {
     unsigned many;
     struct vcomm **all = vcomms_now(&many);
@@ -114,7 +115,8 @@ static bool all_can(struct task *task) {
     return task->result == 0;
 }
 
-/* From LIVE to DOWN, all of them, and nobody inside; those that are to be ended, to f->all. */
+/* Takes all LIVE communicators to DOWN, and puts them into f->all. Then waits until no thread is
+   inside them, or until the task is late. */
 static void take_down(struct task *task, struct felling *f) {
     unsigned many;
     struct vcomm **all = vcomms_now(&many);
@@ -135,9 +137,9 @@ static void take_down(struct task *task, struct felling *f) {
             task_pause();
 }
 
-/* Threads that outlive communicators by NCCL's design, and what a remark says of them; NULL: none.
-   Only the first two keep peers or devices. The third is a unique id's root, which listens until
-   all members have come: for ever, when a rebuild was given up. */
+/* NCCL's threads that outlive communicators by design, each with a remark for the agent or NULL.
+   Only the first two keep peers or devices. The third is the root of a unique id, which listens
+   until all members have come. If a rebuild was given up, it listens for ever. */
 static const struct {
     const char *name, *remark;
 } lasting[] = {
@@ -148,7 +150,8 @@ static const struct {
     {"NCCL BootstrapR", NULL},
 };
 
-/* A thread of NCCL's that should be gone, by its name; false: none. Notes what stays. */
+/* Finds a thread of NCCL's that should be gone, and its name. False: none. If a lasting thread has
+   a remark, it goes to *remark. */
 static bool thread_left(char name[static 32], const char **remark) {
     DIR *tasks = opendir("/proc/self/task");
     bool found = false;
@@ -230,9 +233,9 @@ void teardown(struct task *task) {
     }
     if (task->result == 0)
         nothing_left(task);
-    if (f->many == 0) /* nothing to rebuild either */
+    if (f->many == 0) /* then there is nothing to rebuild either */
         atomic_store(&task->gate->page->answer.down, 0);
-    if (clean) { /* else a thread still reads them */
+    if (clean) { /* otherwise a thread still reads them */
         free(f->all);
         free(f->failed);
         free(f);

@@ -15,7 +15,7 @@ struct vcomm *vcomms;
 pthread_mutex_t vcomms_lock = PTHREAD_MUTEX_INITIALIZER;
 _Atomic(const char *) vcomms_unsafe;
 
-static struct vcomm *ended; /* kept: some hundred bytes each; under vcomms_lock */
+static struct vcomm *ended; /* never freed: some hundred bytes each; under vcomms_lock */
 
 struct vcomm *vcomm_new(void) {
     struct vcomm *v = calloc(1, sizeof *v);
@@ -98,9 +98,9 @@ void vcomm_end(struct vcomm *v) {
     bool down = atomic_exchange(&v->state, VCOMM_ENDED) == VCOMM_DOWN;
     atomic_store(&v->quick, QUICK_NONE);
     v->clock = NULL;
-    if (v->row != NULL) /* which stays, for who is in a call of it when it is aborted */
+    if (v->row != NULL) /* v->row stays: a thread may be inside a call when the vcomm is aborted */
         communicator_end(gate_here(), v->row);
-    if (down) /* aborted: what is known of it stays, for who is tearing it down or rebuilding it */
+    if (down) /* a teardown or rebuild may still read what is known of it */
         return;
     v->real = NULL;
     pthread_mutex_lock(&v->records);
@@ -174,7 +174,7 @@ bool vcomm_enter_waiting(struct vcomm *v) {
         if (vcomm_enter(v))
             return true;
         if (atomic_load(&v->state) == VCOMM_ENDED || atomic_load(&page->answer.down) == 0)
-            return vcomm_enter(v); /* it may have come up between the two looks */
+            return vcomm_enter(v); /* a rebuild may have ended between the two looks */
         syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);
     }
 }

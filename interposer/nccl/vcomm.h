@@ -4,7 +4,8 @@
  * stays while the interposer destroys the real communicator beneath it and makes it again.
  *
  * State. LIVE: the real communicator can be used. DOWN: it was torn down and will be rebuilt (or it
- * stays down, if not all members came back). ENDED: the application destroyed it.
+ * stays down, if not all members came back). ENDED: the application ended it, or its creation
+ * failed.
  *
  * Operations that take a number from the gate need no other protection, since none passes a closed
  * gate. Functions that may be called at any moment (the watchdog's query, registrations) stand
@@ -27,8 +28,9 @@ enum vcomm_state {
     VCOMM_ENDED
 };
 
-/* A copy of the caller's ncclConfig_t: its `size` bytes and its strings. NULL if the caller gave
-   none. */
+/* A copy of the caller's ncclConfig_t: its `size` bytes and its strings. NULL: the caller gave
+   none, no ncclConfig_t has this `size`, or there is no memory. config_or_default copies a config
+   that we have, or makes one of defaults from NULL. */
 struct nccl_config *config_copy(const void *given);
 struct nccl_config *config_or_default(const struct nccl_config *config);
 bool config_blocks(const struct nccl_config *config);
@@ -77,7 +79,7 @@ struct creation {
     void *raw;                 /* the caller's own config, if we could not copy it */
     struct vcomm *parent;      /* NULL: none */
     ncclComm_t *out;           /* where the caller wants the handle; NULL once it is settled */
-    bool untracked;            /* counted in the page */
+    bool untracked;            /* counted in the page's `untracked` */
 };
 
 typedef _Atomic(struct liveshift_clock *) pair_clock;
@@ -100,7 +102,7 @@ struct vcomm {
     _Atomic bool finalized;               /* the application has finalized it */
     _Atomic bool captured;                /* operations of it were captured into a graph */
     _Atomic bool real_claimed, real_gone; /* a thread is ending the real one; it has ended */
-    struct nccl_config *config;           /* its own, or its parent's if it was split */
+    struct nccl_config *config;           /* a copy of its own, or of its parent's */
     struct creation how;
     _Atomic uint32_t children, shrinks, grows; /* made from this one; same on all members */
     pthread_mutex_t records;                   /* of the three lists; never held across a call */
@@ -140,10 +142,11 @@ static inline ncclComm_t vcomm_handle(struct vcomm *v) { return (ncclComm_t)v; }
 
 /* A new vcomm. NULL: out of memory. */
 struct vcomm *vcomm_new(void);
-/* Adds it to the list and makes its rows in the page. `pending`: the agent does not see it yet. */
+/* Adds the vcomm to the list, and makes its rows in the page if it has an id. A second call adds
+   only what is missing. `pending`: the agent does not see the communicator yet. */
 void vcomm_list(struct vcomm *v, bool pending);
-/* The application has ended it, or its creation failed. The struct stays, because threads may still
-   use the handle. */
+/* The application has ended the communicator, or its creation failed. The struct stays, because
+   threads may still use the handle. */
 void vcomm_end(struct vcomm *v);
 
 /* The clock of the messages from or to a peer (`sends`: to it). NULL: no such peer, or no room. */
@@ -162,14 +165,15 @@ static inline ncclComm_t vcomm_real(struct vcomm *v) {
     return state == VCOMM_DOWN || state == VCOMM_ENDED ? NULL : v->real;
 }
 
-/* Writes into the page why it can't be torn down; the first reason stays. */
+/* Writes into the page why the communicator can't be torn down; the first reason stays. */
 void vcomm_unsafe(struct vcomm *v, const char *why);
 
-/* Whether it can't be torn down, and why. */
+/* Whether the communicator can't be torn down, and why. */
 #define VCOMM_WHY sizeof(((struct liveshift_communicator *)0)->unsafe)
 bool vcomm_is_unsafe(struct vcomm *v, char why[static VCOMM_WHY]);
 
-/* Operations of it were captured into a graph; all such graphs are known to be destroyed. */
+/* vcomm_captured: operations of the communicator were captured into a graph. vcomm_not_captured:
+   all such graphs are known to be destroyed. */
 void vcomm_captured(struct vcomm *v);
 void vcomm_not_captured(struct vcomm *v);
 

@@ -20,7 +20,7 @@ void service_for_memory(void);
 struct task {
     struct gate *gate;
     uint32_t want, attempt, version;
-    int64_t deadline_ns; /* until then NCCL may take its time to come back */
+    int64_t deadline_ns; /* until then the thread waits for NCCL and for streams */
     int64_t last_ns;     /* until then NCCL may abort what has not come back */
     int result;          /* 0 or an errno value */
     char trouble[160];

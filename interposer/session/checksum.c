@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Four lanes that take every fourth word, each word multiplied and rotated in, so that the order of
- * the bytes counts and a processor does four at once; then the lanes are mixed. The step and its
- * constants are those of xxHash's 64-bit form, which is known to disperse well.
+ * Four lanes take every fourth word each. A word is multiplied and rotated in, so the order of the
+ * bytes counts, and a processor can do four words at once. In the end the lanes are mixed. The step
+ * and its constants are those of xxHash's 64-bit form, which is known to disperse well.
  */
 #include "checksum.h"
 
@@ -62,6 +62,6 @@ uint64_t checksum_piece(uint64_t size, uint64_t pieces, uint64_t which) {
     uint64_t last = size - LIVESHIFT_DEVICE_SAMPLE;
     if (which + 1 >= pieces)
         return last;
-    /* In whole pieces, so that no product is large. */
+    /* This counts in whole pieces, so that no product gets large. */
     return last / LIVESHIFT_DEVICE_SAMPLE * which / (pieces - 1) * LIVESHIFT_DEVICE_SAMPLE;
 }

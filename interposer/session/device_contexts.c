@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The contexts in which a session works: the primary ones that the process itself uses. A context
- * takes hundreds of MB of a GPU, so none is ever made here.
+ * The contexts in which a session works: contexts that the process made itself, the primary one of
+ * the device if it is active. A context takes hundreds of MB of a GPU, so a session makes none.
  */
 #include "device_serve.h"
 

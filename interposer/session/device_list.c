@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What device memory there is: the ledger's rows for what is the driver's, the arena's own table for
-   what is ours. Neither takes a lock. */
+/* The list of device memory: the ledger's rows have the driver's memory, and the arena's own table
+   has the arena's. The reader of neither takes a lock. */
 #include "device_serve.h"
 
 #include "cuda/arena_blocks.h"
@@ -16,8 +16,9 @@ static bool is_the_drivers(const struct ledger_made *row) {
            row->device >= 0 && row->size > 0;
 }
 
-/* A thread may be stopped between the driver's freeing of it and the row's, or have freed it by ways
-   that aren't seen; the addresses may be somebody else's by now. */
+/* Whether the driver still has the row's memory. A thread may have been stopped after the driver
+   freed the memory and before the row was freed, or have freed it in a way that the ledger doesn't
+   see. Then the addresses may belong to something else by now. */
 static bool is_known(const struct ledger_made *row) {
     unsigned long long base;
     size_t length;
@@ -43,7 +44,8 @@ static bool next_row(struct device_cursor *cursor, struct liveshift_device_reply
     return false;
 }
 
-/* Of a block that is being freed it isn't known whether the driver has unmapped it already. */
+/* Whether the block has memory or waits for it. If a thread is freeing the block, it may have
+   unmapped the memory already. */
 static bool is_there(struct arena_block *block) {
     uint32_t state = atomic_load(&block->state);
     return state != BLOCK_NONE && (state != BLOCK_FREEING || atomic_load(&block->gone) != 0 ||
@@ -76,7 +78,7 @@ bool device_list(struct device_cursor *cursor, uint64_t number,
             break;
     }
     cursor->next++;
-    /* The second form tells of a part of a GPU (MIG); drivers before 11.4 have only the first. */
+    /* The second form gives the uuid of a part of a GPU (MIG); drivers before 11.4 lack it. */
     if (DEVICE_CALL(cuDeviceGetUuid_v2, reply->uuid, reply->device) != CUDA_OK)
         DEVICE_CALL(cuDeviceGetUuid, reply->uuid, reply->device);
     return true;

@@ -18,7 +18,7 @@ static bool has(int32_t device, int attribute) {
     return DEVICE_CALL(cuDeviceGetAttribute, &value, attribute, device) == CUDA_OK && value != 0;
 }
 
-/* As cudaMalloc's memory is: an RDMA driver may register it where the device allows that. */
+/* Like memory of cudaMalloc: an RDMA driver may register it where the device allows that. */
 static struct physical_properties properties_of(int32_t device) {
     struct physical_properties wanted = {
         .type = PINNED, .handle_types = DESCRIPTOR, .location = {ON_DEVICE, device}};
@@ -47,12 +47,12 @@ int memory_allow(uint64_t address, size_t size, int32_t device, uint64_t accesso
     return DEVICE_CALL(cuMemSetAccess, address, size, allowed, many);
 }
 
-/* Another handle of what is mapped there. */
+/* Gets another handle of the memory that is mapped at an address. */
 static int retain(uint64_t address, unsigned long long *handle) {
     return DEVICE_CALL(cuMemRetainAllocationHandle, handle, (void *)(uintptr_t)address);
 }
 
-/* What is mapped lives on when its handle is released. */
+/* Maps the memory of a handle. Mapped memory stays when its handle is released. */
 static int map(uint64_t address, size_t size, int32_t device, uint64_t accessors,
                unsigned long long handle) {
     int result = DEVICE_CALL(cuMemMap, address, size, 0, handle, 0);
@@ -106,7 +106,8 @@ int memory_export(uint64_t address, int *descriptor) {
     return result;
 }
 
-/* Maps the memory of one address at another too, in the place of what was there. */
+/* Maps the memory that is mapped at `fresh` also at `address`, in place of what was mapped there.
+   If that fails, it maps the old memory again. */
 static int replace(uint64_t address, size_t size, int32_t device, uint64_t accessors,
                    uint64_t fresh) {
     unsigned long long before, now;
@@ -134,7 +135,7 @@ int memory_renew(uint64_t address, size_t size, int32_t device, uint64_t accesso
         return result;
     result = DEVICE_CALL(cuMemcpyDtoD_v2, fresh, address, size);
     if (result == CUDA_OK)
-        result = DEVICE_CALL(cuCtxSynchronize); /* device to device doesn't wait for its end */
+        result = DEVICE_CALL(cuCtxSynchronize); /* a copy from device to device may still run */
     if (result == CUDA_OK)
         result = replace(address, size, device, accessors, fresh);
     memory_unmap(fresh, size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The requests of a device session, each carried out for its reply; device_session.h says what they
-   are, device_session.c under which laws this runs. */
+/* Carries out the requests of a device session and fills in their replies. device_session.h says
+   what they are, device_session.c under which rules this code runs. */
 #include "checksum.h"
 #include "cuda/arena_blocks.h"
 #include "cuda/arena_devices.h"
@@ -68,8 +68,9 @@ static void checksum(struct device_session *session, const struct liveshift_devi
     device_says(reply, result, "copying that memory to the host failed");
 }
 
-/* Memory that was imported when it came back is another process's creation. That the driver exports
-   it once more is written nowhere: if it doesn't, it is copied to memory of our own first. */
+/* Exports a block's memory. Memory that came back by MAP was made by another process. No document
+   says that the driver exports such memory again. If it does not, the block gets a copy in memory
+   that this process made. */
 static int export_memory(struct device_session *session,
                          const struct liveshift_device_reply *reply) {
     int result = memory_export(reply->address, &session->descriptor);
@@ -99,7 +100,8 @@ static void release_block(struct arena_block *block, struct liveshift_device_rep
         device_says(reply, -EALREADY, "its memory was given up");
         return;
     }
-    /* Before: a thread that runs, though it should be held, then waits before it unmaps it, too. */
+    /* Set before the unmapping: a thread that runs although it should be held then waits, too,
+       before it unmaps the block (end_block in arena.c). */
     atomic_store(&block->gone, 1);
     int result = memory_unmap(reply->address, reply->size);
     if (result != CUDA_OK)
@@ -145,7 +147,7 @@ static void own_block(struct device_session *session, struct arena_block *block,
     device_says(reply, result, "it could not be copied to memory of its own");
 }
 
-/* What concerns one block. What came with the request is used up. */
+/* Carries out a request that concerns one block. */
 static void with_block(struct device_session *session,
                        const struct liveshift_device_request *request,
                        struct liveshift_device_reply *reply) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Serving a device session. All other threads of the process may be stopped meanwhile, wherever they
- * are: no malloc, no lock, nothing of stdio but snprintf, and no function that is looked up now.
+ * Serves a device session. All other threads of the process may be stopped meanwhile, anywhere. So
+ * this code uses no malloc, no lock, no stdio but snprintf, and it looks up no function.
  */
 #include "device_calls.h"
 #include "device_serve.h"
@@ -17,7 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LOOK_MS 100 /* whether the agent has given another order meanwhile */
+#define LOOK_MS 100 /* how often the thread looks whether the agent has given another order */
 
 union carried {
     char bytes[CMSG_SPACE(sizeof(int))];
@@ -30,7 +30,7 @@ static void drop_descriptor(struct device_session *session) {
     session->descriptor = -1;
 }
 
-/* Sends a reply, with the descriptor if it has one to give. */
+/* Sends a reply, with the session's descriptor if there is one, and closes that descriptor. */
 static bool tell(struct device_session *session, struct liveshift_device_reply *reply) {
     union carried carried;
     struct iovec part = {reply, sizeof *reply};
@@ -53,7 +53,8 @@ static bool tell(struct device_session *session, struct liveshift_device_reply *
     return sent == (ssize_t)sizeof *reply;
 }
 
-/* Receives a request, and its descriptor; false: there is none to come, or not by this protocol. */
+/* Receives a request and its descriptor. False: the helper has closed, another order came, or the
+   message does not fit the protocol. */
 static bool hear(struct device_session *session, struct liveshift_device_request *request) {
     union carried carried;
     struct iovec part = {request, sizeof *request};
@@ -69,7 +70,7 @@ static bool hear(struct device_session *session, struct liveshift_device_request
         }
     ssize_t length = recvmsg(session->socket, &message, MSG_CMSG_CLOEXEC);
     if (length <= 0)
-        return false; /* the helper has gone: nothing is owed to it */
+        return false; /* the helper has gone and needs no answer */
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     if (head != NULL && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int)))
         memcpy(&session->descriptor, CMSG_DATA(head), sizeof(int));
@@ -119,7 +120,7 @@ static int connected(struct task *task) {
 }
 
 void serve_devices(struct task *task) {
-    static struct device_session session; /* of the one service thread */
+    static struct device_session session; /* only the service thread uses it */
     memset(&session, 0, sizeof session);
     session.task = task;
     session.descriptor = -1;
@@ -132,7 +133,7 @@ void serve_devices(struct task *task) {
     session.socket = connected(task);
     if (session.socket >= 0) {
         int mode =
-            CUDA_CAPTURES_RELAXED; /* a capture under way is not spoilt by what is done here */
+            CUDA_CAPTURES_RELAXED; /* so the session does not spoil a capture that is under way */
         DEVICE_CALL(cuThreadExchangeStreamCaptureMode, &mode);
         contexts_begin(&session.contexts);
         converse(&session);

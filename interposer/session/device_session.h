@@ -74,7 +74,9 @@ struct liveshift_device_reply {
     uint32_t op; /* the request's */
     int32_t
         result; /* 0; a CUresult; or -errno: -ENOENT, there is no such allocation or arena block;
-                       -EINVAL, what was asked doesn't fit it; -ENOSYS, an unknown `op` */
+                       -EINVAL, the size is not the block's; -EALREADY, the block's memory is not
+                       where the request needs it; -EBADF, no descriptor came; -ENODEV, no driver
+                       is loaded; -ENOSYS, an unknown `op` */
     uint64_t address, size, value;
     int32_t device;
     uint32_t kind;

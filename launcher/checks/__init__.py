@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``liveshift doctor`` looks at, one file per part of the host; each check really tries."""
+"""The checks of ``liveshift doctor``, one file per part of the host. Each check tries its part."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster file asks of this machine and of the way to the others: keys, ports, equal files,
+"""Checks a cluster file against this machine and the way to the others: keys, ports, equal files,
 shared paths."""
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from ..client.context import DAEMONS
 from .finding import Finding, Verdict
 
 CONNECT_S = 2.0
-"""Two machines of a cluster connect within milliseconds."""
+"""Seconds after which a port gives no answer. In a cluster a connection takes milliseconds."""
 
 ASK_S = 3.0
 AT_ONCE = 32
 
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""File systems that one machine has for itself, unless it exports them."""
+"""File systems that belong to one machine alone, unless that machine exports them."""
 
 
 def own_keys(cluster: Cluster | None) -> Iterator[Finding]:
-    """The secret key of this host, or of the orchestrator, and the public halves that it needs."""
+    """Check the secret keys of this machine (its host's, the orchestrator's), and the public keys
+    that it needs."""
     if cluster is None:
         return
     host, directory = this_host(cluster), cluster.paths.keys
@@ -65,7 +66,8 @@ def own_keys(cluster: Cluster | None) -> Iterator[Finding]:
 
 
 def ports(cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether the others' TCP ports take connections; UDP 4789 (VXLAN) tells nobody."""
+    """Check whether the other machines' TCP ports take connections. UDP 4789 (VXLAN) is not tried:
+    nothing would answer."""
     if cluster is None:
         return
     here = this_host(cluster)
@@ -90,7 +92,8 @@ def ports(cluster: Cluster | None) -> Iterator[Finding]:
 
 
 def equal_files(cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether all agents use the orchestrator's cluster file, as a daemon of this machine says."""
+    """Check whether all agents use the orchestrator's cluster file. A daemon of this machine is
+    asked."""
     if cluster is None:
         return
     needed = "the orchestrator's file on every host"
@@ -117,7 +120,7 @@ def equal_files(cluster: Cluster | None) -> Iterator[Finding]:
 
 
 def shared_paths(cluster: Cluster | None) -> Iterator[Finding]:
-    """Whether what ``files.shared`` lists is here, and on a file system that others can see."""
+    """Check whether the paths of ``files.shared`` exist here, on a file system that others see."""
     if cluster is None or not cluster.files.shared:
         return
     mounts = {p.mountpoint: p.fstype for p in psutil.disk_partitions(all=True)}
@@ -145,13 +148,13 @@ def shared_paths(cluster: Cluster | None) -> Iterator[Finding]:
 
 
 def this_host(cluster: Cluster) -> Host | None:
-    """Which host of the cluster this machine is, by its addresses."""
+    """Return the host of the cluster that has one of this machine's addresses, or None."""
     mine = {address for interface in interfaces() for address in interface.addresses}
     return next((host for host in cluster.hosts if host.address in mine), None)
 
 
 def _connect(address: str) -> str:
-    """Why no connection comes about, in a few words; empty where one does."""
+    """Try one TCP connection. Returns why it failed in a few words, or ""."""
     host, _, port = address.rpartition(":")
     began = time.monotonic()
     try:
@@ -167,7 +170,7 @@ def _connect(address: str) -> str:
 
 
 def _file_system(path: Path, mounts: dict[str, str]) -> str:
-    """The type of the file system that holds a path."""
+    """Return the type of the file system that holds a path; raises NotFound."""
     real = path.resolve()
     for parent in (real, *real.parents):
         if str(parent) in mounts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface that images go over, as a cluster file says it."""
+"""Checks the interface that images go over: a cluster file names it by its address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NEEDED = "hosts.NAME.address: the fastest way to the others"
 
 
 def data_link(cluster: Cluster | None) -> Iterator[Finding]:
-    """Which host of the cluster this machine is, over what its images go, and how fast."""
+    """Check which host of the cluster this machine is, over which interface its images go, and how
+    fast that is."""
     if cluster is None:
         return
     among = interfaces()

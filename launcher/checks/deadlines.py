@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder of deadlines, and how late this host is at worst for no reason of ours."""
+"""Checks the deadlines against the delays that this host has for reasons other than liveshift."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ PAGE = bytes(4096)
 
 
 def deadlines(timeouts: Timeouts, state: Path, source: str) -> Iterator[Finding]:
-    """A sign of life that is as late as this host's worst must not make it suspect.
+    """Measure how late this host is at worst, and warn if that is more than one heartbeat.
 
-    ``state``: the directory of the journal, whose writes are waited for before a move goes on.
-    ``source`` says where the deadlines come from.
+    A heartbeat that is late for such a reason must not make the host suspect. ``state``: the
+    journal's directory; a move waits for writes there. ``source`` says where the deadlines come
+    from.
     """
     measured = {"a thread overslept by": _overslept(), "fsync took": _synced(state)}
     seen = [f"{what} {_ms(seconds)}" for what, seconds in measured.items() if seconds is not None]
@@ -44,7 +45,7 @@ def deadlines(timeouts: Timeouts, state: Path, source: str) -> Iterator[Finding]
 
 
 def _overslept() -> float:
-    """By how much the latest of many short sleeps was late, in seconds."""
+    """Return by how many seconds the latest of many short sleeps was late."""
     worst, until = 0.0, time.monotonic() + LOOK_S
     while (before := time.monotonic()) < until:
         time.sleep(NAP_S)
@@ -53,8 +54,8 @@ def _overslept() -> float:
 
 
 def _synced(directory: Path) -> float | None:
-    """The slowest of a few small durable writes beside the journal, in seconds; None if none can
-    be tried. Where the directory is still to come, its place is tried."""
+    """Return the seconds that the slowest of a few small durable writes took; None if none can be
+    tried. If the directory does not exist yet, the nearest one above it is tried."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
     worst = 0.0
     try:

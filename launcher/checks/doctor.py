@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift doctor``: can this host run and move a job? Found, needed, and what to do."""
+"""``liveshift doctor``: checks whether this host can run and move a job, and says what to do."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from .finding import Check, Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 LEAST_WIDTH = 30
-"""Columns for the words of a finding, however narrow the terminal is."""
+"""The words of a finding get at least this many columns, however narrow the terminal is."""
 
 
 def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int:
     """Examine this host and print the result to stdout, as "table" or "json".
 
-    ``criu`` is the program to look at, None to search; ``reading`` is a cluster file, without which
-    the defaults are looked at. Returns 1 when the main job, a CPU
-    training job that moves, can't run here; else 0. Makes and removes one network namespace.
-    Raises WrongUsage for another ``output``.
+    ``criu``: the program to look at; None: search for it. ``reading``: a cluster file; without one
+    the defaults are checked. Returns 1 if the main job, a CPU training job that moves, can't run
+    here; else 0. Makes and removes one network namespace. Raises WrongUsage for another ``output``.
     """
     if output not in ("table", "json"):
         raise WrongUsage(f'cannot print the findings as "{output}"', hint="use -o table or -o json")
@@ -49,7 +48,7 @@ def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int
 
 
 def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Finding]:
-    """Run every check; one that breaks is itself a finding."""
+    """Run every check. A check that raises becomes a finding itself."""
     cluster = reading.cluster if reading else None
     timeouts = cluster.timeouts if cluster else Timeouts()
     state = (cluster.paths if cluster else Paths()).state
@@ -79,18 +78,18 @@ def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Findin
     for name, check in checks.items():
         try:
             yield from check()
-        except Exception as error:  # a doctor that dies of the first oddity tells nothing
+        except Exception as error:  # a broken check must not hide the others
             found = f"the check broke: {type(error).__name__}: {error}"
             yield Finding(name, found, "", Verdict.FAIL, "report this as a bug")
 
 
 def _print(findings: list[Finding]) -> None:
-    """A line for each check, and below it what was needed and what to do, where that matters."""
+    """Print a line for each check, and below it what is needed and what to do, if that matters."""
     console = Console(file=sys.stdout, highlight=False)
     width = console.width if console.is_terminal else None
     first = max(len(finding.check) for finding in findings)
     for finding in findings:
-        # As Text: what a program said may look like markup.
+        # As Text, since the output of a program may look like markup.
         verdict = Text(f"{finding.verdict.value:<4}", STYLES[finding.verdict])
         rows = [(f"{finding.check:<{first}}  ", finding.found)]
         if finding.verdict is not Verdict.OK and finding.needed:
@@ -108,7 +107,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def summary(findings: list[Finding]) -> tuple[str, Verdict]:
-    """The last line: whether the main job can run here, and what was warned of."""
+    """Return the last line (can the main job run here, and the warnings) and the worst verdict."""
     failed = [finding.check for finding in findings if finding.verdict is Verdict.FAIL]
     warned = [finding.check for finding in findings if finding.verdict is Verdict.WARN]
     many = f"{len(warned)} warning{'s' if len(warned) > 1 else ''} ({', '.join(warned)})"
@@ -121,7 +120,8 @@ def summary(findings: list[Finding]) -> tuple[str, Verdict]:
 
 
 def _wrapped(words: str, width: int | None, indent: int) -> list[str]:
-    """Lines as long as a terminal's, less what stands before them; one line for a pipe."""
+    """Break words into lines that fit a terminal after ``indent`` columns. A pipe (``width`` None)
+    gets one line."""
     if width is None:
         return [" ".join(words.split())]
     return textwrap.wrap(words, max(LEAST_WIDTH, width - indent)) or [""]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 DEADLINE_S = 20.0
-"""For one command of a check; each takes milliseconds on a healthy host."""
+"""One command of a check may take this many seconds. On a healthy host it takes milliseconds."""
 
 
 class Verdict(enum.StrEnum):
@@ -22,7 +22,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, what was found, what would be needed, and what to do about it."""
+    """What was checked, what was found, what is needed, and what to do about it."""
 
     check: str
     found: str
@@ -35,7 +35,8 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def attempt(*command: str, script: str | None = None) -> str | None:
-    """Run a command, ``script`` on its stdin; None when it worked, else its complaint in a line."""
+    """Run a command with ``script`` on its stdin. Returns None if it succeeded, else the first line
+    of its output, or what went wrong."""
     try:
         done = subprocess.run(
             command,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a firewall of this machine stops what capsules send through it.
+"""Checks whether a firewall of this machine stops what capsules send through it.
 
-What a capsule sends to the world is forwarded, and where br_netfilter is loaded (container engines
-may load it) so are the frames between capsules on one bridge. nftables asks every chain at that
-hook: a chain of another program that drops by default drops them, whatever liveshift's own table
-accepts.
+The machine forwards what a capsule sends to the world. If br_netfilter is loaded (container engines
+may load it), the frames between capsules on one bridge come to the same hook. nftables asks every
+chain at that hook. So a chain of another program that drops by default drops them, although
+liveshift's own table accepts them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from .finding import DEADLINE_S, Finding, Verdict
 
 FORWARDS = "FORWARD"
 DOCKER = "DOCKER-USER"
-"""The chain that Docker asks first, and leaves to the administrator."""
+"""The chain that Docker asks first. Docker leaves its rules to the administrator."""
 
 LEGACY_TABLES = Path("/proc/net/ip_tables_names")
-"""Which tables iptables without nftables has in this network namespace."""
+"""This file names the tables that iptables without nftables has in this network namespace."""
 
 INTERFACES = BRIDGES.replace("*", "+")
-"""The bridges in iptables' words."""
+"""The pattern of our bridges as iptables writes it."""
 
 Rule = dict[str, Any]
 
 
 class Closed(NamedTuple):
-    """A chain that drops what it forwards by default, and what would open it to capsules."""
+    """A chain that drops forwarded packets by default, and the commands that let capsules' pass."""
 
     chain: str
     advice: str
 
 
 def forwarding() -> Iterator[Finding]:
-    """Chains at the forward hook that drop by default and have no rule for our bridges."""
+    """Look for chains at the forward hook that drop by default and have no rule for our bridges."""
     needed = f"what {BRIDGES} forward is accepted in every chain that drops by default"
     try:
         ruleset = json.loads(_said("nft", "-j", "list", "ruleset") or '{"nftables": []}')
@@ -61,7 +61,8 @@ def forwarding() -> Iterator[Finding]:
 
 
 def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
-    """Of what ``nft -j list ruleset`` says. A rule for our bridges counts anywhere in a table."""
+    """Find chains that drop by default in the output of ``nft -j list ruleset``. A rule for our
+    bridges counts anywhere in the chain's table."""
     known: list[dict[str, Any]] = [entry for entry in ruleset if len(entry) == 1]
     chains = [entry["chain"] for entry in known if "chain" in entry]
     rules: list[Rule] = [entry["rule"] for entry in known if "rule" in entry]
@@ -80,7 +81,7 @@ def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
 
 
 def closed_legacy(rules: str) -> Iterator[Closed]:
-    """The same of what ``iptables -S`` says."""
+    """Find a chain that drops by default in the output of ``iptables -S``."""
     lines = [line.split() for line in rules.splitlines()]
     accepting = [words for words in lines if words[-2:] == ["-j", "ACCEPT"]]
     opened = {side for words in accepting for side in ("-i", "-o") if _has(words, side)}
@@ -94,7 +95,7 @@ def _has(words: list[str], side: str) -> bool:
 
 
 def _advice(chain: str, names: set[str]) -> str:
-    """The commands that open a chain; iptables' own tables are its to change."""
+    """Return the commands that open a chain. iptables must change its own tables."""
     if chain == "ip filter FORWARD":
         into = DOCKER if DOCKER in names else FORWARDS
         return " && ".join(
@@ -111,7 +112,7 @@ def _drops_all(rule: Rule) -> bool:
 
 
 def _opens(rule: Rule) -> Iterator[str]:
-    """Towards which sides a rule accepts what our bridges forward: iifname, oifname."""
+    """Yield the sides (iifname, oifname) for which a rule accepts what our bridges forward."""
     if not any("accept" in part for part in rule["expr"]):
         return
     for part in rule["expr"]:
@@ -122,8 +123,8 @@ def _opens(rule: Rule) -> Iterator[str]:
 
 
 def _legacy() -> str:
-    """What the iptables of before nftables says; it is not asked where it has no rules: it would
-    load its modules."""
+    """Return the rules of the iptables that predates nftables. If it has no tables, it is not
+    asked, since that would load its kernel modules."""
     if not LEGACY_TABLES.exists() or "filter" not in LEGACY_TABLES.read_text().split():
         return ""
     return _said(shutil.which("iptables-legacy") or "iptables", "-S")

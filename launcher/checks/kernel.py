@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel: what CRIU and capsules need of it, found by doing it rather than by its config."""
+"""Checks what CRIU and capsules need of the kernel by trying it, not by reading its config."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...criu_glue.memory.source.tracker import MemoryTracker
 from .finding import Finding, Verdict, attempt
 
 MINIMUM = (5, 9)
-"""close_range, which empties a capsule of inherited descriptors, came with 5.9; time namespaces,
-without which a moved rank's CLOCK_MONOTONIC jumps, with 5.6."""
+"""Linux 5.9 brought close_range, which empties a capsule of inherited descriptors. Linux 5.6
+brought time namespaces; without them a moved rank's CLOCK_MONOTONIC jumps."""
 
 NAMESPACES = ("pid", "mount", "uts", "ipc", "net", "time")
 
 
 def release() -> Iterator[Finding]:
-    """The kernel's version."""
+    """Check the kernel's version."""
     found = platform.release()
     match = re.match(r"(\d+)\.(\d+)", found)
     new_enough = match is not None and (int(match[1]), int(match[2])) >= MINIMUM
@@ -33,7 +33,7 @@ def release() -> Iterator[Finding]:
 
 
 def checkpoint_restore() -> Iterator[Finding]:
-    """CONFIG_CHECKPOINT_RESTORE, by two files that exist only with it."""
+    """Check for CONFIG_CHECKPOINT_RESTORE by two files that exist only with it."""
     needed = "CONFIG_CHECKPOINT_RESTORE"
     places = (Path("/proc/self/map_files"), Path("/proc/sys/kernel/ns_last_pid"))
     missing = [str(place) for place in places if not place.exists()]
@@ -47,7 +47,8 @@ def checkpoint_restore() -> Iterator[Finding]:
 
 
 def namespaces() -> Iterator[Finding]:
-    """Every namespace of a capsule, all at once in a child that ends at once."""
+    """Make every namespace of a capsule at once, in a child that ends at once. If that fails, try
+    each by itself to name those that are refused."""
     needed = f"{', '.join(NAMESPACES)} namespaces"
     trouble = attempt("unshare", "--fork", *(f"--{kind}" for kind in NAMESPACES), "true")
     if trouble is None:
@@ -69,7 +70,7 @@ def namespaces() -> Iterator[Finding]:
 
 
 def write_tracking() -> Iterator[Finding]:
-    """What pre-copy needs, by the probe that agents go by."""
+    """Check what pre-copy needs, with the same probe as the agents."""
     trouble = MemoryTracker.probe()
     yield Finding(
         "write tracking",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privileges, memory and settings of the machine, and its GPUs."""
+"""Checks the privileges, memory and settings of the machine, and its GPUs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SYS_RESOURCE = 24
 MIB = 1 << 20
 GIB = 1 << 30
 ENOUGH_MEMORY = 2 * GIB
-"""Two small ranks, an image of one of them, and a second copy while it is restored."""
+"""Bytes for two small ranks, an image of one of them, and a second copy while it is restored."""
 
 
 def privileges() -> Iterator[Finding]:
-    """Root, with the capabilities that namespaces and CRIU need."""
+    """Check for root, and for the capabilities that namespaces and CRIU need."""
     held = capabilities()
     missing = [name for name, bit in NEEDED_CAPABILITIES.items() if not held >> bit & 1]
     if os.geteuid() != 0:
@@ -56,7 +56,7 @@ def privileges() -> Iterator[Finding]:
 
 
 def pipes() -> Iterator[Finding]:
-    """The largest pipe that a process without CAP_SYS_RESOURCE may ask for."""
+    """Check the size of the largest pipe that a process without CAP_SYS_RESOURCE may have."""
     size = int(Path("/proc/sys/fs/pipe-max-size").read_text())
     enough = size >= MIB
     advice = "sysctl fs.pipe-max-size=4194304"
@@ -70,7 +70,7 @@ def pipes() -> Iterator[Finding]:
 
 
 def run_directory() -> Iterator[Finding]:
-    """CRIU keeps what it learnt about the kernel in /run, but only if that is a tmpfs."""
+    """Check whether /run is a tmpfs: only then CRIU keeps there what it learnt about the kernel."""
     mounts = {p.mountpoint: p.fstype for p in psutil.disk_partitions(all=True)}
     kind = mounts.get("/run", f"part of / ({mounts.get('/', 'unknown')})")
     good = kind == "tmpfs"
@@ -84,7 +84,7 @@ def run_directory() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Images lie in memory, never on a disk."""
+    """Check the free memory: images lie in memory, never on a disk."""
     there = psutil.virtual_memory()
     good = there.available >= ENOUGH_MEMORY
     yield Finding(
@@ -97,8 +97,8 @@ def memory() -> Iterator[Finding]:
 
 
 def gpus(libraries: Path | None = None) -> Iterator[Finding]:
-    """The GPU driver, its GPUs and whether it can checkpoint; ``libraries``: where a cluster file
-    says that the driver's lie."""
+    """Check the GPU driver, its GPUs, and whether it can checkpoint. ``libraries``: the directory
+    of the driver's libraries, if a cluster file names one."""
     inventory = devices.inventory(libraries=libraries)
     own = libraries / driver.LIBRARY if libraries else None
     cuda = driver.survey(str(own) if own and own.exists() else driver.LIBRARY)

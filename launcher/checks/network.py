@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that capsules need, made for real in a throw-away network namespace."""
+"""Checks the network that capsules need, by making it in a temporary network namespace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FENCE = fence.laying(
     [("192.0.2.1", 7400)],
     [("192.0.2.2", 7401)],
 ) + fence.guarding(JOB, 0, 1000)
-"""What the agent loads for a job and its first capsule."""
+"""The rules that an agent loads for a job and its first capsule."""
 
 LOCK_AND_MASQUERADE = """
 table inet lsdoc {
@@ -31,7 +31,7 @@ table inet lsdoc {
     chain out { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
 }
 """
-"""What the agent loads: the lock of a capsule's network, and the way out to the world."""
+"""Rules as an agent loads them: the lock of a capsule's network, and the way out to the world."""
 
 LOSS = """
 table inet lsdoc_lab {
@@ -41,7 +41,7 @@ table inet lsdoc_lab {
 
 
 def links() -> Iterator[Finding]:
-    """veth, bridge, VXLAN, nftables; then what only the lab's bad links need."""
+    """Try veth, bridge, VXLAN and nftables, then what only the lab's bad links need."""
     with _namespace() as (name, trouble):
         if trouble is not None:
             yield Finding(
@@ -116,7 +116,8 @@ def _tried(check: str, trouble: str | None, module: str) -> Finding:
 
 @contextmanager
 def _namespace() -> Iterator[tuple[str, str | None]]:
-    """A network namespace that goes with everything in it, and why there is none."""
+    """Make a network namespace. Yields its name, and why it was not made (None: it was made). At
+    the end it is removed with everything in it."""
     _sweep()
     name = f"{PREFIX}{os.getpid()}"
     trouble = attempt("ip", "netns", "add", name)
@@ -128,7 +129,7 @@ def _namespace() -> Iterator[tuple[str, str | None]]:
 
 
 def _sweep() -> None:
-    """Remove what a doctor left that was killed."""
+    """Remove the namespaces of doctors that were killed."""
     for path in Path("/run/netns").glob(f"{PREFIX}*"):
         pid = path.name.removeprefix(PREFIX)
         if pid.isdecimal() and not Path("/proc", pid).exists():

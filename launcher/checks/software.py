@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRIU, Python, torch, and the gloo symbols that the interposer counts."""
+"""Checks CRIU, Python, torch, and the gloo functions that the interposer hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINIMUM_PYTHON = (3, 11)
 
 
 def criu(path: str | None) -> Iterator[Finding]:
-    """The CRIU that would be used, and what it says about this kernel."""
+    """Check the CRIU that would be used, and what it says about this kernel."""
     needed = f"CRIU {tool.dotted(tool.MINIMUM)} or newer"
     try:
         found = tool.find(path)
@@ -38,7 +38,7 @@ def criu(path: str | None) -> Iterator[Finding]:
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter that runs liveshift; a job may use another."""
+    """Check the interpreter that runs liveshift. A job may use another one."""
     good = sys.version_info >= MINIMUM_PYTHON
     needed = f"{MINIMUM_PYTHON[0]}.{MINIMUM_PYTHON[1]} or newer"
     yield Finding(
@@ -51,7 +51,7 @@ def python() -> Iterator[Finding]:
 
 
 def torch() -> Iterator[Finding]:
-    """torch in this environment, which is the job's if it was installed there."""
+    """Check the torch of this environment, which is the job's if liveshift is installed there."""
     needed = "in the job's environment"
     try:
         version = importlib.metadata.version("torch")
@@ -64,8 +64,9 @@ def torch() -> Iterator[Finding]:
 
 
 def _gloo(version: str) -> Finding:
-    """Does torch export the gloo functions that the interposer hooks? Nothing is loaded."""
-    spec = importlib.util.find_spec("torch")  # finds, doesn't import: that takes seconds
+    """Check whether torch exports the gloo functions that the interposer hooks. torch is not
+    loaded."""
+    spec = importlib.util.find_spec("torch")  # only finds it: an import takes seconds
     needed = "optional: gloo's exported functions, for step rates and collective boundaries"
     if spec is None or spec.origin is None:
         return Finding("interposer", f"torch {version} has no files", needed, Verdict.WARN)

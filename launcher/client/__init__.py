@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks to the orchestrator and to agents, over a socket of this host or over TCP."""
+"""Requests to the orchestrator and to agents, over a socket of this host or over TCP."""

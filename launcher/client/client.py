@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command asks a daemon: over its local UNIX socket, or with an operator's key over TCP.
+"""Sends a command's asks to a daemon: over its UNIX socket, or over TCP with an operator's key.
 
-One ask at a time is under way; who wants to wait for several things opens several clients.
+A client has one ask under way at a time. To wait for several answers, open several clients.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from ...runtime.messages.words import request_to
 from .context import Place, Remote
 
 ANSWER_S = 30.0
-"""How long an ask may take unless its caller knows better."""
+"""An ask may take this many seconds, unless its caller gives another time."""
 
 A = TypeVar("A", bound=Message)
 
 
 class Line(Protocol):
-    """A way to a daemon; connects when first needed and again after it broke."""
+    """A way to a daemon. It connects when first needed, and again after it broke."""
 
-    name: str  # as errors name the daemon
+    name: str  # the daemon's name in errors
     first: int  # the number of the first ask
 
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
-        """Send an ask and return its answer; raises TimeoutError at ``until`` (monotonic), OSError
-        or EOFError when the connection breaks."""
+        """Send an ask and return its answer. Raises TimeoutError at ``until`` (monotonic seconds),
+        OSError or EOFError if the connection breaks."""
 
     def close(self) -> None:
-        """Hang up; the next exchange connects again."""
+        """Close the connection; the next exchange connects again."""
 
 
 class Client:
-    """Asks the daemon at ``place``: the path of its socket, or an address with a key.
+    """Sends asks to the daemon at ``place``: the path of its socket, or an address with a key.
 
-    Not for several threads at once.
+    Only one thread at a time may use it.
     """
 
     def __init__(self, place: Place | str | os.PathLike[str]) -> None:
@@ -61,14 +61,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up; the next ask connects again."""
+        """Close the connection; the next ask connects again."""
         self._line.close()
 
     def ask(self, message: Message, timeout: float = ANSWER_S) -> Message | None:
         """Send an ask and return its answer, waiting at most ``timeout`` seconds.
 
-        Raises the error that the daemon answered with; Unreachable when there is no daemon, when
-        it hangs up, or when it takes too long; NotPermitted when it is not ours to ask.
+        Raises the error with which the daemon answered; Unreachable if there is no daemon, if it
+        hangs up, or if it takes too long; NotPermitted if the socket or the key is refused to us.
         """
         number = next(self._numbers)
         kind, name = request_to(message), self._line.name
@@ -89,7 +89,7 @@ class Client:
                 hint="it may have been restarted: try again; jobs are not touched by that",
             ) from error
         except BaseException:
-            self.close()  # whatever is still to come on it belongs to nobody
+            self.close()  # no later ask may get the answer to this one
             raise
         if answer.error is not None:
             raise from_wire(*answer.error)
@@ -99,7 +99,7 @@ class Client:
         return answer.answer
 
     def get(self, answer: type[A], message: Message, timeout: float = ANSWER_S) -> A:
-        """Like :meth:`ask`, for an answer of a known type; raises LiveshiftError for another."""
+        """Like :meth:`ask`, for an answer of a known type. Raises LiveshiftError for another."""
         got = self.ask(message, timeout)
         if not isinstance(got, answer):
             raise LiveshiftError(

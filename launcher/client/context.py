@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster a command speaks to: a daemon's socket or a remote orchestrator, found from options
-and surroundings."""
+"""Finds the cluster that a command speaks to, from options and surroundings: a daemon's socket or a
+remote orchestrator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DAEMONS = ("orchestrator.sock", "agent.sock")
 
 @dataclass(frozen=True)
 class Remote:
-    """An orchestrator on another machine (HOST:PORT) and the operator's key to speak with."""
+    """An orchestrator on another machine (HOST:PORT) and the operator's key to use with it."""
 
     address: str
     key: Path
@@ -43,10 +43,11 @@ def find(
     key: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Whom to speak to: ``--connect``, else ``--socket`` or ``--lab``, else $LIVESHIFT_CONNECT,
-    else what :func:`find_socket` finds.
+    """Return the place to speak to: ``--connect``, else ``--socket`` or ``--lab``, else
+    $LIVESHIFT_CONNECT, else what :func:`find_socket` finds.
 
-    Raises WrongUsage when options contradict each other or the key is missing.
+    Raises WrongUsage if options contradict each other or the key is missing, and what
+    :func:`find_socket` raises.
     """
     local = "--socket" if socket else "--lab" if lab else None
     if connect and local:
@@ -79,14 +80,14 @@ def find_socket(
     environment: Mapping[str, str] = os.environ,
     run: Path = RUN,
 ) -> Path:
-    """The socket to speak to; the first of these that is given or there:
+    """Return the socket to speak to: the first of these that is given or exists.
 
     1. ``--socket`` or ``--lab``
     2. ``$LIVESHIFT_SOCKET``, then ``$LIVESHIFT_LAB``
     3. this machine's own daemon: its orchestrator, else its agent, which passes asks on
     4. the one lab that runs here
 
-    Raises Unreachable when there is none, WrongUsage when several labs run.
+    Raises Unreachable if there is none, WrongUsage if several labs run.
     """
     root = Path(environment.get(LAB_ROOT_VARIABLE) or LAB_ROOT)
     if not socket and not lab:
@@ -102,12 +103,12 @@ def find_socket(
 
 
 def lab_socket(root: Path, name: str) -> Path:
-    """Where the orchestrator of a lab listens."""
+    """Return where the orchestrator of a lab listens."""
     return root / name / "ctl" / "run" / "orchestrator.sock"
 
 
 def labs(root: Path) -> list[str]:
-    """The labs whose orchestrator's socket is there."""
+    """Return the names of the labs whose orchestrator's socket exists."""
     try:
         names = sorted(entry.name for entry in root.iterdir())
     except OSError:
@@ -130,7 +131,7 @@ def _of_lab(root: Path, name: str) -> Path:
 
 def _only_lab(root: Path) -> Path:
     found = labs(root)
-    if len(found) > 1:  # those left over from a killed lab do not count
+    if len(found) > 1:  # sockets left over from a killed lab do not count
         found = [name for name in found if _listens(lab_socket(root, name))] or found
     if len(found) > 1:
         raise WrongUsage(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames to and from the orchestrator over TCP, with an operator's key.
 
-Its end is runtime/control/link.py.
-
-A connection that breaks is made again, and an ask without an answer is sent again: the
-orchestrator serves none twice. When it was restarted meanwhile nobody knows how far the ask got.
+The other end is runtime/control/link.py. A connection that breaks is made again, and an ask without
+an answer is sent again: the orchestrator serves no ask twice. If the orchestrator was restarted
+meanwhile, it is unknown how far the ask got.
 """
 
 from __future__ import annotations
@@ -27,10 +26,12 @@ from .context import Remote
 
 CONNECT_S = 10.0
 CLOSED_S = 1.0
-"""A machine where no connection comes about is asked for so long: it may be restarting."""
+"""After a refused connection, the client tries again for this many seconds: the orchestrator may be
+restarting."""
 BROKEN_OFF = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 HANDSHAKES = 3
-"""That break off before one has shown its key; one may have met a restart."""
+"""After this many handshakes that broke off, the listener is not our orchestrator. One of them may
+have met a restart."""
 
 
 class CurveLine:
@@ -45,7 +46,7 @@ class CurveLine:
         self._socket: zmq.Socket[bytes] | None = None
         self._events: zmq.Socket[bytes] | None = None
         self._up = False  # both sides have shown their keys
-        self._theirs: int | None = None  # which life of the orchestrator we are connected to
+        self._theirs: int | None = None  # the life of the orchestrator that we are connected to
 
     def close(self) -> None:
         if self._socket is not None:
@@ -59,8 +60,8 @@ class CurveLine:
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
         """Send an ask and return its answer, before ``until`` (monotonic seconds).
 
-        Raises TimeoutError; EOFError when the orchestrator was restarted meanwhile; Unreachable
-        when there is none; NotPermitted when it turns the key away.
+        Raises TimeoutError; EOFError if the orchestrator was restarted meanwhile; Unreachable if
+        there is none; NotPermitted if it turns the key away; LiveshiftError if the ask is too long.
         """
         if len(frame) > TO_ORCHESTRATOR:
             raise LiveshiftError(
@@ -68,12 +69,12 @@ class CurveLine:
             )
         if self._socket is None:
             self._open()
-        asked: int | None = None  # which life
+        asked: int | None = None  # the life of the orchestrator that was asked
         while True:
             self._catch_up()
             theirs = self._theirs or self._greeted(until)
             if theirs is None:
-                continue  # it broke again
+                continue  # the connection broke again
             if asked is not None and asked != theirs:
                 raise EOFError("the orchestrator was restarted meanwhile")
             asked = theirs
@@ -91,7 +92,7 @@ class CurveLine:
         self._socket = socket
         socket.curve_serverkey = read_public(server_key(self._remote.key))
         socket.curve_secretkey, socket.curve_publickey = pair.secret, pair.public
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not connected
         limit(socket, longest=FROM_ORCHESTRATOR)
         self._events = socket.get_monitor_socket()
         socket.connect("tcp://{}:{}".format(*found[0][4][:2]))
@@ -99,7 +100,7 @@ class CurveLine:
     # ---- connecting ----
 
     def _greeted(self, until: float) -> int | None:
-        """Wait for a connection and ask whose it is; None when it broke meanwhile."""
+        """Wait for a connection and ask for the orchestrator's life; None if it broke meanwhile."""
         self._connected(until)
         number = next(self._numbers)
         answer = self._answered(number, encode_ask(number, Here(self._life)), until)
@@ -110,7 +111,8 @@ class CurveLine:
         return self._theirs
 
     def _connected(self, until: float) -> None:
-        """Return when the orchestrator has shown its key and taken ours."""
+        """Wait until the orchestrator has shown its key and taken ours. Raises TimeoutError, or
+        Unreachable with the cause."""
         begun = time.monotonic()
         closed, broken = False, 0
         while not self._up:
@@ -136,8 +138,8 @@ class CurveLine:
         raise Unreachable(f"no orchestrator at {self.name}: {cause}", hint=look)
 
     def _event(self, until: float) -> int | None:
-        """The next thing that happens to the connection, None when nothing did; raises
-        NotPermitted when our key was turned away."""
+        """Return the next event of the connection, None if there is none by ``until``. Raises
+        NotPermitted if our key was turned away."""
         assert self._events is not None
         left = max(0.0, until - time.monotonic())
         if not self._events.poll(int(left * 1000) + 1):
@@ -156,19 +158,19 @@ class CurveLine:
         return event
 
     def _catch_up(self) -> None:
-        """Take note of what happened since the last exchange."""
+        """Handle what happened to the connection since the last exchange."""
         while self._event(0.0) is not None:
             pass
 
     # ---- talking ----
 
     def _answered(self, number: int, frame: bytes, until: float) -> Frame | None:
-        """Send and wait for the answer; None when the connection broke."""
+        """Send and wait for the answer; None if the connection broke. Raises TimeoutError."""
         assert self._socket is not None
         assert self._events is not None
         try:
             self._socket.send(frame, zmq.DONTWAIT)
-        except zmq.Again:  # it broke a moment ago
+        except zmq.Again:  # the connection broke a moment ago
             self._up, self._theirs = False, None
             return None
         poller = zmq.Poller()
@@ -178,8 +180,8 @@ class CurveLine:
             ready = dict(poller.poll(int(left * 1000) + 1))
             if self._socket in ready:
                 answer = decode(self._socket.recv())
-                # Another number is the second answer to an ask that was sent twice; none is that
-                # of a frame which was not understood.
+                # Another number: the second answer to an ask that was sent twice. 0: the answer to
+                # a frame that was not understood.
                 if answer.id in (number, 0):
                     return answer
             elif self._events in ready:
@@ -190,7 +192,7 @@ class CurveLine:
 
 
 def _why_not(address: str) -> tuple[str, str]:
-    """(cause, what to look at) after no handshake came about."""
+    """Return (cause, what to look at) for a handshake that did not take place."""
     import asyncio
 
     from ...runtime.control import reach
@@ -203,7 +205,7 @@ def _why_not(address: str) -> tuple[str, str]:
 
 
 def server_key(key: Path) -> Path:
-    """Where the orchestrator's public key lies for an operator's: next to it, or where
+    """Return where the orchestrator's public key lies for an operator's key: next to it, or where
     `liveshift keys` made both. Raises NotFound."""
     name = f"{ORCHESTRATOR}.pub"
     places = (key.parent / name, key.parent.parent / "public" / name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames to and from a daemon's local UNIX socket (its end: runtime/control/local_socket.py).
+"""Frames to and from a daemon's UNIX socket. The other end is runtime/control/local_socket.py.
 
 A frame is a u32 little-endian length and a message. One ask at a time is under way.
 """
@@ -16,7 +16,7 @@ from ...errors import LiveshiftError, NotPermitted, Unreachable
 from ...runtime.messages import Frame, decode
 
 _LENGTH = struct.Struct("<I")
-_LIMIT = 256 << 20  # bytes; a longer answer is not one of ours
+_LIMIT = 256 << 20  # bytes; no daemon of ours sends a longer answer
 
 
 class UnixLine:
@@ -36,12 +36,12 @@ class UnixLine:
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
         """Send an ask and return its answer, before ``until`` (monotonic seconds).
 
-        Raises TimeoutError, OSError or EOFError as the connection has it; Unreachable when nobody
-        listens, NotPermitted when the socket is not ours to use.
+        Raises TimeoutError, OSError or EOFError if the connection fails; Unreachable if no daemon
+        listens; NotPermitted if we may not use the socket; LiveshiftError for too long an answer.
         """
         line = self._socket or self._connect(until)
         _wait_until(line, until)
-        with suppress(BrokenPipeError):  # who hangs up on an ask may have said why
+        with suppress(BrokenPipeError):  # a daemon that hangs up on an ask may have said why
             line.sendall(_LENGTH.pack(len(frame)) + frame)
         (length,) = _LENGTH.unpack(_receive(line, _LENGTH.size, until))
         if length > _LIMIT:
@@ -71,7 +71,7 @@ class UnixLine:
         except TimeoutError:
             line.close()
             raise
-        except OSError as error:  # a path too long for a socket, a file that is none
+        except OSError as error:  # the path is too long for a socket, or the file is none
             line.close()
             raise Unreachable(f"cannot reach {self.name}: {error}", hint=_START) from error
         self._socket = line
@@ -92,7 +92,7 @@ def _wait_until(line: socket.socket, until: float) -> None:
 
 
 def _receive(line: socket.socket, length: int, until: float) -> bytes:
-    """Exactly ``length`` bytes; EOFError when the peer hangs up first."""
+    """Return exactly ``length`` bytes. Raises EOFError if the peer hangs up first, TimeoutError."""
     parts = bytearray()
     while len(parts) < length:
         _wait_until(line, until)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands, one in a file."""
+"""The commands, one verb in a file."""

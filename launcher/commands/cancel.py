@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift cancel``: end a migration that is under way; its capsule stays where it is."""
+"""``liveshift cancel``: ends a migration that is under way. Its capsule stays where it is."""
 
 from __future__ import annotations
 

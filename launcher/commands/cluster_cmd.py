@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift config``, ``keys`` and ``host``: their place on the command line."""
+"""``liveshift config``, ``keys`` and ``host``: their place on the command line (config_cmd.py,
+keys_cmd.py and host_cmd.py do the work)."""
 
 from __future__ import annotations
 

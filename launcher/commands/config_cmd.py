@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift config validate|show``: is the cluster file right, and what does it come to?"""
+"""``liveshift config validate|show``: checks the cluster file, prints the settings in effect."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..show import ladder, render
 
 
 def validate(path: Path, output: str = "text") -> None:
-    """Say that the file is right, and explain its deadlines, as text or as JSON; raises ConfigError
-    with every mistake if it is not."""
+    """Print that the file is right, and explain its deadlines, as text or as JSON. Raises
+    ConfigError with every mistake if it is not."""
     _check_output(output)
     reading = read(path)
     cluster = reading.cluster
@@ -33,7 +33,8 @@ def validate(path: Path, output: str = "text") -> None:
 
 
 def show(path: Path, output: str = "text") -> None:
-    """Print every setting in effect and where it comes from, as TOML or as JSON."""
+    """Print every setting in effect and where it comes from, as TOML or as JSON. Raises
+    ConfigError for a wrong file."""
     _check_output(output)
     reading = read(path)
     sys.stdout.write(_as_json(reading) if output == "json" else _as_toml(reading))
@@ -56,8 +57,8 @@ def _settings(reading: Reading) -> Iterator[tuple[tuple[str, ...], dict[str, Any
 
 
 def _as_toml(reading: Reading) -> str:
-    """The file again with nothing left out, the origin of each value in a comment beside it. What
-    is derived is a comment as a whole: in a copy of this it will be derived again."""
+    """Return the file with nothing left out, and a comment beside each value that says where it
+    comes from. A derived value is a comment as a whole, so that a copy of this derives it again."""
     tables = [
         (at, [(_row(reading, (*at, key), value), (*at, key)) for key, value in table.items()])
         for at, table in _settings(reading)
@@ -76,7 +77,7 @@ def _as_toml(reading: Reading) -> str:
 
 
 def _environment_lines(reading: Reading) -> str:
-    """Comments: the variables of environment.MOVABLE as jobs get them."""
+    """Return comments: the variables of environment.MOVABLE as jobs get them."""
     rows = [
         (f"{name}={value}" if value is not None else f"{name} left alone", reason)
         for name, value, reason in in_effect(reading.cluster.env.defaults)
@@ -92,13 +93,13 @@ def _row(reading: Reading, key: tuple[str, ...], value: object) -> str:
 
 
 def _derived(key: tuple[str, ...]) -> str:
-    """What a value follows from when it is not given; "" where it has a default."""
+    """Return what a value follows from if it is not given; "" if it has a default."""
     rung = RUNGS[key[-1]] if key[0] == "timeouts" else None
     return rung.words if rung and rung.base else ""
 
 
 def _as_json(reading: Reading) -> str:
-    """One object per setting; ``line`` is null where the value is the default."""
+    """Return one object per setting. ``line`` is null if the value is the default."""
     settings = [
         {"key": ".".join((*at, key)), "value": value, "line": reading.line(*at, key)}
         for at, table in _settings(reading)

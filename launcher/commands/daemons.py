@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift agent`` and ``liveshift orchestrator``: the daemons, in the foreground.
+"""``liveshift agent`` and ``liveshift orchestrator``: run the daemons in the foreground.
 
-systemd runs them so (launcher/systemd/); the lab does the same. They end on SIGTERM and SIGINT;
-capsules go on, and the next agent finds them again.
+systemd runs them so (launcher/systemd/), and the lab too. They end on SIGTERM and SIGINT. Capsules
+go on, and the next agent finds them again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def orchestrator(config: Config = CONFIG, verbose: Verbose = False) -> None:
 
 
 def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
-    """Run a daemon until it is told to end, and again whenever its cluster file has changed.
+    """Run a daemon until a signal ends it. If its cluster file has changed, start it again.
 
     Raises what the daemon raises.
     """
@@ -73,12 +73,12 @@ def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(levelname)s %(name)s: %(message)s"
-        if os.environ.get("JOURNAL_STREAM")  # the journal has the time itself
+        if os.environ.get("JOURNAL_STREAM")  # systemd's journal adds the time
         else "%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
 
     async def until_told() -> bool:
-        """Whether the daemon is to start again."""
+        """Return whether the daemon must start again."""
         task = asyncio.ensure_future(daemon)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

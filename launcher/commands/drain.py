@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift drain``: taint a host and wait until it is empty."""
+"""``liveshift drain``: taints a host and waits until it is empty."""
 
 from __future__ import annotations
 
@@ -118,11 +118,11 @@ def _plan(client: Client, host: str, reason: str, as_json: bool) -> int:
 
 @dataclass
 class Draining:
-    """Watches a host become empty; made before the taint, so that nothing is missed."""
+    """Watches a host become empty. It is made before the taint, so that it misses no move."""
 
     client: Client
     host: str
-    quiet: bool = False  # no line for a move that has ended
+    quiet: bool = False  # print no line for a move that has ended
     plan: Evacuating | None = None  # None: the host has no deadline
     left: list[str] = field(default_factory=list)
     ended: list[MigrationRow] = field(default_factory=list)
@@ -139,9 +139,9 @@ class Draining:
                 self._told.add(event.migration.name)
 
     def wait(self, until: float) -> bool:
-        """Whether the host became empty before ``until`` (monotonic seconds).
+        """Wait until the host is empty; False if it is not by ``until`` (monotonic seconds).
 
-        Prints a line for every move that ends. Raises Refused when what is left cannot move.
+        Prints a line for every move that ends. Raises Refused if what is left cannot move.
         """
         from ..show import moves
 
@@ -166,7 +166,7 @@ class Draining:
                 time.sleep(LOOK_S)
 
     def see_costs(self) -> None:
-        """Wait some seconds until it is known what the moves cost their jobs, and print it."""
+        """Wait some seconds until the cost of the moves to their jobs is known, and print it."""
         from ..show import moves
 
         self.ended = moves.with_costs(self.client, self.ended)
@@ -175,7 +175,7 @@ class Draining:
                 render.note(f"{row.capsule}: {moves.cost(row)}")
 
     def as_data(self) -> dict[str, Any]:
-        """For ``-o json``: what has moved, what is left and why."""
+        """Return for ``-o json`` what has moved, what is left and why."""
         import msgspec
 
         reasons = {
@@ -193,7 +193,7 @@ class Draining:
         }
 
     def interrupted(self) -> None:
-        """Say what goes on without this command, and what ends it."""
+        """Print what goes on without this command, and what ends it."""
         under_way = self._moving
         follow = f"`liveshift events {under_way[0]}`" if under_way else "`liveshift status`"
         render.note(
@@ -225,7 +225,7 @@ class Draining:
         return events
 
     def _tell_ended(self) -> None:
-        """Say how moves off this host ended, and remember why what is left did not go."""
+        """Print how moves off this host ended, and note why the capsules that are left stayed."""
         for event in self._news():
             row = event.migration
             if row is None:
@@ -235,7 +235,7 @@ class Draining:
                 self._on_move(row)
 
     def _leaves(self, row: MigrationRow) -> bool:
-        """Whether it leads off this host; a swap of GPUs does not."""
+        """Whether a migration leads off this host. A swap of GPUs does not."""
         return row.kind == "move" and row.source == self.host
 
     def _on_move(self, row: MigrationRow) -> None:
@@ -249,7 +249,7 @@ class Draining:
             if self.quiet:
                 if row.error:
                     self._refusals[row.capsule] = row.error, row.hint
-            elif row.state == Step.JOB_ENDED.value:  # nothing is left that could not go
+            elif row.state == Step.JOB_ENDED.value:  # the job has ended, which is no refusal
                 render.note(moves.outcome(row))
             elif row.error:
                 self._refusals[row.capsule] = row.error, row.hint

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift events``: what happened, when, and who asked for it."""
+"""``liveshift events``: shows what happened, when, and who asked for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ liveshift events h1 --since 2h --follow
 """
 
 MIGRATION = re.compile(r"m[0-9]+")
-LOOK_S = 1.0  # between two looks at the history that is followed
+LOOK_S = 1.0  # seconds between two looks at the history that is followed
 
 
 def events(
@@ -93,7 +93,7 @@ def events(
 
 
 def _follow(client: Client, subject: str, found: list[Event], output: Layout) -> None:
-    """Print what was found and what happens from now on, a line each, until Ctrl-C."""
+    """Print the events that were found and those from now on, one line each, until Ctrl-C."""
     from ...runtime.messages import Events, GetEvents
     from ..show.patience import look
 
@@ -118,7 +118,7 @@ def _plain(event: Event) -> Any:
 
 
 def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]:
-    """The history of a subject; none, and why, for one that is not known."""
+    """Return the history of a subject and None; for an unknown subject [] and the error."""
     from ...runtime.messages import Events, GetEvents
 
     try:
@@ -128,8 +128,8 @@ def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]
 
 
 def _migration(client: Client, name: str, unknown: NotFound | None) -> MigrationRow:
-    """The migration of that name; raises NotFound when there is none, with the hint of what was
-    said of the name before."""
+    """Return the migration of that name. Raises NotFound if there is none, with the hint of
+    ``unknown``, the answer to an earlier ask about the name."""
     from ...runtime.messages import GetMigration, Migration
 
     try:
@@ -204,5 +204,5 @@ def _phase(phase: Phase) -> str:
 
 
 def _time(seconds: float) -> str:
-    """A moment in this machine's own time zone."""
+    """Write a moment in this machine's own time zone."""
     return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"

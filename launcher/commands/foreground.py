@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job in the foreground: output relayed, signals passed on, moves told, exit code kept.
+"""Runs a job in the foreground: relays output, passes signals on, reports moves, keeps its code.
 
-The job does not depend on this program. Whatever happens here, or to the contact with the
-orchestrator, it goes on; only a signal that a person sends reaches it.
+The job does not depend on this program. It goes on if this program ends or loses contact with the
+orchestrator. Only a signal that a person sends reaches it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..show.output_lines import Streams, Writer, writers
 from ..show.output_reader import Ended, Follower, Reader, Report, Stopped, Trouble
 from .signal_relay import SignalRelay
 
-LOOK_S = 1.0  # between two looks at the job's state
+LOOK_S = 1.0  # seconds between two looks at the job's state
 LAST_LOOK_S = 0.1  # the same, once all output has been relayed
 ASK_S = 10.0
-SILENCE_S = 3.0  # a capsule that cannot be read for this long is worth a word
-LAST_WORDS_S = 10.0  # how long the output of a job that has ended is waited for
+SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
+LAST_WORDS_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
 
 class Foreground:
-    """One job from its start to its end; ``tell``: say on stderr when it starts and moves."""
+    """One job from its start to its end. ``tell``: print on stderr when it starts and moves."""
 
     def __init__(self, client: Client, *, tell: bool) -> None:
         self._client = client
@@ -40,12 +40,12 @@ class Foreground:
         self._job = ""
         self._writers: dict[str, Writer] = {}
         self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
-        self._silent: dict[str, tuple[float, LiveshiftError]] = {}  # since when, and why
-        self._told: set[str] = set()  # of the silent ones
+        self._silent: dict[str, tuple[float, LiveshiftError]] = {}  # capsule → since when, and why
+        self._told: set[str] = set()  # silent capsules that were reported
         self._contact = True
 
     def run(self, ask: Run, start_s: float) -> int:
-        """Start the job and return its exit code when it has ended and all output was relayed.
+        """Start the job. Return its exit code when it has ended and all output was relayed.
 
         Raises what the start raises, and KeyboardInterrupt for the third SIGINT: the job goes on.
         """
@@ -62,7 +62,7 @@ class Foreground:
         return code
 
     def _wait(self) -> int:
-        """Until the job has ended and there is nothing more to relay; returns its exit code."""
+        """Wait until the job has ended and nothing is left to relay. Returns its exit code."""
         give_up = float("inf")
         while True:
             job, known = self._look()
@@ -78,9 +78,9 @@ class Foreground:
             self._deal(time.monotonic() + (LAST_LOOK_S if relayed else LOOK_S))
 
     def _look(self) -> tuple[JobRow | None, bool]:
-        """Pass signals on, look at the job, tell what is new.
+        """Pass signals on, look at the job, and print what is new.
 
-        Returns the job's row, None when there is none, and whether the answer is to be trusted.
+        Returns the job's row (None: there is none), and whether that is certain.
         """
         try:
             self._signals.send(self._client, self._job)
@@ -99,7 +99,7 @@ class Foreground:
         return job, True
 
     def _deal(self, until: float) -> None:
-        """Take reports until a moment, or until one of them calls for a look."""
+        """Handle reports until a moment (monotonic seconds), or until one calls for a look."""
         while (left := until - time.monotonic()) > 0:
             try:
                 report = self._reports.get(timeout=left)
@@ -133,7 +133,8 @@ class Foreground:
         self._told.discard(capsule)
 
     def _code(self, job: JobRow | None) -> int:
-        """The job's exit code; a job already forgotten failed if one of its capsules did."""
+        """Return the job's exit code. If the job is already forgotten: the code of a capsule that
+        failed, else 0."""
         if job is not None and job.code is not None:
             return job.code
         return next((code for _, code in sorted(self._ended.items()) if code), 0)
@@ -147,11 +148,11 @@ class Foreground:
     def _tell_news(self, job: JobRow | None) -> None:
         if self._news is None or job is None:
             return
-        with suppress(NotFound):  # forgotten meanwhile: it has ended
+        with suppress(NotFound):  # it has ended and was forgotten meanwhile
             self._news.tell(self._client, job)
 
     def _tell_silence(self) -> None:
-        """A capsule on the move is silent for a moment; one that stays so is worth a word."""
+        """Report capsules that stay silent. A capsule on the move is silent for a moment only."""
         for capsule, (since, error) in self._silent.items():
             if time.monotonic() - since > SILENCE_S and capsule not in self._told:
                 self._say(f"{capsule}: its output cannot be read: {error}; trying again")

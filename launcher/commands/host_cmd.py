@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift host add|remove``: a host's table in the cluster file, its keys, what to copy where.
+"""``liveshift host add|remove``: edits the cluster file and the keys, prints what to copy where.
 
 Both run on the orchestrator's machine, where the cluster file and all keys are. The orchestrator
 and the agents take a changed file up by themselves (runtime/daemon/cluster_file.py). What has to go
@@ -27,15 +27,17 @@ from ..show import render
 from .install_units import PROGRAM
 
 ANSWER_S = 3.0
-"""How long `host remove` waits for the orchestrator to say what runs on the host."""
+"""`host remove` waits this many seconds for the orchestrator to say what runs on the host."""
 
 
 def add(config: Path, name: str, address: str, settings: dict[str, Any], output: str) -> None:
     """Enter a host into the cluster file and make its keys; print the commands that remain.
 
-    ``settings``: further keys of its table, as TOML has them. Raises WrongUsage for what is no name
-    or address of a host, Refused when the file or the keys have the host already, ConfigError when
-    the changed file would be wrong; the file is then as it was.
+    ``settings``: further keys of its table, as TOML has them. Keys that the host has already are
+    kept. Raises WrongUsage for a name or an address that no host can have; Refused if the file has
+    the host or its address already, or an operator has the name; NotFound on a machine that does
+    not make the cluster's keys; ConfigError if the changed file would be wrong. The file is then as
+    it was.
     """
     import tomlkit
 
@@ -76,7 +78,8 @@ def add(config: Path, name: str, address: str, settings: dict[str, Any], output:
 def remove(config: Path, name: str, output: str) -> None:
     """Take a host out of the cluster file and revoke its key; print the commands that remain.
 
-    Raises NotFound for a host that is not in the file, Refused while capsules run there.
+    Raises NotFound for a host that is not in the file, Refused while capsules run there or if it is
+    the only host.
     """
     import tomlkit
 
@@ -104,7 +107,7 @@ def remove(config: Path, name: str, output: str) -> None:
 
 
 def adding(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
-    """The commands that bring a new host into a cluster, the new host's own first."""
+    """Yield the commands that bring a new host into a cluster, the new host's own first."""
     new, directory = cluster.host(name), cluster.paths.keys
     examine = _command(*PROGRAM, "doctor", "--config", str(config))
     units = ("install-units", "agent", "--host", name, "--config", str(config), "--start")
@@ -128,7 +131,7 @@ def adding(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
 
 
 def removing(config: Path, cluster: Cluster, gone: Host, *, here: bool) -> Iterator[str]:
-    """The commands that take a host out, its own first; ``here``: it is this machine."""
+    """Yield the commands that take a host out, its own first. ``here``: it is this machine."""
     yield f"# {gone.name}: end its agent"
     words = ("systemctl", "disable", "--now", "liveshift-agent")
     yield _command(*words) if here else _command("ssh", f"root@{gone.address}", _command(*words))
@@ -136,7 +139,8 @@ def removing(config: Path, cluster: Cluster, gone: Host, *, here: bool) -> Itera
 
 
 def _to_others(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
-    """Public keys first: with the new file an agent expects the new host's at once."""
+    """Yield the commands for the other hosts. Public keys come first: with the new file an agent
+    expects the new host's at once."""
     done = (name, _here(cluster))
     others = [host for host in cluster.hosts if host.name not in done]
     if others:
@@ -148,7 +152,7 @@ def _to_others(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
 
 
 def _here(cluster: Cluster) -> str:
-    """The name of the host that this machine is; "" if it is none."""
+    """Return the name of the host that this machine is; "" if it is none."""
     host = this_host(cluster)
     return host.name if host else ""
 
@@ -173,17 +177,19 @@ def _refuse_in_use(cluster: Cluster, name: str) -> None:
 
 
 def _has_no_hosts(config: Path) -> bool:
-    """Whether a file names no host yet; everything else is checked once the host is in it."""
+    """Whether a file names no host yet. All else in it is checked once the host is in it."""
     import tomllib
 
     try:
         return not tomllib.loads(config.read_text(encoding="utf-8-sig")).get("hosts")
-    except (OSError, ValueError):  # which _text tells as every command does
+    except (OSError, ValueError):  # _text reports it as every command does
         return False
 
 
 def _make_keys(cluster: Cluster, name: str, first: bool) -> list[Path]:
-    """The host's pair, and with the first host of a new cluster the orchestrator's too."""
+    """Make the host's key pair, unless it is there already; with the first host of a new cluster
+    also the orchestrator's. Returns the files written. Raises NotFound if this is not the machine
+    that has the cluster's keys."""
     directory = cluster.paths.keys
     if first and not keys.public_path(directory, keys.ORCHESTRATOR).exists():
         return keys.init(directory, [name])
@@ -199,7 +205,8 @@ def _make_keys(cluster: Cluster, name: str, first: bool) -> list[Path]:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all, with the mode and owner that it had."""
+    """Write a file whole or not at all, with the mode and owner that it had. Raises
+    LiveshiftError."""
     before = path.stat()
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -219,7 +226,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def _text(config: Path) -> str:
-    load(config)  # a wrong or missing file is told as everywhere
+    load(config)  # reports a wrong or missing file as every command does
     return config.read_text(encoding="utf-8-sig")
 
 

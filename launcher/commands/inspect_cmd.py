@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift inspect``: what a job's processes hold of GPUs and of their peers."""
+"""``liveshift inspect``: shows what a job's processes hold of GPUs and of communicators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def inspect(
 
 
 def _plain(capsule: Inspection) -> dict[str, Any]:
-    """Without the wire's tag."""
+    """Return the message without the wire's tag."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(capsule)
@@ -78,7 +78,7 @@ def _look(client: Client, capsule: str) -> Inspection:
 
 
 def _capsules(client: Client, name: str) -> list[str]:
-    """The capsules that are meant; raises NotFound for a job that is not there."""
+    """Return the capsules that are meant; raises NotFound for an unknown job."""
     from ...errors import no_such
     from ...runtime.messages import GetStatus, Status
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift install-units``: systemd units that start the daemons of this very installation.
+"""``liveshift install-units``: writes systemd units that start the daemons of this installation.
 
 A unit that looks for ``liveshift`` in systemd's PATH finds no virtual environment, and restarts
 every two seconds for ever. So the installed units name the interpreter that runs this command.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parents[1] / "systemd"
 UNITS = Path("/etc/systemd/system")
 PROGRAM = (sys.executable, "-m", "liveshift.launcher.cli")
-"""This installation's command line, wherever pip has put its scripts."""
+"""The command line of this installation, wherever pip has put its scripts."""
 
 PLACEHOLDER = "/usr/bin/env liveshift"
-"""What a template has in the place of the program."""
+"""A template has this in the place of the program."""
 
 PATHS = "# install-units writes here what a cluster file with other [paths] needs.\n"
-"""A line of the orchestrator's template."""
+"""This line of the orchestrator's template is replaced by what other [paths] need."""
 
 
 class Daemon(StrEnum):
@@ -71,7 +71,7 @@ def install_units(
     from ...errors import LiveshiftError, NotPermitted
     from ...runtime.config.cluster import load
 
-    cluster = load(config)  # a daemon that cannot start is better refused now
+    cluster = load(config)  # refuse now what the daemon would refuse when it starts
     if host:
         cluster.host(host)
     for daemon in daemons:
@@ -94,7 +94,7 @@ def install_units(
 
 
 def rendered(daemon: Daemon, config: Path, host: str, paths: Paths) -> str:
-    """A unit's text for this interpreter, cluster file and host (empty: the machine's name)."""
+    """Return a unit's text for this interpreter, cluster file and host ("": the machine's name)."""
     text = (TEMPLATES / f"liveshift-{daemon.value}.service").read_text()
     text = text.replace(PLACEHOLDER, " ".join(PROGRAM))
     text = text.replace(str(CONFIG), str(config))
@@ -103,9 +103,10 @@ def rendered(daemon: Daemon, config: Path, host: str, paths: Paths) -> str:
 
 
 def _writable(paths: Paths) -> Iterator[str]:
-    """Lines for what the orchestrator writes to outside the directories that its template names.
+    """Yield lines for the directories that the orchestrator writes to and its template lacks.
 
-    ``+``: made by a process that sees the file system as it is, and before ExecStart= gets its own.
+    ``+``: they are made by a process that sees the file system as it is, and before ExecStart= gets
+    its own.
     """
     usual = type(paths)()
     for path, before, mode in ((paths.state, usual.state, 700), (paths.run, usual.run, 755)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift keys``: make, list and revoke the key pairs by which a cluster knows its own."""
+"""``liveshift keys``: makes, lists and revokes the key pairs by which a cluster knows its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_host(config: Path, name: str) -> None:
 
 
 def add_operator(config: Path, name: str, role: str) -> None:
-    """Make the keys of an operator who asks from elsewhere."""
+    """Make the keys of an operator, who asks from other machines."""
     cluster = load(config)
     directory = cluster.paths.keys
     _print(keys.add_operator(directory, name, Role(role)))
@@ -42,7 +42,7 @@ def add_operator(config: Path, name: str, role: str) -> None:
 
 
 def revoke(config: Path, name: str) -> None:
-    """Take somebody's key out of use."""
+    """Take the key of a host or an operator out of use."""
     directory = load(config).paths.keys
     keys.revoke(directory, name)
     sys.stdout.write(f"{name} is revoked\n")
@@ -53,7 +53,7 @@ def revoke(config: Path, name: str) -> None:
 
 
 def show(config: Path, output: str) -> None:
-    """Everybody who has or had a key."""
+    """Print all hosts and operators that have or had a key. Raises NotFound if there are none."""
     directory = load(config).paths.keys
     entries = keyring.read(directory) if directory.is_dir() else []
     if not entries:

@@ -284,7 +284,7 @@ def exec_(
     from .. import lab
 
     words = command or []
-    if words[:1] == ["--"]:  # it stands after the host, where typer leaves it
+    if words[:1] == ["--"]:  # typer leaves it there, after the host
         words = words[1:]
     return lab.run_in(_find(lab_name), host, words or [os.environ.get("SHELL") or "/bin/sh"])
 
@@ -296,7 +296,8 @@ def _find(name: str | None) -> Lab:
 
 
 def _lab_to_end(name: str | None) -> str:
-    """A lab by name, or the only one there is; one that is half made counts too."""
+    """Return a lab by name, or the only one there is. One that is half made counts too. Raises
+    NotFound or WrongUsage."""
     from .. import lab
 
     name = name or os.environ.get(LAB_VARIABLE) or None
@@ -304,7 +305,7 @@ def _lab_to_end(name: str | None) -> str:
     if name is None and len(there) == 1:
         return there[0]
     if name is None:
-        return lab.find(None).name  # which says what is wrong
+        return lab.find(None).name  # raises, and says what is wrong
     if name not in there and not lab.leftovers(name):
         raise NotFound(
             f'no lab "{name}" on this machine',
@@ -330,7 +331,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _by_key(option: str, given: list[str] | None, example: str) -> dict[str, str]:
-    """``suspicion=1.5,heartbeat=0.3`` as a mapping; raises BadParameter."""
+    """Return ``suspicion=1.5,heartbeat=0.3`` as a mapping; raises BadParameter."""
     found: dict[str, str] = {}
     for text in (part for each in given or () for part in each.split(",")):
         key, equals, value = text.partition("=")

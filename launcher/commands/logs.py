@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift logs``: what a capsule or a whole job has printed, and what it prints next."""
+"""``liveshift logs``: prints what a capsule or a whole job has printed, and what it prints next."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def logs(
 
 
 def _capsules(client: Client, subject: str) -> list[str]:
-    """The capsules that are meant; raises NotFound for a job that is not there."""
+    """Return the capsules that are meant; raises NotFound for an unknown job."""
     from ...runtime.messages import GetStatus, Status
 
     if "/" in subject:
@@ -84,7 +84,7 @@ def _capsules(client: Client, subject: str) -> list[str]:
 
 
 def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:
-    """Everything up to now; that of several capsules in order of time."""
+    """Write everything up to now; that of several capsules in order of time."""
     import heapq
 
     def named(reader: Reader) -> Iterator[tuple[str, Record]]:
@@ -96,7 +96,7 @@ def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> Non
 
 
 def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:
-    """What comes next, until every capsule has ended."""
+    """Write what comes next, until every capsule has ended."""
     import queue
 
     from ..show.output_reader import Ended, Follower, Report, Stopped, Trouble

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift migrate``: move one capsule by hand, to another host or to another GPU of its own,
-or show what a move would be."""
+"""``liveshift migrate``: moves one capsule by hand, to another host or to another GPU of its own,
+or shows what such a move would be."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...runtime.messages import Migrate, Planned
     from ..client.client import Client
 
-PLAN_S = 300.0  # survey and preflight of a big capsule
+PLAN_S = 300.0  # seconds for survey and preflight of a big capsule
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -149,7 +149,7 @@ def _print_plan(plan: Planned) -> None:
     table = render.table("what", "found")
     for what, found in plan.checks:
         table.add_row(what, found)
-    if plan.image_bytes:  # a GPU is left without one
+    if plan.image_bytes:  # a swap of GPUs has no image
         table.add_row("image", f"about {q.size(plan.image_bytes)}")
         table.add_row("carried files", q.size(plan.carried_bytes))
     render.show(table)

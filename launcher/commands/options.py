@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that several verbs share, and the names that the shell completes."""
+"""Parameters that several verbs share, and the functions that complete names for the shell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...runtime.messages import Status
 
 WHICH = "Which cluster"
-COMPLETION_S = 0.5  # a shell that waits longer for a name is no help
+COMPLETION_S = 0.5  # seconds; a shell that waits longer for a name is no help
 
 
 class Layout(StrEnum):
@@ -38,12 +38,13 @@ class TableOrJson(StrEnum):
 def _inherited(
     context: typer.Context, parameter: typer.CallbackParam, value: str | None
 ) -> str | None:
-    """``liveshift --lab a status`` means what ``liveshift status --lab a`` does."""
+    """Make ``liveshift --lab a status`` mean what ``liveshift status --lab a`` does."""
     return value or context.find_root().params.get(parameter.name or "")
 
 
 def duration(text: str) -> float:
-    """Seconds in ``90``, ``90s``, ``1.5m`` or ``2h``; raises BadParameter for anything else."""
+    """Return the seconds in ``90``, ``90s``, ``1.5m`` or ``2h``; raises BadParameter for all
+    else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
     if not match:
         raise typer.BadParameter(f'"{text}" is no duration; write it as 90s, 5m or 1h')
@@ -51,7 +52,7 @@ def duration(text: str) -> float:
 
 
 def _status(context: typer.Context) -> Status | None:
-    """What the cluster says of itself, if it says so at once."""
+    """Return the cluster's status; None if it does not answer at once."""
     from ...runtime.messages import GetStatus, Status
     from ..client.client import Client
 
@@ -61,7 +62,7 @@ def _status(context: typer.Context) -> Status | None:
         with Client(place) as client:
             return client.get(Status, GetStatus(), COMPLETION_S)
     except Exception:
-        return None  # a completion has nobody to tell
+        return None  # a completion cannot report errors
 
 
 def job_names(context: typer.Context) -> list[tuple[str, str]]:
@@ -100,7 +101,7 @@ def lab_host_names(context: typer.Context) -> list[str]:
         name = context.params.get("lab_name") or os.environ.get(LAB_VARIABLE)
         return list(lab.find(name or None).hosts)
     except Exception:
-        return []  # a completion has nobody to tell
+        return []  # a completion cannot report errors
 
 
 Socket = Annotated[

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a command lies where a capsule has a directory of its own: the job would not find it.
+"""Finds what of a command lies where a capsule has a directory of its own: the job would miss it.
 
-A capsule's /tmp and /dev/shm are empty when it starts and go with it. Only paths of files.shared
-that lie below them are the host's there. So a script below /tmp cannot be found, and results that
-are written there are lost. The orchestrator says what is shared (``Me.shared``).
+A capsule's /tmp and /dev/shm are empty when it starts and go away with it. Only paths of
+files.shared that lie below them are the host's there. So a script below /tmp cannot be found, and
+results that are written there are lost. The orchestrator says what is shared (``Me.shared``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HINT = (
 
 @dataclass(frozen=True)
 class PrivatePath:
-    """One such path. ``what`` it is: the working directory, the program, the script, or an
-    argument; without any but the last the command cannot even begin."""
+    """One such path. ``what``: the working directory, the program, the script, or an argument.
+    Without one of the first three the command cannot even begin."""
 
     what: str
     path: str
@@ -48,9 +48,9 @@ def check(
     shared: Callable[[], Sequence[str]],
     warn: Callable[[str], None],
 ) -> None:
-    """Warn of arguments that a capsule would not find; ``shared`` is asked only where it matters.
+    """Warn of arguments that a capsule would not find. ``shared`` is called only if there are any.
 
-    Raises WrongUsage where the command cannot work: its working directory, program or script.
+    Raises WrongUsage if the command cannot work: its working directory, program or script.
     """
     found = list(dict.fromkeys(look(argv, cwd, environment)))
     if not found:
@@ -73,7 +73,7 @@ def check(
 
 
 def look(argv: Sequence[str], cwd: str, environment: Mapping[str, str]) -> Iterator[PrivatePath]:
-    """All that lies below /tmp or /dev/shm, whether shared or not."""
+    """Yield all paths below /tmp or /dev/shm, shared or not."""
     if path := _private(cwd):
         yield PrivatePath("working directory", path)
     program = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=environment.get("PATH"))
@@ -96,7 +96,8 @@ def _is_script(word: str, cwd: str) -> bool:
 
 
 def _private(path: str) -> str:
-    """The path, or what it leads to by links, where that lies below a private directory."""
+    """Return the path, or what it leads to by links, if that lies below a private directory; else
+    ""."""
     for each in (os.path.normpath(path), os.path.realpath(path)):
         if any(_below(each, top) for top in _TOPS):
             return each

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift run``: start a job, and stay with it as a plain command line would."""
+"""``liveshift run``: starts a job, and stays with it as a plain command line would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .options import Connect, Key, Lab, Socket, TableOrJson, duration
 if TYPE_CHECKING:
     from ...runtime.messages import Run
 
-START_S = 180.0  # for a job's rooms and networks to be made on every host
+START_S = 180.0  # seconds to make a job's rooms and networks on every host
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -131,7 +131,7 @@ def run(
 
 
 def _patience(text: str) -> float:
-    """Seconds; 0 where nothing is given. Raises BadParameter."""
+    """Return seconds, 0 if nothing is given. Raises BadParameter."""
     seconds = duration(text) if text else 0.0
     if text and not seconds:
         raise typer.BadParameter("--collective-timeout must be longer than 0 s")
@@ -170,7 +170,7 @@ def _ask(command: list[str], nnodes: int, name: str, collective: float, env_rank
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can go over the wire: bytes that are no UTF-8 come as surrogates."""
+    """Whether a value can go over the wire: bytes that are no UTF-8 come as surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT and SIGTERM that reach ``liveshift run`` go on to its job."""
+"""Passes SIGINT and SIGTERM that reach ``liveshift run`` on to its job."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ASK_S = 10.0
 
 class SignalRelay:
     """Catches signals and sends them to a job: SIGINT and SIGTERM as they are, the second SIGINT
-    as SIGKILL. The third leaves the job alone and raises KeyboardInterrupt.
+    as SIGKILL. The third one leaves the job alone and raises KeyboardInterrupt.
 
-    ``wake`` is called from the signal handler, with the signal; it must not block.
+    The signal handler calls ``wake`` with the signal. ``wake`` must not block.
     """
 
     def __init__(self, wake: Callable[[signal.Signals], None]) -> None:
@@ -34,7 +34,7 @@ class SignalRelay:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """From here to its end no signal ends this program by itself."""
+        """Inside the block SIGINT and SIGTERM do not end this program by themselves."""
         before = {number: signal.signal(number, self._on_signal) for number in PASSED_ON}
         try:
             yield
@@ -43,13 +43,13 @@ class SignalRelay:
                 signal.signal(number, handler)
 
     def started(self) -> None:
-        """The job is there and can be sent to, also what came before."""
+        """The job exists: signals can be sent to it, also those that came before."""
         self._starting = False
 
     def send(self, client: Client, job: str) -> None:
-        """Send what has arrived; raises Unreachable, and sends the rest when called again.
+        """Send what has arrived. Raises Unreachable; the next call then sends the rest.
 
-        Raises KeyboardInterrupt when the person has had enough of waiting.
+        Raises KeyboardInterrupt for the third SIGINT.
         """
         while not self._arrived.empty():
             self._unsent.append(self._translated(self._arrived.get(), job))
@@ -60,14 +60,14 @@ class SignalRelay:
             except Unreachable:
                 raise
             except NotFound:
-                pass  # it has ended: nobody is left to be told
+                pass  # the job has ended
             except LiveshiftError as error:
                 render.failure(f"{number.name} was not passed on to {job}: {error}", error.hint)
             self._unsent.pop(0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._starting and number == signal.SIGINT and not self._arrived.empty():
-            raise KeyboardInterrupt  # the start hangs, and this is the second time
+            raise KeyboardInterrupt  # the start hangs, and this is the second signal
         self._arrived.put(signal.Signals(number))
         self._wake(signal.Signals(number))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift status``: jobs, capsules, hosts, and what is moving."""
+"""``liveshift status``: shows jobs, capsules, hosts, and what is moving."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def status(
 
 
 def _ask(client: Client, job: str | None) -> Status:
-    """The state of the cluster, or of one job in it; raises NotFound when there is no such job."""
+    """Return the state of the cluster, or of one job in it. Raises NotFound for an unknown job."""
     import msgspec
 
     from ...errors import no_such
@@ -104,7 +104,8 @@ def _print(status: Status, output: Layout, every: bool) -> None:
 
 
 def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
-    """Keep one picture on the terminal up to date; a daemon that is away is waited for."""
+    """Keep one picture on the terminal up to date. While no daemon answers, it says so and tries
+    again."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

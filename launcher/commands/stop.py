@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift stop``: end a job."""
+"""``liveshift stop``: ends a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.2
 QUIET_S = 1.0
-"""A job that ends within this time is waited for without a word."""
+"""A job that ends within this many seconds is waited for without a line."""
 
 
 def stop(
@@ -66,7 +66,7 @@ def stop(
                     _say(job, "ended", None if row is None else row.code, output)
                     return
                 words = waits_for(row)
-                if status.trouble:  # its end is known once it can be written down
+                if status.trouble:  # the end is known once the journal has it
                     words += f"; {status.trouble}"
                 if words != said and time.monotonic() > began + QUIET_S:
                     said = words
@@ -90,7 +90,7 @@ def _say(job: str, state: str, code: int | None, output: TableOrJson, on: str = 
 
 
 def waits_for(job: JobRow) -> str:
-    """What of a job has not ended yet, and why that takes time."""
+    """Return what of a job has not ended yet, and why that takes time."""
     left = [_why(capsule) for capsule in job.capsules if capsule.code is None]
     return f"waiting for {', '.join(left)}" if left else f"waiting for {job.name}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift cordon``, ``taint`` and what takes them back: whether work may be on a host."""
+"""``liveshift cordon``, ``taint`` and their opposites: set whether work may be on a host."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _row(client: Client, host: str) -> HostRow | None:
 
 
 def named(words: list[str]) -> str:
-    """The host in ``host NAME`` or ``NAME``; raises BadParameter for anything else."""
+    """Return the host in ``host NAME`` or ``NAME``; raises BadParameter for all else."""
     if len(words) == 2 and words[0] == "host":
         return words[1]
     if len(words) == 1:

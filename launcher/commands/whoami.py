@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift whoami``: who the cluster takes the caller for, and what that allows."""
+"""``liveshift whoami``: shows who the cluster takes the caller for, and what that allows."""
 
 from __future__ import annotations
 

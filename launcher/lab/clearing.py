@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing a lab, from lab.json and from what exists, whatever state it is in.
+"""Removes a lab, found by lab.json and by what exists of it, in whichever state it is.
 
-Only what is the lab's own is touched: processes in its namespaces, its named network namespaces,
-mounts below its directory, the directory. All of it may be repeated, at any point.
+Only what belongs to the lab is touched: processes in its namespaces, its named network namespaces,
+mounts below its directory, the directory. Every step may be repeated, at any point.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .record import claim, refuse_inside, root
 from .tasks import Task, belonging, kill, network, pids
 
 _END_S = 20.0
-"""How long processes may take to end after SIGKILL: a large one frees its memory meanwhile."""
+"""Processes may take this many seconds to end after SIGKILL. A large one frees its memory first."""
 
 
 def down(name: str) -> None:
-    """Remove a lab and everything in it; nothing happens when there is none.
+    """Remove a lab and everything in it. Without such a lab nothing happens.
 
-    Raises Refused when another command is at work on it or it is not this root's, NotPermitted
-    without root, LiveshiftError when something does not go away.
+    Raises Refused if another command works on the lab or if it lives under another root directory,
+    NotPermitted without root, LiveshiftError if something does not go away.
     """
     directory = root() / plan.checked_name(name)
     if not directory.exists() and not wiring.namespaces(name):
@@ -37,12 +37,12 @@ def down(name: str) -> None:
     try:
         with claim(directory):
             clear(name, directory)
-    except NotFound:  # no directory: the namespaces alone are left, or a namesake's
+    except NotFound:  # only the namespaces are left, or they are a namesake's
         clear(name, directory)
 
 
 def refuse_namesake(name: str, directory: Path) -> None:
-    """Raise Refused when a lab of this name lives under another root."""
+    """Raise Refused if a lab of this name lives under another root directory."""
     of = wiring.owner(name)
     if of is not None and of != directory and of.exists():
         raise Refused(
@@ -51,7 +51,7 @@ def refuse_namesake(name: str, directory: Path) -> None:
 
 
 def clear(name: str, directory: Path) -> None:
-    """Remove the lab; its lock is held, if it has a directory. Raises like :func:`down`."""
+    """Remove the lab. The caller holds its lock, if it has one. Raises like :func:`down`."""
     refuse_namesake(name, directory)
     kill(_under_way(name))
     named = wiring.namespaces(name)
@@ -60,9 +60,9 @@ def clear(name: str, directory: Path) -> None:
         raise Refused(f'this process is in the network of lab "{name}"', hint="leave it first")
     _end_tasks(networks, directory)
     switch = plan.netns(name, plan.SWITCH)
-    for netns in sorted(named, key=lambda n: n == switch):  # it says whose the lab is: last
+    for netns in sorted(named, key=lambda n: n == switch):  # last: its alias names the owner
         wiring.remove(netns)
-    # Whoever was about to enter a namespace when its name went.
+    # Again: a process may have entered a namespace while its name was removed.
     _end_tasks(networks, directory)
     for point in reversed(_mounts(directory)):
         run(["umount", "--lazy", point])
@@ -74,7 +74,7 @@ def clear(name: str, directory: Path) -> None:
 
 
 def leftovers(name: str) -> list[str]:
-    """Everything of a lab that exists, one line each; empty when nothing does."""
+    """Return all of a lab that exists, one line each; [] if nothing does."""
     directory = root() / plan.checked_name(name)
     named = wiring.namespaces(name)
     networks = {found for n in named if (found := wiring.identity(n)) is not None}
@@ -97,7 +97,8 @@ def _end_tasks(networks: set[int], directory: Path) -> None:
 
 
 def _under_way(name: str) -> list[Task]:
-    """What a killed `lab up` was just running: it could still make something after we have looked.
+    """Return the commands that a killed `lab up` was just running. They could still make something
+    after we have looked.
 
     These are `ip` and `capsule-init` with one of the lab's network namespaces in their arguments.
     """
@@ -112,7 +113,8 @@ def _under_way(name: str) -> list[Task]:
 
 
 def _mounts(directory: Path) -> list[str]:
-    """The mount points of this mount namespace at or below the directory, outermost first."""
+    """Return the mount points at or below the directory, outermost first, of this mount
+    namespace."""
     points = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         point = line.split()[4].encode().decode("unicode_escape")
@@ -122,7 +124,7 @@ def _mounts(directory: Path) -> list[str]:
 
 
 def _started_for(directory: Path) -> set[int]:
-    """Daemons of the lab by their command line, wherever they are."""
+    """Return the pids of the lab's daemons, found by their command line in any namespace."""
     return {pid for pid in pids() if f"--config {directory}/" in _words(pid)}
 
 
@@ -131,9 +133,9 @@ def _words(pid: int) -> str:
 
 
 def _argv(pid: int) -> list[str]:
-    """The command line of a process; [""] when it has none."""
+    """Return the command line of a process; [""] if it has none."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # ended, or not ours to see
+    except OSError:  # it has ended, or we may not see it
         raw = b""
     return raw.decode(errors="replace").rstrip("\0").split("\0")

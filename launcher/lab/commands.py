@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the system's own tools for the lab: ip, tc, nft, nsenter and mount."""
+"""Runs the system's own tools for the lab: ip, tc, nft, nsenter and mount."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import LiveshiftError
 
 
 def run(command: Sequence[str], *, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
-    """Run a command and return its stdout; raises LiveshiftError with what it said."""
+    """Run a command and return its stdout. Raises LiveshiftError with what the command printed."""
     try:
         done = subprocess.run(
             command, input=stdin, env=env, capture_output=True, text=True, check=False

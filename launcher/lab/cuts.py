@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cutting two machines of a lab off from each other, and from nobody else.
+"""Cuts two machines of a lab off from each other, and from no other machine.
 
-The switch forwards nothing between their two ports, in either direction and of any protocol; the
-ports stay up, so neither machine is told. A rule names ports, not addresses: it holds for what
-capsules send too, and for a host that was booted anew.
+The switch forwards nothing between their two ports, in either direction, of any protocol. The ports
+stay up, so neither machine sees its link go down. A rule names ports, not addresses. So it also
+holds for what capsules send, and for a host that was booted anew; kill_host removes a host's cuts.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ _TABLE = "table bridge lab_cuts"
 
 
 def separate(lab: Lab, one: str, other: str) -> None:
-    """Let nothing pass between two machines (hosts or ``ctl``); may be repeated.
+    """Let nothing pass between two machines (hosts or ``ctl``). May be repeated.
 
-    Raises NotFound for one that is not there, WrongUsage when they are the same.
+    Raises NotFound for an unknown machine, WrongUsage if both are the same, and what
+    :func:`claim` raises.
     """
     _change(lab, one, other, cut=True)
 
 
 def rejoin(lab: Lab, one: str, other: str) -> None:
-    """Take back a :func:`separate`; nothing happens when there was none. Raises like it."""
+    """Undo :func:`separate`. Without a cut nothing happens. Raises like it."""
     _change(lab, one, other, cut=False)
 
 
 def cut_off_from(lab: Lab, host: str) -> list[str]:
-    """The machines that a host is separated from."""
+    """Return the machines from which a host is separated."""
     return sorted({name for pair in lab.cuts if host in pair for name in pair} - {host})
 
 
 def forget(lab: Lab, host: str) -> None:
-    """Mend all of a host's; the caller holds the lab's lock and saves the lab."""
+    """Remove all cuts of a host. The caller holds the lab's lock and saves the lab."""
     kept = [pair for pair in lab.cuts if host not in pair]
     if kept != lab.cuts:
         _apply(lab, kept)
@@ -43,7 +44,7 @@ def forget(lab: Lab, host: str) -> None:
 
 
 def rules(cuts: list[tuple[str, str]]) -> str:
-    """The nft rules of all cuts, in place of earlier ones."""
+    """Return the nft rules of all cuts. They replace the earlier ones."""
     lines = [f"{_TABLE} {{}}", f"delete {_TABLE}"]
     if cuts:
         lines += [f"{_TABLE} {{ chain forward {{", "type filter hook forward priority 0;"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of a lab: an agent on every host, the orchestrator on ``ctl``; the real programs."""
+"""Runs the real daemons in a lab: an agent on every host, the orchestrator on ``ctl``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from .rooms import entry
 from .tasks import Task, host_pid, kill
 
 READY_S = 30.0
-"""How long daemons may take until the orchestrator has seen every agent."""
+"""Seconds in which the orchestrator must have seen every agent."""
 
-# A session of its own, away from the terminal, and signals as an init system leaves them: a shell
-# that starts `lab up` in the background makes it ignore SIGINT, which jobs would inherit.
+# The daemon gets a session of its own, away from the terminal, and signals as an init system leaves
+# them. A shell that starts `lab up` in the background makes it ignore SIGINT, and jobs would
+# inherit that.
 _DETACHED = ("setsid", "--fork", "env", "--default-signal", "sh", "-c")
 _SAY_PID = 'umask 022; echo $$; exec "$@" >&2'
 
 
 def start(lab: Lab, machine: LabHost) -> None:
-    """Start a host's daemon; its log goes on where it was. Raises LiveshiftError."""
+    """Start a host's daemon, which continues its log. Raises LiveshiftError if it ends at once."""
     with lab.log(machine.name).open("ab") as log:
         done = subprocess.run(
             [*entry(machine), *_DETACHED, _SAY_PID, "sh", *_command(lab, machine)],
@@ -39,7 +40,7 @@ def start(lab: Lab, machine: LabHost) -> None:
             check=False,
         )
     init = machine.init
-    assert init is not None  # entry() has seen it
+    assert init is not None  # entry() has checked it
     pid = host_pid(init.pid, int(done.stdout)) if done.stdout.strip() else None
     machine.daemon = Task.of(pid) if pid else None
     if machine.daemon is None:
@@ -47,7 +48,7 @@ def start(lab: Lab, machine: LabHost) -> None:
 
 
 def start_daemon(lab: Lab, host: str) -> None:
-    """Start the daemon of a host (or of ``ctl``) unless it runs; does not wait for it to answer."""
+    """Start the daemon of a host (or of ``ctl``) unless it runs. Does not wait for its answer."""
     with claim(lab.directory):
         lab.refresh()
         machine = lab.machine(host)
@@ -57,9 +58,9 @@ def start_daemon(lab: Lab, host: str) -> None:
 
 
 def stop_daemon(lab: Lab, host: str, signum: int = signal.SIGKILL) -> None:
-    """End the daemon of a host (or of ``ctl``) and wait until it has ended; jobs are not touched.
+    """End the daemon of a host (or of ``ctl``) and wait until it has ended. Jobs are not touched.
 
-    Raises LiveshiftError when another signal than SIGKILL does not end it within 10 s.
+    Raises LiveshiftError if another signal than SIGKILL does not end it within 10 s.
     """
     with claim(lab.directory):
         lab.refresh()
@@ -84,8 +85,8 @@ def wait_ready(
 ) -> None:
     """Wait until the orchestrator answers and every running host is up for it.
 
-    ``seen`` is told how many are. Raises LiveshiftError with the end of the log when a daemon
-    ends, Unreachable when it takes more than ``timeout`` seconds.
+    ``seen`` is called with the number of hosts that are up. Raises LiveshiftError with the end of
+    the log if a daemon ends, Unreachable after ``timeout`` seconds.
     """
     until = time.monotonic() + timeout
     wanted = {machine.name for machine in lab.hosts.values() if machine.running}
@@ -118,7 +119,8 @@ def _command(lab: Lab, machine: LabHost) -> Iterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """As on a machine that has just started, and what it takes to find this very program."""
+    """Return the environment of a machine that has just started, and what it takes to find this
+    very program."""
     kept = ("PYTHON", "LIVESHIFT_", "LANG", "LC_")
     own = {key: value for key, value in os.environ.items() if key.startswith(kept)}
     own.pop("LIVESHIFT_SOCKET", None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making a host's link worse: slower, lossy, longer, cut; both directions alike.
+"""Makes a host's link worse: slower, lossy, longer, cut. Both directions get the same.
 
-Slow: tbf. Lossy: nftables at the ingress of either end, with packets no larger than a frame, since
-losing one of 64 KiB is not what a wire does. Longer: netem, which many kernels lack. Cut: the
-switch's port goes down, and the host's eth0 loses its carrier.
+Slow: tbf. Lossy: nftables at the ingress of both ends; packets are then no larger than a frame,
+since a wire does not lose 64 KiB at once. Longer: netem, which many kernels lack. Cut: the switch's
+port goes down, and the host's eth0 loses its carrier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FASTEST = 10**12  # bit/s
 _BURST_S = 0.004
 _SMALLEST_BURST = 16384  # bytes
 _QUEUE = "50ms"  # how long a packet waits in a full queue before it is dropped
-_NETEM_PACKETS = 100000  # that may be on their way at once
+_NETEM_PACKETS = 100000  # packets that may be on their way at once
 
 
 def link(
@@ -32,11 +32,11 @@ def link(
     delay: str | None = None,
     cut: bool | None = None,
 ) -> Link:
-    """Change how a host's link behaves; None leaves a property as it is. Returns all of them.
+    """Change a host's link; None leaves a property as it is. Returns all properties.
 
-    ``rate`` such as "200mbit" or "none"; ``loss`` in percent; ``delay`` one way, such as "5ms";
-    ``cut`` True takes the cable out. Raises WrongUsage for what is no property of a link,
-    Refused where the kernel lacks the means; the link is then as it was.
+    ``rate``: such as "200mbit", or "none". ``loss``: in percent. ``delay``: one way, such as "5ms",
+    or "none". ``cut``: True takes the cable out. Raises WrongUsage for a value that a link cannot
+    have, Refused if the kernel lacks the means; the link is then as it was.
     """
     given_rate = None if rate is None else bits_per_second(rate)
     given_loss = None if loss is None else _percent(loss)
@@ -62,7 +62,8 @@ def link(
 
 
 def bits_per_second(text: str) -> int:
-    """ "200mbit", "1.5 Gbit/s", "none"; raises WrongUsage."""
+    """Return the rate that a text names: "200mbit", "1.5 Gbit/s"; 0 for "none". Raises
+    WrongUsage."""
     if text.strip().lower() in ("none", "0"):
         return 0
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]?)bit(?:/s)?", text.strip().lower())
@@ -76,7 +77,8 @@ def bits_per_second(text: str) -> int:
 
 
 def milliseconds(text: str) -> float:
-    """ "5ms", "0.1s", "250us", "none"; raises WrongUsage."""
+    """Return the delay that a text names, in ms: "5ms", "0.1s", "250us"; 0 for "none". Raises
+    WrongUsage."""
     if text.strip().lower() in ("none", "0"):
         return 0.0
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)", text.strip().lower())
@@ -97,7 +99,7 @@ def _percent(loss: float) -> float:
 
 
 def apply(lab: Lab, machine: LabHost, link: Link) -> None:
-    """Give both ends of a host's cable these properties, whatever they had."""
+    """Give both ends of a host's cable these properties, in place of the ones that they had."""
     for netns, device in ((machine.netns, "eth0"), (lab.switch, machine.name)):
         if _has_queue(netns, device):
             _tc(netns, f"qdisc del dev {device} root")
@@ -110,7 +112,7 @@ def apply(lab: Lab, machine: LabHost, link: Link) -> None:
 
 
 def queues(device: str, link: Link) -> list[str]:
-    """The tc commands that delay and slow what goes out of ``device``."""
+    """Return the tc commands that delay and slow what goes out of ``device``."""
     commands = []
     at = "root"
     if link.delay:
@@ -129,7 +131,8 @@ def queues(device: str, link: Link) -> list[str]:
 
 
 def drops(device: str, link: Link) -> str:
-    """The nft rules that lose part of what comes in at ``device``, in place of earlier ones."""
+    """Return the nft rules that drop part of what comes in at ``device``. They replace earlier
+    ones."""
     table = f"table netdev lab_{device}"
     rules = f"{table} {{}}\ndelete {table}\n"
     if link.loss:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making a lab: its directory, network, hosts and daemons; all of it or nothing."""
+"""Makes a lab: its directory, network, hosts and daemons. If a part fails, nothing is left."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def up(
 ) -> Lab:
     """Make a lab and return it once every agent is up.
 
-    ``spare`` and ``memory``, by host, go into the cluster file, ``slots`` for all, ``timeouts`` (in
-    seconds) and those of ``tables`` by their keys there. ``local``: directories that every host has
-    for itself. ``shared``: directories below a private place (/tmp …) that all hosts shall see;
-    where the program lives and the current directory always are. A lab of that name that no longer
-    runs is replaced. A terminal shows the progress.
+    These go into the cluster file: ``slots`` for every host; ``spare`` and ``memory`` by host;
+    ``timeouts`` (seconds) and ``tables`` by their keys there. ``local``: directories that every
+    host has for itself. ``shared``: directories below a private place (/tmp …) that all hosts must
+    see. They always see the program's directories and the current one. A lab of that name that no
+    longer runs is replaced. If ``console`` is a terminal, it shows the progress.
 
-    Raises WrongUsage, Refused when it runs, NotPermitted without root, LiveshiftError when
-    something fails. Whatever is raised, a Ctrl-C too, nothing is left.
+    Raises WrongUsage, Refused if the lab runs, NotPermitted without root, LiveshiftError if
+    something fails. After any exception, a Ctrl-C too, nothing is left.
     """
     plan.host_names(hosts)
     with (
@@ -63,7 +63,7 @@ def up(
         for done, machine in enumerate(lab.machines, 1):
             say(f"host {machine.name}", done)
             boot(lab, machine)
-            daemons.start(lab, machine)  # it gets going while the next host is made
+            daemons.start(lab, machine)  # it starts while the next host is made
             lab.save()
         daemons.wait_ready(lab, seen=lambda n: say("agents reporting", hosts + 2 + n))
         lab.state = "up"
@@ -91,7 +91,7 @@ def fresh(
     timeouts: Mapping[str, str] | None = None,
     tables: plan.Tables | None = None,
 ) -> Iterator[Lab]:
-    """A lab that is but a directory, held by its lock: lab.json, cluster file, keys.
+    """Make a lab that is only a directory (lab.json, cluster file, keys), and hold its lock.
 
     If the block raises, everything of the lab is removed again.
     """
@@ -138,7 +138,8 @@ def fresh(
 
 
 def _make_directory(name: str, directory: Path) -> None:
-    """Make the lab's directory, in place of a lab that no longer runs; raises Refused."""
+    """Make the lab's directory, in place of a lab that no longer runs. Raises Refused if it
+    runs."""
     if not directory.parent.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.parent.chmod(0o755)
@@ -161,7 +162,7 @@ def _runs(name: str) -> bool:
         lab = load(name)
     except NotFound:
         return False
-    return lab.state == "up" and lab.running  # else its `lab up` was killed, or the machine was
+    return lab.state == "up" and lab.running  # else `lab up` was killed, or the machine went down
 
 
 def _host(lab: str, name: str, address: str) -> LabHost:
@@ -191,7 +192,8 @@ def _directory(path: str) -> str:
 
 @contextmanager
 def _bar(console: Console | None, total: int) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar on a terminal; yields what sets it: say(what is going on, steps done)."""
+    """Show a progress bar on a terminal. Yields say(what is going on, steps done), which sets
+    it."""
     columns = (TextColumn("lab: {task.description}"), BarColumn(), TimeElapsedColumn())
     hidden = console is None or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab consists of: names, addresses, the mounts of a host and the cluster file.
+"""Plans a lab: its names, addresses, the mounts of a host and the cluster file.
 
-Nothing here touches the system but to look at it.
+Nothing here changes the system; some functions look at it.
 
     10.88.0.2       ctl         the orchestrator's machine
     10.88.0.10+i    h<i>        the hosts
-    ls-<lab>-<host>             network namespaces; ls-<lab>-sw holds the switch they hang on
+    ls-<lab>-<host>             network namespaces; ls-<lab>-sw has the switch that connects them
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
 _HOST = rf"h[0-9]{{1,2}}|{CONTROL}|{SWITCH}"
 
 OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/run/liveshift", "/var/lib/liveshift", "/etc/hosts")
-"""What every host has of its own."""
+"""Every host has its own of each of these."""
 
 _NEVER_LOCAL = re.compile(
     r"/|/(proc|sys|dev|etc|usr|s?bin|lib|lib64|var|var/lib)|/(proc|sys|dev)/.*"
@@ -59,7 +59,7 @@ _NEVER_LOCAL = re.compile(
 
 
 def checked_name(name: str) -> str:
-    """The name of a lab, if it can be one; raises WrongUsage."""
+    """Return the name if a lab can have it; raises WrongUsage."""
     if not re.fullmatch(_NAME, name):
         raise WrongUsage(
             f'"{name}" cannot be the name of a lab',
@@ -69,7 +69,7 @@ def checked_name(name: str) -> str:
 
 
 def host_names(count: int) -> list[str]:
-    """h0, h1 …; raises WrongUsage for a number of hosts that the lab does not make."""
+    """Return h0, h1 …; raises WrongUsage for a number of hosts that a lab cannot have."""
     if not 1 <= count <= MOST_HOSTS:
         raise WrongUsage(f"a lab has 1 to {MOST_HOSTS} hosts, got {count}")
     return [f"h{index}" for index in range(count)]
@@ -80,7 +80,8 @@ def address(index: int) -> str:
 
 
 def mac(address: str) -> str:
-    """The MAC of a host's eth0: locally administered, ``l`` and the four bytes of its address."""
+    """Return the MAC of a host's eth0: locally administered, ``l``, the four bytes of its
+    address."""
     return "02:6c:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
@@ -89,23 +90,24 @@ def netns(lab: str, host: str) -> str:
 
 
 def lab_of_netns(name: str) -> str | None:
-    """The lab that a network namespace belongs to, by its name; None: not a lab's.
+    """Return the lab to which a network namespace of this name belongs; None: to none.
 
-    A host's name has no hyphen, so that labs "a" and "a-h0" cannot be taken for each other.
+    A host's name has no hyphen, so that labs "a" and "a-h0" cannot be confused.
     """
     match = re.fullmatch(rf"ls-({_NAME})-(?:{_HOST})", name)
     return match[1] if match else None
 
 
 def hosts_file(count: int) -> str:
-    """/etc/hosts, the same in every host."""
+    """Return /etc/hosts, which is the same in every host."""
     entries = [("127.0.0.1", "localhost"), (CONTROL_ADDRESS, CONTROL)]
     entries += [(address(index), name) for index, name in enumerate(host_names(count))]
     return "".join(f"{a}\t{n}\n" for a, n in entries)
 
 
 def local_directories(paths: Iterable[str]) -> list[str]:
-    """Directories that each host has for itself; raises WrongUsage for those that can't be."""
+    """Return the directories that each host has for itself; raises WrongUsage for one that can't
+    be."""
     plain = [re.sub("^//", "/", os.path.normpath(path)) for path in paths]
     for path in plain:
         if not path.startswith("/") or path in OWN or _NEVER_LOCAL.fullmatch(path):
@@ -117,9 +119,10 @@ def local_directories(paths: Iterable[str]) -> list[str]:
 
 
 def brought_back(wanted: Iterable[str], local: Sequence[str]) -> list[str]:
-    """Of the directories every host must see, those that its private places would hide.
+    """Return those directories of ``wanted`` that the private places of a host would hide.
 
-    A private place itself is never brought back: that would undo it.
+    Every host must see them, so they are mounted again there. A private place itself is never
+    brought back: that would undo it.
     """
     private = (*OWN, *local)
     hidden = {
@@ -131,19 +134,19 @@ def brought_back(wanted: Iterable[str], local: Sequence[str]) -> list[str]:
 
 
 def needed_directories() -> list[str]:
-    """Where the program itself lives, and where its user is: the same for every host."""
+    """Return the directories of the program and the current one, which every host must see."""
     package = str(files("liveshift"))
     found = [sys.prefix, sys.base_prefix, package, os.path.dirname(package)]
     found += [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry]
     if criu := os.environ.get("LIVESHIFT_CRIU"):
         found.append(os.path.dirname(os.path.abspath(criu)))
-    with suppress(FileNotFoundError):  # somebody removed it: nobody needs it
+    with suppress(FileNotFoundError):  # it was removed, so it is not needed
         found.append(os.getcwd())
     return [path for path in found if os.path.isdir(path)]
 
 
 def machine_mounts(mountinfo: str, local: Sequence[str]) -> list[str]:
-    """Mount points of real file systems below "/", which all hosts see alike (/home, /data)."""
+    """Return mount points of real file systems below "/", which all hosts see alike (/home)."""
     elsewhere = (*OWN, *local, "/proc", "/sys", "/dev")
     points = set()
     for line in mountinfo.splitlines():
@@ -156,9 +159,9 @@ def machine_mounts(mountinfo: str, local: Sequence[str]) -> list[str]:
 
 
 def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[str]) -> list[str]:
-    """The mount options of capsule-init that make a host's own view of the file system.
+    """Return the mount options of capsule-init that make a host's own view of the file system.
 
-    Parents before what lies below them, since a mount hides what was mounted below it earlier.
+    Parents come before what lies below them, since a mount hides what was mounted below it earlier.
     """
     own = directory / host
     sources: dict[str, Path | None] = {path: Path(path) for path in shared}
@@ -180,7 +183,7 @@ def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[st
 
 
 Tables = Mapping[str, Mapping[str, str]]
-"""Tables of the cluster file: their keys, and values as on a command line."""
+"""Tables of the cluster file by name: their keys, and values as on a command line."""
 
 
 def cluster(
@@ -195,7 +198,7 @@ def cluster(
     timeouts: Mapping[str, str] | None = None,
     tables: Tables | None = None,
 ) -> Cluster:
-    """The lab's cluster file; raises WrongUsage when the lab is not possible."""
+    """Return the lab's cluster file; raises WrongUsage if the lab is not possible."""
     given = tables or {}
     names = host_names(hosts)
     for key, by_host in (("spare", spare), ("memory", memory)):
@@ -235,7 +238,7 @@ def cluster(
 
 
 def _value(text: str) -> object:
-    """As TOML would read it; a bare word is a string."""
+    """Read a value as TOML would; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -245,8 +248,8 @@ def _value(text: str) -> object:
 def _table(
     table: str, what: str, given: Mapping[str, str], raw: Callable[[str], object]
 ) -> dict[str, Any]:
-    """The keys of a table of the cluster file from their spellings on a command line; ``raw`` makes
-    of each what TOML would give."""
+    """Read the keys of a table of the cluster file as they are written on a command line. ``raw``
+    turns each text into what TOML would give. Raises WrongUsage."""
     known = SCHEMA[table]
     found = {}
     for key, text in given.items():

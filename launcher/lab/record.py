@@ -4,13 +4,14 @@
     <root>/<name>/lab.json        written before anything is made, then kept true
                   cluster.toml    as for any cluster
                   hosts           /etc/hosts of its hosts
-                  keys/           mode 0600 where secret
-                  log/<host>.log  what the daemons say
+                  keys/           secret keys have mode 0600
+                  log/<host>.log  what the daemons log
                   <host>/run      its /run/liveshift, with the daemons' sockets
                   <host>/state    its /var/lib/liveshift
                   <host>/tmp, var-tmp, local/…   its /tmp, /var/tmp and other own directories
 
-The directory is also the lock: who makes, changes or removes the lab holds a flock on it.
+The directory is also the lock: a command that makes, changes or removes the lab holds a flock on
+it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from . import plan
 from .tasks import Task
 
 INSIDE = Path("/run/liveshift-lab")
-"""Says, inside a host, which one of which lab it is."""
+"""Inside a host, this file names the host and its lab."""
 
 _LOCK_S = 2.0
-"""How long to wait for the lock: a killed command's children may hold it for a moment."""
+"""Seconds to wait for the lock. The children of a killed command may hold it for a moment."""
 
 _LONGEST_ROOT = 60
-"""Characters: a socket's path must fit into 107 (unix(7)), a device's alias into 255."""
+"""Characters. The path of a socket must fit into 107 (unix(7)), a device's alias into 255."""
 
 
 class Link(msgspec.Struct, frozen=True):
-    """How a host's link is made to behave; the same in both directions.
+    """The properties of a host's link, the same in both directions.
 
     ``rate`` in bit/s (0: as fast as it goes), ``loss`` in percent, ``delay`` in milliseconds one
     way, ``cut``: the cable is out.
@@ -55,7 +56,8 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class LabHost(msgspec.Struct):
-    """One virtual host. ``init`` is process 1 of it, ``daemon`` its agent (or the orchestrator)."""
+    """One virtual host. ``init`` is its process 1, ``daemon`` its agent (on ``ctl`` the
+    orchestrator)."""
 
     name: str
     address: str
@@ -70,8 +72,9 @@ class LabHost(msgspec.Struct):
 
 
 class Lab(msgspec.Struct):
-    """A lab. ``shared`` and ``local`` are what its hosts see besides the machine's root;
-    ``cuts`` are the pairs of machines between which nothing passes (cuts.py)."""
+    """A lab. ``shared``: directories below private places that all hosts see. ``local``:
+    directories that each host has for itself. ``cuts``: the pairs of machines between which nothing
+    passes (cuts.py)."""
 
     name: str
     directory: Path
@@ -103,11 +106,11 @@ class Lab(msgspec.Struct):
 
     @property
     def running(self) -> bool:
-        """Does at least one of its hosts run?"""
+        """Whether at least one of its machines runs."""
         return any(machine.running for machine in self.machines)
 
     def machine(self, name: str) -> LabHost:
-        """A host or ``ctl``; raises NotFound naming those there are."""
+        """Return a host or ``ctl``; raises NotFound, which names those there are."""
         for machine in self.machines:
             if machine.name == name:
                 return machine
@@ -132,7 +135,7 @@ class Lab(msgspec.Struct):
 
 
 def root() -> Path:
-    """The directory of all labs; raises WrongUsage when $LIVESHIFT_LAB_ROOT cannot be it."""
+    """Return the directory of all labs; raises WrongUsage if $LIVESHIFT_LAB_ROOT cannot be it."""
     given = os.environ.get(LAB_ROOT_VARIABLE) or str(LAB_ROOT)
     if not re.fullmatch(rf"/[A-Za-z0-9._/-]{{1,{_LONGEST_ROOT}}}", given):
         raise WrongUsage(
@@ -144,7 +147,7 @@ def root() -> Path:
 
 
 def names() -> list[str]:
-    """The labs there are, those half made or half removed included."""
+    """Return the names of all labs, also of those half made or half removed."""
     try:
         found = sorted(path.name for path in root().iterdir() if path.is_dir())
     except FileNotFoundError:
@@ -153,7 +156,8 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Lab:
-    """What lab.json says; raises NotFound when there is no such lab or it is half removed."""
+    """Return what lab.json says. Raises NotFound if there is no such lab or it is half removed,
+    LiveshiftError if the file is not understood."""
     directory = root() / plan.checked_name(name)
     try:
         raw = (directory / "lab.json").read_bytes()
@@ -179,7 +183,7 @@ def load(name: str) -> Lab:
 
 
 def find(name: str | None = None) -> Lab:
-    """The lab of that name, or the only one there is; raises NotFound or WrongUsage."""
+    """Return the lab of that name, or the only one there is; raises NotFound or WrongUsage."""
     if name is not None:
         return load(name)
     there = names()
@@ -194,7 +198,7 @@ def find(name: str | None = None) -> Lab:
 
 
 def refuse_inside() -> None:
-    """Labs are changed from outside: inside, pids and names mean something else."""
+    """Raise Refused inside of a lab, where pids and names mean something else."""
     if INSIDE.exists():
         raise Refused(
             f"this is host {INSIDE.read_text().strip()}: labs are changed from outside",
@@ -206,8 +210,8 @@ def refuse_inside() -> None:
 def claim(directory: Path) -> Iterator[None]:
     """Hold the lab's lock, to change the lab.
 
-    Raises Refused when another command holds it or inside of a lab, NotFound when there is no
-    such lab, NotPermitted without root.
+    Raises Refused if another command holds it, or inside of a lab; NotFound if there is no such
+    lab; NotPermitted without root.
     """
     if os.geteuid() != 0:
         raise NotPermitted(f'changing lab "{directory.name}" needs root', hint="run it with sudo")
@@ -238,7 +242,7 @@ def _lock(directory: Path) -> int:
                     hint="wait until it has ended, or end it",
                 ) from None
         os.close(lock)
-        time.sleep(0.02)  # held by another, or removed by it and made again
+        time.sleep(0.02)  # another command holds it, or has removed and made it again
 
 
 def _could_be(name: str) -> bool:

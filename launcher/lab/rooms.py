@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab host as a room: process 1 in namespaces of its own, and what enters and ends them."""
+"""Starts a lab host as a room (process 1 in namespaces of its own), enters it, and ends it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tasks import Task, kill
 
 _SPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
-# The machine's /sys shows the machine's devices: a host gets one that shows its own.
+# The machine's /sys shows the machine's devices, so a host gets one that shows its own.
 _FINISH = f"""set -e
 chmod 755 /run
 mkdir /run/netns /run/sys
@@ -33,7 +33,7 @@ echo "$1" >{INSIDE}
 
 
 def start(lab: Lab, machine: LabHost) -> None:
-    """Start a host whose network is there; raises LiveshiftError. Its daemon is not started."""
+    """Start a host whose network is there, but not its daemon. Raises LiveshiftError."""
     own = lab.directory / machine.name
     for name, mode in (("run", 0o755), ("state", 0o700), ("tmp", 0o1777), ("var-tmp", 0o1777)):
         _make(own / name, mode)
@@ -62,9 +62,9 @@ def start(lab: Lab, machine: LabHost) -> None:
 
 
 def entry(machine: LabHost, *spaces: str) -> list[str]:
-    """The command prefix that enters a host.
+    """Return the command prefix that enters a host.
 
-    Raises Refused when the host does not run, NotPermitted without root.
+    Raises Refused if the host does not run, NotPermitted without root.
     """
     if os.geteuid() != 0:
         raise NotPermitted("entering a lab host needs root", hint="run it with sudo")
@@ -77,10 +77,10 @@ def entry(machine: LabHost, *spaces: str) -> list[str]:
 
 
 def run_in(lab: Lab, host: str, argv: Sequence[str]) -> int:
-    """Run a command on a host, with this process's terminal; returns its exit code.
+    """Run a command on a host, with this process's terminal; return its exit code.
 
-    It runs in the current directory where the host has that, and in / elsewhere; 128 + n says
-    that signal n ended it. A Ctrl-C is the command's to handle.
+    The command runs in the current directory if the host has it, else in /. 128 + n means that
+    signal n ended it. Only the command handles a Ctrl-C.
     """
     here = 'cd -- "$0" 2>/dev/null || cd /; exec "$@"'
     command = [*entry(lab.machine(host)), "sh", "-c", here, _current_directory(), *argv]
@@ -96,13 +96,13 @@ def run_in(lab: Lab, host: str, argv: Sequence[str]) -> int:
 
 
 def kill_host(lab: Lab, host: str) -> None:
-    """Take a host's power away: silent at once, then nothing of it runs; its disk remains."""
+    """Cut a host's power: it is silent at once, then nothing of it runs. Its disk remains."""
     with claim(lab.directory):
         lab.refresh()
         machine = lab.machine(host)
         if machine.init is None:
             return
-        # Silence first: the dying must not say goodbye to their peers.
+        # The link goes down first: the peers must not hear the dying processes end.
         ip(lab.switch, f"link set {machine.name} down")
         kill([machine.init])
         wiring.unplug(lab, machine)
@@ -113,7 +113,7 @@ def kill_host(lab: Lab, host: str) -> None:
 
 
 def boot_host(lab: Lab, host: str) -> None:
-    """Give a killed host its power back, its network undisturbed, /run and daemon not there."""
+    """Boot a killed host again: its link is as new, /run is empty, its daemon does not run."""
     with claim(lab.directory):
         lab.refresh()
         machine = lab.machine(host)

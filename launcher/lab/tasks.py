@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a lab: told apart by pid and start time, found by the namespaces they are in.
+"""Processes of a lab: identified by pid and start time, found by the namespaces they are in.
 
 A process belongs to a lab if it is in one of the lab's network namespaces, or in the mount
-namespace of one of its hosts, which is known by what is mounted there on /run/liveshift. The
-second way also finds capsules, whose network namespaces have names of their own.
+namespace of one of its hosts. What is mounted on /run/liveshift shows whose mount namespace it is.
+The second way also finds capsules, whose network namespaces have names of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOM_MARK = "/run/liveshift"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A process for good: a pid may be used again, together with the start time it is not.
+    """One process for good: its pid may be used again, but not together with its start time.
 
     ``started`` is in clock ticks since boot (/proc/pid/stat, field 22).
     """
@@ -34,7 +34,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int) -> Task | None:
-        """The process that has this pid now; None when there is none, or only a zombie."""
+        """Return the process that has this pid now; None if there is none, or only a zombie."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -46,7 +46,7 @@ class Task(msgspec.Struct, frozen=True):
         return Task.of(self.pid) == self
 
     def send(self, signum: int) -> None:
-        """Send a signal, never to another process that has got the pid since."""
+        """Send a signal, but never to another process that has got the pid since."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -59,7 +59,7 @@ class Task(msgspec.Struct, frozen=True):
             os.close(pidfd)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it has ended; False when it has not within this time.
+        """Wait until it has ended; False if it has not after this many seconds.
 
         Process 1 of a pid namespace ends after everything in it, nested namespaces included.
         """
@@ -76,7 +76,8 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def kill(tasks: Iterable[Task], seconds: float = 10.0) -> None:
-    """SIGKILL all of them and wait; raises LiveshiftError naming those that do not end."""
+    """Send SIGKILL to all of them and wait. Raises LiveshiftError that names those that do not
+    end."""
     until = time.monotonic() + seconds
     tasks = list(tasks)
     for task in tasks:
@@ -90,12 +91,12 @@ def kill(tasks: Iterable[Task], seconds: float = 10.0) -> None:
 
 
 def pids() -> Iterator[int]:
-    """Every process of this machine."""
+    """Yield the pids of this machine."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def network(pid: int | str) -> int | None:
-    """The identity of a process's network namespace; None when it has ended."""
+    """Return the inode of a process's network namespace; None if the process has ended."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except (FileNotFoundError, ProcessLookupError):
@@ -103,7 +104,8 @@ def network(pid: int | str) -> int | None:
 
 
 def host_pid(init: int, inner: int) -> int | None:
-    """What we call the process that a lab host, whose process 1 is ``init``, calls ``inner``."""
+    """Return our pid of the process that has pid ``inner`` in a lab host, whose process 1 is
+    ``init``."""
     space = os.stat(f"/proc/{init}/ns/pid").st_ino
     for pid in pids():
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -117,13 +119,14 @@ def host_pid(init: int, inner: int) -> int | None:
 
 
 def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
-    """The processes in one of these network namespaces or in a room of the lab in ``directory``."""
+    """Return the processes in one of these network namespaces or in a room of the lab in
+    ``directory``."""
     networks = set(networks)
     ours = _on_filesystem(directory)
     rooms: dict[int, bool] = {}  # by mount namespace
     found = []
     for pid in pids():
-        # Not permitted: it has more capabilities than we, so it was not started by a lab of ours.
+        # Not permitted: it has more capabilities than we have, so no lab of ours started it.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
             if space not in rooms:
@@ -135,7 +138,7 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
 
 
 def _is_room(mountinfo: str, lab: tuple[str, str]) -> bool:
-    """Is /run/liveshift, in this mount namespace, the ``run`` of a host of the lab?"""
+    """Whether /run/liveshift, in this mount namespace, is the ``run`` of a host of the lab."""
     for line in mountinfo.splitlines():
         _, _, device, root, point, *_ = line.split()
         if point == ROOM_MARK:
@@ -146,11 +149,12 @@ def _is_room(mountinfo: str, lab: tuple[str, str]) -> bool:
 
 
 def _on_filesystem(directory: Path) -> tuple[str, str]:
-    """Where a directory lies, as mountinfo says it: (device, path inside the file system)."""
+    """Return where a directory lies, as mountinfo says it: (device, path in the file system)."""
     device, root, point = "", "/", "/"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         above = fields[4].rstrip("/") + "/"
-        if f"{directory}/".startswith(above) and len(above) >= len(point):  # later mounts cover
+        # A later mount covers an earlier one at the same point.
+        if f"{directory}/".startswith(above) and len(above) >= len(point):
             device, root, point = fields[2], fields[3], above
     return device, os.path.normpath(os.path.join(root, os.path.relpath(directory, point)))

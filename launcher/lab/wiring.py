@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's network: a switch (a bridge in a namespace of its own) and a cable to every host.
+"""The lab's network: a switch (a bridge in a network namespace of its own), a cable to every host.
 
-Everything is made inside the lab's own network namespaces, nothing in the machine's: removing the
-namespaces removes it all, and labs with the same addresses never meet.
+Everything is made inside the lab's own network namespaces, nothing in the machine's. So removing
+the namespaces removes it all, and labs with the same addresses never meet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ BRIDGE = "lab"
 
 
 def make_switch(lab: Lab) -> None:
-    """The alias of the bridge says whose it is, should lab.json be lost."""
+    """Make the switch. The alias of its bridge names the lab's directory, should lab.json be
+    lost."""
     run(["ip", "netns", "add", lab.switch])
     ip(
         lab.switch,
@@ -38,7 +39,7 @@ def make_switch(lab: Lab) -> None:
 def plug_in(lab: Lab, machine: LabHost) -> None:
     """Make a host's network namespace, with eth0 on a cable to the switch's port of its name.
 
-    A host that is booted anew has the MAC that it had, as a machine would: its peers remember it.
+    A host that is booted anew has the same MAC, as a machine would, since its peers remember it.
     """
     run(["ip", "netns", "add", machine.netns])
     ip(
@@ -56,9 +57,9 @@ def plug_in(lab: Lab, machine: LabHost) -> None:
 
 
 def unplug(lab: Lab, machine: LabHost) -> None:
-    """Remove a host's cable and network namespace with all in it; may be repeated.
+    """Remove a host's cable and network namespace with all in it. May be repeated.
 
-    The port goes first and by itself: with the namespace it would go some time later.
+    The port is removed first and by itself: with the namespace it would go some time later.
     """
     with suppress(LiveshiftError):
         ip(lab.switch, f"link del {machine.name}")
@@ -66,7 +67,7 @@ def unplug(lab: Lab, machine: LabHost) -> None:
 
 
 def namespaces(lab: str | None = None) -> list[str]:
-    """The names of all network namespaces of a lab (None: of all labs) that exist."""
+    """Return the names of all existing network namespaces of a lab (None: of all labs)."""
     try:
         found = sorted(os.listdir(NAMED))
     except FileNotFoundError:
@@ -75,9 +76,9 @@ def namespaces(lab: str | None = None) -> list[str]:
 
 
 def identity(netns: str) -> int | None:
-    """The inode of a named network namespace.
+    """Return the inode of a named network namespace.
 
-    None when it does not exist, or is an empty name that an interrupted ``ip netns add`` left.
+    None: it does not exist, or it is an empty file that an interrupted ``ip netns add`` left.
     """
     try:
         found = os.stat(NAMED / netns)
@@ -95,7 +96,7 @@ def remove(netns: str) -> None:
 
 
 def owner(lab: str) -> Path | None:
-    """The directory of the lab whose switch has this name; None when that cannot be told."""
+    """Return the directory of the lab whose switch has this name; None if it is not known."""
     switch = plan.netns(lab, plan.SWITCH)
     if identity(switch) is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports: a moved run held against an undisturbed one, as a page, as JSON and as a table."""
+"""Reports that compare a moved run with an undisturbed one: as a page, as JSON and as a table."""
 
 from . import gaps
 from .document import as_json

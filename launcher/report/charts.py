@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's two charts: losses over steps, and step times over the seconds of each run.
+"""Draws the page's two charts: losses over steps, and step times over the seconds of each run.
 
-Each is an inline SVG that stretches with its box (``preserveAspectRatio="none"``, strokes do not
-scale), with the words around it in HTML, so that text keeps its size at every width.
+Each chart is an inline SVG that stretches with its box (``preserveAspectRatio="none"``, strokes do
+not scale). The words around it are HTML, so that text keeps its size at every width.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ SIZE = 1000  # the drawing is SIZE × SIZE units, stretched to its box
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """One axis: its end values, and where the marks stand."""
+    """One axis: its end values, and the values at its marks."""
 
     low: float
     high: float
     marks: tuple[float, ...] = field(default=())
 
     def part(self, value: float) -> float:
-        """Where a value lies between the ends, 0 to 1."""
+        """Return where a value lies between the ends, 0 to 1; 0.5 if the ends are equal."""
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
 
     def label(self, value: float) -> str:
-        """The mark's text, with just the decimals that its neighbours need."""
+        """Return a mark's text, with just the decimals that its neighbours need."""
         step = self.marks[1] - self.marks[0] if len(self.marks) > 1 else abs(value) or 1.0
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{value:.{digits}f}"
 
 
 def axis(low: float, high: float, count: int) -> Range:
-    """An axis over [low, high] with about ``count`` marks at 1, 2 or 5 times a power of ten."""
+    """An axis over [low, high] with about ``count`` marks at 1, 2 or 5 times a power of 10."""
     if not high > low:
         low, high = low - 0.5, high + 0.5
     raw = (high - low) / count
@@ -51,7 +51,7 @@ def axis(low: float, high: float, count: int) -> Range:
 
 
 def loss_chart(report: Report, rank: int) -> str:
-    """One rank's loss in both runs, and below it the largest difference over all ranks."""
+    """Draw one rank's loss in both runs, and below it the largest difference over all ranks."""
     reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
     lines = [
         [(float(s.step), s.loss) for s in run.steps if math.isfinite(s.loss)]
@@ -77,7 +77,7 @@ def loss_chart(report: Report, rank: int) -> str:
 
 
 def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
-    """The largest |moved - reference| over all ranks, at each step: a flat line when equal."""
+    """Draw the largest |moved - reference| over all ranks at each step: a flat line if equal."""
     left = {(r.rank, s.step): s.loss for r in report.reference for s in r.steps}
     right = {(r.rank, s.step): s.loss for r in report.moved for s in r.steps}
     worst: dict[int, float] = {}
@@ -102,7 +102,8 @@ def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
 
 
 def pace_chart(report: Report, rank: int) -> str:
-    """Each step as a block, as wide as it lasted and as high: the gap stands out both ways."""
+    """Draw each step as a block, as wide and as high as the step lasted, so that the gap stands
+    out both ways."""
     reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
     if len(moved.steps) < 2:
         return empty("Fewer than two steps were recorded.")
@@ -135,12 +136,12 @@ def run_of(runs: Sequence[RankRun], rank: int) -> RankRun:
 
 
 def skyline(run: RankRun, begin: float) -> list[Point]:
-    """The outline of blocks (milliseconds over seconds), one per step."""
+    """Return the outline of blocks, one per step: milliseconds over seconds since ``begin``."""
     gaps = gaps_of(run)
     stride = max(1, math.ceil(4 * len(gaps) / LIMIT))
     line: list[Point] = []
     for i in range(0, len(gaps), stride):
-        # Steps that share a block show their longest: the gap must not be averaged away.
+        # A block of several steps shows their longest one: an average would hide the gap.
         some = gaps[i : i + stride]
         height = 1000 * max(g.seconds for g in some)
         line += [(some[0].start - begin, height), (some[-1].end - begin, height)]
@@ -148,7 +149,8 @@ def skyline(run: RankRun, begin: float) -> list[Point]:
 
 
 def curve(kind: str, line: Sequence[Point], x: Range, y: Range, floor: bool = False) -> str:
-    """A line, thinned to what can be seen; with ``floor`` its ends go down to zero."""
+    """Draw a line, thinned to what a screen can show. With ``floor`` its ends go down to
+    ``y.low``."""
     points = list(line)
     if len(points) > LIMIT:
         stride = math.ceil(len(points) / LIMIT)
@@ -176,8 +178,8 @@ def band(kind: str, left: float, right: float) -> str:
 
 
 def flag(line: int, text: str, left: float, right: float, top: float = 0.0) -> str:
-    """A label beside [left, right] of a chart, where there is more room, at a height (0: its upper
-    edge); ``line`` 0 is on top."""
+    """Place a label beside [left, right] of a chart, on the side with more room. ``top`` is its
+    height: 0 for the upper edge, 1 for the lower one. ``line`` counts labels downwards from 0."""
     before = left > 1 - right
     place = f"right:{100 * (1 - left):.2f}%" if before else f"left:{100 * right:.2f}%"
     kind = "flag before" if before else "flag"
@@ -195,7 +197,7 @@ def plot(
     x: Range | None = None,
     heights: str = "",
 ) -> str:
-    """A drawing with its axes' words; without ``x`` the chart below it carries the marks."""
+    """Put its axes' words around a drawing. Without ``x`` the chart below it has the marks."""
     names = heights or "".join(
         f'<span style="bottom:{100 * y.part(v):.2f}%">{y.label(v)}</span>' for v in y.marks
     )

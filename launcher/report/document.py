@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as JSON, for scripts: all that the page shows, in full precision."""
+"""Makes a report into JSON, for scripts: all that the page shows, in full precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .record import RankRun, Report
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Everything the page shows, with the principal migration's numbers at the top level."""
+    """Return all that the page shows. The principal migration's numbers are at the top level."""
     move = report.principal
     return {
         "title": report.title,
@@ -65,5 +65,5 @@ def run_as_json(run: RankRun) -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity: they become null."""
+    """Return the value, or None (null) for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

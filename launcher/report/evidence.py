@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the steps of a run bear out what its report claims of a migration.
+"""Checks whether the steps of a run support what its report claims of a migration.
 
-A run can end well, equal to the bit, although its rank was moved after its last step. So every
-rank's steps before the freeze and after it are counted, by the host that they were made on.
+A run can end well, equal to the bit, although its rank was moved after its last step. So the steps
+of every rank before and after the freeze are counted, by the host where they were made.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Counted:
 
 
 def counted(report: Report, migration: Migration) -> tuple[Counted, ...]:
-    """All ranks' steps around a freeze, as far as the migrations before and after it; none for a
-    migration that froze nothing."""
+    """Count all ranks' steps around a freeze, back to the freeze before it and on to the next one.
+    Returns () for a migration that froze nothing."""
     if (freeze := migration.freeze) is None:
         return ()
     others = [m.freeze for m in report.migrations if m is not migration and m.freeze]
@@ -43,8 +43,9 @@ def counted(report: Report, migration: Migration) -> tuple[Counted, ...]:
 
 
 def doubts(report: Report, least: int) -> list[str]:
-    """What the steps do not bear out, in words; empty if each migration took place while its job
-    trained, and every rank made ``least`` steps after it, on the host where it should be."""
+    """Return which claims the steps do not support, in words. The list is empty if each migration
+    took place while its job trained, and every rank made ``least`` steps after it on the right
+    host."""
     found = [] if report.migrations else ["nothing was moved"]
     for migration in report.migrations:
         name = migration.capsule
@@ -57,8 +58,8 @@ def doubts(report: Report, least: int) -> list[str]:
 
 
 def unseen(report: Report, migration: Migration) -> list[str]:
-    """Why the steps of the ranks that a migration took along show no pause that it can have made;
-    empty if they do."""
+    """Return why the steps of the ranks that a migration moved show no pause that it can have made;
+    empty if they show one."""
     found = []
     for run in report.moved_by(migration):
         times = [s.time for s in run.steps]
@@ -85,12 +86,12 @@ def _misplaced(seen: Counted, migration: Migration, least: int) -> list[str]:
 
 
 def steps_by_host(steps: Mapping[str, int]) -> str:
-    """``83 steps on h1``; ``no step``."""
+    """Return ``83 steps on h1``, or ``no step``."""
     return ", ".join(f"{count} steps on {host}" for host, count in steps.items()) or "no step"
 
 
 def hosts_of(run: RankRun) -> list[tuple[str, int]]:
-    """The hosts that a rank made its steps on, in order, and how many on each."""
+    """Return the hosts where a rank made its steps, in order, and how many on each."""
     found: list[tuple[str, int]] = []
     for step in run.steps:
         if found and found[-1][0] == step.host:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted standstill, part by part, beside what was seen of it once the move is over."""
+"""A predicted standstill, part by part, and beside it what was seen once the move was over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPart:
-    """Seconds and bytes; ``predicted_s`` None: nothing told; ``seen_s`` None: not over yet."""
+    """One part, in seconds and bytes. ``predicted_s`` None: not predicted; ``seen_s`` None: not
+    over yet."""
 
     name: str
     predicted_s: float | None
@@ -19,10 +20,11 @@ class ExpectedPart:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """From the first closed gate to the first task that runs again.
+    """A standstill, from the first closed gate to the first task that runs again.
 
-    ``way``: "pre-copy" or "full dump", ``why`` a full one; ``learnt``: from how many earlier moves;
-    ``left_out``: what ``predicted_s`` does not count, in words.
+    ``way``: "pre-copy" or "full dump"; ``why``: the reason for a full dump. ``learnt``: the number
+    of earlier moves that the prediction rests on. ``left_out``: what ``predicted_s`` does not
+    count, in words.
     """
 
     way: str
@@ -40,7 +42,7 @@ class Expected:
 
     @property
     def grounds(self) -> str:
-        """What the prediction rests on."""
+        """What the prediction rests on, in words."""
         if not self.learnt:
             return "defaults: no similar move yet"
         return f"learnt from {self.learnt} earlier move{'s' if self.learnt > 1 else ''}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gap between two steps in which a move happened, and whether the steps bear the move out.
+"""Finds the gap between two steps in which a move happened, and checks the move against the steps.
 
 A rank's log says when each step ended. A move says when the job was frozen. The pause that a move
-cost is the gap between two steps that holds the freeze, not the longest one nearby: around the time
-of a move a step may be slow for other reasons, and a move after the last step has no gap at all.
+cost is the gap between two steps that contains the freeze. It is not the longest gap nearby: around
+the time of a move a step may be slow for other reasons, and a move after the last step has no gap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Protocol
 
 COMMIT, DUMP, UNLOCK, QUIESCE = "commit", "dump", "unlock", "quiesce"
 PACED = "paused after collective"
-"""So begins what a boundary says of itself where the ranks have stopped at a collective."""
+"""The detail of a boundary (phase quiesce) contains this if the ranks have stopped at a
+collective."""
 
 
 class Timed(Protocol):
@@ -33,7 +34,8 @@ class Timed(Protocol):
 
 
 def freeze(phases: Iterable[Timed]) -> tuple[float, float] | None:
-    """From the first frozen phase to the end of the last one; None: the job was never frozen."""
+    """Return (begin, end) of the freeze: from the first frozen phase to the end of the last one.
+    None: the job was never frozen."""
     frozen = [phase for phase in phases if phase.frozen]
     if not frozen:
         return None
@@ -41,10 +43,10 @@ def freeze(phases: Iterable[Timed]) -> tuple[float, float] | None:
 
 
 def held_at(phases: Sequence[Timed]) -> float | None:
-    """A moment at which no copy of the capsule can have run; None: it was never frozen.
+    """Return a moment at which no copy of the capsule can have run; None: it was never frozen.
 
     That is the commit: the source has promised by then, and the destination may not run yet. A
-    swap of GPUs inside a host has none; there it is the middle of the freeze.
+    swap of GPUs inside a host has no commit; there it is the middle of the freeze.
     """
     if (whole := freeze(phases)) is None:
         return None
@@ -52,12 +54,13 @@ def held_at(phases: Sequence[Timed]) -> float | None:
 
 
 def loose_s(phases: Sequence[Timed], step: float) -> tuple[float, float]:
-    """Seconds after the begin of a freeze, and before its end, in which a step may still end.
+    """Return how long after the begin of a freeze, and before its end, a step may still end (s).
 
-    At its begin that is until CRIU holds all threads, which is so by the end of its dump. A rank
-    that has stopped at a collective, of which every step has one, has only what is left of its step
-    to do, which took ``step`` seconds as a whole; one that was frozen in place goes on until it is
-    held. At the end of the freeze it is from when the tree is let run (unlock).
+    At the begin, threads run until CRIU holds them all, which it does by the end of its dump. A
+    rank that was frozen in place goes on until then. A rank that has stopped at a collective has
+    at most the rest of one step to do, since every step has a collective; ``step`` is the length
+    of a whole step in seconds. At the end, steps may end from the moment when the tree is let run
+    (phase unlock).
     """
     if (whole := freeze(phases)) is None:
         return 0.0, 0.0
@@ -69,7 +72,8 @@ def loose_s(phases: Sequence[Timed], step: float) -> tuple[float, float]:
 
 
 def holding(times: Sequence[float], moment: float) -> int | None:
-    """Which of the gaps between rising ``times`` holds a moment: the index of its later end."""
+    """Return which gap between rising ``times`` contains a moment, as the index of its later end;
+    None if no gap does."""
     pairs = enumerate(pairwise(times), start=1)
     return next((n for n, (before, after) in pairs if before <= moment <= after), None)
 
@@ -77,11 +81,12 @@ def holding(times: Sequence[float], moment: float) -> int | None:
 def doubts(
     times: Sequence[float], phases: Sequence[Timed], origin: float, least: int = 1
 ) -> list[str]:
-    """Why the ends of a rank's steps do not bear out that it was moved while it trained; empty if
-    they do.
+    """Return why the ends of a rank's steps do not support that it was moved while it trained;
+    empty if they do.
 
     ``origin``: when the move began, on the clock of ``times``. The gap may be shorter than the
-    freeze as far as :func:`loose_s` says. ``least``: how many steps it must have made after it.
+    freeze, as far as :func:`loose_s` says. ``least``: how many steps the rank must have made after
+    the freeze.
     """
     whole, moment = freeze(phases), held_at(phases)
     if whole is None or moment is None:

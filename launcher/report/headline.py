@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, in one sentence: for the page, the document and the terminal."""
+"""Says what happened, in one sentence: for the page, the document and the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .record import Migration, Report
 
 
 def headline(report: Report) -> str:
-    """What happened, in one sentence without a full stop."""
+    """Return what happened, in one sentence without a full stop."""
     total = sum(v.steps for v in report.verdicts)
     equal = sum(v.equal for v in report.verdicts)
     if total == 0:
@@ -34,8 +34,8 @@ def headline(report: Report) -> str:
 
 
 def happened(migrations: tuple[Migration, ...], trained: bool = True) -> str:
-    """Who moved where: the part of the headline before the colon. ``trained``: whether the steps
-    show that the job trained before and after it."""
+    """Return who moved where: the part of the headline before the colon. ``trained``: whether the
+    steps show that the job trained before and after the move."""
     if len(migrations) > 1:
         made, asked = sum(m.committed for m in migrations), len(migrations)
         many = f"{asked} moves" if made == asked else f"{made} of {asked} moves"

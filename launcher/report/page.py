@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML file that needs nothing else; and both files written.
+"""Makes a report into one HTML file that needs no other file, and writes it and the JSON.
 
-Whatever came from outside (names, reasons, commands) passes through :func:`text` on its way into
-the page.
+All text from outside (names, reasons, commands) passes through :func:`text` on its way into the
+page.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .record import Migration, Report, Verdict
 from .timeline import timeline
 
 WAITED_S = 0.1
-"""A move that began sooner after it was asked for began at once."""
+"""A move that began within this many seconds after it was asked for began at once."""
 
 
 def render(report: Report) -> str:
-    """The page: no script, no font, no picture from elsewhere."""
+    """Return the page. It loads no script, font or picture from elsewhere."""
     folder = resources.files(__package__)
     move = report.principal
     rank = move.ranks[0] if move and move.ranks else min((r.rank for r in report.moved), default=0)
@@ -52,7 +52,8 @@ def render(report: Report) -> str:
 
 
 def write(report: Report, directory: Path) -> None:
-    """Write ``report.html`` and ``report.json``; a reader never sees half a file."""
+    """Write ``report.html`` and ``report.json``. Each is renamed into place, so a reader never sees
+    half a file."""
     directory.mkdir(parents=True, exist_ok=True)
     document = json.dumps(as_json(report), indent=1, allow_nan=False) + "\n"
     for name, content in (("report.html", render(report)), ("report.json", document)):
@@ -62,7 +63,7 @@ def write(report: Report, directory: Path) -> None:
 
 
 def tiles(report: Report) -> str:
-    """The verdict at a glance."""
+    """Return the verdict at a glance."""
     verdicts, move = report.verdicts, report.principal
     equal, total = sum(v.equal for v in verdicts), sum(v.steps for v in verdicts)
     hashes = sum(v.sha256_equal for v in verdicts)
@@ -92,7 +93,7 @@ def tiles(report: Report) -> str:
 
 
 def lost(move: Migration) -> str:
-    """What it cost the job in all, the pause being part of it."""
+    """Return the tile of what the move cost the job in all. The pause is part of that."""
     value = "Not measured" if move.lost_s is None else q.pause(move.lost_s)
     return tile("Training lost", value, move.cost)
 
@@ -105,7 +106,7 @@ def tile(name: str, value: str, below: str, kind: str = "") -> str:
 
 
 def migration_section(report: Report, move: Migration) -> str:
-    """One migration: its facts, its phases as bars, and folded away all numbers."""
+    """Return one migration: its facts, its phases as bars, and all numbers folded away."""
     kind = "The move" if move.committed else "Not moved"
     facts = [
         f"{move.capsule}, epoch {move.epoch}",
@@ -129,7 +130,8 @@ def migration_section(report: Report, move: Migration) -> str:
 
 
 def pause(report: Report, move: Migration) -> str:
-    """The pause in words: its other numbers, where they differ from it, and what they mean."""
+    """Describe the pause in words: how long it was, and frozen and predicted time if they
+    differ."""
     if move.freeze is None:
         return "The job was never frozen."
     frozen = q.pause(move.frozen_s)
@@ -142,7 +144,7 @@ def pause(report: Report, move: Migration) -> str:
         said += " to the first one after it"
         more = [f"it was frozen for {frozen} of it"] if frozen != whole else []
     if expected := move.expected:
-        # Both count the way to the boundary too.
+        # predicted_s and seen_s count the way to the boundary too, unlike frozen_s.
         predicted = q.pause(expected.predicted_s)
         seen = frozen if expected.seen_s is None else q.pause(expected.seen_s)
         way = "" if seen == frozen else f" with the way to the boundary, which took {seen}"
@@ -180,7 +182,7 @@ def phase_rows(move: Migration) -> str:
 
 
 def expected_rows(move: Migration) -> str:
-    """The freeze as it was predicted, beside what was seen of each part."""
+    """Return the freeze as it was predicted, beside what was seen of each part."""
     if (expected := move.expected) is None:
         return ""
     rows = [
@@ -208,7 +210,7 @@ def phase_cell(name: str, frozen: bool, detail: str) -> str:
 
 
 def rank_table(report: Report) -> str:
-    """Per rank: where it ran, what was compared, both digests, the verdict."""
+    """Return a table of the ranks: where each ran, what was compared, both digests, the verdict."""
     names = ("rank", "ran on", "steps", "equal losses", "SHA-256", "identical")
     rows = "".join(rank_row(report, verdict, names) for verdict in report.verdicts)
     head = "".join(f"<th>{name}</th>" for name in names)
@@ -233,7 +235,8 @@ def rank_row(report: Report, verdict: Verdict, names: tuple[str, ...]) -> str:
 
 
 def figure() -> str:
-    """How it works, as it stands in the README too; a page needs no namespace."""
+    """Return the drawing of how it works, which the README shows too. In a page it needs no
+    namespace."""
     drawn = (resources.files(__package__) / "how-it-works.svg").read_text("utf-8")
     return drawn.replace(' xmlns="http://www.w3.org/2000/svg"', "")
 

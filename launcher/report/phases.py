@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A migration's phases as a table for the terminal."""
+"""Makes a migration's phases into a table for the terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .record import Migration
 
 
 def phase_table(migration: Migration) -> Table:
-    """Phases with seconds, share, bytes and what they did; those with the job frozen in bold.
+    """Return the phases with seconds, share, bytes and what they did. Phases in which the job is
+    frozen are bold.
 
-    The last rows are ``unaccounted`` (time that no phase covers) and the whole.
+    The last rows are ``unaccounted`` (time that no phase covers) and the total.
     """
     move = f"{migration.capsule}: {migration.source} → {migration.destination}"
     table = Table(title=escape(f"{move}, epoch {migration.epoch}"), title_justify="left")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them: three figures and a decimal unit."""
+"""Writes numbers as people read them: three figures and a decimal unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["figures", "instant", "pause", "rate", "seconds", "share", "size", "w
 
 
 def seconds(value: float) -> str:
-    """A duration: ``0.412 s``, ``1.23 s``, ``12.3 s``, ``214 s``."""
+    """Write a duration: ``0.412 s``, ``1.23 s``, ``12.3 s``, ``214 s``."""
     if abs(value) < 0.0005:
         return "0 s" if value == 0 else "< 1 ms"
     if abs(value) < 0.9995:
@@ -21,17 +21,17 @@ def seconds(value: float) -> str:
 
 
 def size(value: float | None) -> str:
-    """A number of bytes in decimal units: ``246 MB``; an en dash when there is none."""
+    """Write a number of bytes in decimal units: ``246 MB``; an en dash for None."""
     return "–" if value is None else units.size(value)
 
 
 def rate(value: float | None) -> str:
-    """Bytes per second: ``812 MB/s``; an en dash when it is not known."""
+    """Write bytes per second: ``812 MB/s``; an en dash for None."""
     return "–" if value is None else f"{size(value)}/s"
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole in per cent; a small one keeps a decimal."""
+    """Write a part of a whole in per cent. Below 10 % it has a decimal."""
     if whole <= 0:
         return "–"
     percent = 100 * part / whole
@@ -39,11 +39,11 @@ def share(part: float, whole: float) -> str:
 
 
 def instant(epoch_seconds: float) -> str:
-    """A time of day to the tenth of a second, in UTC, with its date."""
+    """Write a time of day to the tenth of a second, in UTC, with its date."""
     moment = datetime.fromtimestamp(round(epoch_seconds, 1), UTC)
     return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 100_000} UTC"
 
 
 def words(items: tuple[str, ...]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Write a list: ``a``, ``a and b``, ``a, b and c``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report is made of, and the numbers that follow from it.
+"""The data of a report, and the numbers that follow from it.
 
-A report compares two runs of the same job: a reference nobody touched, and a run that was moved.
-What is claimed (``bit_identical``, the counts, the differences) is computed here from the losses
-and the digests, never handed in. Times are seconds, instants are seconds since the epoch, sizes
-are bytes.
+A report compares two runs of the same job: an undisturbed reference, and a run that was moved. Its
+claims (``bit_identical``, the counts, the differences) are computed here from the losses and the
+digests, and never handed in. Times are seconds, instants are seconds since the epoch, sizes are
+bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .expected import Expected
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimiser step of one rank: its loss, when it ended, and the host it ended on."""
+    """One optimiser step of one rank: its loss, when it ended, and the host where it ended."""
 
     step: int
     loss: float
@@ -38,7 +38,7 @@ class RankRun:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts it ran on, in order; a host it came back to is named again."""
+        """The hosts where it ran, in order. A host to which it came back is named again."""
         seen: list[str] = []
         for step in self.steps:
             if step.host and (not seen or seen[-1] != step.host):
@@ -54,13 +54,13 @@ class Phase:
     seconds: float
     start: float
     bytes: int | None = None
-    frozen: bool = False  # whether the job stood still in it
+    frozen: bool = False  # whether the job was frozen in it
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One capsule's move: who asked, where to, how long each phase took."""
+    """One capsule's move: why, from where to where, and how long each phase took."""
 
     capsule: str
     source: str
@@ -72,28 +72,28 @@ class Migration:
     phases: tuple[Phase, ...]
     unaccounted_s: float  # time between start and end that no phase covers
     image_bytes: int  # sent while the job was frozen
-    ahead_bytes: int = 0  # memory sent before, while it trained; some of it more than once
+    ahead_bytes: int = 0  # memory sent before the freeze; some of it more than once
     link_rate: float | None = None  # bytes per second while the image crossed the link
     ranks: tuple[int, ...] = ()
-    committed: bool = True  # False: it failed before the commit, the capsule never left
-    lost_s: float | None = None  # of training, the pause with it; None: not measured
-    cost: str = ""  # the same in words, or why it was not measured; empty: nobody says
-    expected: Expected | None = None  # None: nothing was predicted, or the job never stood
+    committed: bool = True  # False: it failed before the commit, so the capsule never left
+    lost_s: float | None = None  # training time, with the pause; None: not measured
+    cost: str = ""  # the same in words, or why it was not measured; "": not known
+    expected: Expected | None = None  # None: nothing was predicted, or the job was not stopped
 
     @property
     def frozen_s(self) -> float:
-        """Time covered by phases in which the job was frozen; overlaps count once."""
+        """Seconds that the phases with a frozen job cover; overlaps count once."""
         return covered(p for p in self.phases if p.frozen)
 
     @property
     def freeze(self) -> tuple[float, float] | None:
-        """Since when and until when the job was frozen; None: it never was."""
+        """When the freeze began and ended, in seconds since the epoch; None: there was none."""
         whole = gaps.freeze(self.phases)
         return (self.started_at + whole[0], self.started_at + whole[1]) if whole else None
 
     @property
     def total_s(self) -> float:
-        """Start to end: what the phases cover, and what none of them does."""
+        """Seconds from start to end: what the phases cover, and what none of them covers."""
         return covered(self.phases) + self.unaccounted_s
 
 
@@ -102,7 +102,7 @@ class Verdict:
     """How one rank of the moved run compares with the same rank of the reference."""
 
     rank: int
-    steps: int  # steps in the longer of the two runs
+    steps: int  # steps that occur in either run
     equal: int  # steps whose losses are the same float, bit for bit
     first_difference: int | None
     max_difference: float
@@ -141,7 +141,7 @@ class Report:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """One per rank that occurs in either run; a rank that is missing in one differs."""
+        """One per rank that occurs in either run. A rank that is missing in one run differs."""
         left = {run.rank: run for run in self.reference}
         right = {run.rank: run for run in self.moved}
         return tuple(
@@ -160,21 +160,21 @@ class Report:
 
     @property
     def median_step_s(self) -> float:
-        """The moved run's median step, over all ranks; 0 when no rank made two steps."""
+        """The median step of the moved run, over all ranks; 0 if no rank made two steps."""
         return median_step(self.moved)
 
     @property
     def principal(self) -> Migration | None:
-        """The migration with the longest downtime: the one that the headline speaks of."""
+        """The migration with the longest downtime; the headline is about this one."""
         return max(self.migrations, key=lambda m: self.downtime_s(m) or 0.0, default=None)
 
     def moved_by(self, migration: Migration) -> tuple[RankRun, ...]:
-        """The ranks of the moved run that a migration took along."""
+        """Return the ranks of the moved run that a migration moved."""
         return tuple(run for run in self.moved if run.rank in migration.ranks)
 
     def gap_of(self, migration: Migration) -> Gap | None:
-        """The gap between two steps of a moved rank that holds the freeze; the longest of them
-        where several ranks were moved. None: no gap holds it."""
+        """Return the gap between two steps of a moved rank that contains the freeze. If several
+        ranks were moved, it is the longest of their gaps. None: no gap contains it."""
         if (moment := gaps.held_at(migration.phases)) is None:
             return None
         found = []
@@ -184,18 +184,18 @@ class Report:
         return max(found, key=lambda gap: gap.seconds, default=None)
 
     def downtime_s(self, migration: Migration) -> float | None:
-        """Seconds from one step of the moved rank to its next; None where no gap between steps
-        holds the freeze."""
+        """Return the seconds from one step of the moved rank to its next, around the freeze; None
+        if no gap between steps contains the freeze."""
         gap = self.gap_of(migration)
         return gap.seconds if gap else None
 
 
 def compare(reference: RankRun, moved: RankRun) -> Verdict:
-    """Hold two runs of one rank against each other, step by step and bit by bit."""
+    """Compare two runs of one rank, step by step and bit by bit."""
     left = {s.step: s.loss for s in reference.steps}
     right = {s.step: s.loss for s in moved.steps}
     every = sorted(left.keys() | right.keys())
-    # float.hex tells -0.0 from 0.0 and takes a NaN for equal to itself, which == does not.
+    # Unlike ==, float.hex distinguishes -0.0 from 0.0 and takes a NaN for equal to itself.
     unequal = [
         n for n in every if n not in left or n not in right or left[n].hex() != right[n].hex()
     ]
@@ -210,7 +210,7 @@ def compare(reference: RankRun, moved: RankRun) -> Verdict:
 
 
 def difference(reference: float | None, moved: float | None) -> float:
-    """The distance of two losses; infinite when one is missing or is not a number."""
+    """Return the distance of two losses; infinite if one is missing or is not a number."""
     if reference is None or moved is None:
         return math.inf
     distance = abs(moved - reference)
@@ -218,7 +218,7 @@ def difference(reference: float | None, moved: float | None) -> float:
 
 
 def covered(phases: Iterable[Phase]) -> float:
-    """The length of the union of some phases' intervals: parallel phases count once."""
+    """Return the length of the union of the phases' intervals: parallel phases count once."""
     total, end = 0.0, -math.inf
     for phase in sorted(phases, key=lambda p: p.start):
         stop = phase.start + phase.seconds
@@ -228,12 +228,12 @@ def covered(phases: Iterable[Phase]) -> float:
 
 
 def median_step(runs: Iterable[RankRun]) -> float:
-    """The median time between two consecutive steps over some ranks; 0 when there is none."""
+    """Return the median time between two consecutive steps of some ranks; 0 if there is none."""
     gaps = [gap.seconds for run in runs for gap in gaps_of(run)]
     return median(gaps) if gaps else 0.0
 
 
 def gaps_of(run: RankRun) -> list[Gap]:
-    """The times from one step's end to the next, in order."""
+    """Return the times from one step's end to the next, in order."""
     pairs = zip(run.steps, run.steps[1:], strict=False)
     return [Gap(after.step, before.time, after.time) for before, after in pairs]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A migration's phases as bars in HTML, on two axes: the whole move, and its freeze zoomed in.
+"""Draws a migration's phases as bars in HTML, on two axes: the whole move, and its freeze enlarged.
 
-Each phase stands on one of them: those in which the job trains on the first, the others on the
-second, which is the first one's bar "frozen" as wide as the page. It reads the same at every width.
+The first axis has the phases in which the job trains, the second one the others. The second axis is
+the bar "frozen" of the first one, made as wide as the page. It looks the same at every width.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .charts import Range, axis
 from .record import Gap, Migration, Phase, Report, covered
 
 SLIVER = 0.01
-"""Phases of the freeze that take less than this share of it are put into one row."""
+"""Phases of the freeze that take less than this share of it share one row."""
 Bar = tuple[float, float]
 
 
 def timeline(report: Report, migration: Migration) -> str:
-    """Both axes, and the wedge that leads from the one to the other."""
+    """Draw both axes, and the wedge that leads from the first to the second."""
     runs = [p for p in migration.phases if not p.frozen]
     frozen = [p for p in migration.phases if p.frozen]
     end = max((p.start + p.seconds for p in migration.phases), default=0.0)
@@ -44,8 +44,9 @@ def timeline(report: Report, migration: Migration) -> str:
 def _zoomed_axis(
     migration: Migration, frozen: Sequence[Phase], gap: Gap | None
 ) -> tuple[Range, float]:
-    """From the step before the freeze to the step after it, in seconds since it began; and when it
-    began, in seconds since the move did."""
+    """Return the freeze's axis, and when the freeze began, in seconds since the move began. The
+    axis goes from the step before the freeze to the step after it, in seconds since the freeze
+    began."""
     begin = min(p.start for p in frozen)
     low, high = 0.0, max(p.start + p.seconds for p in frozen) - begin
     if gap:
@@ -86,7 +87,7 @@ def _chart(rows: Iterable[str], x: Range, under: str, kind: str = "") -> str:
 
 
 def _wedge(left: float, right: float) -> str:
-    """From where the freeze lies on the first axis to all of the second."""
+    """Draw the wedge from the freeze on the first axis to the whole second axis."""
     points = f"{left:.2f},0 {right:.2f},0 100,100 0,100"
     return (
         '<div class="row wedge"><span></span><svg viewBox="0 0 100 100" preserveAspectRatio="none" '
@@ -97,7 +98,7 @@ def _wedge(left: float, right: float) -> str:
 def _row(
     name: str, kind: str, bars: Sequence[Bar], seconds: float, x: Range, names: str = ""
 ) -> str:
-    """One row; ``names``: what it is made of, to be read by who points at it."""
+    """Draw one row. ``names``: the phases that it is made of, shown under the mouse pointer."""
     drawn = "".join(_bar(kind, start, length, x) for start, length in bars)
     hint = f' title="{escape(names, quote=True)}"' if names else ""
     return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of ``examples/train_gpt.py`` leaves behind, read back for a report."""
+"""Reads what a rank of ``examples/train_gpt.py`` has written, for a report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .record import RankRun, Step
 
 
 def read_rank(folder: Path, rank: int) -> RankRun:
-    """Read what one rank of ``examples/train_gpt.py`` left in its ``--out`` folder.
+    """Read what one rank of ``examples/train_gpt.py`` wrote into its ``--out`` folder.
 
-    Raises ConfigError when a file is missing or a line is not what the example writes.
+    Raises ConfigError if a file is missing or a line is not what the example writes.
     """
     log, final = folder / f"rank{rank}.jsonl", folder / f"final{rank}.json"
     try:

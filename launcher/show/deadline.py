@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's deadline: the options that set it, and what commands say of a host that has one."""
+"""A host's deadline: the options that set it, and what commands print about such a host."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124  # as timeout(1)
 PLAN_S = 60.0
-"""Seconds in which the orchestrator plans, beside the time until the deadline: it surveys every
-capsule of the host."""
+"""Seconds that the orchestrator may take to plan, beside the time until the deadline. It surveys
+every capsule of the host."""
 
 AsSeverity = Annotated[
     Severity | None,
@@ -40,7 +40,7 @@ Within = Annotated[
 
 
 def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
-    """Taint a host; returns how it will become empty, None where it has no deadline."""
+    """Taint a host. Returns how it will become empty; None if it has no deadline."""
     from ...runtime.messages import Evacuating
 
     if not ask.within and not ask.severity:
@@ -51,12 +51,12 @@ def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
 
 
 def late(plan: Evacuating) -> list[Departing]:
-    """The capsules that will not be gone in time."""
+    """Return the capsules that will not be gone in time."""
     return [each for each in plan.capsules if each.late]
 
 
 def lines(plan: Evacuating) -> list[str]:
-    """A line for the host, and one for each capsule that is late."""
+    """Return a line for the host, and one for each capsule that is late; [] for an empty host."""
     if not plan.capsules:
         return []
     how = "all at once" if plan.together else "one by one"
@@ -69,7 +69,7 @@ def lines(plan: Evacuating) -> list[str]:
 
 
 def as_data(plan: Evacuating) -> dict[str, Any]:
-    """For ``-o json``."""
+    """Return the plan as ``-o json`` prints it."""
     import msgspec
 
     made: dict[str, Any] = msgspec.to_builtins(plan)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift drain --dry-run``: where each capsule of a host would go, and what stands in the way.
+"""``liveshift drain --dry-run``: where each capsule of a host would go, and what prevents it.
 
-Each capsule is planned as if it was the only one; whether there are slots for all of them together
+Each capsule is planned as if it was the only one. Whether there are slots for all of them together
 is counted here.
 """
 
@@ -32,11 +32,11 @@ class Plan:
 
     @property
     def lacking(self) -> int:
-        """Slots that the capsules need beyond those that are free."""
+        """The number of slots that the capsules need beyond the free ones."""
         return max(0, len(self.moves) + len(self.refused) - self.slots)
 
     def as_data(self) -> dict[str, Any]:
-        """For ``-o json``."""
+        """Return the plan as ``-o json`` prints it."""
         import msgspec
 
         moves = [msgspec.to_builtins(plan) for plan in self.moves]
@@ -49,7 +49,7 @@ class Plan:
         }  # fmt: skip
 
     def print(self) -> None:
-        """A line for each capsule, and one for each warning."""
+        """Print a line for each capsule, and one for each warning."""
         to = render.out()
         if not self.moves and not self.refused:
             to.print(f"{self.host} is empty (nothing is done)", soft_wrap=True)
@@ -74,7 +74,7 @@ class Plan:
         return sum(found) or None
 
     def raise_if_refused(self) -> None:
-        """Raises Refused when some capsule cannot leave, or not all of them together."""
+        """Raise Refused if some capsule cannot leave, or not all of them together."""
         reasons = [why for why, _ in self.refused.values()]
         hints = dict.fromkeys(hint for _, hint in self.refused.values() if hint)
         if self.lacking:
@@ -110,7 +110,7 @@ def look(client: Client, host: str, reason: str) -> Plan:
 
 
 def _free_slots(status: Status, leaving: HostRow) -> int:
-    """Where capsules may go: as runtime/orchestrator/spares.py counts them."""
+    """Count the free slots of other hosts, as runtime/orchestrator/spares.py counts them."""
     able = (
         row
         for row in status.hosts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pauses of a job as a person sees them: predicted, coming nearer, and beside what was seen."""
+"""Pauses of a job for people: as predicted, while a move is under way, and beside what was seen."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ STANDING = frozenset(
 
 
 def planned(found: Prediction) -> Expected:
-    """Before anything is done."""
+    """Return the prediction of a move that has not begun."""
     parts = tuple(ExpectedPart(p.name, p.seconds, None, p.bytes, p.detail) for p in found.parts)
     return Expected(found.way, found.why, found.seconds, None, parts, found.learnt, found.left_out)
 
 
 def compared(row: MigrationRow) -> Expected | None:
-    """With what was seen; None without a prediction, or where the job was not stopped."""
+    """Return a prediction with what was seen. None: there is no prediction, or the job was not
+    stopped."""
     found = row.predicted
     if found is None or not row.frozen_s:
         return None
@@ -48,7 +49,7 @@ def compared(row: MigrationRow) -> Expected | None:
 
 
 def table(expected: Expected) -> Table:
-    """Its parts and their sum; with a column of what was seen once there is such."""
+    """Return a table of the parts and their sum, with a column of what was seen if it is known."""
     seen = expected.seen_s is not None
     columns = ["part", "predicted", *(["seen"] if seen else []), "bytes", "what"]
     made = render.table(*columns, right=("predicted", "seen", "bytes"))
@@ -65,7 +66,7 @@ def table(expected: Expected) -> Table:
 
 
 def in_short(expected: Expected) -> str:
-    """``predicted pause 0.62 s (pre-copy)``; with what was seen where it is over."""
+    """Return ``predicted pause 0.62 s (pre-copy)``, with what was seen once it is over."""
     without = f", without {expected.left_out}" if expected.left_out else ""
     seen = "" if expected.seen_s is None else f", seen {q.pause(expected.seen_s)}"
     about = q.pause(expected.predicted_s)
@@ -73,13 +74,13 @@ def in_short(expected: Expected) -> str:
 
 
 def cost_lines(found: Prediction) -> list[str]:
-    """``would cost about 0.9 s of training (paused 0.6, slower 0.3); host empty after 2.4 s; way:
-    …``, then what else was weighed."""
+    """Return ``would cost about 0.9 s of training (paused 0.6, slower 0.3); host empty after 2.4 s;
+    way: …``, then what else was weighed."""
     text = (
         f"would cost about {q.pause(found.lost_s)} of training (paused {found.seconds:.2f}, slower"
         f" {found.slower_s:.2f}); host empty after {q.pause(found.empty_s)}"
     )
-    if not found.lost_s:  # a record of an older version
+    if not found.lost_s:  # an older version has made this record
         return []
     if not found.how:
         return [text]
@@ -96,13 +97,13 @@ def cost_lines(found: Prediction) -> list[str]:
 
 
 def lines(rows: Iterable[MigrationRow]) -> list[str]:
-    """A line below the bars or the table of some moves, for each of which there is one to say."""
+    """Return lines for below the bars or the table: one for each move that has something to say."""
     said = [(row.capsule, words) for row in rows if (words := now(row))]
     return [f"  {f'{capsule}: ' if len(said) > 1 else ''}{words}" for capsule, words in said]
 
 
 def now(row: MigrationRow) -> str:
-    """How a move under way stands with respect to its pause, in a line; often empty."""
+    """Return how a move under way stands with respect to its pause, in a line; often empty."""
     total = row.precopy.stop_s if row.precopy and row.precopy.stop_s is not None else None
     about = "about "
     if total is None and row.predicted is not None:
@@ -117,7 +118,7 @@ def now(row: MigrationRow) -> str:
     will = f"pause {about}" if about else ""
     if (seen := row.precopy) is None or not seen.round:
         return will
-    dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # not looked at yet
+    dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # 0: not looked at yet
     words = [f"round {seen.round}{dirty}", q.rate(seen.rate)]
     if seen.slow_down is not None:
         words.append(f"job {q.share(seen.slow_down, 1.0)} slower")

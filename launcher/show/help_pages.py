@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Help pages as they should be read: typer's own, less what only a programmer would miss."""
+"""Help pages for readers: typer's own, less what only a programmer would miss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Command = typer.core.TyperCommand | typer.core.TyperGroup
 
 
 def command(app: typer.Typer, order: Sequence[str]) -> typer.core.TyperGroup:
-    """The command line as typer runs it, with its verbs in this order."""
+    """Return the command line as typer runs it, with its verbs in this order."""
     made = typer.main.get_command(app)
     assert isinstance(made, typer.core.TyperGroup)
     made.commands = {name: made.commands[name] for name in order}
@@ -38,7 +38,8 @@ def _all(group: Command) -> Iterator[Command]:
 
 
 def _tidy(one: Command) -> None:
-    """No <bool> for flags, no <str> for arguments, and one name for each in the usage line."""
+    """Remove <bool> from flags and <str> from arguments, and show one name for each argument in
+    the usage line."""
     context = typer.Context(one, help_option_names=HELP_OPTIONS)
     show = one.format_help
 
@@ -61,6 +62,6 @@ def _tidy(one: Command) -> None:
 
 
 def _reflowed(text: str) -> str:
-    """Paragraphs without the line breaks that the source has in them."""
+    """Join the lines of each paragraph, which the source breaks."""
     paragraphs = re.split(r"\n\s*\n", text.strip())
     return "\n\n".join(re.sub(r"\s*\n\s*", " ", paragraph) for paragraph in paragraphs)

@@ -21,7 +21,7 @@ NOTHING = "no process of it has called a collective or CUDA yet"
 
 
 def parts(found: list[Inspection], *, wide: bool) -> list[RenderableType]:
-    """One process below the other."""
+    """Return what is shown of each process, one below the other."""
     shown: list[RenderableType] = []
     for capsule in found:
         where = f"{capsule.capsule} on {capsule.host}"
@@ -110,5 +110,5 @@ def _operations(process: ProcessState) -> Table:
 
 
 def _dotted(number: int) -> str:
-    """CUDA's number as people write it: 13000 is 13.0."""
+    """Return CUDA's version number as people write it: 13000 is 13.0."""
     return f"{number // 1000}.{number % 1000 // 10}"

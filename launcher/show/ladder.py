@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder of deadlines for people: each one, where it comes from, what happens at its end."""
+"""Shows people the ladder of deadlines: each one, where it comes from, what happens at its end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ REACHED = {
     "precopy": "the rest goes at the standstill, if freeze allows; else the move is dropped",
     "grace": "SIGKILL follows SIGTERM; no rung of the ladder",
 }
-"""In the order in which a person climbs: from the shortest to the job's own, then the others."""
+"""What happens when a deadline is over. The order is that of the ladder, from the shortest deadline
+to the job's own; the others come last."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One deadline; ``line`` is None when it is not given, ``derived`` is "" when it is."""
+    """One deadline. ``line``: where the cluster file gives it, None if it does not. ``derived``:
+    what it then follows from, "" if it is given."""
 
     name: str
     seconds: float
@@ -43,7 +45,7 @@ class Step:
 
 
 def steps(timeouts: Timeouts, reading: Reading | None = None) -> Iterator[Step]:
-    """Every deadline, in the order of the ladder."""
+    """Yield every deadline, in the order of the ladder."""
     for name, reached in REACHED.items():
         line = reading.line("timeouts", name) if reading else None
         derived = "" if name in timeouts.given else RUNGS[name].words
@@ -51,7 +53,7 @@ def steps(timeouts: Timeouts, reading: Reading | None = None) -> Iterator[Step]:
 
 
 def as_data(reading: Reading) -> dict[str, Any]:
-    """For -o json: the deadlines, and the rules that they keep."""
+    """Return the deadlines, and the rules that they keep, for -o json."""
     values = reading.cluster.timeouts.values
     rules = [
         {
@@ -68,7 +70,7 @@ def as_data(reading: Reading) -> dict[str, Any]:
 
 
 def tables(reading: Reading) -> list[RenderableType]:
-    """The ladder and its rules as tables."""
+    """Return the ladder and its rules as tables."""
     timeouts = reading.cluster.timeouts
     deadlines = render.table("deadline", "seconds", "from", "when it is over", right=("seconds",))
     deadlines.columns[-1].no_wrap = False
@@ -86,14 +88,17 @@ def tables(reading: Reading) -> list[RenderableType]:
 
 
 def in_a_line(timeouts: Timeouts) -> str:
-    """``heartbeat 1 < suspicion 5 < freeze 120 + restore 120 < standstill 300 < collective 600``"""
+    """Return the main deadlines in a line:
+
+    ``heartbeat 1 < suspicion 5 < freeze 120 + restore 120 < standstill 300 < collective 600 s``
+    """
     values = {name: f"{name} {_plain(value)}" for name, value in timeouts.values.items()}
     steps = [values["heartbeat"], values["suspicion"], f"{values['freeze']} + {values['restore']}"]
     return " < ".join([*steps, values["standstill"], values["collective"]]) + " s"
 
 
 def _grouped() -> Iterator[tuple[str, list[str], str]]:
-    """Rules with the same terms in one: (terms, bounds, why)."""
+    """Yield rules with the same terms as one: (terms, bounds, why)."""
     bounds: dict[tuple[str, str], list[str]] = {}
     for rule in RULES:
         bounds.setdefault((_terms(rule), rule.why), []).append(rule.bound)
@@ -106,5 +111,5 @@ def _terms(rule: Rule) -> str:
 
 
 def _plain(seconds: float) -> str:
-    """Milliseconds at most, and no zeros behind the point: 0.083, 1.5, 120."""
+    """Write seconds to the millisecond, without zeros at the end: 0.083, 1.5, 120."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".")

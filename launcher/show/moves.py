@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migrations as a person sees them: under way with a progress bar, and done with a phase table."""
+"""Shows migrations to people: those under way with a progress bar, the others with phase tables."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 ENDED = frozenset(step.value for step in ENDS)
-LOOK_S = 0.1  # between two looks at a migration
-COST_S = 6.0  # to wait for the cost of a move, which is known 2 to 4 s after its end
+LOOK_S = 0.1  # seconds between two looks at a migration
+COST_S = 6.0  # seconds to wait for the cost of a move, which is known 2 to 4 s after its end
 
 
 def over(row: MigrationRow) -> bool:
@@ -32,12 +32,12 @@ def over(row: MigrationRow) -> bool:
 
 
 def look(client: Client, name: str) -> MigrationRow:
-    """A migration as it stands now; this also brings its count of bytes up to date."""
+    """Return a migration as it is now. This ask also brings its count of bytes up to date."""
     return patience.look(client, Migration, GetMigration(name)).row
 
 
 def follow(client: Client, name: str) -> MigrationRow:
-    """Wait until a migration is over, with progress on a terminal; returns its last state."""
+    """Wait until a migration is over, with progress on a terminal. Returns its last state."""
     with bars() as shown:
         while True:
             row = look(client, name)
@@ -48,7 +48,7 @@ def follow(client: Client, name: str) -> MigrationRow:
 
 
 def with_costs(client: Client, rows: Iterable[MigrationRow]) -> list[MigrationRow]:
-    """The same migrations, once the cost of each move is known or :data:`COST_S` are over."""
+    """Return the same migrations once the cost of each move is known, or after :data:`COST_S`."""
     until, found = time.monotonic() + COST_S, list(rows)
     while True:
         found = [look(client, row.name) if _awaits_cost(row) else row for row in found]
@@ -62,22 +62,23 @@ def _awaits_cost(row: MigrationRow) -> bool:
 
 
 def cost(row: MigrationRow) -> str:
-    """``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``."""
+    """Return ``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``, or that
+    the cost is not known yet."""
     if row.cost is not None:
         return in_words(row.cost)
     return f"cost not known yet: `liveshift events {row.name}` will show it"
 
 
 class Bars:
-    """One progress bar for each migration under way; nothing when ``progress`` is None."""
+    """One progress bar for each migration under way. With ``progress`` None nothing is shown."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
-        self.lines: list[str] = []  # what is said below the bars
+        self.lines: list[str] = []  # the lines below the bars
         self._tasks: dict[str, TaskID] = {}
 
     def update(self, rows: Iterable[MigrationRow]) -> None:
-        """Show these migrations; one that is over keeps its bar only until the next update."""
+        """Show these migrations. One that is no longer among them loses its bar."""
         if self.progress is None:
             return
         present = {row.name: row for row in rows}
@@ -100,7 +101,7 @@ class Bars:
 
 @contextmanager
 def bars() -> Iterator[Bars]:
-    """Progress bars on stderr as long as this lasts, if that is a terminal."""
+    """Show progress bars on stderr inside the block, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield Bars(None)
         return
@@ -110,7 +111,7 @@ def bars() -> Iterator[Bars]:
     shown = Bars(None)
 
     class Picture(Progress):
-        """A bar for each move, and below them a line about their standstills."""
+        """A bar for each move, and below them lines about their pauses."""
 
         def get_renderables(self) -> Iterator[RenderableType]:
             yield self.make_tasks_table(self.tasks)
@@ -129,9 +130,9 @@ def bars() -> Iterator[Bars]:
 
 
 def across(row: MigrationRow) -> tuple[int, int]:
-    """(bytes that have gone over, bytes in all as far as is known or 0).
+    """Return (bytes that have gone over, bytes in all); 0 for the second if it is not known.
 
-    While memory is copied beside the job, that is counted where it lies: each round adds to it.
+    If a move has a pre-copy, only the memory of that is counted; each round adds to it.
     """
     if (seen := row.precopy) is not None:
         return seen.bytes, seen.bytes + seen.left
@@ -139,7 +140,7 @@ def across(row: MigrationRow) -> tuple[int, int]:
 
 
 def amount(row: MigrationRow) -> str:
-    """``180 MB of 246 MB``, as far as either is known."""
+    """Return ``180 MB of 246 MB``, as far as either is known."""
     gone, total = across(row)
     if not total:
         return q.size(gone) if gone else ""
@@ -147,7 +148,7 @@ def amount(row: MigrationRow) -> str:
 
 
 def bar(row: MigrationRow, width: int = 10) -> str:
-    """How far a move is, as text: ``━━━━━━──── 60 %``; empty when that is not known."""
+    """Return how far a move is, as text: ``━━━━━━──── 60 %``; empty if that is not known."""
     gone, total = across(row)
     if not total:
         return ""
@@ -157,7 +158,7 @@ def bar(row: MigrationRow, width: int = 10) -> str:
 
 
 def outcome(row: MigrationRow) -> str:
-    """One line about a migration that is over."""
+    """Return one line about a migration that is over."""
     way = f"{row.source} → {row.destination}"
     if row.state == Step.DONE.value:
         return f"{row.capsule} moved {way}, paused {paused(row)}"
@@ -170,9 +171,10 @@ def outcome(row: MigrationRow) -> str:
 
 
 def raise_if_failed(row: MigrationRow) -> None:
-    """Raise for a migration that is over and did not move its capsule.
+    """Raise if a migration is over and did not move its capsule.
 
-    Refused when it went no further than what comes before the freeze, StepFailed otherwise.
+    Raises Refused if its job ended or if it went no further than what comes before the freeze,
+    LiveshiftError if the capsule was lost, StepFailed otherwise.
     """
     if row.state == Step.DONE.value:
         return
@@ -187,7 +189,7 @@ def raise_if_failed(row: MigrationRow) -> None:
 
 
 def phase_table(row: MigrationRow) -> RenderableType:
-    """The phases of a migration with seconds, bytes and share, the one under way among them;
+    """Return the phases of a migration with seconds, bytes and share, the one under way among them;
     ``unaccounted`` and total last."""
     from ..report import phase_table
     from ..report.record import Migration as Record
@@ -222,18 +224,18 @@ def phase_table(row: MigrationRow) -> RenderableType:
 
 
 def paused(row: MigrationRow) -> str:
-    """``0.70 s``, ``0.70 s (predicted 0.81 s)``."""
+    """Return ``0.70 s`` or ``0.70 s (predicted 0.81 s)``."""
     said = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
     return f"{q.pause(row.frozen_s)}{said}"
 
 
 def sum_up(row: MigrationRow) -> str:
-    """``paused 0.92 s (predicted 0.38 s); copied 782 MB running, 117 MB paused``."""
+    """Return ``paused 0.92 s (predicted 0.38 s); copied 782 MB running, 117 MB paused``."""
     copied = []
     if (seen := row.precopy) is not None:
         copied.append(f"{q.size(seen.bytes)} running")
     if row.image_bytes:
-        # Beside a pre-copy the link was busy for a moment only: that is no rate of the link.
+        # After a pre-copy the link was busy for a moment only, which gives no rate of the link.
         at = f" at {q.rate(row.link_rate)}" if row.link_rate and not copied else ""
         copied.append(f"{q.size(row.image_bytes)} paused{at}")
     return f"paused {paused(row)}" + (f"; copied {', '.join(copied)}" if copied else "")

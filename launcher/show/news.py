@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person who watches a job in the foreground is told: where it runs, and that it moved."""
+"""Prints what a person who watches a job in the foreground must know: where it runs, its moves."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class News:
     def __init__(self) -> None:
         self._begun = False
         self._event = 0  # the last one seen
-        self._told: set[str] = set()  # migrations whose end was told
+        self._told: set[str] = set()  # migrations whose end was printed
 
     def tell(self, client: Client, job: JobRow) -> None:
-        """Say what is new since the last call; raises what Client.ask raises."""
+        """Print what is new since the last call. Raises what Client.ask raises."""
         if not self._begun:
             hosts = dict.fromkeys(capsule.host for capsule in job.capsules)
             capsules = render.count(len(job.capsules), "capsule")
@@ -28,7 +28,8 @@ class News:
         for event in client.get(Events, GetEvents(job.name, self._event), ASK_S).events:
             self._event = max(self._event, event.number)
             row = event.migration
-            # Several events tell of one move. What is older was an earlier job's of the same name.
+            # Several events may be about one move. A move that was asked for before the job began
+            # belongs to an earlier job of the same name.
             if row is None or row.name in self._told or row.asked < job.started:
                 continue
             if moves.over(row):

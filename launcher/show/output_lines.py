@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing what capsules print to this terminal: unmodified for one, line by line for several."""
+"""Writes what capsules print to this terminal: unchanged for one, line by line for several."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import BinaryIO, Protocol
 from ...criu_glue.capsule.output import STDOUT, Record
 
 LONGEST = 64 << 10  # bytes; a longer line is written in pieces
-COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground, one capsule after the other
+COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours; each capsule gets the next one
 
 
 class Streams:
-    """This program's own two streams, shared by all that write to them.
+    """The stdout and stderr of this program, shared by all that write to them.
 
-    ``tolerant``: a reader that went away is remembered in ``gone`` and what would go to it goes
-    to /dev/null; otherwise BrokenPipeError ends the program, as it should for `logs | head`.
+    ``tolerant``: if a reader went away, ``gone`` remembers the stream, and its output goes to
+    /dev/null. Otherwise BrokenPipeError ends the program, as it should for `logs | head`.
     """
 
     def __init__(self, out: BinaryIO, err: BinaryIO, *, tolerant: bool = False) -> None:
@@ -48,16 +48,16 @@ class Streams:
 
 
 class Writer(Protocol):
-    """What happens to a capsule's records."""
+    """Takes the records of one capsule."""
 
     def put(self, record: Record) -> None: ...
 
     def end(self) -> None:
-        """Write what is held back: there will be no more."""
+        """Write what is held back. There will be no more records."""
 
 
 class Verbatim:
-    """The bytes as they came: for a capsule that is alone."""
+    """Writes the bytes as they came: for a capsule that is alone."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -70,7 +70,8 @@ class Verbatim:
 
 
 class Lines:
-    """Whole lines, each with what it needs to be told from others; a started one is held back."""
+    """Writes whole lines, each after its time and its capsule's name if these are wanted. A line
+    that has begun is held back until it ends."""
 
     def __init__(
         self, streams: Streams, name: str | None, number: int = 0, *, timestamps: bool = False
@@ -114,7 +115,7 @@ class Lines:
 def writers(
     streams: Streams, capsules: Sequence[str], *, timestamps: bool = False
 ) -> dict[str, Writer]:
-    """A writer for each capsule: names before the lines when there are several."""
+    """Return a writer for each capsule. If there are several, their names begin the lines."""
     if len(capsules) == 1 and not timestamps:
         return {capsules[0]: Verbatim(streams)}
     several = len(capsules) > 1
@@ -125,6 +126,6 @@ def writers(
 
 
 def instant(realtime_ns: int) -> str:
-    """A moment in UTC to the millisecond: ``2026-05-04T12:00:00.123Z``."""
+    """Write a moment in UTC to the millisecond: ``2026-05-04T12:00:00.123Z``."""
     moment = datetime.fromtimestamp(realtime_ns // 1_000_000_000, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{realtime_ns // 1_000_000 % 1000:03}Z"

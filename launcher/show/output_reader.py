@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a capsule's output: by offset, so that a move neither loses nor doubles a byte.
+"""Reads a capsule's output by offset, so that a move neither loses nor doubles a byte.
 
-The offset counts in the record log, which travels with its capsule (criu_glue/capsule/output.py). A
-reader that lost contact asks again from where it was, whoever answers then.
+The offset counts in the record log, which moves with its capsule (criu_glue/capsule/output.py). A
+reader that lost contact asks again from where it was, whichever agent answers then.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...runtime.messages import Output, ReadOutput
 from ..client.client import Client
 from ..client.context import Place
 
-POLL_S = 10.0  # how long an ask for output may be held back when there is none
-SLACK_S = 20.0  # for its answer on top of that: the capsule may be on the move
-RETRY_S = 0.2, 2.0  # first and longest pause after a failed ask
+POLL_S = 10.0  # seconds that an ask waits for output if there is none
+SLACK_S = 20.0  # seconds for its answer on top of that: the capsule may be on the move
+RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed ask
 
 
 class Reader:
-    """A place in one capsule's output; ``code`` is its exit code once all of it was read."""
+    """A place in one capsule's output. ``code``: its exit code, once all of the output was read."""
 
     def __init__(self, capsule: str, offset: int = 0) -> None:
         self.capsule = capsule
@@ -33,7 +33,7 @@ class Reader:
         self._cut = b""
 
     def read(self, client: Client, wait: float = 0.0) -> list[Record] | None:
-        """The next records, or None when there are none yet within ``wait`` seconds.
+        """Return the next records, or None if there are none yet within ``wait`` seconds.
 
         Raises what Client.ask raises; nothing is skipped then.
         """
@@ -50,7 +50,7 @@ class Reader:
         return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
 
     def _missing(self, dropped: int, following: bytes) -> list[Record]:
-        """Words in the place of output that is not there, on stderr."""
+        """Return a record for stderr that says how much output is missing at this place."""
         self._cut = b""
         when = next((record.realtime_ns for record in split(following)), time.time_ns())
         said = (
@@ -60,14 +60,14 @@ class Reader:
         return [Record(when, STDERR, said.encode())]
 
     def history(self, client: Client) -> Iterator[Record]:
-        """Everything up to now, without waiting for more."""
+        """Yield everything up to now, without waiting for more."""
         while self.code is None and (records := self.read(client)) is not None:
             yield from records
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Output cannot be read for the moment; without an error: it can be read again."""
+    """Output cannot be read for the moment. ``error`` None: it can be read again."""
 
     capsule: str
     error: LiveshiftError | None = None
@@ -75,7 +75,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Ended:
-    """A capsule's output was handed on to its end."""
+    """The output of a capsule was handed on to its end."""
 
     capsule: str
     code: int
@@ -95,8 +95,8 @@ Report = Trouble | Ended | Stopped
 class Follower(threading.Thread):
     """Hands on the output of one capsule as it comes, over a connection of its own.
 
-    ``put`` is called with every record and ``report`` with what else there is to say, Ended or
-    Stopped as the last word; both in this thread. A daemon thread: it keeps no program from ending.
+    This thread calls ``put`` with every record, and ``report`` with all else; the last report is
+    Ended or Stopped. It is a daemon thread: it does not keep the program from ending.
     """
 
     def __init__(
@@ -120,18 +120,18 @@ class Follower(threading.Thread):
                     for record in self._next(client):
                         self._put(record)
             self._report(Ended(reader.capsule, reader.code))
-        except BaseException as error:  # told to the thread that waits
+        except BaseException as error:  # reported to the thread that waits
             self._report(Stopped(reader.capsule, error))
 
     def _next(self, client: Client) -> list[Record]:
         pause, told = RETRY_S[0], False
         while True:
             try:
-                # After trouble no answer is held back: that there is one is news enough.
+                # After trouble no answer is held back: any answer shows that reading works again.
                 records = self._reader.read(client, 0.0 if told else POLL_S)
             except (NotFound, NotPermitted):
                 raise
-            except LiveshiftError as error:  # the capsule lives on; so does this
+            except LiveshiftError as error:  # the capsule goes on, so try again
                 if not told:
                     self._report(Trouble(self._reader.capsule, error))
                 told = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking on while the orchestrator is restarted: its migrations go on, and so does who watches."""
+"""Looks again while the orchestrator is restarted: its migrations go on, so the command waits."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ AGAIN_S = 0.2
 
 
 def look(client: Client, answer: type[A], ask: Message, seconds: float = PATIENCE_S) -> A:
-    """The answer to an ask that only looks, asked again while nobody answers.
+    """Return the answer to an ask that only looks. Ask again while no daemon answers.
 
-    Says so on stderr once. Raises Unreachable when that lasts for ``seconds``, and what
-    Client.get raises otherwise.
+    Says so on stderr once. Raises Unreachable if that lasts for ``seconds``, and what Client.get
+    raises otherwise.
     """
     until = time.monotonic() + seconds
     told = False

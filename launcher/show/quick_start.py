@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the command line's start short: typer loads nothing that this program never uses.
 
-Two thirds of the time before ``liveshift status`` spoke were imports: pydantic, with which typer
-0.29 checks every parameter, even one that was not given; and for a help page rich's markdown and
-tracebacks, with pygments, which are for other markup modes and for exceptions that end elsewhere
-(cli.main). What these shortcuts do not know goes typer's own way.
+Two thirds of the time until ``liveshift status`` printed were imports. typer 0.29 checks every
+parameter with pydantic, even one that was not given. For a help page it also loads rich's markdown
+and tracebacks, with pygments; these are for other markup modes, and for exceptions, which end in
+cli.main here. Values that these shortcuts do not know go typer's own way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
 
 
 class Coercion:
-    """Stands in for typer's coercion of one parameter; for it ``typers`` makes typer's own."""
+    """Stands in for typer's coercion of one parameter. ``typers`` makes typer's own if needed."""
 
     def __init__(self, parameter: Parameter, typers: Callable[[], Any]) -> None:
         self._kind = kind = parameter.type_descriptor.annotation
@@ -34,7 +34,7 @@ class Coercion:
         self._typers = typers
 
     def coerce(self, value: Any, param: Parameter, ctx: typer.Context) -> Any:
-        """The value as the command takes it; raises what typer raises for a wrong one."""
+        """Return the value as the command takes it. Raises what typer raises for a wrong one."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         if self._kind is str and isinstance(value, str):
@@ -49,13 +49,13 @@ class Coercion:
 
 
 def shorten(parameter: Parameter) -> None:
-    """Texts, choices and what was not given are taken without pydantic."""
+    """Take texts, choices and parameters that were not given without pydantic."""
     coercion = Coercion(parameter, parameter.get_runtime_param)
     vars(parameter)["get_runtime_param"] = lambda: coercion
 
 
 def load_help() -> None:
-    """Import typer's help pages without what they do not use; does nothing the second time."""
+    """Import typer's help pages without what they do not use. A second call does nothing."""
     stood_in = [name for name in UNUSED if name not in sys.modules]
     for name in stood_in:
         module = types.ModuleType(name)

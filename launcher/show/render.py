@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consoles, errors and JSON: how anything of this program reaches a person or a script.
 
-Data goes to stdout, everything else to stderr. Names and messages come from elsewhere, so text
-is never read as rich's markup. A pipe gets lines as long as they need to be.
+Data goes to stdout, everything else to stderr. Names and messages come from elsewhere, so text is
+not read as rich's markup unless a caller asks for it. A pipe gets lines as long as they need to be.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-PIPE_WIDTH = 1000  # columns; a table takes only what it needs of them
+PIPE_WIDTH = 1000  # columns; a table takes only those that it needs
 
 
 def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -> Console:
-    """A console on a stream; rich itself honours NO_COLOR and knows a terminal from a pipe."""
+    """Return a console on a stream. rich itself honours NO_COLOR and distinguishes a terminal from
+    a pipe."""
     from rich.console import Console
 
     return Console(
@@ -33,26 +34,26 @@ def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -
 
 
 def out(*, markup: bool = False) -> Console:
-    """Where data goes."""
+    """Return the console for data: stdout."""
     return console(sys.stdout, markup=markup)
 
 
 def err() -> Console:
-    """Where everything else goes."""
+    """Return the console for everything else: stderr."""
     return console(sys.stderr)
 
 
 def note(text: str, style: str = "") -> None:
-    """A line to the person, on stderr."""
+    """Print a line for the person, on stderr."""
     if sys.stderr.isatty():
         err().print(text, style=style, soft_wrap=True)
-    else:  # nothing of rich is needed
+    else:  # rich is not needed
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def failure(message: str, hint: str | None = None) -> None:
-    """``error: …`` and ``hint: …`` on stderr, further lines of a message kept as they are."""
+    """Print ``error: …`` and ``hint: …`` on stderr. Further lines of a message stay as they are."""
     if not sys.stderr.isatty():
         sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
         sys.stderr.flush()
@@ -66,7 +67,7 @@ def failure(message: str, hint: str | None = None) -> None:
 
 
 def as_json(value: Any) -> str:
-    """A message as a script wants it: plain names, without the wire's tag."""
+    """Return a message as a script wants it: plain names, without the wire's tag."""
     import msgspec
 
     plain = msgspec.to_builtins(value)
@@ -81,8 +82,8 @@ def print_json(value: Any) -> None:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print data to stdout, one below the other. What is too wide for a terminal is not cut: the
-    terminal breaks its lines."""
+    """Print data to stdout, one part below the other. A table that is too wide for a terminal is
+    not cut: the terminal breaks its lines."""
     from rich.table import Table
 
     to = out()
@@ -101,7 +102,8 @@ def show(*parts: RenderableType) -> None:
 
 
 def _needed(table: Table, to: Console) -> int:
-    """Columns of the terminal that a table takes with its wrapping columns at their narrowest."""
+    """Return the columns of the terminal that a table takes with its wrapping columns at their
+    narrowest."""
     from rich.measure import Measurement
 
     endless = to.options.update(max_width=PIPE_WIDTH)
@@ -114,7 +116,7 @@ def _needed(table: Table, to: Console) -> int:
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table without lines, as kubectl's; the columns in ``right`` hold numbers."""
+    """Return a table without lines, like kubectl's. The columns in ``right`` hold numbers."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -129,12 +131,12 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """``1 capsule``, ``2 capsules``."""
+    """Return ``1 capsule``, ``2 capsules``."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def clock(seconds: float) -> str:
-    """A span for a person who waits: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Write a span for a person who waits: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"

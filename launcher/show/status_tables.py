@@ -41,11 +41,11 @@ STYLES = {
 
 
 EVERYTHING = 10**9
-"""Lines: as many as there are."""
+"""As many lines as there are."""
 
 
 class Most(NamedTuple):
-    """Lines that are shown at most."""
+    """How many lines are shown at most."""
 
     jobs: int = EVERYTHING
     moves: int = EVERYTHING
@@ -62,10 +62,10 @@ def parts(
     hidden: int = 0,
     most: Most = ALL,
 ) -> list[RenderableType]:
-    """What the orchestrator waits for, jobs with their capsules, moves under way, hosts: to be
+    """Return the journal's trouble, jobs with their capsules, moves under way and hosts, to be
     shown one below the other.
 
-    ``hidden``: ended jobs that are left out.
+    ``hidden``: the number of ended jobs that are left out.
     """
     found: list[RenderableType] = []
     if status.trouble:
@@ -89,12 +89,12 @@ def parts(
 
 
 def _cut(there: int, most: int) -> list[Text]:
-    """That some lines are left out."""
+    """Return a line that says how many lines are left out; [] if none are."""
     return [Text(f"… and {there - most} more lines", style="dim")] if there > most else []
 
 
 def jobs(status: Status, *, wide: bool, most: int = EVERYTHING) -> Table:
-    """A line per job, and one per capsule below it; at most so many lines."""
+    """Return a line per job, and one per capsule below it; at most ``most`` lines."""
     columns = ["job", "state", "host", "epoch", "address", "ranks", "coll/s", "memory"]
     if wide:
         columns += ["pids", "collectives", "user", "age", "command"]
@@ -111,7 +111,7 @@ def jobs(status: Status, *, wide: bool, most: int = EVERYTHING) -> Table:
 
 
 def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
-    """Migrations under way."""
+    """Return the migrations under way."""
     columns = ["moving", "from → to", "step", "progress", "bytes", "seconds"]
     table = render.table(*columns, *(["reason"] if wide else ()), right=("seconds",))
     for row in rows:
@@ -128,7 +128,7 @@ def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
 
 
 def hosts(rows: list[HostRow], *, wide: bool) -> Table:
-    """Hosts, the room they have, and who tainted them."""
+    """Return the hosts, their free room, and who tainted them."""
     columns = ["host", "state", "slots", "spare", "free memory", "taint"]
     with_gpus = any(row.gpus for row in rows)
     if with_gpus:
@@ -166,8 +166,8 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
 
 
 def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
-    """What is wrong with the interfaces that images go over; of those that are up, if ``wide``:
-    that one is slow keeps no move from going."""
+    """Return what is wrong with the interfaces that images go over. Those that are up count only if
+    ``wide``: a slow one keeps no move from going."""
     return [
         Text(f"{row.name}: {row.link.warning}", style="yellow")
         for row in rows
@@ -177,7 +177,7 @@ def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
 
 
 def unknown(status: Status) -> list[Text]:
-    """What hosts run that the journal does not know, and how to end it."""
+    """Return what hosts run that the journal does not know, and how to end it."""
     found = []
     for row in status.unknown:
         job = row.capsule.partition("/")[0]
@@ -188,7 +188,7 @@ def unknown(status: Status) -> list[Text]:
 
 
 def other_files(rows: list[HostRow]) -> list[Text]:
-    """Which hosts use another cluster file than the orchestrator, and what to do."""
+    """Return which hosts use another cluster file than the orchestrator, and what to do."""
     names = [row.name for row in rows if row.other_file and row.state == "up"]
     if not names:
         return []
@@ -202,7 +202,7 @@ def other_files(rows: list[HostRow]) -> list[Text]:
 
 
 def output_troubles(rows: list[JobRow]) -> list[Text]:
-    """Capsules whose output cannot be kept on their hosts."""
+    """Return a line for each capsule whose output cannot be kept on its host."""
     return [
         Text(f"{capsule.name} on {capsule.host}: {capsule.output_trouble}", style="yellow")
         for job in rows
@@ -212,7 +212,7 @@ def output_troubles(rows: list[JobRow]) -> list[Text]:
 
 
 def _link(link: DataLink | None) -> str:
-    """``eth0, 25 Gbit/s; 9.4 Gbit/s to h1``."""
+    """Return ``eth0, 25 Gbit/s; 9.4 Gbit/s to h1``."""
     if link is None or not link.interface:
         return "–"
     words = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
@@ -221,7 +221,7 @@ def _link(link: DataLink | None) -> str:
 
 
 def gpus(seats: list[GpuSeat]) -> str:
-    """``H200 ×8 (3 free)``; several models are separated by commas."""
+    """Return ``H200 ×8 (3 free)``; several models are separated by commas."""
     models = dict.fromkeys(seat.name for seat in seats)
     return ", ".join(
         f"{model.removeprefix('NVIDIA ')} ×{sum(s.name == model for s in seats)}"
@@ -270,7 +270,7 @@ def _capsule(capsule: CapsuleRow, *, wide: bool) -> list[RenderableType]:
 
 
 def ranges(ranks: list[int]) -> str:
-    """``0-3``, ``0,2``, ``0-1,4``: the ranks of a capsule, short."""
+    """Return the ranks of a capsule in short: ``0-3``, ``0,2``, ``0-1,4``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

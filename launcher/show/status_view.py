@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a cluster's state is shown: what runs first, few ended jobs, and what a screen holds."""
+"""Chooses what of a cluster is shown: what runs first, few ended jobs, what a screen can hold."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ...runtime.messages import HostRow, JobRow, Status
 
 ENDED_SHOWN = 3
-"""Ended jobs that are shown without ``--all``."""
+"""This many ended jobs are shown without ``--all``."""
 
 FEWEST = 3
-"""Lines of jobs, and of hosts, that even the smallest screen shows; of moves it shows one."""
+"""Even the smallest screen shows this many lines of jobs, and of hosts. Of moves it shows one."""
 
 
 def chosen(status: Status, *, every: bool = False) -> tuple[Status, int]:
-    """Jobs with a capsule on the move first, then those that run, then the ended ones that began
-    last; and how many of the latter are left out."""
+    """Return the status with the jobs to show, and how many ended jobs are left out. Jobs with a
+    capsule on the move come first, then those that run, then the ended ones that began last."""
     moving = [job for job in status.jobs if _moves(job)]
     running = [job for job in status.jobs if job.state != "ended" and not _moves(job)]
     ended = [job for job in reversed(status.jobs) if job.state == "ended"]
@@ -34,8 +34,8 @@ def chosen(status: Status, *, every: bool = False) -> tuple[Status, int]:
 
 
 def fitting(status: Status, hidden: int, console: Console, *, wide: bool) -> RenderableType:
-    """As much as the console has lines for. First jobs are cut, then hosts, then moves, at their
-    ends; of jobs and hosts those come last of which least is to be said."""
+    """Return as much as the console has lines for. Jobs are cut first, then hosts, then moves, each
+    at their end. The jobs and hosts that need the least attention come last."""
 
     def picture(most: Most) -> Group:
         return Group(*parts(status, wide=wide, hidden=hidden, most=most))
@@ -48,7 +48,7 @@ def fitting(status: Status, hidden: int, console: Console, *, wide: bool) -> Ren
             most = most._replace(jobs=max(FEWEST, most.jobs - over))
         elif most.hosts > FEWEST:
             most = most._replace(hosts=max(FEWEST, most.hosts - over))
-        elif most.moves > 1:  # each has a row, and mostly a line below the table
+        elif most.moves > 1:  # each move has a row, and mostly a line below the table
             most = most._replace(moves=max(1, most.moves - max(1, over // 2)))
         else:
             break
@@ -56,7 +56,8 @@ def fitting(status: Status, hidden: int, console: Console, *, wide: bool) -> Ren
 
 
 def _calm(status: Status) -> Callable[[HostRow], bool]:
-    """The key by which hosts with a move, a taint or a cordon, and lost ones, come first."""
+    """Return the sort key by which hosts with a move, a taint or a cordon, and lost ones, come
+    first."""
     involved = {name for row in status.moving for name in (row.source, row.destination)}
 
     def key(host: HostRow) -> bool:
