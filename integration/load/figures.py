@@ -53,6 +53,8 @@ class AtRest(msgspec.Struct, frozen=True):
 class Moves(msgspec.Struct, frozen=True):
     """All migrations asked for at once, while that goes on.
 
+    ``seconds``: from the first request until the last migration is over; none gets past its first
+    question before all are asked for, which took ``asking_s``.
     ``at_once``: the most that were under way together; ``frozen_floor``, ``floor``: what the
     simulated steps alone take, of ``frozen`` and of ``seconds``; ``cpu_each``: what a migration
     costs the orchestrator beyond its rest, until the last host has heard of it.

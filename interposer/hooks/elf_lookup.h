@@ -12,9 +12,10 @@
 #define LIVESHIFT_INTERPOSER_ELF_LOOKUP_H
 
 /*
- * Returns the address of a function or object that a loaded library exports, as dlsym would: the
- * symbol's default version; an indirect function is resolved. NULL: *why is the reason in words
- * (static storage). `why` may be NULL.
+ * Returns the address of a function or object that a loaded library exports, as dlsym would. It
+ * takes the symbol's default version and resolves an indirect function. If it finds nothing, it
+ * returns NULL and sets *why to a sentence (static storage) that names the reason. `why` may be
+ * NULL.
  *
  * `library` is compared with the file's base name and with the SONAME, whole or up to a dot:
  * "libcudart.so" finds libcudart.so.12, "libnccl.so.2" finds libnccl.so.2.27.5. If several match,

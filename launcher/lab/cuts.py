@@ -2,8 +2,8 @@
 """Cuts two machines of a lab off from each other, and from no other machine.
 
 The switch forwards nothing between their two ports, in either direction, of any protocol. The ports
-stay up, so neither machine sees its link go down. A rule names ports, not addresses. So it also
-holds for what capsules send, and for a host that was booted anew; kill_host removes a host's cuts.
+stay up, so neither machine sees its link go down. A rule names ports, not addresses, so it also
+stops what capsules send. ``kill_host`` removes the cuts of a host, so a host boots without any.
 """
 
 from __future__ import annotations

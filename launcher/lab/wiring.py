@@ -39,7 +39,7 @@ def make_switch(lab: Lab) -> None:
 def plug_in(lab: Lab, machine: LabHost) -> None:
     """Make a host's network namespace, with eth0 on a cable to the switch's port of its name.
 
-    A host that is booted anew has the same MAC, as a machine would, since its peers remember it.
+    A host keeps its MAC when it boots again, as a machine does: its peers remember the MAC.
     """
     run(["ip", "netns", "add", machine.netns])
     ip(

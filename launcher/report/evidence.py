@@ -43,9 +43,9 @@ def counted(report: Report, migration: Migration) -> tuple[Counted, ...]:
 
 
 def doubts(report: Report, least: int) -> list[str]:
-    """Return which claims the steps do not support, in words. The list is empty if each migration
-    took place while its job trained, and every rank made ``least`` steps after it on the right
-    host."""
+    """Return one sentence for each claim that the steps do not support. The list is empty if each
+    migration took place while its job trained, and every rank made ``least`` steps after it on the
+    right host."""
     found = [] if report.migrations else ["nothing was moved"]
     for migration in report.migrations:
         name = migration.capsule

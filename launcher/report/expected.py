@@ -23,8 +23,8 @@ class Expected:
     """A standstill, from the first closed gate to the first task that runs again.
 
     ``way``: "pre-copy" or "full dump"; ``why``: the reason for a full dump. ``learnt``: the number
-    of earlier moves that the prediction rests on. ``left_out``: what ``predicted_s`` does not
-    count, in words.
+    of earlier moves that the prediction rests on. ``left_out`` names what ``predicted_s`` does not
+    count.
     """
 
     way: str
@@ -37,12 +37,12 @@ class Expected:
 
     @property
     def by(self) -> str:
-        """The way in words: ``pre-copy``, ``full dump: the kernel is too old``."""
+        """Name the way, for people: ``pre-copy``, ``full dump: the kernel is too old``."""
         return f"{self.way}: {self.why}" if self.why else self.way
 
     @property
     def grounds(self) -> str:
-        """What the prediction rests on, in words."""
+        """Say what the prediction rests on, for people: defaults, or earlier moves."""
         if not self.learnt:
             return "defaults: no similar move yet"
         return f"learnt from {self.learnt} earlier move{'s' if self.learnt > 1 else ''}"

@@ -130,8 +130,7 @@ def migration_section(report: Report, move: Migration) -> str:
 
 
 def pause(report: Report, move: Migration) -> str:
-    """Describe the pause in words: how long it was, and frozen and predicted time if they
-    differ."""
+    """Say how long the pause was. If the frozen or the predicted time differs, name that too."""
     if move.freeze is None:
         return "The job was never frozen."
     frozen = q.pause(move.frozen_s)

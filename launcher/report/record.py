@@ -77,7 +77,7 @@ class Migration:
     ranks: tuple[int, ...] = ()
     committed: bool = True  # False: it failed before the commit, so the capsule never left
     lost_s: float | None = None  # training time, with the pause; None: not measured
-    cost: str = ""  # the same in words, or why it was not measured; "": not known
+    cost: str = ""  # a line about it, or why it was not measured; "": not known
     expected: Expected | None = None  # None: nothing was predicted, or the job was not stopped
 
     @property
