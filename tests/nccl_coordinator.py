@@ -128,7 +128,8 @@ class Ranks:
         self.processes = processes
         self.folder = folder
         self.attempt = 0
-        self.told = [0] * len(processes)
+        self.count = len(processes)
+        self.told = [0] * self.count
 
     def tell(self, command: str, ranks: Iterable[int] | None = None) -> None:
         """Give a puppet a command; the answer comes when it comes."""
@@ -236,9 +237,19 @@ class Ranks:
 
     def move_until_the_end(self, seed: int, limit_s: float = 3.0) -> int:
         """Move at random moments until the program ends; how often it went the whole way."""
+        return self.move_while(lambda: self.running, seed, limit_s)
+
+    def move_until_line(self, line: str, seed: int) -> int:
+        """The same until a rank has printed the line; the last move may be over a little later."""
+        return self.move_while(
+            lambda: self.running and all(line not in self.said(r) for r in range(self.count)), seed
+        )
+
+    def move_while(self, wanted: Callable[[], bool], seed: int, limit_s: float = 3.0) -> int:
+        """Begin moves at random moments while they are wanted; how many went the whole way."""
         chance = random.Random(seed)
         moved = 0
-        while self.running:
+        while wanted():
             time.sleep(chance.random() * 0.06)
             # the end of the program, or a communicator that was being made
             with suppress(Abandoned):

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Communicators made in every way that NCCL has, used again and again: family FOLDER RANK COUNT
- * STEPS, with two devices and NCCL 2.29 or later. Prints "made", "step N" and "result HASH".
+ * STEPS, with two devices and NCCL 2.29 or later. Prints "made", "step N", "ending" and "result
+ * HASH". After "ending" it destroys them, the newest first.
  */
 #include "rank.h"
 
@@ -148,6 +149,7 @@ int main(int argc, char **argv) {
         CHECK(cudaMemcpy(host, values[i], sizeof host, cudaMemcpyDeviceToHost));
         result = hash(result, host, sizeof host);
     }
+    printf("ending\n");
     CHECK(ncclCommWindowDeregister(comms[0], window));
     CHECK(ncclRedOpDestroy(halves, comms[0]));
     CHECK(ncclGroupStart());
