@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import units
 from ..errors import Refused
-from .devices import Gpu
+from .devices import NvmlGpu
 
 MARGIN = 256 << 20
 """A GPU needs this many bytes more than were used, since the size of a context differs by GPU."""
@@ -23,9 +23,9 @@ Pairs = list[tuple[str, str]]
 
 
 def assign(
-    sources: Sequence[Gpu],
+    sources: Sequence[NvmlGpu],
     used: Mapping[str, int],
-    targets: Sequence[Gpu],
+    targets: Sequence[NvmlGpu],
     taken: Mapping[str, str],
     wanted: Mapping[str, str],
 ) -> Pairs:
@@ -66,7 +66,11 @@ def changes(pairs: Pairs) -> bool:
 
 
 def _check_wanted(
-    old: str, new: str, sources: Sequence[Gpu], targets: Mapping[str, Gpu], chosen: dict[str, str]
+    old: str,
+    new: str,
+    sources: Sequence[NvmlGpu],
+    targets: Mapping[str, NvmlGpu],
+    chosen: dict[str, str],
 ) -> None:
     if old not in {gpu.uuid for gpu in sources}:
         raise Refused(
@@ -82,9 +86,9 @@ def _check_wanted(
 
 
 def _best(
-    source: Gpu,
+    source: NvmlGpu,
     used: Mapping[str, int],
-    targets: Sequence[Gpu],
+    targets: Sequence[NvmlGpu],
     taken: Mapping[str, str],
     chosen: dict[str, str],
 ) -> str:
@@ -103,7 +107,9 @@ def _best(
     )
 
 
-def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[str, str]) -> None:
+def _place_unused(
+    sources: Sequence[NvmlGpu], targets: Sequence[NvmlGpu], chosen: dict[str, str]
+) -> None:
     """Choose targets for the GPUs that the capsule could see but does not use. Nothing goes to such
     a target, so other processes may use it."""
     left = {gpu.uuid: gpu for gpu in targets if gpu.uuid not in chosen.values()}
@@ -127,7 +133,7 @@ def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[s
 
 
 def _why_not(
-    target: Gpu, source: Gpu, used: Mapping[str, int], taken: Mapping[str, str]
+    target: NvmlGpu, source: NvmlGpu, used: Mapping[str, int], taken: Mapping[str, str]
 ) -> str | None:
     needed = used.get(source.uuid)  # a context alone counts as use
     if not _same_model(target, source):
@@ -149,10 +155,10 @@ def _why_not(
     return None
 
 
-def _same_model(one: Gpu, other: Gpu) -> bool:
+def _same_model(one: NvmlGpu, other: NvmlGpu) -> bool:
     return (one.name, one.compute_capability) == (other.name, other.compute_capability)
 
 
-def named(gpu: Gpu) -> str:
+def named(gpu: NvmlGpu) -> str:
     """Text for a GPU: its number on its host, and enough of its UUID to recognise it."""
     return f"GPU {gpu.index} ({gpu.uuid[:12]})"

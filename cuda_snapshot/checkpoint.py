@@ -48,7 +48,7 @@ _FUNCTIONS = {
 }
 
 
-class ProcessState(enum.IntEnum):
+class CudaState(enum.IntEnum):
     """CUprocessState."""
 
     RUNNING = 0
@@ -58,7 +58,7 @@ class ProcessState(enum.IntEnum):
     """Uncorrectable: the process can only be killed."""
 
 
-class Checkpoint:
+class CheckpointApi:
     """The functions of one driver library, initialised. Methods raise CudaError with the function's
     name and its result, unless their docstring says otherwise."""
 
@@ -109,8 +109,8 @@ class Checkpoint:
         """Whether a process can be restored onto other GPUs than those of its checkpoint."""
         return self._version >= REMAP_SINCE
 
-    def state(self, pid: int) -> ProcessState:
-        return ProcessState(self._number("cuCheckpointProcessGetState", pid))
+    def state(self, pid: int) -> CudaState:
+        return CudaState(self._number("cuCheckpointProcessGetState", pid))
 
     def restore_thread(self, pid: int) -> int:
         """The thread of the process that does the driver's work there. It must be able to run."""

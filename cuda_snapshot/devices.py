@@ -36,7 +36,7 @@ wait for the children when it destroys them."""
 
 
 @dataclass(frozen=True)
-class Gpu:
+class NvmlGpu:
     """One GPU as NVML describes it. A field is None if this GPU or driver doesn't report it."""
 
     index: int
@@ -63,7 +63,7 @@ class Inventory:
 
     driver: str | None
     """The driver's version, such as "580.159.03"."""
-    devices: tuple[Gpu, ...]
+    devices: tuple[NvmlGpu, ...]
     why_none: str | None
 
     def used(self, pid: int) -> dict[str, int]:
@@ -177,7 +177,7 @@ def ask() -> Inventory:
     return Inventory(driver, devices, None if devices else "the driver sees no GPU")
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
+def _gpu(nvml: Any, index: int) -> NvmlGpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     capability = _told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -185,7 +185,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     persistence = _told(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
     processes = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     mps = _told(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
-    return Gpu(
+    return NvmlGpu(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),

@@ -69,7 +69,7 @@ def spared_threads(pid: int, restore_thread: int) -> set[int]:
     return found
 
 
-class Hold:
+class ThreadHold:
     """Holds all threads of some processes but the spared ones.
 
     ``pids`` are the host's numbers. ``spared`` is one set of threads for all processes, or a
@@ -228,7 +228,7 @@ class Hold:
         while event := ptrace.next_event():
             tid, what = event
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile
-                if isinstance(what, ptrace.Ended):
+                if isinstance(what, ptrace.TraceeEnded):
                     pid = self._seized.pop(tid, tid)
                     if tid in self._still:
                         self._still.discard(tid)

@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from .layout import Record, text_of
+from .layout import LedgerRecord, text_of
 
 PROTOCOL = 1
 SAMPLE = 4096
@@ -20,11 +20,11 @@ SAMPLE = 4096
 MAX_ERRNO = 4095
 """The largest errno value of Linux. We limit the number that a process sends to it."""
 
-REQUEST = Record((
+REQUEST = LedgerRecord((
     ("op", "I"), ("device", "i"), ("address", "Q"), ("size", "Q"), ("argument", "Q"),
 ))  # fmt: skip
 
-REPLY = Record((
+REPLY = LedgerRecord((
     ("op", "I"), ("result", "i"), ("address", "Q"), ("size", "Q"), ("value", "Q"), ("device", "i"),
     ("kind", "I"), ("uuid", "16s"), ("trouble", "96s"),
 ))  # fmt: skip
@@ -45,7 +45,7 @@ class Op(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Reply:
+class SessionReply:
     """A process's answer. ``result``: 0, a CUresult, or minus an errno value."""
 
     op: int
@@ -78,12 +78,12 @@ def request(op: Op, address: int = 0, size: int = 0, argument: int = 0) -> bytes
     return REQUEST.struct.pack(op, 0, address, size, argument)
 
 
-def reply(packet: bytes) -> Reply:
+def reply(packet: bytes) -> SessionReply:
     """Decode one packet of the process. Raises ValueError if it has another size."""
     if len(packet) != REPLY.size:
         raise ValueError(f"the reply has {len(packet)} bytes, not {REPLY.size}")
     fields = REPLY.unpack(packet)
-    return Reply(**(fields | {"trouble": text_of(fields["trouble"])}))
+    return SessionReply(**(fields | {"trouble": text_of(fields["trouble"])}))
 
 
 def socket_name(inner_pid: int) -> str:

@@ -19,7 +19,7 @@ Fields = tuple[tuple[str, str], ...]
 """The fields of a structure in order: each has a name and a format code of Python's ``struct``."""
 
 
-class Record:
+class LedgerRecord:
     """One structure of page.h: little-endian, without padding between the fields."""
 
     def __init__(self, fields: Fields) -> None:
@@ -40,60 +40,60 @@ class Record:
         return self.struct.iter_unpack(raw[: len(raw) // self.size * self.size])
 
 
-ORDER = Record((
+ORDER = LedgerRecord((
     ("want", "I"), ("attempt", "I"), ("version", "I"), ("beat", "I"), ("lease_ms", "I"),
     ("limit_ms", "I"), ("check", "I"), ("asked", "I"),
 ))  # fmt: skip
 
-ANSWER = Record((
+ANSWER = LedgerRecord((
     ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
     ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"), ("done_result", "I"),
     ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"),
     ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"), ("trouble", "160s"),
 ))  # fmt: skip
 
-LEDGER = Record((
+LEDGER = LedgerRecord((
     ("made", "Q"), ("freed", "Q"), ("missed", "Q"), ("events", "Q"), ("graphs", "Q"),
     ("graph_execs", "Q"), ("graphs_with_nccl", "Q"), ("driver", "I"), ("rows", "I"),
 ))  # fmt: skip
 
-IDENTITY = Record((
+IDENTITY = LedgerRecord((
     ("magic", "8s"), ("layout", "I"), ("kinds", "I"), ("pid", "i"), ("rank", "i"),
     ("world_size", "i"), ("local_rank", "i"), ("created_ns", "Q"), ("version", "24s"),
     ("command", "64s"),
 ))  # fmt: skip
 
-TABLES = Record((
+TABLES = LedgerRecord((
     ("clocks", "I"), ("communicators", "I"), ("streams", "I"), ("unused", "I"), ("retired", "Q"),
 ))  # fmt: skip
 """The header's last fields before its rows: how many rows of the tables have been used."""
 
-COUNTER = Record((("kind", "24s"), ("started", "Q")))
+COUNTER = LedgerRecord((("kind", "24s"), ("started", "Q")))
 
-THREAD = Record((
+THREAD = LedgerRecord((
     ("tid", "i"), ("state", "I"), ("clock", "I"), ("wants", "I"), ("kind", "I"), ("unused", "I"),
 ))  # fmt: skip
 
-ASK = Record((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
+ASK = LedgerRecord((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
 
-CLOCK = Record((
+CLOCK = LedgerRecord((
     ("id", "Q"), ("announced", "Q"), ("returned", "Q"), ("raised", "Q"), ("target", "Q"),
     ("communicator", "I"), ("from", "i"), ("to", "i"), ("owner", "i"), ("kind", "I"),
     ("blocking", "I"),
 ))  # fmt: skip
 
-COMMUNICATOR = Record((
+COMMUNICATOR = LedgerRecord((
     ("state", "I"), ("library", "I"), ("id", "Q"), ("parent", "Q"), ("size", "i"), ("rank", "i"),
     ("device", "i"), ("made_by", "I"), ("ordinal", "I"), ("generation", "I"), ("name", "64s"),
     ("unsafe", "128s"), ("fresh_id", "128s"), ("rebuild_id", "128s"), ("fresh_attempt", "I"),
     ("rebuild_order", "I"), ("operations", "Q"),
 ))  # fmt: skip
 
-STREAM = Record((
+STREAM = LedgerRecord((
     ("handle", "Q"), ("device", "i"), ("flags", "I"), ("priority", "i"), ("use", "I"),
 ))  # fmt: skip
 
-ALLOCATION = Record((
+ALLOCATION = LedgerRecord((
     ("address", "Q"), ("size", "Q"), ("handle", "Q"), ("stream", "Q"), ("kind", "I"),
     ("device", "i"), ("flags", "Q"), ("serial", "Q"), ("unused", "Q"),
 ))  # fmt: skip
@@ -118,7 +118,7 @@ SIZE = ALLOCATIONS_AT + ALLOCATIONS * ALLOCATION.size
 """The file can grow to this many bytes; a new one has ALLOCATIONS_AT bytes."""
 
 
-class Want(enum.IntEnum):
+class WantedState(enum.IntEnum):
     """enum liveshift_want."""
 
     OPEN = 0
@@ -147,7 +147,7 @@ class CommunicatorState(enum.IntEnum):
     ENDED = 3
 
 
-class Memory(enum.IntEnum):
+class MemoryKind(enum.IntEnum):
     """enum liveshift_memory."""
 
     FREE = 0

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import layout
-from .layout import Want, check_of
+from .layout import WantedState, check_of
 from .page import PageError, PageFile
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -57,9 +57,9 @@ class OrderedPage(PageFile):
         self._write_order("limit_ms", limit_ms)
         self.set_asks(())
         self.beat()
-        self.give(Want.ARMED, attempt, 0)
+        self.give(WantedState.ARMED, attempt, 0)
 
-    def give(self, want: Want, attempt: int, version: int) -> None:
+    def give(self, want: WantedState, attempt: int, version: int) -> None:
         """Give an order. The caller must have written its targets or rebuild ids before."""
         self._attempt, self._version = attempt, version
         # A thread sees from `want` at once whether the gate is closed. It believes the three
@@ -71,7 +71,7 @@ class OrderedPage(PageFile):
 
     def open(self) -> None:
         """Let operations pass again."""
-        self.give(Want.OPEN, self._attempt, self._version)
+        self.give(WantedState.OPEN, self._attempt, self._version)
 
     def beat(self) -> None:
         """Give a sign of life. Without it, threads at the gate open the gate after the lease."""

@@ -39,7 +39,7 @@ from ..runtime.messages import (
     MigrationRow,
     Status,
 )
-from ..runtime.model.steps import Step
+from ..runtime.model.steps import MigrationStep
 from . import report
 from .alone import alone
 from .client.client import Client
@@ -190,7 +190,7 @@ class Watched:
     def _over(self) -> MigrationRow | None:
         """Return the move that succeeded. One that did not is reported; liveshift tries again."""
         for row in self._rows():
-            if row.state == Step.DONE.value:
+            if row.state == MigrationStep.DONE.value:
                 return row
             if moves.over(row) and row.name not in self._said:
                 self._said.add(row.name)
@@ -266,16 +266,17 @@ def _rank(capsule: str) -> int:
     return int(capsule.partition("/")[2])
 
 
-def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report:
+def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.DowntimeReport:
     """Build the report. ``found``: the hosts of the ranks before the move, after it, and at the
     end."""
     reference = tuple(report.read_rank(OUT / "reference", rank) for rank in range(RANKS))
     moved = tuple(report.read_rank(OUT / "moved", rank) for rank in range(RANKS))
     phases = tuple(
-        report.Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
+        report.ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail)
+        for p in row.phases
     )
     rank = _rank(row.capsule)
-    migration = report.Migration(
+    migration = report.ReportedMigration(
         row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
         phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
         (rank,), lost_s=row.cost.lost_s if row.cost else None,
@@ -296,7 +297,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
         )
         for run in moved
     )
-    return report.Report(
+    return report.DowntimeReport(
         title=f"demo: {row.source} emptied while a GPT trained on it",
         command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
         reference=reference,
@@ -306,7 +307,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
     )
 
 
-def _outcome(finished: report.Report, doubts: list[str]) -> str:
+def _outcome(finished: report.DowntimeReport, doubts: list[str]) -> str:
     """Return what the steps show, or why they do not support the move, for the page."""
     if doubts:
         return f"The steps do not bear the move out: {'; '.join(doubts)}."
@@ -332,7 +333,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _conclude(finished: report.Report, seconds: float) -> None:
+def _conclude(finished: report.DowntimeReport, seconds: float) -> None:
     for migration in finished.migrations:
         console.print(report.phase_table(migration))
     console.print(report.headline(finished), style="bold", markup=False, soft_wrap=True)

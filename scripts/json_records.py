@@ -109,7 +109,7 @@ class Validated:
     cluster: str
     hosts: list[str]
     digest: str
-    deadlines: list[ladder.Step]
+    deadlines: list[ladder.LadderStep]
     rules: list[DeadlineRule]
 
 

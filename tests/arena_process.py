@@ -17,8 +17,8 @@ from doubles.gpu.build import kept
 from sanitizers import BUILT
 
 from liveshift.interposer import device_session, library
-from liveshift.interposer.device_session import Op, Reply
-from liveshift.interposer.layout import Memory, Want, text_of
+from liveshift.interposer.device_session import Op, SessionReply
+from liveshift.interposer.layout import MemoryKind, WantedState, text_of
 from liveshift.interposer.orders import OrderedPage, ordered
 from liveshift.interposer.page import Allocation, opened
 
@@ -104,7 +104,7 @@ class Holder:
         assert self.process.returncode == 0, said
         return said
 
-    def rows(self, *kinds: Memory) -> list[Allocation]:
+    def rows(self, *kinds: MemoryKind) -> list[Allocation]:
         with opened(self.pages / str(self.pid)) as page:
             return [row for row in page.allocations() if not kinds or row.kind in kinds]
 
@@ -131,7 +131,7 @@ class Holder:
             try:
                 listening.listen(1)
                 listening.settimeout(PATIENCE_S)
-                self.order(Want.DEVICES)
+                self.order(WantedState.DEVICES)
                 connection, _ = listening.accept()
             finally:
                 at.unlink()
@@ -141,7 +141,7 @@ class Holder:
             done = self.done()
             assert done == (0, ""), done
 
-    def order(self, want: Want) -> None:
+    def order(self, want: WantedState) -> None:
         self.version += 1
         with self.page() as page:
             if self._attempt == 0:
@@ -170,21 +170,21 @@ class Session:
         self.hello = self.reply()
         assert (self.hello.op, self.hello.kind) == (Op.HELLO, device_session.PROTOCOL)
 
-    def reply(self) -> Reply:
+    def reply(self) -> SessionReply:
         packet, fds, _, _ = socket.recv_fds(self.connection, 4096, 4)
         self.descriptors = list(fds)
         return device_session.reply(packet)
 
     def ask(
         self, op: Op, address: int = 0, size: int = 0, argument: int = 0, fd: int | None = None
-    ) -> Reply:
+    ) -> SessionReply:
         packet = device_session.request(op, address, size, argument)
         socket.send_fds(self.connection, [packet], [] if fd is None else [fd])
         answered = self.reply()
         assert answered.op == op
         return answered
 
-    def good(self, op: Op, *arguments: int, fd: int | None = None) -> Reply:
+    def good(self, op: Op, *arguments: int, fd: int | None = None) -> SessionReply:
         answered = self.ask(op, *arguments, fd=fd)
         assert answered.failure == ""
         return answered
@@ -193,17 +193,17 @@ class Session:
         self.connection.send(device_session.request(Op.END))
         assert self.connection.recv(1) == b""
 
-    def list(self) -> list[Reply]:
+    def list(self) -> list[SessionReply]:
         found = []
         while not (one := self.ask(Op.NEXT, argument=len(found))).ended:
             assert one.failure == ""
             found.append(one)
         return found
 
-    def arena(self) -> list[Reply]:
-        return [one for one in self.list() if one.kind == Memory.ARENA]
+    def arena(self) -> list[SessionReply]:
+        return [one for one in self.list() if one.kind == MemoryKind.ARENA]
 
-    def checksum(self, block: Reply, samples: int = 0) -> int:
+    def checksum(self, block: SessionReply, samples: int = 0) -> int:
         return self.good(Op.CHECKSUM, block.address, block.size, samples).value
 
     def give_up(self) -> dict[int, tuple[int, int]]:

@@ -18,7 +18,7 @@ from image_edits import Field, change_first, encode, put
 
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check, image_rights
-from liveshift.criu_glue.images.protobuf import Message
+from liveshift.criu_glue.images.protobuf import ProtobufMessage
 
 SEEDS = Path(__file__).parent / "fuzz" / "seeds"
 ALICE = User(64001, 64001)
@@ -72,10 +72,10 @@ class Image:
         change_first(self.file(name), path, value)
 
     def change_file(
-        self, which: Callable[[Message], bool], path: tuple[int, ...], value: int | bytes
+        self, which: Callable[[ProtobufMessage], bool], path: tuple[int, ...], value: int | bytes
     ) -> None:
         entries = self.entries("files")
-        at = next(n for n, entry in enumerate(entries) if which(Message(entry)))
+        at = next(n for n, entry in enumerate(entries) if which(ProtobufMessage(entry)))
         entries[at] = put(entries[at], path, value)
         self.write("files", entries)
 

@@ -17,7 +17,7 @@ import pytest
 from doubles.orchestrator import Orchestrator
 
 from liveshift.runtime.messages import (
-    Run,
+    RunJob,
 )
 from liveshift.waiting import readable
 
@@ -91,7 +91,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 @pytest.fixture
 def gpt(double: Any) -> Any:
     """A job gpt of two capsules, on h0 and h1; h2 is free."""
-    double._run(Run("gpt", 2, ["train"], {}, "/", 0, []))
+    double._run(RunJob("gpt", 2, ["train"], {}, "/", 0, []))
     return double
 
 

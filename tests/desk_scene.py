@@ -17,10 +17,10 @@ from liveshift.runtime.config import access
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control.keyring import Holder
-from liveshift.runtime.messages import Message, Run
+from liveshift.runtime.messages import Message, RunJob
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.desk import Desk
+from liveshift.runtime.orchestrator.desk import ApiServer
 from liveshift.runtime.orchestrator.fleet import Fleet
 
 CLUSTER = """
@@ -137,10 +137,10 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.desk = Desk(self.fleet, *(cast(Any, stubs) for _ in range(4)))
+        self.desk = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(4)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
-        run = Run(name, len(hosts), ["train"], {}, "/", 100, [])
+        run = RunJob(name, len(hosts), ["train"], {}, "/", 100, [])
         capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
         vni = max((j.overlay.vni for j in self.fleet.jobs.values()), default=0) + 1

@@ -22,7 +22,7 @@ from liveshift.criu_glue.criu import early
 from liveshift.criu_glue.criu.early import EarlyCriu
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.memory.fill.fill import Filled, FillEngine
+from liveshift.criu_glue.memory.fill.fill import FillEngine, PagesFilled
 from liveshift.criu_glue.memory.prefill.prefill import SPARE
 from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.errors import StepFailed
@@ -231,7 +231,7 @@ def staged(scene: Scene) -> Iterator[Stages]:
 
 def restore(
     stage: Stage, *, stopped: bool = False, spend: bool = False
-) -> tuple[RestoringTree, Filled]:
+) -> tuple[RestoringTree, PagesFilled]:
     stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
     assert stage.early.prepare(), stage.early.why
     engine = FillEngine(stage.parted.images, stage.store, plan=stage.early.plan, spend=spend)

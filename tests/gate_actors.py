@@ -14,7 +14,7 @@ from gate_programs import Key, Lane, Part
 from simulated_gate import GO, OWED, ffi
 
 from liveshift.interposer.layout import Library
-from liveshift.runtime.model.collective_clock import Report
+from liveshift.runtime.model.collective_clock import ClockReport
 from liveshift.runtime.quiesce.host_gate import HostGate
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Agent:
     gate: HostGate | None = None
     attempt: int = 0
     told: bool = False
-    last: Report | None = None
+    last: ClockReport | None = None
     inbox: deque[tuple[Any, ...]] = field(default_factory=deque)
     outbox: deque[tuple[Any, ...]] = field(default_factory=deque)
 

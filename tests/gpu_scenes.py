@@ -10,24 +10,30 @@ import msgspec
 
 from liveshift.criu_glue.survey.gpu_tasks import GpuTask
 from liveshift.criu_glue.survey.survey import Survey
-from liveshift.cuda_snapshot.checkpoint import ProcessState as Cuda
-from liveshift.cuda_snapshot.devices import Gpu
-from liveshift.interposer.inspection import KINDS, DeviceUse, Held, Obstacle, ProcessState
-from liveshift.interposer.layout import Memory
+from liveshift.cuda_snapshot.checkpoint import CudaState as Cuda
+from liveshift.cuda_snapshot.devices import NvmlGpu
+from liveshift.interposer.inspection import (
+    KINDS,
+    AllocationsHeld,
+    DeviceUse,
+    ProcessObstacle,
+    ProcessState,
+)
+from liveshift.interposer.layout import MemoryKind
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey
 
 MIB, GIB = 1 << 20, 1 << 30
 H200 = "NVIDIA H200"
 
 
-def gpu(host: str = "a", index: int = 0, **fields: Any) -> Gpu:
+def gpu(host: str = "a", index: int = 0, **fields: Any) -> NvmlGpu:
     given = {
         "index": index, "uuid": f"GPU-{host}{index:07d}-0000", "name": H200,
         "memory_bytes": 140 * GIB, "free_bytes": 139 * GIB, "pci_bus_id": f"0000:0{index}:00.0",
         "compute_capability": (9, 0), "mig": False, "persistence": True, "processes": {},
         "mps": False,
     } | fields  # fmt: skip
-    return Gpu(**given)
+    return NvmlGpu(**given)
 
 
 def gpu_host(letter: str = "a", count: int = 1, **fields: Any) -> GpuHost:
@@ -56,9 +62,11 @@ def survey(*tasks: GpuTask) -> Survey:
     return Survey((1001, 1002), 100 * MIB, 10 * MIB, (), (), (), (), (), tasks)
 
 
-def page(pid: int = 1002, arena: int = 0, other: int = 0, *obstacles: Obstacle) -> ProcessState:
-    memory = [Held(0, KINDS[Memory.ARENA], 1, arena)] if arena else []
-    memory += [Held(0, "device", 1, other)] if other else []
+def page(
+    pid: int = 1002, arena: int = 0, other: int = 0, *obstacles: ProcessObstacle
+) -> ProcessState:
+    memory = [AllocationsHeld(0, KINDS[MemoryKind.ARENA], 1, arena)] if arena else []
+    memory += [AllocationsHeld(0, "device", 1, other)] if other else []
     return ProcessState(
         pid=pid, rank=3, local_rank=0, command="python", version="0.1.0", driver=13000, begun={},
         finished=0, memory=memory, devices=[DeviceUse(0, arena + other, 0, 0, 0)],

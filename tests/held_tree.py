@@ -6,15 +6,15 @@ from __future__ import annotations
 import os
 import signal
 
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.cuda_snapshot import threads
-from liveshift.cuda_snapshot.hold import Hold, Spared
+from liveshift.cuda_snapshot.hold import Spared, ThreadHold
 
 
-def hold_tree(room: Room, spared: Spared) -> Hold:
+def hold_tree(room: Sandbox, spared: Spared) -> ThreadHold:
     """All of it but the spared threads, which go on; it ends with this process."""
-    hold = Hold([task.pid for task in tasks(room)], spared, kill_on_exit=True)
+    hold = ThreadHold([task.pid for task in tasks(room)], spared, kill_on_exit=True)
     hold.begin(5)
     for task in tasks(room):
         if not hold.held.issuperset(threads.of(task.pid)):

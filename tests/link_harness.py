@@ -52,8 +52,8 @@ async def nothing(_peer: str, _ask: Message) -> Message | None:
     return None
 
 
-def beat(host: str = "h0") -> messages.Beat:
-    return messages.Beat(host, 1 << 30, [])
+def beat(host: str = "h0") -> messages.Heartbeat:
+    return messages.Heartbeat(host, 1 << 30, [])
 
 
 class Ends:

@@ -16,7 +16,7 @@ import xxhash
 from image_edits import decode, encode
 
 from liveshift.criu_glue.images.image_kinds import ImageFile
-from liveshift.criu_glue.images.protobuf import Message
+from liveshift.criu_glue.images.protobuf import ProtobufMessage
 from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable
 
 PAGE = 4096
@@ -137,7 +137,7 @@ def _ranges(mm: Path) -> list[tuple[int, int]]:
     """Where CRIU registers what it restores lazily (criu: vma.h, vma_entry_can_be_lazy), without
     what is executable, into which it writes."""
     found = []
-    for raw in Message(ImageFile(mm).entries[0]).raws(14):
+    for raw in ProtobufMessage(ImageFile(mm).entries[0]).raws(14):
         vma = _numbers(raw)
         flags = vma[6]
         lazy = flags & _PRIVATE and flags & _ANONYMOUS and not flags & (_LOCKED | _HUGE)

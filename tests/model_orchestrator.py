@@ -28,7 +28,7 @@ from model_state import (
 )
 
 from liveshift.runtime.model.ownership import Owner, Ruling, Side
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 ATTEMPTS = 2
 SILENCE = "silence"
@@ -61,7 +61,7 @@ class Orchestrator:
             yield from self.unanswered(spend(s, "silences"))
 
     def begin(self, s: State, to: str) -> State:
-        s = s._replace(step=Step.PREPARING, m=s.m + 1, source=s.owner[0], destination=to,
+        s = s._replace(step=MigrationStep.PREPARING, m=s.m + 1, source=s.owner[0], destination=to,
                        surveyed=True)  # fmt: skip
         return ask(s, to, "Reserve", s.m, s.owner[1] + 1, s.source)
 
@@ -76,7 +76,10 @@ class Orchestrator:
         what, _, failed, gone = s.wait
         if what == "Reserve":
             if kind == "Reserved":
-                s = to(to(to(s, Step.PRECOPYING), Step.QUIESCING), Step.FREEZING)
+                s = to(
+                    to(to(s, MigrationStep.PRECOPYING), MigrationStep.QUIESCING),
+                    MigrationStep.FREEZING,
+                )
                 yield "freeze", ask(s, s.source, "Freeze", s.m, s.destination, value,
                                     dict(s.hosts)[s.source].life)  # fmt: skip
             else:
@@ -94,14 +97,14 @@ class Orchestrator:
             else:
                 yield "rolled back", self.rolled_back(s, value)
         elif what == "finish":
-            yield "done", over(s, Step.DONE)
+            yield "done", over(s, MigrationStep.DONE)
         elif what == "Restore":
             yield from self.restored(s, kind, failed)
         elif what == "spare":
             if kind == "Reserved":
                 yield "forward", ask(s, s.destination, "Forward", s.m, self.spare(s), value)
             else:
-                yield "return", self.return_(to(s, Step.RETURNING), False)
+                yield "return", self.return_(to(s, MigrationStep.RETURNING), False)
         elif what == "Forward":
             yield from self.forwarded(s, kind)
         elif what == "look":
@@ -126,7 +129,7 @@ class Orchestrator:
     def commit_move(self, s: State) -> Iterator[Change]:
         s, dies = self.committing(s, s.destination, True)
         yield from dies
-        s = to(s, Step.COMMITTED)
+        s = to(s, MigrationStep.COMMITTED)
         yield "commit", self.restore(s._replace(maybe=False, released=False))
 
     def goes_on(self, s: State, gone: bool = False) -> State:
@@ -137,7 +140,7 @@ class Orchestrator:
         heard = kind != SILENCE
         if heard and complete and not (s.released and self.p.released_may_run):
             yield from self.commit_move(s)
-        elif s.step is Step.FREEZING:
+        elif s.step is MigrationStep.FREEZING:
             yield (
                 "roll back",
                 self.roll_back(s._replace(maybe=s.maybe and not (heard and not complete))),
@@ -150,33 +153,33 @@ class Orchestrator:
             yield "rolled back", self.rolled_back(s, "unknown")
 
     def roll_back(self, s: State) -> State:
-        s = to(s, Step.ROLLING_BACK)
+        s = to(s, MigrationStep.ROLLING_BACK)
         return ask(s, s.source, "Settle", s.m)
 
     def rolled_back(self, s: State, state: str) -> State:
-        s = over(s, Step.LOST if state == "nothing" else Step.FAILED)
+        s = over(s, MigrationStep.LOST if state == "nothing" else MigrationStep.FAILED)
         return send(s, s.destination, "Settle", 0, s.m)
 
     # ---- after the commit ----------------------------------------------------------------------
 
     def restore(self, s: State, failed: int = 0) -> State:
-        s = to(s, Step.RESTORING)
+        s = to(s, MigrationStep.RESTORING)
         return ask(s, s.destination, "Restore", s.m, s.owner[1], failed=failed)
 
     def restored(self, s: State, kind: str, failed: int) -> Iterator[Change]:
         if kind == "Restored":
-            s = to(to(s, Step.RESUMING), Step.FINISHING)
+            s = to(to(s, MigrationStep.RESUMING), MigrationStep.FINISHING)
             yield "finish", ask(s, s.source, "Settle", s.m, what="finish")
         elif kind == SILENCE:
             if s.owner[2]:
                 yield "again", self.restore(s, max(1, failed))
             else:
-                yield "return", self.return_(to(s, Step.RETURNING), False)
+                yield "return", self.return_(to(s, MigrationStep.RETURNING), False)
         elif kind == "NotFound":
             if s.owner[2]:
-                yield "lost", over(s, Step.LOST)
+                yield "lost", over(s, MigrationStep.LOST)
             else:
-                yield "return", self.return_(to(s, Step.RETURNING), True)
+                yield "return", self.return_(to(s, MigrationStep.RETURNING), True)
         else:
             s, dies = self.committing(s, s.destination, True)
             yield from dies
@@ -187,7 +190,7 @@ class Orchestrator:
             if s.surveyed and self.spare(passing):
                 yield "to a spare", ask(passing, self.spare(passing), "Reserve", s.m,
                                         s.owner[1] + 1, s.destination, what="spare")  # fmt: skip
-            yield "return", self.return_(to(s, Step.RETURNING), False)
+            yield "return", self.return_(to(s, MigrationStep.RETURNING), False)
 
     def spare(self, s: State) -> str:
         return next((n for n, _ in s.hosts if n != s.source and n not in s.tried), "")
@@ -199,7 +202,7 @@ class Orchestrator:
             if after is not s:
                 yield "commit", self.restore(after._replace(destination=self.spare(s)))
                 return
-        yield "return", self.return_(to(s, Step.RETURNING), False)
+        yield "return", self.return_(to(s, MigrationStep.RETURNING), False)
 
     def return_(self, s: State, gone: bool) -> State:
         what = "known" if s.owner[0] == s.source else "look"
@@ -217,17 +220,17 @@ class Orchestrator:
         elif state == "unknown" or not (gone or (s.owner[2] and not self.p.granted_is_waited_for)):
             yield "again at the destination", self.restore(s)
         else:
-            yield "lost", over(s, Step.LOST)
+            yield "lost", over(s, MigrationStep.LOST)
 
     def known(self, s: State, state: str, gone: bool) -> Iterator[Change]:
         """The source, which owns it, has said what it has."""
         if state in ("runs", "ended"):
-            yield "returned", over(s, Step.FAILED)
+            yield "returned", over(s, MigrationStep.FAILED)
         elif state == "held" or (state == "unknown" and (
                 s.owner[2] or (gone and self.p.lost_for_sure))):  # fmt: skip
             yield "again", self.return_(s, gone)
         elif gone or s.owner[2]:
-            yield "lost", over(s, Step.LOST)
+            yield "lost", over(s, MigrationStep.LOST)
         else:
             s, dies = self.committing(s, s.destination, False)
             yield from dies
@@ -242,8 +245,8 @@ class Orchestrator:
         if host not in (s.source, destination):
             destination = host
         if host == destination and step in self.p.committed_from:
-            step = Step.COMMITTED
-        released = step is Step.ROLLING_BACK and self.p.perhaps_released
+            step = MigrationStep.COMMITTED
+        released = step is MigrationStep.ROLLING_BACK and self.p.perhaps_released
         if released and not dict(s.hosts)[s.source].copy:  # it may have run, and died since
             s = s._replace(forgiven=True)
         return s._replace(owner=(host, epoch, granted and self.p.granted_is_kept), step=step,
@@ -251,16 +254,16 @@ class Orchestrator:
                           surveyed=False, wait=Wait("take up"))  # fmt: skip
 
     def take_up(self, s: State) -> State:
-        if s.step in (Step.RESUMING, Step.FINISHING):
-            return ask(to(s, Step.FINISHING), s.source, "Settle", s.m, what="finish")
-        if s.step is Step.RETURNING and self.p.return_goes_on:
+        if s.step in (MigrationStep.RESUMING, MigrationStep.FINISHING):
+            return ask(to(s, MigrationStep.FINISHING), s.source, "Settle", s.m, what="finish")
+        if s.step is MigrationStep.RETURNING and self.p.return_goes_on:
             return self.return_(s, False)
         if s.owner[0] != s.source:
-            return self.restore(s._replace(step=Step.RESTORING))
-        if s.step is Step.FREEZING and self.p.look_after_restart:
+            return self.restore(s._replace(step=MigrationStep.RESTORING))
+        if s.step is MigrationStep.FREEZING and self.p.look_after_restart:
             return self.goes_on(s._replace(maybe=True))
-        maybe = s.step is Step.ROLLING_BACK
-        return self.roll_back(s._replace(maybe=maybe, step=Step.ROLLING_BACK))
+        maybe = s.step is MigrationStep.ROLLING_BACK
+        return self.roll_back(s._replace(maybe=maybe, step=MigrationStep.ROLLING_BACK))
 
     # ---- what agents ask -----------------------------------------------------------------------
 

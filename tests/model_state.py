@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from liveshift.runtime.model import ownership
 from liveshift.runtime.model.ownership import Owner, Ruling, Side
-from liveshift.runtime.model.steps import ALLOWED, ENDS, Step
+from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
 
 
 class Violation(AssertionError):
@@ -27,7 +27,7 @@ class Violation(AssertionError):
 class Protocol:
     """Each field: one thing that the protocol rests on; the tests switch them off, one by one."""
 
-    rule: Callable[[Side, str, int, Owner, Step | None], Ruling] = ownership.rule
+    rule: Callable[[Side, str, int, Owner, MigrationStep | None], Ruling] = ownership.rule
     may_pass: Callable[[Owner, bool], bool] = ownership.may_pass
     # of agents
     promise_first: bool = True  # the promise before the manifest
@@ -42,7 +42,9 @@ class Protocol:
     # of the orchestrator
     granted_is_kept: bool = True  # a restart does not forget that the owner was told to run
     # a commit whose step was not written when the orchestrator died is seen after these
-    committed_from: frozenset[Step] = ownership.BEFORE_COMMIT | {Step.ROLLING_BACK}
+    committed_from: frozenset[MigrationStep] = ownership.BEFORE_COMMIT | {
+        MigrationStep.ROLLING_BACK
+    }
     look_after_restart: bool = True  # an interrupted FREEZING asks for Progress before anything
     released_may_run: bool = True  # a source that was told to run keeps the capsule
     perhaps_released: bool = True  # after a restart while it was rolled back: it may have been
@@ -113,7 +115,7 @@ class Wait(NamedTuple):
 
 class State(NamedTuple):
     owner: tuple[str, int, bool]
-    step: Step | None
+    step: MigrationStep | None
     m: int
     source: str
     destination: str
@@ -123,7 +125,7 @@ class State(NamedTuple):
     net: frozenset[Message]
     budget: Budget
     forgiven: bool = False  # a host that died took the last copy, or may have
-    ends: tuple[Step, ...] = ()  # how the migrations before this one ended
+    ends: tuple[MigrationStep, ...] = ()  # how the migrations before this one ended
     ended: bool = False  # the capsule was declared lost
     released: bool = False  # the source was told to run
     maybe: bool = False  # rolled back: the image may be complete
@@ -176,19 +178,19 @@ def ask(s: State, host: str, kind: str, *body: Any, what: str = "", failed: int 
     return send(s, host, kind, number, *body)
 
 
-def to(s: State, step: Step) -> State:
+def to(s: State, step: MigrationStep) -> State:
     assert s.step is not None
     assert step is s.step or step in ALLOWED[s.step], f"{s.step} may not become {step}"
     return s._replace(step=step)
 
 
-def over(s: State, how: Step) -> State:
+def over(s: State, how: MigrationStep) -> State:
     """The migration has ended: what came of its image is given up."""
     s = to(s, how)
     assert how in ENDS
-    if how is Step.LOST and reachable(s) and not s.forgiven:
+    if how is MigrationStep.LOST and reachable(s) and not s.forgiven:
         raise Violation("declared lost with a copy at hand")
-    if how is not Step.DONE:
+    if how is not MigrationStep.DONE:
         s = put_all(
             s,
             lambda h: h._replace(
@@ -196,7 +198,7 @@ def over(s: State, how: Step) -> State:
             ),
         )
         s = s._replace(net=stale_manifests(s.net))
-    return s._replace(step=None, wait=Wait(), ended=s.ended or how is Step.LOST,
+    return s._replace(step=None, wait=Wait(), ended=s.ended or how is MigrationStep.LOST,
                       ends=(*s.ends, how), released=False, maybe=False, tried=frozenset(),
                       surveyed=False)  # fmt: skip
 

@@ -17,11 +17,11 @@ from liveshift.runtime.cost import prediction
 from liveshift.runtime.messages import Message, Phase
 from liveshift.runtime.migration import migration
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.migration import Move
-from liveshift.runtime.migration.story import Story
+from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.story import Migration
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.ownership import may_pass
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 CLUSTER = config.parse(
     """
@@ -45,9 +45,9 @@ PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
 ANSWERS: dict[type[Message], Message | None] = {
     messages.Inspect: messages.Inspected(SURVEY, FACTS, 5),
     messages.Reserve: messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401"),
-    messages.Precopy: messages.Moved(10, [Phase("pre-copy", 0.0, 0.1, 10)]),
+    messages.StartPrecopy: messages.Moved(10, [Phase("pre-copy", 0.0, 0.1, 10)]),
     messages.Freeze: FROZEN,
-    messages.Restore: messages.Moved(1000, [Phase("restore", 0.0, 0.3, 1000, True)]),
+    messages.RestoreCapsule: messages.Moved(1000, [Phase("restore", 0.0, 0.3, 1000, True)]),
     messages.Resume: messages.Moved(0, [Phase("resume", 0.0, 0.01)]),
     messages.Settle: messages.Settled("ended"),
     messages.Progress: messages.Arrived(500, 0, False),
@@ -74,14 +74,14 @@ class Stage:
         self.said: list[str] = []
         self.asks: list[tuple[str, Message]] = []
         self.fails: dict[str, list[Failure]] = {}
-        self.steps: list[Step] = []
+        self.steps: list[MigrationStep] = []
         self.told: list[str] = []
         self.gates: list[str] = []  # when they were closed and opened, by the count of ``said``
         self.grants = False
         self.releases = False
         self.spare = ""
         self.capsule: Capsule | None = None
-        self.move: Move | None = None
+        self.move: HostMigration | None = None
 
     def fail(self, what: str, *how: Failure) -> None:
         """The next calls of ``what`` (a message's name, "name host", commit, publish or record)
@@ -119,7 +119,7 @@ class Stage:
         capsule.host, capsule.epoch, capsule.granted = host, capsule.epoch + 1, False
         self.said.append(f"commit {host} {capsule.epoch}")
 
-    def another_spare(self, move: Move) -> str:
+    def another_spare(self, move: HostMigration) -> str:
         if not self.spare or self.spare in move.tried:
             raise Refused("no spare can take it")
         return self.spare
@@ -130,15 +130,15 @@ class Stage:
     ) -> messages.Prediction:  # fmt: skip
         return prediction.predict(prediction.Load.of(look, reserved.full_dump))
 
-    def tell(self, move: Story, text: str) -> None:
+    def tell(self, move: Migration, text: str) -> None:
         self.told.append(text)
 
-    async def quiesce(self, move: Story) -> str:
+    async def quiesce(self, move: Migration) -> str:
         self.gates.append(f"closed before {len(self.said)}")
         self._maybe_fail("quiesce", None)
         return "paused after collective 7 of gloo over ranks 0-1"
 
-    async def reopen(self, move: Story) -> str:
+    async def reopen(self, move: Migration) -> str:
         self.gates.append(f"open before {len(self.said)}")
         return "2 communicators rebuilt"
 
@@ -146,7 +146,7 @@ class Stage:
         self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))
         self._maybe_fail("publish", None)
 
-    def changed(self, move: Story) -> None:
+    def changed(self, move: Migration) -> None:
         self.steps.append(move.step)
         self._maybe_fail(f"record {move.step.value}", None)
 
@@ -163,17 +163,19 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_job(stage: Stage) -> Job:
-    run = messages.Run("gpt", 2, ["torchrun", "train.py"], {}, "/", 0, [])
+    run = messages.RunJob("gpt", 2, ["torchrun", "train.py"], {}, "/", 0, [])
     capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(2)}
     job = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
     stage.capsule = capsules["gpt/1"]
     return job
 
 
-def a_move(stage: Stage) -> Move:
+def a_move(stage: Stage) -> HostMigration:
     job = a_job(stage)
     assert stage.capsule is not None
-    stage.move = Move(stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed)
+    stage.move = HostMigration(
+        stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed
+    )
     return stage.move
 
 
@@ -183,7 +185,7 @@ def a_swap(stage: Stage) -> GpuSwap:
     return GpuSwap(stage, 7, job, stage.capsule, "5", "", "ECC errors", "root", stage.changed)
 
 
-def play(stage: Stage) -> Move:
+def play(stage: Stage) -> HostMigration:
     move = a_move(stage)
     _play(stage, move)
     return move
@@ -195,7 +197,7 @@ def play_swap(stage: Stage) -> GpuSwap:
     return swap
 
 
-def _play(stage: Stage, move: Story) -> None:
+def _play(stage: Stage, move: Migration) -> None:
     asyncio.run(move.run())
     opened = [word for word in stage.gates if word.startswith("open")]
     assert len(opened) == len(stage.gates) - len(opened) <= 1, "the gates were left closed"

@@ -17,13 +17,13 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Message, Run
-from liveshift.runtime.migration.migration import Move
-from liveshift.runtime.migration.story import Story
+from liveshift.runtime.messages import Message, RunJob
+from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.story import Migration
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 
 SEATS = tuple(messages.GpuSeat(uuid, "H200", free=True) for uuid in ("GPU-x", "GPU-y"))
 RESERVED = messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401")
@@ -76,18 +76,18 @@ class Scene:
         text = CLUSTER.replace("{state}", str(state)) + timeouts
         self.fleet = Fleet(config.parse(text).cluster)
         self.agents = Agents()
-        self.over: list[Story] = []
-        self.moves = Moves(self.fleet, cast(Any, self.agents), self._over)
+        self.over: list[Migration] = []
+        self.moves = MigrationService(self.fleet, cast(Any, self.agents), self._over)
         self.job = self.add_job("gpt", 1)
         self.capsule = self.job.capsules["gpt/1"]
         for host in self.fleet.hosts:
             self.hear(host)
 
-    async def _over(self, story: Story) -> None:
+    async def _over(self, story: Migration) -> None:
         self.over.append(story)
 
     def add_job(self, name: str, vni: int) -> Job:
-        run = Run(name, 2, ["true"], {}, "/", 0, [])
+        run = RunJob(name, 2, ["true"], {}, "/", 0, [])
         owners = {c.replace("gpt", name): owner for c, owner in OWNERS.items()}
         self.fleet.journal.add_job(name, vni, f"10.99.{vni}.0/24", b"", owners)
         capsules = {c: Capsule(c, n, host, 1, started=True) for c, (n, host) in owners.items()}
@@ -98,17 +98,19 @@ class Scene:
     def hear(self, host: str) -> None:
         self.fleet.hosts[host].heard = time.monotonic()
 
-    def a_move(self, number: int, step: Step, job: Job | None = None, rank: int = 1) -> Move:
+    def a_move(
+        self, number: int, step: MigrationStep, job: Job | None = None, rank: int = 1
+    ) -> HostMigration:
         """One that is under way, whose order of things does not run."""
         job = job or self.job
         capsule = job.capsules[f"{job.name}/{rank}"]
-        move = Move(self.moves, number, job, capsule, "h2", "", "root", self.changed)
+        move = HostMigration(self.moves, number, job, capsule, "h2", "", "root", self.changed)
         move.step = step
         self.fleet.moves[move.name], capsule.migration = move, move.name
         return move
 
     @property
-    def changed(self) -> Callable[[Story], None]:
+    def changed(self) -> Callable[[Migration], None]:
         return cast(Any, self.moves)._changed  # type: ignore[no-any-return]
 
     def told(self, kind: str, subject: str = "gpt/1") -> list[tuple[str, str, str]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from liveshift.interposer import library, page
-from liveshift.interposer.layout import CommunicatorState, Library, Want
+from liveshift.interposer.layout import CommunicatorState, Library, WantedState
 from liveshift.interposer.orders import OrderedPage, open_ordered
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -224,7 +224,7 @@ class Ranks:
                 yield attempt
             finally:
                 for each in pages:
-                    if not each.answer()["down"] and each.order()["want"] != Want.OPEN:
+                    if not each.answer()["down"] and each.order()["want"] != WantedState.OPEN:
                         each.open()
 
     def move(self, limit_s: float = 10.0) -> None:
@@ -232,7 +232,7 @@ class Ranks:
         with self.attempts(limit_s) as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
+            attempt.order(WantedState.TEARDOWN)
             attempt.rebuild()
 
     def move_until_the_end(self, seed: int, limit_s: float = 3.0) -> int:
@@ -320,7 +320,7 @@ class Attempt:
             rows = {c.row: self.targets.get(c.id, 0) for c in each.clocks()}
             each.set_targets(rows)
         for each in self.pages:
-            each.give(Want.TARGET, self.number, self.version)
+            each.give(WantedState.TARGET, self.number, self.version)
 
     def _reached(self) -> bool:
         settled = True
@@ -348,20 +348,20 @@ class Attempt:
         """Shut, and drained. Raises Refused where something can't be torn down."""
         while True:
             for each in self.pages:
-                each.give(Want.CLOSED, self.number, self.version)
+                each.give(WantedState.CLOSED, self.number, self.version)
             if self._reached():
                 break
             self._raise_targets()
             self._wait(self._reached, "the boundary")
         self.served = [page for page in self.pages if nccl(page)]
-        self.done(Want.CLOSED)
+        self.done(WantedState.CLOSED)
 
-    def order(self, want: Want, pages: Iterable[OrderedPage] | None = None) -> None:
+    def order(self, want: WantedState, pages: Iterable[OrderedPage] | None = None) -> None:
         for each in pages if pages is not None else self.served:
             each.give(want, self.number, self.version)
         self.done(want)
 
-    def done(self, want: Want) -> None:
+    def done(self, want: WantedState) -> None:
         """The service threads of all processes that have communicators have done it."""
         for each in self.served:
 
@@ -391,9 +391,9 @@ class Attempt:
 
     def rebuild(self) -> None:
         """Fresh ids, the ids to the others, up again, open."""
-        self.order(Want.FRESH_IDS)
+        self.order(WantedState.FRESH_IDS)
         self.spread()
-        self.order(Want.REBUILD)
+        self.order(WantedState.REBUILD)
         for each in self.pages:
             if not self.ranks.running:
                 raise Abandoned("a rank has ended")

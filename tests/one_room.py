@@ -12,8 +12,8 @@ import pytest
 from captured import ENV, numbers, until
 
 from liveshift.criu_glue.capsule import output, room
-from liveshift.criu_glue.capsule.output import STDOUT, Record
-from liveshift.criu_glue.capsule.room import Room, RoomPlan
+from liveshift.criu_glue.capsule.output import STDOUT, OutputRecord
+from liveshift.criu_glue.capsule.room import Sandbox, SandboxPlan
 
 
 @pytest.fixture
@@ -25,21 +25,21 @@ def netns() -> Iterator[Path]:
 
 
 @pytest.fixture
-def plan(tmp_path: Path, netns: Path) -> RoomPlan:
+def plan(tmp_path: Path, netns: Path) -> SandboxPlan:
     directory = tmp_path / "capsules" / "gpt.1"
     directory.mkdir(parents=True)
     hosts = "127.0.0.1 localhost\n10.99.0.2 gpt-1\n"
-    return RoomPlan(directory, netns, "gpt-1", hosts, 0, 0, ())
+    return SandboxPlan(directory, netns, "gpt-1", hosts, 0, 0, ())
 
 
-Start = Callable[..., Room]
+Start = Callable[..., Sandbox]
 
 
 @pytest.fixture
-def start(plan: RoomPlan) -> Iterator[Start]:
-    rooms: list[Room] = []
+def start(plan: SandboxPlan) -> Iterator[Start]:
+    rooms: list[Sandbox] = []
 
-    def begin(*argv: str, cwd: str = "/", plan: RoomPlan = plan) -> Room:
+    def begin(*argv: str, cwd: str = "/", plan: SandboxPlan = plan) -> Sandbox:
         rooms.append(room.start(plan, argv, ENV, cwd))
         return rooms[-1]
 
@@ -48,12 +48,12 @@ def start(plan: RoomPlan) -> Iterator[Start]:
         room.end(stands)
 
 
-def ended(stands: Room) -> str:
+def ended(stands: Sandbox) -> str:
     until(lambda: not stands.alive())
     return stands.plan.status.read_text().strip()
 
 
-def records(stands: Room) -> list[Record]:
+def records(stands: Sandbox) -> list[OutputRecord]:
     """All that is kept of what was printed."""
     found, at = [], 0
     while True:
@@ -64,5 +64,5 @@ def records(stands: Room) -> list[Record]:
         at += len(raw)
 
 
-def said(stands: Room, stream: int = STDOUT) -> str:
+def said(stands: Sandbox, stream: int = STDOUT) -> str:
     return b"".join(r.data for r in records(stands) if r.stream == stream).decode()

@@ -30,7 +30,7 @@ from model_state import (
 )
 
 from liveshift.runtime.model.ownership import BEFORE_COMMIT
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 
 class Model(Orchestrator, Hosts):
@@ -92,7 +92,7 @@ class Model(Orchestrator, Hosts):
     def may_run(self, s: State, name: str, host: Host) -> bool:
         """Whether it may run there for all that the orchestrator can know: it was told to. A
         promise takes that back, as long as it was not told to run again."""
-        rolling_back = s.step is Step.ROLLING_BACK and not s.released
+        rolling_back = s.step is MigrationStep.ROLLING_BACK and not s.released
         waits = host.copy == "promised" and (s.step in BEFORE_COMMIT or rolling_back)
         return s.owner[0] == name and s.owner[2] and not waits
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from liveshift.runtime.agent.departure.pace import Pace
+from liveshift.runtime.agent.departure.pace import Throttle
 from liveshift.runtime.agent.host.reading_cost import ReadingCost
 
 BATCH = 4 << 20
@@ -50,8 +50,8 @@ class Job:
         cpus: int = 2,
         *,
         sees_all: bool = True,
-    ) -> Pace:
-        return Pace(
+    ) -> Throttle:
+        return Throttle(
             lambda: self.done, usual, share, lambda: self.now, self.rest, cpus, self.cost,
             sees_all=sees_all,
         )  # fmt: skip
@@ -64,7 +64,7 @@ class Steady(ReadingCost):
         return 1
 
 
-def play(job: Job, pace: Pace, seconds: float) -> tuple[float, float]:
+def play(job: Job, pace: Throttle, seconds: float) -> tuple[float, float]:
     """Read for so long; what came of the second half of it: the share of its speed that the job has
     lost, bytes per second."""
     half: tuple[float, float, int] | None = None

@@ -8,7 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from liveshift.launcher.report import Migration, Phase, RankRun, Report, Step
+from liveshift.launcher.report import (
+    DowntimeReport,
+    RankRun,
+    ReportedMigration,
+    ReportedPhase,
+    ReportedStep,
+)
 
 BEGIN = 1_700_000_000.0
 STILL = 1.2  # seconds that the moved run stands still after step 10
@@ -23,19 +29,21 @@ def run(rank: int, still: float = 0.0, moves_to: str = "") -> RankRun:
     for n, loss in enumerate(LOSSES):
         later = n >= 10
         host = moves_to if later and moves_to else f"h{rank}"
-        steps.append(Step(n + 1, loss + rank, BEGIN + 0.1 * n + (still if later else 0.0), host))
+        steps.append(
+            ReportedStep(n + 1, loss + rank, BEGIN + 0.1 * n + (still if later else 0.0), host)
+        )
     return RankRun(rank, tuple(steps), f"{rank}f" * 32)
 
 
 @pytest.fixture
-def migration() -> Migration:
+def migration() -> ReportedMigration:
     phases = (
-        Phase("prepare", 0.3, 0.0, detail="preflight on h2"),
-        Phase("dump", 0.4, 0.32, 246_000_000, frozen=True),
-        Phase("restore", 0.5, 0.70, frozen=True),  # overlaps the dump by 0.02 s
-        Phase("finish", 0.1, 1.25),
+        ReportedPhase("prepare", 0.3, 0.0, detail="preflight on h2"),
+        ReportedPhase("dump", 0.4, 0.32, 246_000_000, frozen=True),
+        ReportedPhase("restore", 0.5, 0.70, frozen=True),  # overlaps the dump by 0.02 s
+        ReportedPhase("finish", 0.1, 1.25),
     )
-    return Migration(
+    return ReportedMigration(
         capsule="gpt/1", source="h1", destination="h2", reason="ECC errors rising", epoch=2,
         requested_at=BEGIN + 0.55, started_at=BEGIN + 0.6, phases=phases, unaccounted_s=0.07,
         image_bytes=93_000_000, ahead_bytes=782_000_000, link_rate=812e6, ranks=(1,),
@@ -43,8 +51,8 @@ def migration() -> Migration:
 
 
 @pytest.fixture
-def report(migration: Migration) -> Report:
-    return Report(
+def report(migration: ReportedMigration) -> DowntimeReport:
+    return DowntimeReport(
         title="demo",
         command="liveshift run --nnodes 2 --name gpt -- torchrun train_gpt.py",
         reference=(run(0), run(1)),

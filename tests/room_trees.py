@@ -16,7 +16,7 @@ from captured import ENV, PYTHON, ROOT_PID, Sink, numbers, until
 from one_room import said
 
 from liveshift.criu_glue.capsule import output, room
-from liveshift.criu_glue.capsule.room import STDERR_FD, STDOUT_FD, Room, RoomPlan
+from liveshift.criu_glue.capsule.room import STDERR_FD, STDOUT_FD, Sandbox, SandboxPlan
 from liveshift.criu_glue.capsule.tree import in_order, tasks
 from liveshift.criu_glue.criu import tool
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -48,10 +48,10 @@ class Rooms:
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        self._made: list[Room] = []
+        self._made: list[Sandbox] = []
         self._netns: list[str] = []
 
-    def plan(self, uid: int = 0) -> RoomPlan:
+    def plan(self, uid: int = 0) -> SandboxPlan:
         name = f"ls-test-{os.getpid()}-{next(numbers)}"
         subprocess.run(["ip", "netns", "add", name], check=True)
         subprocess.run(["ip", "-netns", name, "link", "set", "lo", "up"], check=True)
@@ -59,25 +59,25 @@ class Rooms:
         directory = self._place / name
         directory.mkdir()
         # CRIU's private prefix may lie below /tmp, where a room has its own.
-        return RoomPlan(
+        return SandboxPlan(
             directory, Path("/run/netns") / name, "gpt-1", "", uid, uid, (),
             (sys.prefix,), (str(self._place),),
         )  # fmt: skip
 
-    def start(self, program: str, uid: int = 0) -> Room:
+    def start(self, program: str, uid: int = 0) -> Sandbox:
         return self.run([PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"], uid)
 
-    def counting(self, program: str, uid: int = 0) -> Room:
+    def counting(self, program: str, uid: int = 0) -> Sandbox:
         """``start``, and the program has begun to count."""
         started = self.start(program, uid)
         until(lambda: count(started) > 3)
         return started
 
-    def run(self, argv: Sequence[str], uid: int = 0) -> Room:
+    def run(self, argv: Sequence[str], uid: int = 0) -> Sandbox:
         self._made.append(room.start(self.plan(uid), argv, ENV, "/"))
         return self._made[-1]
 
-    def empty(self, uid: int = 0) -> Room:
+    def empty(self, uid: int = 0) -> Sandbox:
         stands = room.build_empty(self.plan(uid), ROOT_PID, pids.RESERVED)
         self._made.append(stands)
         network.lock(stands.init)
@@ -113,24 +113,24 @@ for n in range(10**9):
 """
 
 
-def count(stands: Room) -> int:
+def count(stands: Sandbox) -> int:
     return said(stands).count("\n")
 
 
-def goes_on(stands: Room) -> bool:
+def goes_on(stands: Sandbox) -> bool:
     before = count(stands)
     until(lambda: count(stands) > before + 3 or not stands.alive())
     return stands.alive()
 
 
-def rights_of(stands: Room) -> list[str]:
+def rights_of(stands: Sandbox) -> list[str]:
     """The capabilities of its only task, in five sets."""
     (task,) = tasks(stands)
     lines = Path(f"/proc/{task.pid}/status").read_text().splitlines()
     return [line for line in lines if line.startswith("Cap")]
 
 
-def bring_files(here: Room, there: Room) -> None:
+def bring_files(here: Sandbox, there: Sandbox) -> None:
     """What goes along besides images: /tmp, /dev/shm, the output."""
     user = User(here.plan.uid, here.plan.gid)
     for name in ("tmp", "dev/shm"):
@@ -141,11 +141,11 @@ def bring_files(here: Room, there: Room) -> None:
     shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
 
 
-def pipes_of(stands: Room) -> dict[int, int]:
+def pipes_of(stands: Sandbox) -> dict[int, int]:
     return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
 
 
-def states(stands: Room) -> set[str]:
+def states(stands: Sandbox) -> set[str]:
     found = set()
     for task in tasks(stands):
         text = Path(f"/proc/{task.pid}/status").read_text()
@@ -157,7 +157,7 @@ def states(stands: Room) -> set[str]:
 class Dumped:
     """A tree that stands still in its room; all that the other room needs of it has come there."""
 
-    here: Room
+    here: Sandbox
     frozen: FrozenTree
     images: Path
     pipes: dict[int, int]
@@ -169,7 +169,7 @@ class Dumped:
         self.frozen.release()
 
 
-def dumped(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> Dumped:
+def dumped(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -> Dumped:
     sink.images.clear()
     sink.ended.clear()
     frozen = FrozenTree(here, ROOT_PID, place / f"images-{here.init}")
@@ -181,7 +181,7 @@ def dumped(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> Dump
     return Dumped(here, frozen, arrived, pipes_of(here), frozen.taken_out())
 
 
-def moved(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> None:
+def moved(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -> None:
     """The tree goes from one room to the other and runs there, as a move has it."""
     left = dumped(criu, here, there, place, sink)
     left.end()

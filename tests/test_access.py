@@ -31,7 +31,7 @@ from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.access import Principal, Role, Roles
-from liveshift.runtime.messages import Message, Run
+from liveshift.runtime.messages import Message, RunJob
 from liveshift.runtime.orchestrator.journal import Journal
 
 __all__ = ["people", "scene"]
@@ -143,7 +143,7 @@ STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", sig
 READ = messages.ReadOutput("a/0", 0, 0)
 EVENTS = messages.GetEvents("a", 0)
 INSPECT = messages.GetInspection("a/0")
-RUN = Run("", 1, ["train"], {}, "/", 100, [])
+RUN = RunJob("", 1, ["train"], {}, "/", 100, [])
 
 OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
 
@@ -391,7 +391,7 @@ def test_what_is_told_is_a_sentence(scene: Scene) -> None:
         ("cordoned", "cordoned", "otto"),
         ("uncordoned", "uncordoned", "otto"),
     ]
-    name = scene.here(BOB, Run("", 2, ["train", "--fast"], {}, "/", 100, [])).name
+    name = scene.here(BOB, RunJob("", 2, ["train", "--fast"], {}, "/", 100, [])).name
     (event,) = scene.fleet.journal.events(name, 0)
     hosts = ", ".join(capsule.host for capsule in scene.fleet.jobs[name].capsules.values())
     assert (event.kind, event.text) == ("started", f"started on {hosts}: train --fast")
@@ -438,9 +438,9 @@ def test_an_unknown_job_names_only_those_one_may_see(scene: Scene) -> None:
 
 
 def test_a_users_groups_must_be_their_own(scene: Scene) -> None:
-    scene.here(NINA, Run("", 1, ["train"], {}, "/", 100, [200, 300]))
+    scene.here(NINA, RunJob("", 1, ["train"], {}, "/", 100, [200, 300]))
     with pytest.raises(NotPermitted, match="alice may not run a job with the groups 0, 300"):
-        scene.here(ALICE, Run("", 1, ["train"], {}, "/", 0, [100, 300]))
+        scene.here(ALICE, RunJob("", 1, ["train"], {}, "/", 0, [100, 300]))
     with pytest.raises(NotPermitted, match="knows no user 4242"):
         scene.at("h0", NOBODY, RUN)
     with pytest.raises(NotPermitted, match="knows no user -1"):
@@ -450,17 +450,17 @@ def test_a_users_groups_must_be_their_own(scene: Scene) -> None:
 def test_the_output_of_an_ended_job_is_not_another_users_to_remove(scene: Scene) -> None:
     scene.fleet.jobs["a"].state = scene.job("job1", ALICE, ["h0"]).state = "ended"
     with pytest.raises(Refused, match='"a" is another user\'s job'):
-        scene.here(BOB, Run("a", 1, ["train"], {}, "/", 100, []))
+        scene.here(BOB, RunJob("a", 1, ["train"], {}, "/", 100, []))
     assert scene.here(BOB, RUN).name == "job2"
     assert "forget a" not in scene.stubs.told
     assert "forget job1" not in scene.stubs.told
-    assert scene.here(ALICE, Run("a", 1, ["train"], {}, "/", 100, [])).name == "a"
+    assert scene.here(ALICE, RunJob("a", 1, ["train"], {}, "/", 100, [])).name == "a"
 
 
 def test_long_texts_do_not_fill_the_journal(scene: Scene) -> None:
     scene.here(ALICE, messages.Migrate("a/0", "h1", "x" * 5000, False))
     assert scene.stubs.told[-1] == f"move a/0 h1 {'x' * 1000}… by alice"
-    scene.here(ALICE, Run("long", 1, ["x" * 5000], {}, "/", 100, []))
+    scene.here(ALICE, RunJob("long", 1, ["x" * 5000], {}, "/", 100, []))
     assert len(scene.fleet.journal.events("long", 0)[0].text) < 1100
 
 
@@ -476,7 +476,7 @@ def test_a_number_that_is_no_signal(scene: Scene, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [messages.Beat("h0", 1, []), messages.Relay(0, b""), messages.Here(1)]
+    "ask", [messages.Heartbeat("h0", 1, []), messages.Relay(0, b""), messages.Here(1)]
 )
 def test_what_is_for_agents_is_not_for_people(scene: Scene, ask: Message) -> None:
     with pytest.raises(NotPermitted, match="is not for the command line"):

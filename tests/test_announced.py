@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.wire.announced import TEXT, Announced, Seal
+from liveshift.runtime.wire.announced import TEXT, Announced, IncomingSeal
 from liveshift.runtime.wire.header import (
     MEMORY,
     RATE,
@@ -52,7 +52,7 @@ def chunk(number: int, data: bytes) -> tuple[Header, memoryview]:
 
 def test_bytes_are_counted_on_both_ways_and_nothing_before_they_come() -> None:
     entry, sink = announced(10)
-    seal = Seal(make_key(), 1, "key")
+    seal = IncomingSeal(make_key(), 1, "key")
     assert (entry.ordered, entry.paged) == (0, 0)
     assert entry.take(*chunk(0, b"12345")) == ("ack", 0)
     assert (entry.ordered, entry.paged) == (5, 0)
@@ -72,7 +72,7 @@ def test_bytes_are_counted_on_both_ways_and_nothing_before_they_come() -> None:
 def test_no_lane_is_taken_that_was_not_announced() -> None:
     sink = Sink()
     entry = Announced("m1", "h0", sink, 10, sink)
-    seal, header = Seal(make_key(), 1, "key"), PageHeader("m1", 1, 0, MEMORY, 0)
+    seal, header = IncomingSeal(make_key(), 1, "key"), PageHeader("m1", 1, 0, MEMORY, 0)
     said = entry.take_page(seal, header, memoryview(b"123"), b"tag")
     assert said == ("refused", "lane 1 of m1 was not announced")
     assert not sink.written
@@ -106,7 +106,7 @@ def test_what_was_announced_is_taken_to_the_last_byte() -> None:
 
 def test_a_refusal_is_cut_to_what_a_source_takes() -> None:
     key = make_key()
-    raw = Seal(key, 1, "key").answer(2, "refused", "x" * 5000)
+    raw = IncomingSeal(key, 1, "key").answer(2, "refused", "x" * 5000)
     (number,) = ANSWER.unpack_from(raw)
     opened = Opener(key, "answers").open(
         2, number, b"", memoryview(raw)[ANSWER.size :], memoryview(bytearray(8192))

@@ -14,9 +14,9 @@ from arena_process import GPUS, Built, Holder, Session, moved
 from cuda_process import CHECKPOINTED, RUNNING, CudaProcess
 from sanitizers import BUILT
 
-from liveshift.cuda_snapshot.hold import Hold, spared_threads
+from liveshift.cuda_snapshot.hold import ThreadHold, spared_threads
 from liveshift.interposer.device_session import Op
-from liveshift.interposer.layout import Memory, Want
+from liveshift.interposer.layout import MemoryKind, WantedState
 
 MIB = 1 << 20
 INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED, CAPTURE_UNSUPPORTED = 1, 2, 801, 900
@@ -62,8 +62,8 @@ def test_what_is_large_enough_is_movable_and_known_once(start: Start) -> None:
     others = [holder("malloc", MIB), holder("malloc", 3 * MIB), holder("async", 4 * MIB)]
     rows = {row.address: row for row in holder.rows()}
     assert [rows[a].size for a in addresses] == [2 * MIB, 20 * MIB, 34 * MIB]
-    assert {rows[a].kind for a in addresses} == {Memory.ARENA}
-    assert [rows[a].kind for a in others] == [Memory.DEVICE, Memory.DEVICE, Memory.POOL]
+    assert {rows[a].kind for a in addresses} == {MemoryKind.ARENA}
+    assert [rows[a].kind for a in others] == [MemoryKind.DEVICE, MemoryKind.DEVICE, MemoryKind.POOL]
     assert len(rows) == 6  # none as physical, mapped or reserved memory besides
     assert free - holder("free-memory") >= 56 * MIB
     for address in addresses:
@@ -81,7 +81,7 @@ def test_what_is_large_enough_is_movable_and_known_once(start: Start) -> None:
 def test_it_is_off_unless_asked_for(start: Start, setting: str | None) -> None:
     holder = start(arena=setting)
     address = holder("malloc", 4 * MIB)
-    assert [row.kind for row in holder.rows()] == [Memory.DEVICE]
+    assert [row.kind for row in holder.rows()] == [MemoryKind.DEVICE]
     assert holder("free", address) == 0
     assert holder.end() == ""
 
@@ -133,8 +133,8 @@ def test_devices_that_are_both_used_can_copy_to_each_other(start: Start) -> None
     assert holder.end() == ""
 
 
-@pytest.mark.parametrize(("ranked", "kind"), [(None, Memory.DEVICE), ("0", Memory.ARENA)])
-def test_devices_that_are_no_peers(start: Start, ranked: str | None, kind: Memory) -> None:
+@pytest.mark.parametrize(("ranked", "kind"), [(None, MemoryKind.DEVICE), ("0", MemoryKind.ARENA)])
+def test_devices_that_are_no_peers(start: Start, ranked: str | None, kind: MemoryKind) -> None:
     """A process that may use both gets none; one of a job's ranks uses one of those it sees."""
     holder = start(gpus=GPUS.replace(":H200:", ":B200:", 1), local_rank=ranked)
     holder("malloc", 2 * MIB)
@@ -160,7 +160,7 @@ def test_a_capture_goes_as_with_cudas(start: Start) -> None:
     holder("mode", 0)
     assert holder("captured") == 0
     free = holder("free-memory")
-    assert {row.address for row in holder.rows(Memory.ARENA)} == {more}
+    assert {row.address for row in holder.rows(MemoryKind.ARENA)} == {more}
     assert holder("free", more) == 0  # now the one before can go, too
     assert holder("free-memory") == free + 6 * MIB
     assert holder.end() == ""
@@ -173,7 +173,7 @@ def test_a_reset_takes_the_devices_blocks_along(start: Start) -> None:
     other = holder("malloc", 2 * MIB)
     holder("device", 0)
     assert holder("reset") == 0
-    assert [row.address for row in holder.rows(Memory.ARENA)] == [other]
+    assert [row.address for row in holder.rows(MemoryKind.ARENA)] == [other]
     with holder.session() as session:
         assert [block.address for block in session.arena()] == [other]
         session.end()
@@ -188,8 +188,8 @@ def test_ipc_turns_it_off_with_a_word(start: Start) -> None:
     assert holder("ipc", block + 4096) < 0
     later = holder("malloc", 2 * MIB)
     assert holder("ipc", later) == 0
-    kinds = {row.address: row.kind for row in holder.rows(Memory.ARENA, Memory.DEVICE)}
-    assert kinds == {block: Memory.ARENA, later: Memory.DEVICE}
+    kinds = {row.address: row.kind for row in holder.rows(MemoryKind.ARENA, MemoryKind.DEVICE)}
+    assert kinds == {block: MemoryKind.ARENA, later: MemoryKind.DEVICE}
     assert holder("free", block) == 0
     said = holder.end()
     assert said.count("\n") == 1
@@ -210,7 +210,7 @@ def test_the_service_thread_comes_with_device_memory(start: Start) -> None:
     assert "liveshift" not in holder.threads()
     holder("malloc", MIB)
     holder("malloc", MIB)
-    holder.order(Want.CLOSED)
+    holder.order(WantedState.CLOSED)
     assert holder.done() == (0, "")  # so it has begun, and given itself its name
     assert holder.threads().count("liveshift") == 1
     assert holder.end() == ""
@@ -227,8 +227,8 @@ def test_a_session_lists_what_there_is_and_where(start: Start) -> None:
         found = {one.address: one for one in session.list()}
         again = session.ask(Op.NEXT, argument=0)
         session.end()
-    assert {a: Memory(one.kind) for a, one in found.items()} == {
-        small: Memory.DEVICE, pool: Memory.POOL, block: Memory.ARENA,
+    assert {a: MemoryKind(one.kind) for a, one in found.items()} == {
+        small: MemoryKind.DEVICE, pool: MemoryKind.POOL, block: MemoryKind.ARENA,
     }  # fmt: skip
     assert again in found.values()
     assert [found[a].device for a in (small, pool, block)] == [0, 0, 1]
@@ -242,7 +242,7 @@ def test_memory_that_the_driver_no_longer_knows_is_not_listed(start: Start) -> N
     holder = start()
     addresses = [holder("malloc", MIB) for _ in range(3)]
     assert holder("unseen-free", addresses[1]) == 0
-    assert len(holder.rows(Memory.DEVICE)) == 3
+    assert len(holder.rows(MemoryKind.DEVICE)) == 3
     with holder.session() as session:
         assert {one.address for one in session.list()} == {addresses[0], addresses[2]}
         session.end()
@@ -319,7 +319,7 @@ def test_a_helper_that_goes_away_ends_the_session(start: Start) -> None:
     with holder.session() as session:
         assert len(session.arena()) == 1
         session.end()
-    holder.order(Want.DEVICES)  # and nobody listens
+    holder.order(WantedState.DEVICES)  # and nobody listens
     result, why = holder.done()
     assert result == errno.ENOENT
     assert "cannot connect" in why
@@ -332,7 +332,7 @@ def test_another_order_ends_the_session(start: Start) -> None:
     holder = start()
     holder("malloc", 2 * MIB)
     with holder.session(ends_well=False) as session:
-        holder.order(Want.CLOSED)
+        holder.order(WantedState.CLOSED)
         assert session.connection.recv(1) == b""
     assert holder.done() == (0, "")  # the later order's
     assert holder.end() == ""
@@ -424,7 +424,7 @@ def test_threads_that_are_stopped_anywhere_do_no_harm(start: Start, helper: Cuda
         before = holder("rounds")
         while holder("rounds") < before + 8:  # some time, by what the threads do
             pass
-        hold = Hold([holder.pid], lambda pid: spared_threads(pid, restore_thread))
+        hold = ThreadHold([holder.pid], lambda pid: spared_threads(pid, restore_thread))
         assert helper.do(f"lock({holder.pid}, 60000)") == 0
         hold.begin(60)
         assert helper.do(f"unlock({holder.pid})") == 0

@@ -12,7 +12,7 @@ from arena_process import GPUS, Built, Holder
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError
-from liveshift.interposer.layout import Memory, Want
+from liveshift.interposer.layout import MemoryKind, WantedState
 
 MIB = 1 << 20
 PATIENCE_S = 60
@@ -44,12 +44,12 @@ def test_a_busy_process_swaps_gpus_again_and_again(helper: GpuHelper, tmp_path: 
         helper.hold(pid)
         helper.unlock(pid)
         with helper.session(pid, pages, pid) as session:
-            holder.order(Want.DEVICES)
+            holder.order(WantedState.DEVICES)
             session.wait(PATIENCE_S)
             sums = session.checksums(0)
             gone = session.give_up(key)
         assert still in {block.address for block in gone}
-        assert {block.kind for block in gone} == {Memory.ARENA}
+        assert {block.kind for block in gone} == {MemoryKind.ARENA}
         assert helper.held()[key] == sum(block.size for block in gone)
         helper.lock(pid, PATIENCE_S)
         helper.release(pid)
@@ -58,7 +58,7 @@ def test_a_busy_process_swaps_gpus_again_and_again(helper: GpuHelper, tmp_path: 
         helper.restore(pid, [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])])
         helper.unlock(pid)
         with helper.session(pid, pages, pid) as session:
-            holder.order(Want.DEVICES)
+            holder.order(WantedState.DEVICES)
             session.wait(PATIENCE_S)
             session.take_back(key)
             now = session.checksums(0)  # a thread may have been about to tell of one more

@@ -14,7 +14,7 @@ import pytest
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.arrival import arrival
-from liveshift.runtime.agent.arrival.arrival import NOTE, Arrival
+from liveshift.runtime.agent.arrival.arrival import NOTE, IncomingMigration
 from liveshift.runtime.agent.gpu.device_memory import TABLE
 from liveshift.runtime.messages import Book
 from liveshift.runtime.model.stopwatch import Stopwatch
@@ -50,7 +50,9 @@ class Scene:
             migration="m1", source="h0", limit_bytes=0, gpu=gpu, book=BOOK, spec=None
         )
         self.pairs: Any = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
-        self.here: Any = Arrival(self.reserve, self.resident, self.housing, gpus=self.pairs)
+        self.here: Any = IncomingMigration(
+            self.reserve, self.resident, self.housing, gpus=self.pairs
+        )
         self.manifest: Any = SimpleNamespace(
             streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)}, gone=dict, pipes={7: 1},
             epoll=[], image_bytes=14, capsule="gpt/1",

@@ -16,13 +16,13 @@ import pytest
 from gpu_scenes import gpu_survey, process
 from test_preflight import HERE, NOTHING
 
-from liveshift.criu_glue.capsule.room import Room, started
+from liveshift.criu_glue.capsule.room import Sandbox, started
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.memory.store.store import MemoryStore
 from liveshift.runtime.agent.arrival import arrival
-from liveshift.runtime.agent.arrival.arrival import NOTE, Arrival
+from liveshift.runtime.agent.arrival.arrival import NOTE, IncomingMigration
 from liveshift.runtime.agent.gpu.device_memory import TABLE
-from liveshift.runtime.agent.host.resident import Housing, Resident
+from liveshift.runtime.agent.host.resident import CapsuleFactory, RunningCapsule
 from liveshift.runtime.config.cluster import Files, Logs, Paths
 from liveshift.runtime.messages import Book, CapsuleSpec, Reserve
 from liveshift.runtime.model import manifest
@@ -41,27 +41,27 @@ class Scene:
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = Paths(state=top / "state", run=top / "run", keys=top / "keys")
         cluster: Any = SimpleNamespace(paths=paths, files=Files(), logs=Logs())
-        self.housing = Housing(cluster, "h1")
+        self.housing = CapsuleFactory(cluster, "h1")
         gpu = gpu_survey(process({"GPU-b": 1}))
         self.reserve = Reserve(
             "m1", SPEC, NOTHING, HERE, "h0", 3, BOOK, 1 << 30, dry_run=False, gpu=gpu
         )
-        self.left: list[tuple[str, Resident]] = []
+        self.left: list[tuple[str, RunningCapsule]] = []
         self.devices: Any = SimpleNamespace(left=self.find)
         self.found: Any = None
         self.trees: list[Path] = []
         monkeypatch.setattr(RestoringTree, "take_up", lambda tree: self.trees.append(tree._images))
         self.first = self.arrive()
 
-    def find(self, migration: str, resident: Resident) -> Any:
+    def find(self, migration: str, resident: RunningCapsule) -> Any:
         self.left.append((migration, resident))
         return self.found
 
-    def arrive(self, init: int = OURS, since: int = 0) -> Arrival:
-        room = Room(self.housing.plan(SPEC), init, since or started(init))
+    def arrive(self, init: int = OURS, since: int = 0) -> IncomingMigration:
+        room = Sandbox(self.housing.plan(SPEC), init, since or started(init))
         room.plan.directory.mkdir(parents=True, exist_ok=True)
         resident = self.housing.resident(self.reserve, room)
-        first = Arrival(self.reserve, resident, self.housing, gpus=PAIRS)
+        first = IncomingMigration(self.reserve, resident, self.housing, gpus=PAIRS)
         first.note()
         return first
 
@@ -69,8 +69,8 @@ class Scene:
         found = Manifest(2, "m1", "gpt/1", 14, {s: (5, 0) for s in streams}, {}, {}, [])
         manifest.save(self.first.images, found, {"/data": {"came"}}, {"tmp": {"put"}})
 
-    def again(self) -> Arrival | None:
-        return Arrival.take_up("m1", self.housing, self.devices)
+    def again(self) -> IncomingMigration | None:
+        return IncomingMigration.take_up("m1", self.housing, self.devices)
 
 
 @pytest.fixture
@@ -108,7 +108,9 @@ def test_its_devices_are_looked_for_once_they_are_needed(scene: Scene) -> None:
 
 def test_a_capsule_without_gpus_has_no_devices_to_look_for(scene: Scene) -> None:
     room = scene.first.resident.room
-    plain = Arrival(scene.reserve, scene.housing.resident(scene.reserve, room), scene.housing)
+    plain = IncomingMigration(
+        scene.reserve, scene.housing.resident(scene.reserve, room), scene.housing
+    )
     plain.note()
     scene.complete("image:core-1.img")
     here = scene.again()
@@ -174,10 +176,10 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
     inlets: list[tuple[Any, ...]] = []
     monkeypatch.setattr(arrival, "DeviceInlet", lambda *which: inlets.append(which) or which)
     devices: Any = SimpleNamespace(helper="the helper")
-    here = Arrival(scene.reserve, scene.first.resident, scene.housing, devices, PAIRS)
+    here = IncomingMigration(scene.reserve, scene.first.resident, scene.housing, devices, PAIRS)
     assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
     assert here.inbox.devices == inlets[0]
-    plain = Arrival(scene.reserve, scene.first.resident, scene.housing)
+    plain = IncomingMigration(scene.reserve, scene.first.resident, scene.housing)
     assert len(inlets) == 1
     assert plain.inbox.devices is None
     assert plain.gpus == []

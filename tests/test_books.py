@@ -15,7 +15,7 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Beat, Books, Hello, HostFacts, Message, Run
+from liveshift.runtime.messages import Books, Heartbeat, HostFacts, Message, Register, RunJob
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator import orchestrator
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
@@ -52,7 +52,7 @@ def brain(tmp_path: Path) -> Orchestrator:
     board: Any = Switchboard()
     made = Orchestrator(cluster, board)
     capsules = {f"a/{n}": Capsule(f"a/{n}", n, f"h{n}", 1) for n in range(2)}
-    run = Run("a", 2, ["true"], {}, "/", 0, [])
+    run = RunJob("a", 2, ["true"], {}, "/", 0, [])
     made.fleet.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
     return made
 
@@ -74,7 +74,7 @@ def says(brain: Orchestrator, host: str, ask: Message) -> Message | None:
 
 
 def hello(brain: Orchestrator, host: str, life: str = "first") -> Books:
-    said = says(brain, host, Hello(host, FACTS, {}, brain.cluster.digest, life))
+    said = says(brain, host, Register(host, FACTS, {}, brain.cluster.digest, life))
     assert isinstance(said, Books)
     return said
 
@@ -117,7 +117,7 @@ def test_the_job_s_own_hosts_are_told_first(brain: Orchestrator) -> None:
 
 
 def test_an_agent_that_knows_another_orchestrator_is_to_say_hello(brain: Orchestrator) -> None:
-    beat = Beat("h0", 7, [])
+    beat = Heartbeat("h0", 7, [])
     with pytest.raises(Unreachable, match="h0 may have missed address books"):
         says(brain, "h0", beat)
     assert brain.fleet.is_up("h0")
@@ -132,10 +132,10 @@ def test_a_host_that_was_away_for_a_moment_is_to_say_hello(brain: Orchestrator) 
     brain.fleet.hosts["h2"].heard -= LATE
     assert sorted(publish(brain)) == ["h0", "h1"]
     with pytest.raises(Unreachable):
-        says(brain, "h2", Beat("h2", 0, []))
-    assert says(brain, "h1", Beat("h1", 0, [])) is None
+        says(brain, "h2", Heartbeat("h2", 0, []))
+    assert says(brain, "h1", Heartbeat("h1", 0, [])) is None
     hello(brain, "h2")
-    assert says(brain, "h2", Beat("h2", 0, [])) is None
+    assert says(brain, "h2", Heartbeat("h2", 0, [])) is None
 
 
 def test_a_host_that_did_not_take_a_book_is_to_say_hello(brain: Orchestrator) -> None:
@@ -145,8 +145,8 @@ def test_a_host_that_did_not_take_a_book_is_to_say_hello(brain: Orchestrator) ->
     assert publish(brain) == ["h0"]
     for host in ("h1", "h2"):
         with pytest.raises(Unreachable):
-            says(brain, host, Beat(host, 0, []))
-    assert says(brain, "h0", Beat("h0", 0, [])) is None
+            says(brain, host, Heartbeat(host, 0, []))
+    assert says(brain, "h0", Heartbeat("h0", 0, [])) is None
 
 
 def test_only_a_new_agent_has_lost_what_it_does_not_name(brain: Orchestrator) -> None:
@@ -169,7 +169,7 @@ def test_a_hosts_key_in_an_operators_place_is_not_permitted(brain: Orchestrator)
 def test_a_hello_with_another_digest_is_a_host_with_another_file(brain: Orchestrator) -> None:
     assert other_files(brain) == [], "none has said hello"
     hello(brain, "h0")
-    assert isinstance(says(brain, "h1", Hello("h1", FACTS, {}, "another", "first")), Books)
+    assert isinstance(says(brain, "h1", Register("h1", FACTS, {}, "another", "first")), Books)
     assert other_files(brain) == ["h1"]
     hello(brain, "h1", "second")
     assert other_files(brain) == [], "its agent has taken up the orchestrator's"

@@ -19,20 +19,20 @@ from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import (
-    Beat,
     CapsuleState,
     Claim,
     EndUnknown,
     GetStatus,
-    Hello,
+    Heartbeat,
     Message,
-    Run,
+    Register,
+    RunJob,
     SignalJob,
 )
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
-RUN = Run("a", 2, ["true"], {}, "/", 0, [])
+RUN = RunJob("a", 2, ["true"], {}, "/", 0, [])
 
 
 class Switchboard:
@@ -74,7 +74,7 @@ def says(brain: Orchestrator, host: str, ask: Message) -> Any:
 
 
 def hello(brain: Orchestrator, host: str, epochs: dict[str, int], **more: Any) -> messages.Books:
-    found = says(brain, host, Hello(host, FACTS, epochs, brain.cluster.digest, "life", **more))
+    found = says(brain, host, Register(host, FACTS, epochs, brain.cluster.digest, "life", **more))
     assert isinstance(found, messages.Books)
     return found
 
@@ -102,7 +102,7 @@ def test_nothing_is_decided_before_all_hosts_have_reported(restored: Orchestrato
     hello(restored, "h1", {"a/1": 1})
     assert says(restored, "h1", LEAVING).ruling == "wait"
     with pytest.raises(Unreachable):  # it is told again
-        says(restored, "h1", messages.Ended("a/1", 1, 0))
+        says(restored, "h1", messages.CapsuleEnded("a/1", 1, 0))
     for ask in (RUN, SignalJob("a", 15), messages.Migrate("a/1", "", "", False)):
         with pytest.raises(Refused, match="before h2 told what is there"):
             here(restored, ask)
@@ -138,7 +138,7 @@ def test_nothing_is_decided_while_what_the_hosts_told_cannot_be_written(
             hello(restored, "h2", {"a/1": 2})
     assert "waits for h2 to report" in here(restored, GetStatus()).trouble
     with pytest.raises(Unreachable):
-        says(restored, "h1", messages.Ended("a/1", 1, 0))
+        says(restored, "h1", messages.CapsuleEnded("a/1", 1, 0))
     hello(restored, "h2", {"a/1": 2})
     assert owners(restored) == {"a/0": ("h0", 1, None), "a/1": ("h2", 2, None)}
 
@@ -165,7 +165,7 @@ def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> N
     brain = brain_on(tmp_path)
     hello(brain, "h1", {"old/0": 3})
     seen = CapsuleState("old/0", 3, 7, 10**9, 5, 0.0, [0], "python train.py")
-    says(brain, "h1", Beat("h1", 1 << 30, [seen]))
+    says(brain, "h1", Heartbeat("h1", 1 << 30, [seen]))
     (unknown,) = here(brain, GetStatus()).unknown
     assert (unknown.capsule, unknown.host, unknown.pids) == ("old/0", "h1", 7)
     with pytest.raises(Refused, match="h1 runs old/0, which the journal does not know"):
@@ -175,7 +175,7 @@ def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> N
     here(brain, EndUnknown("h1", "old"))
     board: Any = brain.switchboard
     assert board.asked == [("h1", messages.End("old/0", 3)), ("h1", messages.Forget("old"))]
-    says(brain, "h1", Beat("h1", 1 << 30, []))
+    says(brain, "h1", Heartbeat("h1", 1 << 30, []))
     assert here(brain, GetStatus()).unknown == []
 
 
@@ -184,7 +184,7 @@ def test_the_name_and_the_epochs_of_an_unknown_job_are_not_used_again(tmp_path: 
     brain = brain_on(tmp_path)
     hello(brain, "h1", {"job5/0": 3, "job5/1": 4})
     seen = [CapsuleState(f"job5/{n}", 3 + n, 7, 10**9, 5, 0.0, [0], "x") for n in range(2)]
-    says(brain, "h1", Beat("h1", 1 << 30, seen))
+    says(brain, "h1", Heartbeat("h1", 1 << 30, seen))
     here(brain, EndUnknown("h1", "job5"))
     journal = brain.fleet.journal
     assert journal.next_number() == 6
@@ -198,7 +198,7 @@ def test_one_unknown_job_is_ended_and_others_stay_unknown(tmp_path: Path) -> Non
     brain = brain_on(tmp_path)
     hello(brain, "h1", {"old/0": 3, "older/0": 2})
     both = [CapsuleState(f"{name}/0", 3, 7, 10**9, 5, 0.0, [0], "x") for name in ("old", "older")]
-    says(brain, "h1", Beat("h1", 1 << 30, both))
+    says(brain, "h1", Heartbeat("h1", 1 << 30, both))
     here(brain, EndUnknown("h1", "old"))
     assert [row.capsule for row in here(brain, GetStatus()).unknown] == ["older/0"]
     with pytest.raises(Refused, match="h1 runs older/0"):
@@ -211,5 +211,5 @@ def test_a_job_that_is_just_being_forgotten_is_not_unknown(tmp_path: Path) -> No
     brain.fleet.journal.remove_job("old")
     hello(brain, "h1", {})
     seen = CapsuleState("old/0", 1, 7, 10**9, 5, 0.0, [0], "python train.py")
-    says(brain, "h1", Beat("h1", 1 << 30, [seen]))
+    says(brain, "h1", Heartbeat("h1", 1 << 30, [seen]))
     assert here(brain, GetStatus()).unknown == []

@@ -21,7 +21,7 @@ from liveshift.launcher.commands.options import duration
 from liveshift.launcher.lab.record import Lab, LabHost
 from liveshift.launcher.show.status_tables import ranges
 from liveshift.runtime.messages import (
-    Run,
+    RunJob,
 )
 
 # ---- on a terminal ------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_no_color_is_honoured(
     double: Any, start: Starter, terminal: Terminal, environment: dict[str, str]
 ) -> None:
     environment["NO_COLOR"] = "1"
-    double._run(Run("gpt", 2, ["train"], {}, "/", 0, []))
+    double._run(RunJob("gpt", 2, ["train"], {}, "/", 0, []))
     double.print("gpt/1", b"hello\n")
     process = start("logs", "gpt", stdout=terminal.theirs)
     terminal.read_until(b"gpt/1: hello\r\n")

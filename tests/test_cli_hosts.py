@@ -19,7 +19,7 @@ from liveshift.runtime.messages import (
     GetMigration,
     GetStatus,
     Migrate,
-    Run,
+    RunJob,
     SetTaint,
     Untaint,
 )
@@ -109,7 +109,7 @@ def test_a_drain_is_tried_dry(gpt: Any, call: Call) -> None:
 
 
 def test_a_dry_drain_counts_the_slots_of_all_together(gpt: Any, call: Call) -> None:
-    gpt._run(Run("other", 2, ["train"], {}, "/", 0, []))  # on h0 and h1 as well
+    gpt._run(RunJob("other", 2, ["train"], {}, "/", 0, []))  # on h0 and h1 as well
     code, out, err = call("drain", "h1", "--dry-run", "-o", "json")
     assert code == 5
     assert "2 capsules have 1 free slot elsewhere" in err

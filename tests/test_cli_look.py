@@ -22,7 +22,7 @@ from liveshift.runtime.messages import (
     GetMigration,
     GetStatus,
     GpuSeat,
-    Run,
+    RunJob,
 )
 
 # ---- logs ---------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_status_watched_in_a_pipe_prints_again_until_interrupted(gpt: Any, start
 
 def ended_jobs(double: Any, count: int) -> None:
     for n in range(count):
-        double._run(Run(f"old{n}", 1, ["train"], {}, "/", 0, []))
+        double._run(RunJob(f"old{n}", 1, ["train"], {}, "/", 0, []))
         double.end(f"old{n}/0", 0)
 
 
@@ -171,8 +171,8 @@ def names(out: str) -> list[str]:
 
 def test_status_shows_what_runs_first_and_few_that_ended(double: Any, call: Call) -> None:
     ended_jobs(double, 6)
-    double._run(Run("calm", 1, ["train"], {}, "/", 0, []))
-    double._run(Run("gpt", 2, ["train"], {}, "/", 0, []))
+    double._run(RunJob("calm", 1, ["train"], {}, "/", 0, []))
+    double._run(RunJob("gpt", 2, ["train"], {}, "/", 0, []))
     double.begin_move("gpt/1", "h2")
     out = call("status")[1]
     assert names(out) == ["gpt", "calm", "old5", "old4", "old3"]
@@ -215,7 +215,7 @@ def test_status_watched_shows_moves_and_hosts_on_a_small_terminal(
 ) -> None:
     fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     ended_jobs(double, 20)
-    double._run(Run("gpt", 12, ["train"], {}, "/", 0, []))
+    double._run(RunJob("gpt", 12, ["train"], {}, "/", 0, []))
     double.hosts["h1"].taint = "ECC"
     for capsule in range(1, 1 + moves):
         double.begin_move(f"gpt/{capsule}", "h2")

@@ -18,7 +18,7 @@ from liveshift.errors import Refused
 from liveshift.launcher.show import forecast
 from liveshift.runtime.cost.words import in_words
 from liveshift.runtime.messages import GetMigration, Part, Phase, Prediction, Rounds
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 GB, MB = 10**9, 10**6
 TASKS = "12 processes, 1000 mappings"
@@ -191,7 +191,7 @@ def test_a_drain_tells_both(gpt: Any, call: Call) -> None:
 def test_what_nobody_foresaw_is_shown_as_well(gpt: Any) -> None:
     row = gpt.moves[told(gpt)]
     odd = Phase("gpu restore", 1.3, 0.5, None, True)
-    over = msgspec.structs.replace(row, state=Step.DONE.value, frozen_s=0.9, phases=[odd])
+    over = msgspec.structs.replace(row, state=MigrationStep.DONE.value, frozen_s=0.9, phases=[odd])
     expected = forecast.compared(over)
     assert expected is not None
     (part,) = [p for p in expected.parts if p.name == "gpu restore"]
@@ -211,6 +211,6 @@ def test_nothing_is_said_where_nothing_is_known(gpt: Any) -> None:
     assert forecast.now(msgspec.structs.replace(row, precopy=None, predicted=worst)) == (
         "pause at most 0.94 s"
     )
-    assert forecast.now(msgspec.structs.replace(first, state=Step.DONE.value)) == ""
-    frozen = msgspec.structs.replace(nothing, state=Step.FREEZING.value, frozen_s=0.25)
+    assert forecast.now(msgspec.structs.replace(first, state=MigrationStep.DONE.value)) == ""
+    frozen = msgspec.structs.replace(nothing, state=MigrationStep.FREEZING.value, frozen_s=0.25)
     assert forecast.now(frozen) == "paused for 0.25 s"

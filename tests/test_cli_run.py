@@ -16,7 +16,7 @@ from liveshift.runtime.messages import (
     GetEvents,
     GetStatus,
     ReadOutput,
-    Run,
+    RunJob,
     SignalJob,
 )
 
@@ -40,7 +40,7 @@ def test_run_passes_on_command_environment_directory_and_groups(
     odd = {**environment, "EMPTY": "", "TWO": "a=b\nc"}
     words = ("run", "-d", "--nnodes", "2", "--name", "gpt", "--", "torchrun", "--nnodes", "9", "--")
     assert call(*words, "-x", "", env=odd) == (0, "gpt\n", "")
-    ask = double.wait_for(Run)
+    ask = double.wait_for(RunJob)
     assert ask.argv == ["torchrun", "--nnodes", "9", "--", "-x", ""]
     assert (ask.nnodes, ask.name, ask.cwd) == (2, "gpt", str(tmp_path))
     coerced = {"LC_CTYPE"}  # Python sets it where the caller has no locale (PEP 538)
@@ -53,23 +53,23 @@ def test_run_passes_on_command_environment_directory_and_groups(
 def test_run_works_without_the_two_dashes(double: Any, call: Call) -> None:
     code, _, _ = call("run", "-d", "python", "-c", "pass", "--nnodes", "3", "--", "--help")
     assert code == 0
-    ask = double.wait_for(Run)
+    ask = double.wait_for(RunJob)
     assert ask.argv == ["python", "-c", "pass", "--nnodes", "3", "--", "--help"]
     assert ask.nnodes == 1
 
 
 def test_run_asks_for_a_ranks_variables_only_when_told_to(double: Any, call: Call) -> None:
     assert call("run", "-d", "--", "train")[0] == 0
-    assert not double.wait_for(Run).env_ranks
+    assert not double.wait_for(RunJob).env_ranks
     assert call("run", "-d", "--env-ranks", "--", "train")[0] == 0
-    assert double.wait_for(Run, 2).env_ranks
+    assert double.wait_for(RunJob, 2).env_ranks
 
 
 def test_run_passes_on_how_long_ranks_wait_for_each_other(double: Any, call: Call) -> None:
     assert call("run", "-d", "--", "train")[0] == 0
-    assert double.wait_for(Run).collective == 0
+    assert double.wait_for(RunJob).collective == 0
     assert call("run", "-d", "--collective-timeout", "5m", "--", "train")[0] == 0
-    assert double.wait_for(Run, 2).collective == 300
+    assert double.wait_for(RunJob, 2).collective == 300
     for wrong in ("soon", "0", "-1"):
         code, out, err = call("run", "-d", "--collective-timeout", wrong, "--", "train")
         assert (code, out) == (2, "")
@@ -83,7 +83,7 @@ def test_run_leaves_out_of_the_environment_what_is_no_text(
     code, _, err = call("run", "-d", "--", "train", env=odd)
     assert code == 0
     assert "'ODD' is left out" in err
-    assert "ODD" not in double.wait_for(Run).env
+    assert "ODD" not in double.wait_for(RunJob).env
 
 
 def test_run_tells_several_capsules_apart_and_holds_back_started_lines(
@@ -111,7 +111,7 @@ def test_run_tells_several_capsules_apart_and_holds_back_started_lines(
 def test_run_relays_everything_before_it_ends(double: Any, start: Starter) -> None:
     """Much more than an answer holds, and the job has ended before it is read."""
     process = start("run", "--name", "gpt", "--", "train")
-    double.wait_for(Run)
+    double.wait_for(RunJob)
     expected = b"".join(b"line %d\n" % n for n in range(40_000))
     for at in range(0, len(expected), 10_007):
         double.print("gpt/0", expected[at : at + 10_007])
@@ -261,7 +261,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(double: Any, start: Starte
 
 
 def test_a_refused_start_shows_message_hint_and_code(double: Any, call: Call) -> None:
-    double.refuse[Run] = Refused("only 1 slots are free", hint="uncordon one")
+    double.refuse[RunJob] = Refused("only 1 slots are free", hint="uncordon one")
     assert call("run", "--", "train") == (
         5,
         "",
@@ -277,7 +277,7 @@ def test_run_says_which_of_the_callers_variables_are_in_the_way_of_moving(
     assert (code, out) == (0, "gpt\n")
     (line,) = err.splitlines()
     assert line.startswith("NCCL_RAS_ENABLE=1 of your environment is kept, and in the way")
-    assert double.wait_for(Run).env["NCCL_RAS_ENABLE"] == "1"
+    assert double.wait_for(RunJob).env["NCCL_RAS_ENABLE"] == "1"
     ranked = {**environment, "RANK": "3"}
     said = "RANK=3 of your environment is passed on: the command may take itself for one of"
     assert call("run", "-d", "--name", "alone", "--", "train", env=ranked)[2].startswith(said)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_harness import DEADLINE, Call
 
-from liveshift.runtime.messages import Run
+from liveshift.runtime.messages import RunJob
 
 HEAVY = (
     *("pydantic", "pydantic_core", "markdown_it", "pygments", "rich.markdown", "rich.traceback"),
@@ -63,5 +63,5 @@ def test_what_typer_checks_it_still_checks(double: Any, call: Call) -> None:
     assert code == 2
     assert "yaml" in err
     assert call("run", "--nnodes", "2", "--detach", "--", "true")[0] == 0
-    asked = double.wait_for(Run)
+    asked = double.wait_for(RunJob)
     assert (asked.nnodes, asked.argv) == (2, ["true"])

@@ -27,13 +27,13 @@ from liveshift.runtime.messages import (
     Message,
     Named,
     ReadOutput,
-    Run,
+    RunJob,
     Status,
 )
 
 # ---- both servers pass this: the wire as the client sees it ----
 
-RUN = Run("gpt", 2, ["python", "träin.py", ""], {"A": "b" * 100_000}, "/", 0, [0])
+RUN = RunJob("gpt", 2, ["python", "träin.py", ""], {"A": "b" * 100_000}, "/", 0, [0])
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def server(request: pytest.FixtureRequest, path: Path) -> Iterator[Path]:
     async def handler(uid: int, ask: Message) -> Message | None:
         assert uid == os.getuid()
         match ask:
-            case Run():
+            case RunJob():
                 return Named(ask.name)
             case ReadOutput():
                 await asyncio.sleep(ask.wait)
@@ -228,7 +228,7 @@ def test_an_ask_that_is_too_long_is_refused_with_the_reason(path: Path) -> None:
         Client(path) as client,
         pytest.raises(Refused, match=r"the request has \d+ bytes, at most"),
     ):
-        client.ask(Run("gpt", 1, ["x" * (20 << 20)], {}, "/", 0, []))
+        client.ask(RunJob("gpt", 1, ["x" * (20 << 20)], {}, "/", 0, []))
     done.set()
     thread.join(10)
 

@@ -14,18 +14,18 @@ import pytest
 from cluster_files import EXAMPLE, SMALL, mistakes
 
 from liveshift.errors import NotFound
-from liveshift.runtime.config.choices import Seal
+from liveshift.runtime.config.choices import SealChoice
 from liveshift.runtime.config.cluster import (
     SCHEMA,
     Compress,
     Endpoint,
     Env,
-    FastPath,
+    FastPathChoice,
     Files,
-    Gpu,
-    Host,
+    GpuSettings,
+    HostSettings,
     Paths,
-    Precopy,
+    PrecopySettings,
     Spare,
     Timeouts,
     Verify,
@@ -46,7 +46,7 @@ def test_only_four_values_have_to_be_given() -> None:
     assert cluster.orchestrator.url == "tcp://10.88.0.2:7400"
     assert cluster.overlay == IPv4Network("10.99.0.0/16")
     assert [host.name for host in cluster.hosts] == ["h0", "h1"]
-    assert cluster.host("h1") == Host(
+    assert cluster.host("h1") == HostSettings(
         name="h1", address="10.88.0.11", data_port=7401, pages_port=7402, slots=1,
         spare=Spare.FLOATING, memory=None,
     )  # fmt: skip
@@ -77,19 +77,19 @@ def test_example_names_every_key_and_says_the_defaults() -> None:
 
 
 def test_gpus_move_as_the_driver_bears_it_unless_told_otherwise() -> None:
-    assert parse(SMALL).cluster.gpu == Gpu(
-        libraries=None, fast_path=FastPath.AUTO, verify=Verify.SAMPLED
+    assert parse(SMALL).cluster.gpu == GpuSettings(
+        libraries=None, fast_path=FastPathChoice.AUTO, verify=Verify.SAMPLED
     )
     table = '[gpu]\nlibraries = "/usr/local/nvidia/lib64"\nfast_path = "off"\nverify = "full"\n'
-    assert parse(SMALL + table).cluster.gpu == Gpu(
-        libraries=Path("/usr/local/nvidia/lib64"), fast_path=FastPath.OFF, verify=Verify.FULL
+    assert parse(SMALL + table).cluster.gpu == GpuSettings(
+        libraries=Path("/usr/local/nvidia/lib64"), fast_path=FastPathChoice.OFF, verify=Verify.FULL
     )
 
 
 def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     cluster = parse(SMALL).cluster
     assert cluster.wire == WireSettings(streams=4, compress=Compress.AUTO)
-    assert cluster.precopy == Precopy(
+    assert cluster.precopy == PrecopySettings(
         enabled=True, way=Way.AUTO, slow_down=None, max_pause=None, rounds=30
     )
     tables = (
@@ -99,9 +99,9 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     )
     told = parse(SMALL + tables).cluster
     assert told.wire == WireSettings(
-        streams=8, compress=Compress.NEVER, seal=Seal.OFF, trusted=True
+        streams=8, compress=Compress.NEVER, seal=SealChoice.OFF, trusted=True
     )
-    assert told.precopy == Precopy(
+    assert told.precopy == PrecopySettings(
         enabled=False,
         way=Way.ROUND,
         slow_down=0.05,
@@ -170,8 +170,8 @@ def test_digest_sees_content_only() -> None:
     assert parse(SMALL + "slots = 2\n").cluster.digest != cluster.digest
     assert replace(cluster, timeouts=Timeouts(freeze=120)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(collective=599)).digest != cluster.digest
-    slow = replace(cluster, gpu=Gpu(fast_path=FastPath.OFF))
-    assert slow.digest != cluster.digest == replace(cluster, gpu=Gpu()).digest
+    slow = replace(cluster, gpu=GpuSettings(fast_path=FastPathChoice.OFF))
+    assert slow.digest != cluster.digest == replace(cluster, gpu=GpuSettings()).digest
     assert replace(cluster, timeouts=Timeouts(gpu_lock=20)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(gpu_lock=21)).digest != cluster.digest
     assert cluster.digest == "12612e5c5f8ec330"  # pinned: agents of different builds compare it

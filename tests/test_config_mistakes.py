@@ -10,7 +10,7 @@ import pytest
 from cluster_files import SMALL, mistakes
 
 from liveshift.errors import ConfigError
-from liveshift.runtime.config.cluster import Host, load, parse
+from liveshift.runtime.config.cluster import HostSettings, load, parse
 from liveshift.runtime.config.errors import WrongCluster
 
 # fmt: off
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_cluster_made_in_code_is_held_to_the_same_rules() -> None:
-    h0 = Host(name="h0", address="10.88.0.10")
+    h0 = HostSettings(name="h0", address="10.88.0.10")
     cluster = parse(SMALL).cluster
     with pytest.raises(ConfigError, match=r"^hosts\.h0: found the name twice, expected every host"):
         replace(cluster, hosts=(h0, h0))

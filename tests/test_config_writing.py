@@ -13,18 +13,18 @@ from cluster_files import EXAMPLE, paths_in, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveshift.runtime.config.choices import Seal
+from liveshift.runtime.config.choices import SealChoice
 from liveshift.runtime.config.cluster import (
     Cluster,
     Compress,
     Endpoint,
     Env,
-    FastPath,
+    FastPathChoice,
     Files,
-    Gpu,
-    Host,
+    GpuSettings,
+    HostSettings,
     Paths,
-    Precopy,
+    PrecopySettings,
     Spare,
     Timeouts,
     Verify,
@@ -64,7 +64,7 @@ def timeouts(draw: st.DrawFn) -> Timeouts:
 def clusters(draw: st.DrawFn) -> Cluster:
     names = draw(st.lists(labels, min_size=1, max_size=4, unique=True))
     hosts = [
-        Host(
+        HostSettings(
             name=name,
             address=f"192.168.{index}.{draw(st.integers(1, 254))}",
             data_port=draw(st.integers(1, 32767)),
@@ -91,18 +91,18 @@ def clusters(draw: st.DrawFn) -> Cluster:
             set_=draw(st.dictionaries(variables, texts, max_size=3)),
         ),
         paths=Paths(state=draw(folders), criu=draw(st.none() | folders)),
-        gpu=Gpu(
+        gpu=GpuSettings(
             libraries=draw(st.none() | folders),
-            fast_path=draw(st.sampled_from(FastPath)),
+            fast_path=draw(st.sampled_from(FastPathChoice)),
             verify=draw(st.sampled_from(Verify)),
         ),
         wire=WireSettings(
             streams=draw(st.integers(1, 32)),
             compress=draw(st.sampled_from(Compress)),
-            seal=draw(st.sampled_from(Seal)),
+            seal=draw(st.sampled_from(SealChoice)),
             trusted=True,
         ),
-        precopy=Precopy(
+        precopy=PrecopySettings(
             enabled=draw(st.booleans()),
             way=draw(st.sampled_from(Way)),
             slow_down=draw(st.none() | st.floats(0.01, 0.9)),

@@ -10,7 +10,7 @@ import pytest
 from captured import PYTHON, until
 from one_room import Start, netns, plan, said, start
 
-from liveshift.criu_glue.survey.connections import Connection, outside, parse
+from liveshift.criu_glue.survey.connections import OutsideConnection, outside, parse
 
 __all__ = ["netns", "plan", "start"]
 
@@ -35,11 +35,11 @@ def test_open_connections_are_read_off_the_kernels_table() -> None:
 
 
 def test_a_connection_is_told_in_words() -> None:
-    plain = Connection("203.0.113.5", 443, 1001, "python", ("gRPC", "libcurl"))
+    plain = OutsideConnection("203.0.113.5", 443, 1001, "python", ("gRPC", "libcurl"))
     assert str(plain) == (
         "203.0.113.5:443 (https), of process 1001 (python), which has loaded gRPC and libcurl"
     )
-    assert str(Connection("2001:db8::2", 50123)) == "[2001:db8::2]:50123"
+    assert str(OutsideConnection("2001:db8::2", 50123)) == "[2001:db8::2]:50123"
 
 
 PROGRAM = """

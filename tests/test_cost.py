@@ -11,7 +11,7 @@ import pytest
 from played_move import COPY, FIXED_S, Played
 
 from liveshift.runtime.config.choices import Way
-from liveshift.runtime.config.cluster import Precopy, Timeouts
+from liveshift.runtime.config.cluster import PrecopySettings, Timeouts
 from liveshift.runtime.cost import model as cost
 from liveshift.runtime.messages import (
     Chosen,
@@ -172,9 +172,9 @@ def test_on_one_machine_both_agents_share_the_idle_cores() -> None:
 
 
 def test_an_unlimited_pause_is_bounded_by_what_ranks_wait() -> None:
-    assert cost.max_pause(Precopy(), Timeouts(collective=600.0)) == 60
-    assert cost.max_pause(Precopy(), Timeouts(collective=100.0)) == 10
-    assert cost.max_pause(Precopy(max_pause=3.0), Timeouts()) == 3
+    assert cost.max_pause(PrecopySettings(), Timeouts(collective=600.0)) == 60
+    assert cost.max_pause(PrecopySettings(), Timeouts(collective=100.0)) == 10
+    assert cost.max_pause(PrecopySettings(max_pause=3.0), Timeouts()) == 3
 
 
 def test_moves_of_idle_cores_teach_nothing_of_busy_ones() -> None:

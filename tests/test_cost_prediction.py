@@ -7,7 +7,7 @@ import pytest
 from move_stage import FACTS, SURVEY
 
 from liveshift.criu_glue.survey.found import Footprint
-from liveshift.runtime.config.cluster import Precopy, Timeouts
+from liveshift.runtime.config.cluster import PrecopySettings, Timeouts
 from liveshift.runtime.cost import model as cost
 from liveshift.runtime.cost.comparison import costed
 from liveshift.runtime.cost.prediction import FILLING, Lessons, Load, predict
@@ -26,7 +26,7 @@ def predicted(
     found = predict(Load(size, writing=writing), lessons, LINK)
     return costed(
         found, look, Reserved([], "", cores=cores), LINK, lessons, cost.Learnt(),
-        Precopy(), Timeouts(), way,
+        PrecopySettings(), Timeouts(), way,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def folder(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """What ``download`` makes, of an archive that has that package."""
 
     class Download:
-        def __init__(self, directory: Path, source: apt.Source) -> None:
+        def __init__(self, directory: Path, source: apt.AptSource) -> None:
             directory.mkdir(parents=True)
 
         def update(self) -> None: ...
@@ -64,7 +64,7 @@ def folder(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         def packages(self, name: str) -> list[Path]:
             return [package]
 
-    source = apt.Source("file:/nowhere/debian", ("bookworm",), ("main",))
+    source = apt.AptSource("file:/nowhere/debian", ("bookworm",), ("main",))
     monkeypatch.setattr(apt, "configured", lambda: [source])
     monkeypatch.setattr(apt, "Download", Download)
     system = {"ID": "debian", "VERSION_CODENAME": "bookworm"}

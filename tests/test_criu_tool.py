@@ -190,7 +190,7 @@ Signed-By:
 
 def test_deb822_sources_are_read() -> None:
     first, second, third = apt.parse_deb822(DEB822)
-    assert first == apt.Source(
+    assert first == apt.AptSource(
         "http://a.example/debian",
         ("bookworm", "bookworm-updates"),
         ("main", "contrib"),
@@ -212,26 +212,26 @@ def test_one_line_sources_are_read() -> None:
         "deb\n"
     )
     assert list(apt.parse_one_line(text)) == [
-        apt.Source("http://a.example/debian", ("bookworm",), ("main",), "/k/a.gpg /k/b.gpg"),
-        apt.Source("http://b.example/debian", ("stable",), ("main", "contrib")),
+        apt.AptSource("http://a.example/debian", ("bookworm",), ("main",), "/k/a.gpg /k/b.gpg"),
+        apt.AptSource("http://b.example/debian", ("stable",), ("main", "contrib")),
     ]
 
 
 def test_the_likeliest_archive_comes_first() -> None:
     sources = [
-        apt.Source("http://other.example/apt", ("bookworm",), ("main",)),
-        apt.Source("http://sec.example/debian-security", ("bookworm-security",), ("main",)),
-        apt.Source("http://mirror.example/debian", ("bookworm",), ("main", "non-free")),
-        apt.Source("http://mirror.example/debian/", ("bookworm",), ("main",)),
-        apt.Source("http://cloud.example/apt", ("bookworm",), ("stable",)),
-        apt.Source("cdrom:[Debian 12]/", ("bookworm",), ("main",)),
+        apt.AptSource("http://other.example/apt", ("bookworm",), ("main",)),
+        apt.AptSource("http://sec.example/debian-security", ("bookworm-security",), ("main",)),
+        apt.AptSource("http://mirror.example/debian", ("bookworm",), ("main", "non-free")),
+        apt.AptSource("http://mirror.example/debian/", ("bookworm",), ("main",)),
+        apt.AptSource("http://cloud.example/apt", ("bookworm",), ("stable",)),
+        apt.AptSource("cdrom:[Debian 12]/", ("bookworm",), ("main",)),
     ]
     uris = [source.uri for source in apt.archives(sources, "bookworm", "main")]
     assert uris == ["http://mirror.example/debian", "http://other.example/apt"]
 
 
 @pytest.fixture
-def unsigned(tmp_path: Path) -> apt.Source:
+def unsigned(tmp_path: Path) -> apt.AptSource:
     """An archive on this disk with a proper index that nobody has signed."""
     needs_fact("apt-get")
     index = tmp_path / "archive/dists/forky/main/binary-amd64"
@@ -240,18 +240,18 @@ def unsigned(tmp_path: Path) -> apt.Source:
     (tmp_path / "archive/dists/forky/Release").write_text(
         "Origin: Debian\nSuite: forky\nCodename: forky\nComponents: main\nArchitectures: amd64\n"
     )
-    return apt.Source(f"file:{tmp_path}/archive", ("bookworm",), ("main",))
+    return apt.AptSource(f"file:{tmp_path}/archive", ("bookworm",), ("main",))
 
 
-def test_an_unsigned_archive_is_refused(unsigned: apt.Source, tmp_path: Path) -> None:
-    forky = apt.Source(unsigned.uri, ("forky",), ("main",))
+def test_an_unsigned_archive_is_refused(unsigned: apt.AptSource, tmp_path: Path) -> None:
+    forky = apt.AptSource(unsigned.uri, ("forky",), ("main",))
     with pytest.raises(StepFailed, match="not signed"):
         apt.Download(tmp_path / "apt", forky).update()
 
 
 @pytest.mark.root
 def test_a_failed_fetch_changes_nothing(
-    unsigned: apt.Source, bare: Path, monkeypatch: pytest.MonkeyPatch
+    unsigned: apt.AptSource, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
     monkeypatch.setattr(fetch, "places", lambda: [])

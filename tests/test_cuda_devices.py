@@ -68,7 +68,7 @@ def test_gpus_are_described(nvml: Path) -> None:
     told = devices.inventory()
     assert (told.driver, told.why_none) == ("580.159.03", None)
     first, second = told.devices
-    assert first == devices.Gpu(
+    assert first == devices.NvmlGpu(
         index=0,
         uuid="GPU-0",
         name="NVIDIA H200",

@@ -14,7 +14,7 @@ from one_room import Start, netns, plan, said, start
 from room_trees import Rooms, count, criu, moved, place, rooms
 
 from liveshift.criu_glue.capsule.mounts import Placement
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.survey.survey import changing, databases, survey
 
@@ -42,7 +42,7 @@ for n in range(10**9):
 READ_ONLY = "attempt to write a readonly database"
 
 
-def opened(start: Start, path: object, mode: str = "delete", then: str = "") -> Room:
+def opened(start: Start, path: object, mode: str = "delete", then: str = "") -> Sandbox:
     made = start(PYTHON, "-Sc", OPEN.format(path=path, mode=mode, then=then))
     until(lambda: "ready" in said(made))
     return made

@@ -14,7 +14,7 @@ from liveshift.errors import StepFailed, WrongUsage
 from liveshift.runtime.config.cluster import Cluster, parse
 from liveshift.runtime.config.timeouts import TCP_GIVES_UP_S, Timeouts
 from liveshift.runtime.messages import Rounds
-from liveshift.runtime.model.deadlines import Standstill, check_freeze, for_job
+from liveshift.runtime.model.deadlines import FreezeBudget, check_freeze, for_job
 
 
 def cluster(**timeouts: float) -> Cluster:
@@ -68,7 +68,7 @@ def test_no_span_of_time_is_refused(seconds: float) -> None:
 
 
 def test_a_standstill_runs_out() -> None:
-    still = Standstill(Timeouts(), began=1000.0)
+    still = FreezeBudget(Timeouts(), began=1000.0)
     assert still.left(1000.0) == 300
     assert still.left(1299.0) == 1
     assert still.left(1301.0) == -1
@@ -77,13 +77,13 @@ def test_a_standstill_runs_out() -> None:
 
 
 def test_undoing_has_to_be_quicker_than_the_kernels_tcp() -> None:
-    still = Standstill(Timeouts(collective=1800), began=0.0)
+    still = FreezeBudget(Timeouts(collective=1800), began=0.0)
     assert still.for_undo(600.0) == pytest.approx(TCP_GIVES_UP_S - 600)
 
 
 def test_a_move_that_is_on_time_has_all_that_the_ladder_grants() -> None:
     t = Timeouts()
-    still = Standstill(t, began=0.0)
+    still = FreezeBudget(t, began=0.0)
     assert still.for_freeze(0.0) == t.freeze
     latest = t.answer(t.freeze) + t.suspicion  # the answer is late, and the commit too
     assert still.for_restore(latest) == t.restore
@@ -91,7 +91,7 @@ def test_a_move_that_is_on_time_has_all_that_the_ladder_grants() -> None:
 
 def test_a_freeze_that_begins_late_leaves_time_for_a_full_restore() -> None:
     t = Timeouts()
-    still = Standstill(t, began=0.0)
+    still = FreezeBudget(t, began=0.0)
     assert still.for_freeze(45.0) == t.freeze  # what the ladder leaves over
     assert still.for_freeze(60.0) == t.freeze - 15
     assert still.for_freeze(300.0) == 0
@@ -99,7 +99,7 @@ def test_a_freeze_that_begins_late_leaves_time_for_a_full_restore() -> None:
 
 def test_restores_share_what_is_left() -> None:
     t = Timeouts()
-    still = Standstill(t, began=0.0)
+    still = FreezeBudget(t, began=0.0)
     assert still.for_restore(100.0) == t.restore == 120
     assert still.for_restore(100.0, attempts=2) == 100 - t.suspicion
     assert still.for_restore(200.0) == 100 - t.suspicion
@@ -109,7 +109,7 @@ def test_restores_share_what_is_left() -> None:
 
 def test_no_restore_is_begun_that_could_not_be_told_from_a_lost_host() -> None:
     t = Timeouts()
-    still = Standstill(t, began=0.0)
+    still = FreezeBudget(t, began=0.0)
     assert still.allows_retry(0.0)
     assert still.allows_retry(300 - 3 * t.suspicion)
     assert not still.allows_retry(300 - 3 * t.suspicion + 0.1)
@@ -118,7 +118,7 @@ def test_no_restore_is_begun_that_could_not_be_told_from_a_lost_host() -> None:
 
 def test_an_image_is_passed_on_only_with_time_for_its_restore() -> None:
     t = Timeouts()
-    still = Standstill(t, began=0.0)
+    still = FreezeBudget(t, began=0.0)
     assert still.for_passing_on(0.0) == t.freeze == 120
     assert still.for_passing_on(200.0) == 50 - t.suspicion
     late = 300 - 6 * t.suspicion
@@ -134,7 +134,7 @@ def test_whatever_is_handed_out_ends_in_time(collective: float, part: float, att
     """Freezing, then restoring again and again for as long as that is allowed, every answer as
     late as can be: the undoing begins before the standstill is over."""
     t = Timeouts(collective=collective)
-    still = Standstill(t, began=0.0)
+    still = FreezeBudget(t, began=0.0)
     now = t.standstill * part / 10
     now += t.answer(still.for_freeze(now)) + t.suspicion  # … and the commit
     assert still.left(now) >= t.restore + t.suspicion - 1e-6

@@ -25,11 +25,11 @@ from liveshift.runtime.messages import (
     Inspection,
     JobRow,
     Message,
-    Migration,
+    MigrationDetails,
     MigrationRow,
     Phase,
 )
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ class Played:
             return Events([Event(n, 0.0, "moved/1", "move", "", "", r)
                            for n, r in enumerate(self.rows)])  # fmt: skip
         if isinstance(ask, GetMigration):
-            return Migration(next(row for row in self.rows if row.name == ask.name))
+            return MigrationDetails(next(row for row in self.rows if row.name == ask.name))
         assert isinstance(ask, GetInspection)
         self.asked.append(ask.capsule)
         states: list[Any] = [None] * (self.processes if ask.capsule == "moved/1" else 1)
@@ -123,7 +123,7 @@ class Played:
         return JobRow("moved", "running", "", 0, 0.0, 0.0, None, capsules)
 
 
-def a_row(name: str, state: Step, error: str | None = None) -> MigrationRow:
+def a_row(name: str, state: MigrationStep, error: str | None = None) -> MigrationRow:
     return MigrationRow(name, "moved/1", "h1", "h2", "", "", 1, state.value, 0.0, 1.0, 0.0, 0, 0, 0,
                         0.0, [], error, None)  # fmt: skip
 
@@ -148,12 +148,12 @@ def test_the_job_goes_on_until_enough_steps_were_made_after_the_move(
     played.step(1)
     move.look(played.job(), played.folder)
     assert [words[:3] for words in commands] == [("taint", "host", "h1")]
-    for state in (Step.PRECOPYING, Step.RESTORING):
+    for state in (MigrationStep.PRECOPYING, MigrationStep.RESTORING):
         played.step(300)  # however long it takes
         played.rows = [a_row("m1", state)]
         move.look(played.job(), played.folder)
         assert not demo.STOP.exists()
-    played.rows, played.hosts["moved/1"] = [a_row("m1", Step.DONE)], "h2"
+    played.rows, played.hosts["moved/1"] = [a_row("m1", MigrationStep.DONE)], "h2"
     move.look(played.job(), played.folder)
     assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE
     played.step(10)
@@ -181,7 +181,7 @@ def test_every_rank_must_still_be_found_near_the_last_step(
     move = watched(played)
     played.step(demo.TAINT_AT)
     move.look(played.job(), played.folder)
-    played.rows, played.hosts["moved/1"] = [a_row("m1", Step.DONE)], "h2"
+    played.rows, played.hosts["moved/1"] = [a_row("m1", MigrationStep.DONE)], "h2"
     move.look(played.job(), played.folder)
     played.hosts[f"moved/{rank}"] = "h3"
     played.step(more)
@@ -204,7 +204,7 @@ def test_a_host_that_does_not_become_empty_ends_the_demo(
     monkeypatch.setattr(demo, "PATIENCE_S", 0.0)
     with pytest.raises(LiveshiftError, match="off h1 in 0 s: no migration began"):
         move.look(played.job(), played.folder)
-    played.rows = [a_row("m1", Step.PRECOPYING)]
+    played.rows = [a_row("m1", MigrationStep.PRECOPYING)]
     with pytest.raises(LiveshiftError, match="m1 is pre-copying"):
         move.look(played.job(), played.folder)
 
@@ -213,11 +213,11 @@ def test_steps_are_ascribed_to_the_host_whose_agent_has_found_the_rank(
     commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not to the one where the move says that it went."""
-    steps = tuple(report.Step(n, 1.0, float(n)) for n in range(1, 9))
+    steps = tuple(report.ReportedStep(n, 1.0, float(n)) for n in range(1, 9))
     monkeypatch.setattr(report, "read_rank", lambda folder, rank: report.RankRun(rank, steps, "a"))
     monkeypatch.setattr(demo, "_environment", dict)
     phases = [Phase("commit", 4.5, 0.1, None, True, "")]
-    row = msgspec.structs.replace(a_row("m1", Step.DONE), phases=phases)
+    row = msgspec.structs.replace(a_row("m1", MigrationStep.DONE), phases=phases)
     finished = demo._report(row, [{0: "h0", 1: "h1"}, {0: "h0", 1: "h2"}, {0: "h0", 1: "h3"}])
     zero, one = ([s.host for s in run.steps] for run in finished.moved)
     assert zero == ["h0"] * 8
@@ -231,12 +231,12 @@ def test_a_move_that_fails_is_told_and_the_next_one_counts(
     move = watched(played)
     played.step(demo.TAINT_AT)
     move.look(played.job(), played.folder)
-    played.rows = [a_row("m1", Step.FAILED, "no memory there")]
+    played.rows = [a_row("m1", MigrationStep.FAILED, "no memory there")]
     for _ in range(2):
         move.look(played.job(), played.folder)
     assert capsys.readouterr().err.count("moved/1 stays on h1: no memory there") == 1
     assert not demo.STOP.exists()
-    played.rows.append(a_row("m2", Step.DONE))
+    played.rows.append(a_row("m2", MigrationStep.DONE))
     played.hosts["moved/1"] = "h2"
     move.look(played.job(), played.folder)
     assert demo.STOP.exists()
@@ -252,7 +252,7 @@ def test_a_rank_that_its_hosts_agent_does_not_find_there_has_not_moved(
     move = watched(played)
     played.step(demo.TAINT_AT)
     move.look(played.job(), played.folder)
-    played.rows, played.processes = [a_row("m1", Step.DONE)], processes
+    played.rows, played.processes = [a_row("m1", MigrationStep.DONE)], processes
     played.hosts["moved/1"] = "h1" if processes else "h2"
     with pytest.raises(LiveshiftError, match="moved/1 should train on h2, but h"):
         move.look(played.job(), played.folder)
@@ -263,9 +263,9 @@ def test_a_rank_that_its_hosts_agent_does_not_find_there_has_not_moved(
     ("rows", "words"),
     [
         ([], "no migration began"),
-        ([a_row("m1", Step.JOB_ENDED, "moved/1 ended with code 0 before it could move h1 → h2")],
+        ([a_row("m1", MigrationStep.JOB_ENDED, "moved/1 ended with code 0 before it could move h1 → h2")],
          "moved/1 ended with code 0 before it could move h1 → h2"),
-        ([a_row("m1", Step.FAILED, "no memory there")], "moved/1 stays on h1: no memory there"),
+        ([a_row("m1", MigrationStep.FAILED, "no memory there")], "moved/1 stays on h1: no memory there"),
     ],
     ids=["none", "overtaken", "failed"],
 )  # fmt: skip
@@ -285,11 +285,15 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every loss is equal, and the rank was moved after its last step."""
-    steps = {n: tuple(report.Step(k, 1.0, 100.0 + k, f"h{n}") for k in range(50)) for n in (0, 1)}
+    steps = {
+        n: tuple(report.ReportedStep(k, 1.0, 100.0 + k, f"h{n}") for k in range(50)) for n in (0, 1)
+    }
     runs = tuple(report.RankRun(n, steps[n], "aa") for n in steps)
-    phases = (report.Phase("dump", 1.0, 0.0, frozen=True),)
-    move = report.Migration("moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,))
-    finished = report.Report("demo", "", runs, runs, (move,))
+    phases = (report.ReportedPhase("dump", 1.0, 0.0, frozen=True),)
+    move = report.ReportedMigration(
+        "moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,)
+    )
+    finished = report.DowntimeReport("demo", "", runs, runs, (move,))
     assert finished.bit_identical
 
     def nothing(*_ignored: object, **_more: object) -> None:
@@ -314,11 +318,15 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
 
 
 def test_the_page_says_how_many_steps_were_made_where() -> None:
-    steps = tuple(report.Step(n, 1.0, float(n), "h1" if n < 5 else "h2") for n in range(1, 9))
-    phases = (report.Phase("dump", 0.5, 0.0, frozen=True),)
-    move = report.Migration("moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,))
+    steps = tuple(
+        report.ReportedStep(n, 1.0, float(n), "h1" if n < 5 else "h2") for n in range(1, 9)
+    )
+    phases = (report.ReportedPhase("dump", 0.5, 0.0, frozen=True),)
+    move = report.ReportedMigration(
+        "moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,)
+    )
     runs = (report.RankRun(1, steps, "aa"),)
-    finished = report.Report("demo", "", runs, runs, (move,))
+    finished = report.DowntimeReport("demo", "", runs, runs, (move,))
     assert report.doubts(finished, 4) == []
     assert demo._outcome(finished, []) == (
         "Rank 1 made 4 steps on h1 before the freeze and 4 steps on h2 after it."

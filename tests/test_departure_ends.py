@@ -16,7 +16,7 @@ from test_departure_order import INIT, LOCKED, OPENED, Scene, scene
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime.agent.departure import departure
-from liveshift.runtime.agent.departure.departure import NOTE, Departure, DepartureNote
+from liveshift.runtime.agent.departure.departure import NOTE, OutgoingMigration, OutgoingNote
 from liveshift.runtime.agent.gpu.device_state import DeviceLost
 
 __all__ = ["scene"]
@@ -106,7 +106,7 @@ def test_what_an_agent_needs_that_is_started_anew_is_there_before_anything_is_do
         gone._devices, "save", lambda _: seen.append((gone._images / NOTE).read_bytes())
     )
     gone.freeze(NO_CRIU, 10.0)
-    assert msgspec.msgpack.decode(seen[0], type=DepartureNote) == DepartureNote(
+    assert msgspec.msgpack.decode(seen[0], type=OutgoingNote) == OutgoingNote(
         "m1", "gpt/1", ["GPU-1"]
     )
 
@@ -158,7 +158,7 @@ def test_what_cannot_leave_is_found_while_it_can_go_on_here(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, found: Changing, said: str
 ) -> None:
     gone: Any = scene.departure
-    monkeypatch.setattr(gone, "_send_changes", lambda: Departure._send_changes(gone))
+    monkeypatch.setattr(gone, "_send_changes", lambda: OutgoingMigration._send_changes(gone))
     monkeypatch.setattr(departure, "changing", lambda *_: found)
     with pytest.raises(StepFailed, match=said):
         gone.freeze(NO_CRIU, 10.0)
@@ -208,7 +208,7 @@ def test_files_that_have_changed_go_again_and_those_that_went_are_named(
     assert b"going" in streams["tree:1:tmp"]
     (tmp / "going").unlink()
     (tmp / "new").write_text("new here")
-    removed = Departure._send_changes(gone)
+    removed = OutgoingMigration._send_changes(gone)
     assert removed["tmp"] == ["going"]
     assert b"new here" in streams["tree:2:tmp"]
     assert b"going" not in streams["tree:2:tmp"]
@@ -250,7 +250,7 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
     def find() -> None:
         asked.append("devices")
 
-    here: Any = Departure.take_up("m1", old.resident, old._housing, find)
+    here: Any = OutgoingMigration.take_up("m1", old.resident, old._housing, find)
     assert old.resident.still
     scene.fails = OPENED
     monkeypatch.setattr(departure.network, "unlock", lambda _: _refused(scene))
@@ -316,7 +316,7 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     )  # fmt: skip
     assert moved.phases[0].bytes == 40
     monkeypatch.setattr(departure, "changing", lambda *_: Changing((), ()))
-    Departure._send_changes(gone)
+    OutgoingMigration._send_changes(gone)
     assert set(gone._taken) == {str(carried)}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import departure
-from liveshift.runtime.agent.departure.departure import PROMISED, Departure
+from liveshift.runtime.agent.departure.departure import PROMISED, OutgoingMigration
 
 INIT = 4711
 LOCKED, OPENED = f"lock {INIT}", f"unlock {INIT}"
@@ -38,7 +38,7 @@ class Scene:
             finish=self.note("all is there"), send=None, streams={}, bytes=0,
             send_manifest=self.note("manifest"), close=lambda: None,
         )  # fmt: skip
-        self.departure = Departure("m1", resident, housing, wire)
+        self.departure = OutgoingMigration("m1", resident, housing, wire)
         for name in ("dump", "thaw", "pin"):
             monkeypatch.setattr(self.departure._frozen, name, self.note(name))
         monkeypatch.setattr(self.departure, "_send_changes", dict)

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable, from_wire, to_wire
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
 from liveshift.runtime.agent.gpu.devices import CudaProcess, Devices, DeviceTree
-from liveshift.runtime.agent.host.resident import Resident
+from liveshift.runtime.agent.host.resident import RunningCapsule
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 ONE, OTHER = CudaProcess(101, 1001, None), CudaProcess(102, 1002, None)
@@ -26,7 +26,7 @@ class Helper:
     def __init__(self) -> None:
         self.memory: dict[str, int] = {}
         self.holding: set[int] = set()
-        self.states = dict.fromkeys((101, 102), ProcessState.RUNNING)
+        self.states = dict.fromkeys((101, 102), CudaState.RUNNING)
         self.needed: list[object] = []
         self.fails: LiveshiftError | None = None
 
@@ -39,7 +39,7 @@ class Helper:
     def holds(self, pid: int) -> bool:
         return pid in self.holding
 
-    def state(self, pid: int) -> ProcessState | None:
+    def state(self, pid: int) -> CudaState | None:
         return self.states.get(pid)
 
     def release(self, pid: int) -> None:
@@ -50,10 +50,10 @@ class Helper:
 
     def restore(self, pid: int, gpus: object, *, needed: object) -> None:
         self.needed.append(needed)
-        self.states[pid] = ProcessState.LOCKED
+        self.states[pid] = CudaState.LOCKED
 
     def unlock(self, pid: int) -> None:
-        self.states[pid] = ProcessState.RUNNING
+        self.states[pid] = CudaState.RUNNING
 
 
 class Tree(DeviceTree):
@@ -73,7 +73,7 @@ def helper() -> Helper:
 
 @pytest.fixture
 def tree(helper: Helper) -> Tree:
-    return Tree(cast(Resident, None), cast(GpuHelper, helper), "m7", 1.0)
+    return Tree(cast(RunningCapsule, None), cast(GpuHelper, helper), "m7", 1.0)
 
 
 def test_memory_of_a_process_that_ended_meanwhile_is_not_kept(helper: Helper, tree: Tree) -> None:
@@ -84,9 +84,9 @@ def test_memory_of_a_process_that_ended_meanwhile_is_not_kept(helper: Helper, tr
 
 def test_without_a_table_the_helper_knows_what_a_restore_needs(helper: Helper, tree: Tree) -> None:
     """An agent that was started anew: {} would have the room not checked at all."""
-    helper.states[101] = ProcessState.CHECKPOINTED
+    helper.states[101] = CudaState.CHECKPOINTED
     tree.bring_back(Stopwatch())
-    helper.states[101] = ProcessState.CHECKPOINTED
+    helper.states[101] = CudaState.CHECKPOINTED
     tree.saved.append(Saved(1001, used={"GPU-a": 70}))
     tree.bring_back(Stopwatch())
     assert helper.needed == [None, {"GPU-a": 70}]

@@ -31,7 +31,7 @@ from room_trees import (
 )
 
 from liveshift.criu_glue.capsule import output, room
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.restore import RestoringTree
@@ -236,7 +236,7 @@ c, _ = a.accept()
     assert said(here, output.STDERR) == ""
 
 
-def criu_in(stands: Room) -> list[int]:
+def criu_in(stands: Sandbox) -> list[int]:
     """CRIU's own processes in a room: in its pid namespace, and no task of it."""
     space = os.stat(f"/proc/{stands.init}/ns/pid").st_ino
     own = {task.pid for task in tasks(stands)} | {stands.init}

@@ -17,13 +17,13 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Refused, Unreachable
 from liveshift.launcher.show.moves import outcome, raise_if_failed
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Forget, Message, MigrationRow, Precopy, Run
-from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.messages import Forget, Message, MigrationRow, RunJob, StartPrecopy
+from liveshift.runtime.migration.migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.model.steps import ENDS, Step
+from liveshift.runtime.model.steps import ENDS, MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def a_fleet(state: Path, more: str = "") -> Fleet:
     """A job of two, in memory and in the journal."""
     made = Fleet(config.parse(CLUSTER.replace("{state}", str(state)) + more).cluster)
     owners = {f"a/{n}": (n, f"h{n}") for n in range(2)}
-    run = Run("a", 2, ["true"], {}, "/", 0, [])
+    run = RunJob("a", 2, ["true"], {}, "/", 0, [])
     spec = msgspec.msgpack.encode({"uid": 0, "run": msgspec.to_builtins(run)})
     started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", spec, owners)
     capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
@@ -138,7 +138,7 @@ def test_as_many_ended_jobs_are_kept_as_the_cluster_file_says(tmp_path: Path) ->
             name = f"job{number}"
             fleet.journal.add_job(name, number, "10.99.0.0/24", b"", {f"{name}/0": (0, "h0")})
             capsules = {f"{name}/0": Capsule(f"{name}/0", 0, "h0", 1)}
-            run = Run(name, 1, ["true"], {}, "/", 0, [])
+            run = RunJob(name, 1, ["true"], {}, "/", 0, [])
             overlay = Overlay(number, "10.99.0.0/24")
             job = fleet.jobs[name] = Job(name, overlay, run, 0, float(number), capsules)
             endings.capsule_ended(job, capsules[f"{name}/0"], 0)
@@ -162,7 +162,7 @@ def test_a_capsule_that_ends_ends_its_move_at_once(fleet: Fleet) -> None:
 
     class Copying(Stage):
         async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-            if isinstance(message, Precopy):
+            if isinstance(message, StartPrecopy):
                 asyncio.get_running_loop().call_soon(endings.capsule_ended, job, capsule, 0)
                 await asyncio.sleep(600)
             return await super().ask(host, message, timeout)
@@ -170,10 +170,14 @@ def test_a_capsule_that_ends_ends_its_move_at_once(fleet: Fleet) -> None:
     endings = Endings(fleet, cast(Any, None), cast(Any, Idle()))
     stage = Copying()
     stage.capsule = capsule
-    move = Move(stage, 7, job, capsule, "h2", "h1 is tainted", "root", stage.changed)
+    move = HostMigration(stage, 7, job, capsule, "h2", "h1 is tainted", "root", stage.changed)
     fleet.moves["m7"], capsule.migration = move, "m7"
     asyncio.run(asyncio.wait_for(move.run(), 20))
-    assert stage.steps == [Step.PRECOPYING, Step.ROLLING_BACK, Step.JOB_ENDED]
+    assert stage.steps == [
+        MigrationStep.PRECOPYING,
+        MigrationStep.ROLLING_BACK,
+        MigrationStep.JOB_ENDED,
+    ]
     assert str(move.error) == "a/1 ended with code 0 before it could move h1 → h2"
 
 
@@ -182,16 +186,16 @@ def test_a_move_whose_job_ended_while_no_orchestrator_ran_has_that_as_its_outcom
 ) -> None:
     """The journal still has it under way; nobody is asked about it, and it is not told of again."""
     row = MigrationRow(
-        "m7", "gone/1", "h1", "h2", "h1 is tainted", "root", 1, Step.PRECOPYING.value, 0.0, 1.0,
+        "m7", "gone/1", "h1", "h2", "h1 is tainted", "root", 1, MigrationStep.PRECOPYING.value, 0.0, 1.0,
         0.0, 0, 0, 0, 0.0, [], None, None,
     )  # fmt: skip
     fleet.journal.save_migration(7, row)
     under_way = fleet.journal.migrations_not_in([step.value for step in ENDS])
     assert [number for number, _ in under_way] == [7]
-    Moves(fleet, cast(Any, None), cast(Any, None)).take_up()
+    MigrationService(fleet, cast(Any, None), cast(Any, None)).take_up()
     ended = fleet.journal.migration(7)
     assert ended is not None
-    assert ended.state == Step.JOB_ENDED.value
+    assert ended.state == MigrationStep.JOB_ENDED.value
     assert outcome(ended) == "the job of gone/1 ended while no orchestrator ran"
     with pytest.raises(Refused, match="the job of gone/1 ended while no orchestrator ran"):
         raise_if_failed(ended)

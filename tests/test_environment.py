@@ -9,10 +9,16 @@ import pytest
 from cluster_files import SMALL, mistakes
 
 from liveshift.runtime.config.cluster import Env, dump, parse
-from liveshift.runtime.config.environment import MOVABLE, Place, environment, in_effect, remarks
+from liveshift.runtime.config.environment import (
+    MOVABLE,
+    CapsuleIdentity,
+    environment,
+    in_effect,
+    remarks,
+)
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
-PLACE = Place("gpt", 1, 3, "10.99.0.2", "10.99.0.1")
+PLACE = CapsuleIdentity("gpt", 1, 3, "10.99.0.2", "10.99.0.1")
 
 
 def made(env: Env | None = None, **caller: str) -> dict[str, str]:
@@ -95,7 +101,7 @@ def test_values_in_the_way_of_moving_are_said_once_each() -> None:
 
 def test_a_callers_own_rank_reaches_a_single_capsule_and_is_named() -> None:
     """Whoever exports RANK may mean it; who does not is told."""
-    alone = Place("gpt", 0, 1, "10.99.0.1", "10.99.0.1", ranks=False)
+    alone = CapsuleIdentity("gpt", 0, 1, "10.99.0.1", "10.99.0.1", ranks=False)
     caller = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "localhost"}
     env = environment(alone, Env(), caller, Path("/opt/ours.so"), "/pages")
     assert {name: env[name] for name in caller} == caller

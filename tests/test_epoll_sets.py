@@ -18,7 +18,7 @@ from room_trees import Rooms, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import in_order
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.tool import Criu
@@ -64,11 +64,11 @@ SAME_NUMBER = "assert os.dup2(again, number) == number; register(epoll, number, 
 NUMBER_OF_SET = "assert os.dup2(epoll.fileno(), number) == number"
 
 
-def seen(stands: Room) -> str:
+def seen(stands: Sandbox) -> str:
     return said(stands).split("\n")[-2].partition(" ")[2]
 
 
-def entries(stands: Room) -> list[epoll_sets.Entry]:
+def entries(stands: Sandbox) -> list[epoll_sets.Entry]:
     found, problems = epoll_sets.find(in_order(stands, ROOT_PID))
     assert not problems
     return found

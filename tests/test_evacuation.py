@@ -16,14 +16,14 @@ from test_evacuation_plan import predicted
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Planned, Prediction, Run
-from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.messages import Planned, Prediction, RunJob
+from liveshift.runtime.migration.migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import evacuation
 from liveshift.runtime.orchestrator.evacuation import Evacuation
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 
 CLUSTER = """
 [cluster]
@@ -45,7 +45,7 @@ state = "{state}"
 
 
 class StandIn:
-    """Begins moves when there is room, as Moves would; a test says when they end."""
+    """Begins moves when there is room, as MigrationService would; a test says when they end."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -75,7 +75,7 @@ class StandIn:
     def start(
         self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *,
         until: float | None = None,
-    ) -> Move:  # fmt: skip
+    ) -> HostMigration:  # fmt: skip
         assert not capsule.migration
         self.asked.append(capsule.name)
         if not self.room:
@@ -83,18 +83,20 @@ class StandIn:
         self.untils[capsule.name] = until
         self._number += 1
         # A Move is asked for nothing here: it only stands in the fleet with a step.
-        move = Move(cast(Any, self), self._number, job, capsule, "h2", reason, by, lambda _: None)
+        move = HostMigration(
+            cast(Any, self), self._number, job, capsule, "h2", reason, by, lambda _: None
+        )
         capsule.migration = move.name
         self.fleet.moves[move.name] = move
         self.begun.append(f"{capsule.name}: {reason} ({by})")
         return move
 
-    def end(self, move: str, step: Step, error: LiveshiftError | None = None) -> None:
+    def end(self, move: str, step: MigrationStep, error: LiveshiftError | None = None) -> None:
         ended = self.fleet.moves[move]
         ended.error = error
         ended.step = step
         ended.capsule.migration = None
-        if step is Step.DONE:
+        if step is MigrationStep.DONE:
             ended.capsule.host = ended.destination
 
 
@@ -102,11 +104,11 @@ class Scene:
     def __init__(self, state: Path) -> None:
         self.fleet = Fleet(config.parse(CLUSTER.format(state=state)).cluster)
         for name, hosts in (("a", ["h1", "h1"]), ("b", ["h0", "h1"])):
-            run = Run(name, 2, ["true"], {}, "/", 0, [])
+            run = RunJob(name, 2, ["true"], {}, "/", 0, [])
             capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
             self.fleet.jobs[name] = Job(name, Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
         self.moves = StandIn(self.fleet)
-        self.evacuation = Evacuation(self.fleet, cast(Moves, self.moves))
+        self.evacuation = Evacuation(self.fleet, cast(MigrationService, self.moves))
 
     def taint(self, host: str) -> None:
         self.fleet.taints[host] = ("ECC errors", "root")
@@ -156,7 +158,7 @@ def test_everything_on_a_tainted_host_moves_one_by_one(play: Play) -> None:
             await asyncio.sleep(0.1)
             assert len(scene.moves.begun) == number  # one at a time
             assert scene.moves.begun[-1] == f"{name}: h1 is tainted: ECC errors (root)"
-            scene.moves.end(f"m{number}", Step.DONE)
+            scene.moves.end(f"m{number}", MigrationStep.DONE)
             scene.evacuation.wake()
         await asyncio.sleep(0.1)
 
@@ -212,13 +214,13 @@ def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.begun) == 1)
         failed = time.monotonic()
-        scene.moves.end("m1", Step.FAILED)
+        scene.moves.end("m1", MigrationStep.FAILED)
         scene.evacuation.wake()
         await scene.until(lambda: len(scene.moves.begun) == 2)
         assert scene.moves.begun[1].startswith("a/1")
-        scene.moves.end("m2", Step.DONE)
+        scene.moves.end("m2", MigrationStep.DONE)
         await scene.until(lambda: len(scene.moves.begun) == 3)
-        scene.moves.end("m3", Step.DONE)
+        scene.moves.end("m3", MigrationStep.DONE)
         await scene.until(lambda: len(scene.moves.begun) == 4)
         assert scene.moves.begun[3].startswith("a/0")
         assert time.monotonic() - failed >= 0.4
@@ -242,7 +244,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
             await scene.until(lambda n=number: len(scene.moves.begun) == n)
             assert scene.moves.begun[-1].startswith("a/0")
             failed = SourceFailed("dump", "CRIU could not dump a/0: so")
-            scene.moves.end(f"m{number}", Step.FAILED, failed)
+            scene.moves.end(f"m{number}", MigrationStep.FAILED, failed)
         scene.fleet.capsule("a/1")[1].code = None
         scene.evacuation.wake()
         await scene.until(lambda: len(scene.moves.begun) == 3)
@@ -251,7 +253,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
         refused = SourceRefused("process 7 holds it", hint="close it")
         waits = []
         for number in range(3, 7):
-            scene.moves.end(f"m{number}", Step.FAILED, refused)
+            scene.moves.end(f"m{number}", MigrationStep.FAILED, refused)
             since = time.monotonic()
             scene.evacuation.wake()
             await scene.until(lambda n=number: len(scene.moves.begun) > n)
@@ -260,7 +262,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
                 assert scene.moves.begun[number].startswith("a/1"), scene.moves.begun
         assert time.monotonic() - began < 2.5
         assert [wait > least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=False)]
-        scene.moves.end("m7", Step.DONE)
+        scene.moves.end("m7", MigrationStep.DONE)
         scene.taint("h1")  # a person asks
         await scene.until(lambda: scene.moves.begun[-1].startswith("a/0"))
         told = scene.untold()
@@ -289,9 +291,9 @@ def test_a_failure_with_other_words_is_tried_again_soon(
         )  # fmt: skip
         for number, error in enumerate(errors, 1):
             await scene.until(lambda n=number: len(scene.moves.begun) == n)
-            scene.moves.end(f"m{number}", Step.FAILED, error)
+            scene.moves.end(f"m{number}", MigrationStep.FAILED, error)
         await scene.until(lambda: len(scene.moves.begun) == 5)
-        scene.moves.end("m5", Step.FAILED, errors[-1])
+        scene.moves.end("m5", MigrationStep.FAILED, errors[-1])
         await asyncio.sleep(0.4)
         assert len(scene.moves.begun) == 5
 
@@ -303,7 +305,7 @@ def test_a_full_disk_ends_no_evacuation(play: Play) -> None:
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.begun) == 1)
         fill(scene.fleet.journal)
-        scene.moves.end("m1", Step.FAILED, SourceFailed("dump", "x" * 10_000))
+        scene.moves.end("m1", MigrationStep.FAILED, SourceFailed("dump", "x" * 10_000))
         scene.evacuation.wake()
         await scene.until(lambda: len(scene.moves.begun) == 2)
         assert scene.untold() == [], "the line could not be written"
@@ -317,7 +319,7 @@ def test_a_renewed_taint_tries_at_once(play: Play) -> None:
             scene.fleet.capsule(name)[1].code = 0
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.begun) == 1)
-        scene.moves.end("m1", Step.FAILED)
+        scene.moves.end("m1", MigrationStep.FAILED)
         scene.evacuation.wake()
         await asyncio.sleep(0.1)
         assert len(scene.moves.begun) == 1
@@ -332,7 +334,7 @@ def test_untainting_stops_it(play: Play) -> None:
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.begun) == 1)
         del scene.fleet.taints["h1"]
-        scene.moves.end("m1", Step.DONE)
+        scene.moves.end("m1", MigrationStep.DONE)
         scene.evacuation.wake()
         await asyncio.sleep(0.1)
 
@@ -358,7 +360,7 @@ def test_a_host_with_time_is_emptied_one_by_one_the_quickest_first(play: Play) -
             await scene.until(lambda n=number: len(scene.moves.begun) == n)
             await asyncio.sleep(0.05)
             assert len(scene.moves.begun) == number, "one at a time"
-            scene.moves.end(f"m{number}", Step.DONE)
+            scene.moves.end(f"m{number}", MigrationStep.DONE)
         untils = [scene.moves.untils[name] or 0.0 for name in ("a/1", "b/1", "a/0")]
         assert untils == sorted(untils)
         assert untils[-1] - time.monotonic() < 60
@@ -412,19 +414,19 @@ def test_nothing_begins_before_the_last_of_two_plans_is_made(play: Play) -> None
     assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
 
 
-@pytest.mark.parametrize("step", [Step.PRECOPYING, Step.QUIESCING])
-def test_a_move_that_began_without_the_deadline_gets_it(play: Play, step: Step) -> None:
+@pytest.mark.parametrize("step", [MigrationStep.PRECOPYING, MigrationStep.QUIESCING])
+def test_a_move_that_began_without_the_deadline_gets_it(play: Play, step: MigrationStep) -> None:
     """Its source is told as long as memory goes ahead; what comes later is as fast as it can be."""
 
     async def act(scene: Scene) -> None:
         scene.taint("h1")
         await scene.until(lambda: scene.moves.begun)
-        move = cast(Move, scene.fleet.moves["m1"])
+        move = cast(HostMigration, scene.fleet.moves["m1"])
         move.step, move.predicted = step, predicted(1.0)
         await soon(scene, 20.0, a1=1.0, b1=1.0)
         assert move.until is not None
         assert 0 < move.until - time.monotonic() <= 20
-        if step is not Step.PRECOPYING:
+        if step is not MigrationStep.PRECOPYING:
             assert scene.moves.told == []
             return
         ((host, word),) = scene.moves.told

@@ -221,7 +221,7 @@ def test_which_locks_exclude_each_other(
 def test_only_what_is_there_at_every_look_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_locks, "LOOK_S", 0.001)
     locks = [
-        file_locks.Held("process 7 (x)", FileLock("FLOCK", True, 0, 9), path) for path in "abc"
+        file_locks.HeldLock("process 7 (x)", FileLock("FLOCK", True, 0, 9), path) for path in "abc"
     ]
     looks = iter([locks, locks[:2], locks[1:], *[locks[1:]] * (file_locks.LOOKS - 3)])
     assert file_locks.lasting(locks, lambda: next(looks)) == [locks[1]]

@@ -20,7 +20,7 @@ from gate_simulation import play_many, scratch
 from gate_world import SimulatedPage, Violation, World
 from simulated_gate import build
 
-from liveshift.runtime.model.collective_clock import CollectiveClock, Report
+from liveshift.runtime.model.collective_clock import ClockReport, CollectiveClock
 from liveshift.runtime.quiesce import host_gate
 from liveshift.runtime.quiesce.host_gate import HostGate
 
@@ -122,9 +122,9 @@ def test_groups_that_are_half_announced_are_found_out(
 def test_a_raise_that_is_kept_from_the_others_is_found_out(
     lib: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hear(self: CollectiveClock, host: str, report: Report) -> None:
+    def hear(self: CollectiveClock, host: str, report: ClockReport) -> None:
         kept = {} if report.version else report.numbers
-        true(self, host, Report(report.version, kept, report.reached, report.pairs))
+        true(self, host, ClockReport(report.version, kept, report.reached, report.pairs))
 
     true = CollectiveClock.hear
     monkeypatch.setattr(CollectiveClock, "hear", hear)
@@ -143,9 +143,9 @@ def test_only_the_first_reading_of_a_page_is_found_out(
 ) -> None:
     """A process that reached its targets and was raised since is believed to stand."""
     true = HostGate.look
-    said: dict[HostGate, Report] = {}
+    said: dict[HostGate, ClockReport] = {}
 
-    def look(self: HostGate) -> Report:
+    def look(self: HostGate) -> ClockReport:
         report = true(self)
         if report.reached:
             said[self] = report

@@ -19,12 +19,12 @@ from test_host_gate import WORLD, Process
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
 from liveshift.interposer import layout
-from liveshift.interposer.layout import Want
+from liveshift.interposer.layout import WantedState
 from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
 from liveshift.runtime import messages
 from liveshift.runtime.agent import gatekeeper
-from liveshift.runtime.agent.gatekeeper import Closed, Gatekeeper
+from liveshift.runtime.agent.gatekeeper import ClosedGates, GateHandlers
 from liveshift.runtime.agent.host.rank_pages import lives, unknown
 from liveshift.runtime.quiesce import services
 
@@ -56,7 +56,7 @@ class Host:
             capsules={"gpt/0": resident},
             cluster=SimpleNamespace(timeouts=SimpleNamespace(suspicion=1.0)),
         )
-        self.keeper = Gatekeeper(house, lambda: self.silent)  # type: ignore[arg-type]
+        self.keeper = GateHandlers(house, lambda: self.silent)  # type: ignore[arg-type]
 
     def start(self, rank: int = 0, pid: int = 0) -> Process:
         process = Process(self.lib, self.folder, rank)
@@ -83,14 +83,14 @@ class Host:
         finally:
             os.close(directory)
 
-    def closed(self) -> Closed:
+    def closed(self) -> ClosedGates:
         return self.keeper._closed["gpt"]
 
-    def want(self, process: Process) -> Want:
+    def want(self, process: Process) -> WantedState:
         page = process.ordered()
         order = page.order()
         page.close()
-        return Want(order["want"])
+        return WantedState(order["want"])
 
     def play(self, *asks: Callable[[], Awaitable[Any]]) -> list[Any]:
         async def each() -> list[Any]:
@@ -110,8 +110,8 @@ def host(lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         lib.sim_process_end(process.gate)
 
 
-def aim(version: int, **targets: int) -> messages.Aim:
-    return messages.Aim("gpt", 1, version, {WORLD: targets.get("world", 0)}, 0.05)
+def aim(version: int, **targets: int) -> messages.SetTargets:
+    return messages.SetTargets("gpt", 1, version, {WORLD: targets.get("world", 0)}, 0.05)
 
 
 def test_from_arming_to_opening(host: Host) -> None:
@@ -126,7 +126,7 @@ def test_from_arming_to_opening(host: Host) -> None:
     assert aimed.reached
     assert shut.reached
     host.play(lambda: keeper.open(OPEN))
-    assert host.want(one) is Want.OPEN
+    assert host.want(one) is WantedState.OPEN
 
 
 def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:
@@ -142,7 +142,7 @@ def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:
         )
 
     host.play(together)
-    assert host.want(one) is Want.OPEN
+    assert host.want(one) is WantedState.OPEN
     assert not host.keeper._closed
 
 
@@ -163,7 +163,7 @@ def test_a_page_that_cannot_be_read_is_a_rank_without_a_boundary(host: Host, cud
 
 
 def test_a_host_whose_ranks_have_no_page_yet_keeps_its_attempt(host: Host) -> None:
-    async def later() -> messages.Aimed:
+    async def later() -> messages.TargetsSet:
         await host.keeper._keep_one("gpt", host.closed())
         return await host.keeper.aim(aim(1))
 
@@ -192,7 +192,7 @@ def test_a_program_that_was_execed_in_a_process_takes_its_place(host: Host) -> N
     before = host.start(0)
     before.begin()
 
-    async def another() -> messages.Aimed:
+    async def another() -> messages.TargetsSet:
         new = Process(host.lib, host.folder, 0)  # the same name, by rename
         host.made.append(new)
         await host.keeper._keep_one("gpt", host.closed())
@@ -209,7 +209,7 @@ def test_nothing_is_taken_down_where_the_gate_is_open(host: Host) -> None:
     one = host.start()
     with pytest.raises(StepFailed, match="rank 0"):
         host.play(lambda: host.keeper.tear_down(messages.TearDown("gpt", 1)))
-    assert host.want(one) is Want.OPEN
+    assert host.want(one) is WantedState.OPEN
 
 
 def test_where_communicators_are_down_nothing_is_armed(host: Host) -> None:
@@ -220,14 +220,14 @@ def test_where_communicators_are_down_nothing_is_armed(host: Host) -> None:
     page.close()
     with pytest.raises(Refused, match="are down on h0"):
         host.play(lambda: host.keeper.arm(ARM))
-    assert host.want(one) is Want.OPEN
+    assert host.want(one) is WantedState.OPEN
 
 
 def test_the_job_goes_on_when_the_orchestrator_has_fallen_silent(host: Host) -> None:
     one = host.start()
     host.silent = 2.1
     host.play(lambda: host.keeper.arm(ARM), lambda: host.keeper._keep_one("gpt", host.closed()))
-    assert host.want(one) is Want.OPEN
+    assert host.want(one) is WantedState.OPEN
     with pytest.raises(NotFound):
         host.play(lambda: host.keeper.aim(aim(1)))
 
@@ -237,7 +237,7 @@ def test_more_processes_than_there_is_room_for(host: Host, monkeypatch: pytest.M
     made = [host.start(rank) for rank in range(4)]
     armed, _ = host.play(lambda: host.keeper.arm(ARM), lambda: host.keeper.open(OPEN))
     assert any("more than 2 processes" in words for words in armed.obstacles)
-    assert [host.want(process) for process in made] == [Want.OPEN] * 4
+    assert [host.want(process) for process in made] == [WantedState.OPEN] * 4
 
 
 def test_a_process_that_ends_is_no_rank_any_more(host: Host) -> None:
@@ -247,7 +247,7 @@ def test_a_process_that_ends_is_no_rank_any_more(host: Host) -> None:
         gone = host.start(1, child.pid)
         assert gone.begin() == GO
 
-        async def ends() -> messages.Aimed:
+        async def ends() -> messages.TargetsSet:
             assert child.stdin is not None
             child.stdin.close()
             while lives(child.pid):
@@ -267,7 +267,7 @@ def test_a_page_that_was_closed_is_an_error_of_that_page(host: Host) -> None:
         with pytest.raises(PageError):
             page.beat()
         with pytest.raises(PageError):
-            page.give(Want.CLOSED, 1, 1)
+            page.give(WantedState.CLOSED, 1, 1)
         assert another.read() == b""
 
 
@@ -277,7 +277,7 @@ def test_streams_that_are_not_idle_are_named(host: Host, monkeypatch: pytest.Mon
 
     async def draining() -> messages.Owing:
         shut = asyncio.ensure_future(keeper.shut(messages.Shut("gpt", 1)))
-        while host.want(host.made[0]) is not Want.CLOSED:
+        while host.want(host.made[0]) is not WantedState.CLOSED:
             await asyncio.sleep(0.001)
         owing = await keeper.who_owes(messages.WhoOwes("gpt", 1))
         await keeper.open(OPEN)  # does not wait for the streams
@@ -310,7 +310,7 @@ def test_a_page_does_not_make_its_agent_wait_for_long(
     """The limit stands in the page: whoever owns it may write another one there."""
     page = host.start().ordered()
 
-    async def hostile() -> messages.Aimed:
+    async def hostile() -> messages.TargetsSet:
         limit = layout.ORDER_AT + layout.ORDER.offsets["limit_ms"]
         os.pwrite(page.fd, b"\xff\xff\xff\xff", limit)
         return await host.keeper.shut(messages.Shut("gpt", 1))

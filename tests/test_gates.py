@@ -17,7 +17,7 @@ from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message
 from liveshift.runtime.migration.ground import NoBoundary
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 from liveshift.runtime.quiesce import gates
 from liveshift.runtime.quiesce.gates import Gates, communicator_words
 
@@ -53,17 +53,17 @@ class Host:
             case messages.Arm():
                 self.gate = "armed"
                 return messages.Armed(self.begun, self.members, 1, self.obstacles)
-            case messages.Aim():
+            case messages.SetTargets():
                 self.gate = "target"
                 self.targets |= ask.targets
                 self.version = ask.version
                 raised = self.raises.pop(0) if self.raises else {}
                 reached = not raised and not self.stuck
-                return messages.Aimed(ask.version, reached, raised, [])
+                return messages.TargetsSet(ask.version, reached, raised, [])
             case messages.Shut():
                 self.gate = "shut"
                 raised = self.not_still.pop(0) if self.not_still else {}
-                return messages.Aimed(self.version, not raised, raised, [])
+                return messages.TargetsSet(self.version, not raised, raised, [])
             case messages.TearDown():
                 self.down = True
                 return messages.TornDown([(WORLD, 1), (PAIR, 2)], 0.1)
@@ -96,7 +96,7 @@ def two(library: str = "gloo") -> dict[str, Host]:
 
 
 def a_job(count: int = 2) -> Job:
-    run = messages.Run("gpt", count, ["train"], {}, "/", 0, [])
+    run = messages.RunJob("gpt", count, ["train"], {}, "/", 0, [])
     capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(count)}
     return Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
 
@@ -193,7 +193,7 @@ def test_a_job_whose_ranks_have_not_begun_stands_where_it_is() -> None:
     assert boundary is gates.NOTHING_COUNTED
 
 
-@pytest.mark.parametrize("at", [messages.Arm, messages.Aim, messages.Shut])
+@pytest.mark.parametrize("at", [messages.Arm, messages.SetTargets, messages.Shut])
 def test_a_host_that_falls_silent_leaves_no_gate_closed(at: type[Message]) -> None:
     hosts = two()
     answers = hosts["h1"].__call__
@@ -389,7 +389,7 @@ def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
         _gates=Opening(), cluster=cluster, _others_at_gates=lambda _: [], tell=lambda *_: None
     )
     move = SimpleNamespace(job=job)
-    said = asyncio.run(Moves.reopen(ground, move))  # type: ignore[arg-type]
+    said = asyncio.run(MigrationService.reopen(ground, move))  # type: ignore[arg-type]
     assert (said, opened) == (
         ("the job has ended", ["gpt", "forgot gpt"]) if fails else ("rebuilt", ["gpt"])
     )

@@ -191,7 +191,9 @@ def test_a_job_is_frozen_in_place_until_it_goes_on(how: str) -> None:
 
 def test_what_stands_in_the_way_when_gates_shut_ends_the_attempt() -> None:
     scene = Cluster(two())
-    scene.says[messages.Shut] = messages.Aimed(1, True, {}, ["rank 1: its gate opened by itself"])
+    scene.says[messages.Shut] = messages.TargetsSet(
+        1, True, {}, ["rank 1: its gate opened by itself"]
+    )
 
     async def play(scene: Cluster) -> None:
         with pytest.raises(NoBoundary, match="its gate opened by itself"):
@@ -203,7 +205,9 @@ def test_what_stands_in_the_way_when_gates_shut_ends_the_attempt() -> None:
 
 def test_what_stands_in_the_way_before_they_shut_ends_it_as_well() -> None:
     scene = Cluster(two())
-    scene.says[messages.Aim] = messages.Aimed(1, False, {}, ["rank 1: a group without end"])
+    scene.says[messages.SetTargets] = messages.TargetsSet(
+        1, False, {}, ["rank 1: a group without end"]
+    )
 
     async def play(scene: Cluster) -> None:
         with pytest.raises(NoBoundary, match="a group without end"):
@@ -215,7 +219,7 @@ def test_what_stands_in_the_way_before_they_shut_ends_it_as_well() -> None:
 
 def test_a_host_that_says_it_is_there_and_is_beyond_is_no_boundary() -> None:
     scene = Cluster(two())
-    scene.says[messages.Shut] = messages.Aimed(1, True, {WORLD: 12}, [])
+    scene.says[messages.Shut] = messages.TargetsSet(1, True, {WORLD: 12}, [])
     boundaries = []
 
     async def play(scene: Cluster) -> None:

@@ -16,7 +16,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.messages import GpuSeat, GpuSurvey, Migrate
 from liveshift.runtime.model.gpu_asked import GpuAsked, asked, left, seat
 from liveshift.runtime.model.jobs import Capsule
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]
 
@@ -128,7 +128,7 @@ def test_the_destination_is_asked_for_that_one() -> None:
     asyncio.run(move.run())
     (reserve,) = stage.sent(messages.Reserve)
     assert reserve.gpus_wanted == [(UUIDS[1], "GPU-there")]
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
 
 
 def test_another_spare_is_not() -> None:
@@ -141,7 +141,7 @@ def test_another_spare_is_not() -> None:
     asyncio.run(move.run())
     first, second = stage.sent(messages.Reserve)
     assert (len(first.gpus_wanted), second.gpus_wanted) == (1, [])
-    assert (move.step, move.capsule.host) == (Step.DONE, "h3")
+    assert (move.step, move.capsule.host) == (MigrationStep.DONE, "h3")
 
 
 def test_a_capsule_without_gpus_is_refused() -> None:
@@ -149,7 +149,7 @@ def test_a_capsule_without_gpus_is_refused() -> None:
     move = a_move(stage)
     move.to_gpu = "GPU-there"
     asyncio.run(move.run())
-    assert (move.step, str(move.error)) == (Step.FAILED, "gpt/1 uses no GPU")
+    assert (move.step, str(move.error)) == (MigrationStep.FAILED, "gpt/1 uses no GPU")
     assert not stage.sent(messages.Reserve)
 
 

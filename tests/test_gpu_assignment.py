@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.cuda_snapshot.assignment import MARGIN, assign, changes
-from liveshift.cuda_snapshot.devices import Gpu
+from liveshift.cuda_snapshot.devices import NvmlGpu
 from liveshift.errors import Refused
 
 GIB = 1 << 30
 H200, A100 = "NVIDIA H200", "NVIDIA A100"
 
 
-def gpu(index: int, host: str = "a", name: str = H200, free: int = 140 * GIB) -> Gpu:
-    return Gpu(
+def gpu(index: int, host: str = "a", name: str = H200, free: int = 140 * GIB) -> NvmlGpu:
+    return NvmlGpu(
         index, f"GPU-{host}{index:07d}-0000", name, 140 * GIB, free, f"0000:0{index}:00.0",
         (9, 0) if name == H200 else (8, 0), False, True, {}, False,
     )  # fmt: skip
 
 
-def host(letter: str, count: int, name: str = H200) -> list[Gpu]:
+def host(letter: str, count: int, name: str = H200) -> list[NvmlGpu]:
     return [gpu(n, letter, name) for n in range(count)]
 
 
@@ -117,7 +117,9 @@ def test_one_that_is_asked_for_may_be_used_by_others() -> None:
         ([gpu(0, "b", free=100 * GIB)], {}, "has 107 GB free, 108 GB needed"),
     ],
 )  # fmt: skip
-def test_why_a_gpu_will_not_do_is_said(there: list[Gpu], taken: dict[str, str], words: str) -> None:
+def test_why_a_gpu_will_not_do_is_said(
+    there: list[NvmlGpu], taken: dict[str, str], words: str
+) -> None:
     source = host("a", 1)
     refused = refusal(source, {source[0].uuid: 100 * GIB}, there, taken, {})
     assert "no GPU of the destination can take what is on GPU 0 (GPU-a0000000)" in str(refused)
@@ -150,8 +152,8 @@ def test_what_is_asked_for_must_make_sense() -> None:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, int], list[Gpu], dict[str, str]]:
-    def some(letter: str, most: int) -> list[Gpu]:
+def scenes(draw: st.DrawFn) -> tuple[list[NvmlGpu], dict[str, int], list[NvmlGpu], dict[str, str]]:
+    def some(letter: str, most: int) -> list[NvmlGpu]:
         count = draw(st.integers(1, most))
         return [
             replace(
@@ -172,7 +174,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, int], list[Gpu], dict[
 @settings(max_examples=1000, deadline=None, database=None)
 @given(scenes())
 def test_a_map_is_whole_and_fits(
-    scene: tuple[list[Gpu], dict[str, int], list[Gpu], dict[str, str]],
+    scene: tuple[list[NvmlGpu], dict[str, int], list[NvmlGpu], dict[str, str]],
 ) -> None:
     source, used, there, taken = scene
     try:

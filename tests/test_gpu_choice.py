@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from test_gpu_assignment import A100, GIB, gpu
 
-from liveshift.cuda_snapshot.devices import Gpu
+from liveshift.cuda_snapshot.devices import NvmlGpu
 from liveshift.errors import Refused
 from liveshift.runtime.agent.gpu.choice import choose
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey, SwapPlan
@@ -25,7 +25,7 @@ def process(pid: int, **used: int) -> GpuProcess:
 
 
 def survey(
-    *processes: GpuProcess, gpus: list[Gpu] = GPUS, can_remap: bool = True,
+    *processes: GpuProcess, gpus: list[NvmlGpu] = GPUS, can_remap: bool = True,
     problems: list[tuple[str, str]] | None = None, taken: dict[str, str] | None = None,
 ) -> GpuSurvey:  # fmt: skip
     host = GpuHost("580.159", (13, 0), can_remap, False, "", gpus, taken or {})

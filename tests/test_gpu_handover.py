@@ -12,12 +12,12 @@ from arena_process import GPUS, Built, Holder
 from cuda_process import doubles
 from test_gpu_memory import MIB, Helper, drained, fill, helper, helpers
 
-from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.session_client import DeviceSession
 from liveshift.errors import StepFailed
-from liveshift.interposer.layout import Memory, Want
+from liveshift.interposer.layout import MemoryKind, WantedState
 from liveshift.runtime.agent.gpu.device_state import Saved, left_to_driver
 
 __all__ = ["doubles", "helper", "helpers"]
@@ -47,7 +47,7 @@ class Process(Holder):
     def with_helper(self, gpu: GpuHelper) -> Iterator[DeviceSession]:
         """A device session, as an agent holds one."""
         with gpu.session(self.pid, self.pages, self.pid) as session:
-            self.order(Want.DEVICES)
+            self.order(WantedState.DEVICES)
             session.wait(30)
             yield session
         assert self.done() == (0, "")
@@ -71,7 +71,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Process]]:
 def freeze(gpu: GpuHelper, process: Process) -> None:
     gpu.lock(process.pid, 20)
     gpu.checkpoint(process.pid)
-    assert gpu.state(process.pid) is ProcessState.CHECKPOINTED
+    assert gpu.state(process.pid) is CudaState.CHECKPOINTED
 
 
 def thaw(gpu: GpuHelper, process: Process, *gpus: tuple[str, str]) -> None:
@@ -89,7 +89,7 @@ def test_memory_leaves_before_the_checkpoint_and_comes_back_after(
             sums, some = session.checksums(0), session.checksums(4)
             given = session.give_up(KEY)
             assert sorted(block.size for block in given) == sorted(SIZES)
-            assert {block.kind for block in given} == {Memory.ARENA}
+            assert {block.kind for block in given} == {MemoryKind.ARENA}
             assert {block.gpu for block in given} == {ONE, OTHER}
             assert len(session.checksums(0)) == 2  # of what stays
         freeze(gpu, process)
@@ -188,7 +188,10 @@ def test_the_source_goes_on_with_what_it_gave_up(
 
 
 def test_a_restore_needs_room_for_what_the_helper_does_not_have() -> None:
-    blocks = [Block(1 << 30, 30 * MIB, ONE, Memory.ARENA), Block(2 << 30, MIB, OTHER, Memory.ARENA)]
+    blocks = [
+        Block(1 << 30, 30 * MIB, ONE, MemoryKind.ARENA),
+        Block(2 << 30, MIB, OTHER, MemoryKind.ARENA),
+    ]
     saved = Saved(1000, blocks, used={ONE: 100 * MIB, OTHER: 1})
     assert left_to_driver(saved, []) == {ONE: 70 * MIB, OTHER: 0}
     assert left_to_driver(saved, [(ONE, OTHER), (OTHER, ONE)]) == {OTHER: 70 * MIB, ONE: 0}

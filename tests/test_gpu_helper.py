@@ -13,7 +13,7 @@ from captured import until
 from cuda_process import CudaProcess, doubles
 from gpu_helper import MIB, A, B, C, StartHelper, StartProcess, helper, process
 
-from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.fast_path.probe import PROBING
 from liveshift.cuda_snapshot.helper.calls import LOG, Checkpointed, Lock
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -28,18 +28,18 @@ def test_a_process_goes_through_all_states_to_other_gpus(
     gpu, target = helper(), process()
     address = target.do(f"alloc({3 * MIB})")
     target.do(f"put({address}, b'content')")
-    assert gpu.state(target.pid) is ProcessState.RUNNING
+    assert gpu.state(target.pid) is CudaState.RUNNING
     assert gpu.used(target.pid) == {A: 3 * MIB}
     assert Path(f"/proc/{target.pid}/task/{gpu.restore_thread(target.pid)}").exists()
     gpu.lock(target.pid, 5)
-    assert gpu.state(target.pid) is ProcessState.LOCKED
+    assert gpu.state(target.pid) is CudaState.LOCKED
     assert gpu.checkpoint(target.pid) == Checkpointed({A: 3 * MIB}, "")
-    assert gpu.state(target.pid) is ProcessState.CHECKPOINTED
+    assert gpu.state(target.pid) is CudaState.CHECKPOINTED
     assert gpu.used(target.pid) == {}
     gpu.restore(target.pid, [(A, B), (B, A)])
-    assert gpu.state(target.pid) is ProcessState.LOCKED
+    assert gpu.state(target.pid) is CudaState.LOCKED
     gpu.unlock(target.pid)
-    assert gpu.state(target.pid) is ProcessState.RUNNING
+    assert gpu.state(target.pid) is CudaState.RUNNING
     assert target.do(f"get({address}, 7)") == b"content"
     assert gpu.used(target.pid) == {B: 3 * MIB}
 
@@ -91,9 +91,9 @@ def test_work_that_does_not_end_leaves_it_running(
         StepFailed, match=r"gpu lock: .*NOT_READY.*submitted to its GPU did not end.*it runs on"
     ):
         gpu.lock(target.pid, 0.05)
-    assert gpu.state(target.pid) is ProcessState.RUNNING
+    assert gpu.state(target.pid) is CudaState.RUNNING
     gpu.lock(target.pid, 10)
-    assert gpu.state(target.pid) is ProcessState.LOCKED
+    assert gpu.state(target.pid) is CudaState.LOCKED
 
 
 def test_what_is_out_of_order_is_said_with_the_state(
@@ -110,7 +110,7 @@ def test_what_is_out_of_order_is_said_with_the_state(
     gpu.lock(target.pid, 5)
     with pytest.raises(StepFailed, match="it is not running; it is locked, and can be unlocked"):
         gpu.lock(target.pid, 5)
-    assert gpu.state(target.pid) is ProcessState.LOCKED, "whoever locked it, it was not this call"
+    assert gpu.state(target.pid) is CudaState.LOCKED, "whoever locked it, it was not this call"
 
 
 def test_managed_memory_loses_it_and_shared_memory_does_not(
@@ -122,7 +122,7 @@ def test_managed_memory_loses_it_and_shared_memory_does_not(
     gpu.lock(managed.pid, 5)
     with pytest.raises(StepFailed, match=r"managed memory.*it is lost: all that can be done"):
         gpu.checkpoint(managed.pid)
-    assert gpu.state(managed.pid) is ProcessState.FAILED
+    assert gpu.state(managed.pid) is CudaState.FAILED
     gpu.lock(shared.pid, 5)
     with pytest.raises(StepFailed, match=r"shared with another process.*can be unlocked"):
         gpu.checkpoint(shared.pid)
@@ -208,7 +208,7 @@ def test_one_operation_at_a_time_and_questions_meanwhile(
     with ThreadPoolExecutor() as threads:
         locking = threads.submit(gpu.lock, slow.pid, 60)
         until(lambda: busy(gpu, other))
-        assert gpu.state(slow.pid) is ProcessState.RUNNING
+        assert gpu.state(slow.pid) is CudaState.RUNNING
         assert gpu.host().gpus
         with pytest.raises(
             StepFailed,
@@ -217,9 +217,9 @@ def test_one_operation_at_a_time_and_questions_meanwhile(
         ):
             gpu.lock(other.pid, 5, turn_s=0.01)
         gpu.lock(other.pid, 5)
-        assert gpu.state(slow.pid) is ProcessState.LOCKED, "it had its turn first"
+        assert gpu.state(slow.pid) is CudaState.LOCKED, "it had its turn first"
         locking.result(20)
-    assert gpu.state(other.pid) is ProcessState.LOCKED
+    assert gpu.state(other.pid) is CudaState.LOCKED
 
 
 def test_what_a_client_asked_for_that_has_gone_is_not_done(
@@ -235,4 +235,4 @@ def test_what_a_client_asked_for_that_has_gone_is_not_done(
             line.usable = False  # it is closed
         locking.result(20)
     until(lambda: "its client has gone" in (tmp_path / LOG).read_text())
-    assert gpu.state(other.pid) is ProcessState.RUNNING
+    assert gpu.state(other.pid) is CudaState.RUNNING

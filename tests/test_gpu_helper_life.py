@@ -19,9 +19,9 @@ from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, helper, proces
 from test_gpu_helper import busy
 
 from liveshift.cuda_snapshot import driver
-from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper import client
-from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, Hello, Welcome
+from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, HelloHelper, Welcome
 from liveshift.cuda_snapshot.helper.channel import Channel, connect
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, NotPermitted, Unreachable
@@ -31,7 +31,7 @@ __all__ = ["doubles", "helper", "process"]
 
 def pid_of(gpu: GpuHelper) -> int:
     with gpu.line() as line:
-        welcome = line.ask(Hello(), Welcome)
+        welcome = line.ask(HelloHelper(), Welcome)
     assert isinstance(welcome, Welcome)
     return welcome.pid
 
@@ -73,7 +73,7 @@ def test_it_survives_its_agent_and_keeps_what_it_knows(
     assert b"LD_PRELOAD" not in Path(f"/proc/{pid}/environ").read_bytes()
     gpu.restore(target.pid)
     gpu.unlock(target.pid)
-    assert gpu.state(target.pid) is ProcessState.RUNNING
+    assert gpu.state(target.pid) is CudaState.RUNNING
 
 
 def test_it_leaves_when_nobody_is_there(helper: StartHelper, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_one_that_was_killed_is_replaced(helper: StartHelper, process: StartProc
     pid = pid_of(gpu)
     os.kill(pid, signal.SIGKILL)
     until(lambda: gone(pid))
-    assert gpu.state(target.pid) is ProcessState.RUNNING
+    assert gpu.state(target.pid) is CudaState.RUNNING
     assert pid_of(gpu) != pid
 
 
@@ -109,10 +109,10 @@ def test_sigterm_waits_for_the_end_of_an_operation(
         locking = threads.submit(gpu.lock, target.pid, 60)
         until(lambda: busy(gpu, target))
         os.kill(pid, signal.SIGTERM)
-        assert gpu.state(target.pid) is ProcessState.RUNNING
+        assert gpu.state(target.pid) is CudaState.RUNNING
         assert locking.result(20) is None
     until(lambda: gone(pid))
-    assert gpu.state(target.pid) is ProcessState.LOCKED, "said by the next one"
+    assert gpu.state(target.pid) is CudaState.LOCKED, "said by the next one"
     gpu.unlock(target.pid)
 
 
@@ -129,7 +129,7 @@ def test_whose_helper_dies_in_an_operation_is_told(
             locking.result(20)
     with suppress(LiveshiftError):  # it died before it had asked the driver, or the driver is at it
         gpu.lock(target.pid, 60)
-    until(lambda: gpu.state(target.pid) is ProcessState.LOCKED)
+    until(lambda: gpu.state(target.pid) is CudaState.LOCKED)
 
 
 def test_a_stopped_process_does_not_hold_its_caller_for_ever(
@@ -143,7 +143,7 @@ def test_a_stopped_process_does_not_hold_its_caller_for_ever(
         gpu.lock(target.pid, 0.1, turn_s=0)
     assert busy(gpu, target)
     target.signal(signal.SIGCONT)
-    until(lambda: gpu.state(target.pid) is ProcessState.LOCKED)
+    until(lambda: gpu.state(target.pid) is CudaState.LOCKED)
 
 
 # ---- none --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from cuda_process import doubles
 from doubles.gpu import build
 from test_gpu_memory import ARENA, MIB, UA, UB, Helper, drained, fill, helper, helpers
 
-from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper import process_session
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -131,7 +131,7 @@ def test_a_checkpoint_between_takes_only_what_stayed(helper: Helper, hold: Hold)
         assert process.answer() == "ended"
         gpu.lock(process.pid, 10)
         gpu.checkpoint(process.pid)
-        assert gpu.state(process.pid) is ProcessState.CHECKPOINTED
+        assert gpu.state(process.pid) is CudaState.CHECKPOINTED
         data = drained(gpu, KEY)  # while it is frozen
         assert len(data) == 8 * MIB
         gpu.restore(process.pid)

@@ -12,8 +12,8 @@ import pytest
 from gpu_scenes import GIB, MIB, Driver, gpu, gpu_host, page, survey, task
 
 from liveshift.criu_glue.survey.gpu_tasks import GpuTask
-from liveshift.cuda_snapshot.checkpoint import ProcessState as Cuda
-from liveshift.interposer.inspection import Obstacle, ProcessState
+from liveshift.cuda_snapshot.checkpoint import CudaState as Cuda
+from liveshift.interposer.inspection import ProcessObstacle, ProcessState
 from liveshift.interposer.page import PageError
 from liveshift.runtime.agent.gpu.survey import look
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey
@@ -78,7 +78,7 @@ def test_why_the_driver_copies_it(of: ProcessState | None, host: GpuHost, words:
 
 
 def test_what_its_page_tells_is_passed_on() -> None:
-    managed = Obstacle("1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc")
+    managed = ProcessObstacle("1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc")
     assert trouble(of=page(1002, GIB, 0, managed)) == (
         "process 1002 (python): 1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc"
     )  # fmt: skip

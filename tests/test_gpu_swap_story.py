@@ -29,7 +29,7 @@ from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.migration.gpu_swap import GpuSwap
 from liveshift.runtime.migration.ground import NoBoundary
-from liveshift.runtime.model.steps import ALLOWED_IN_SWAP, ENDS, Step
+from liveshift.runtime.model.steps import ALLOWED_IN_SWAP, ENDS, MigrationStep
 
 __all__ = ["no_waiting"]
 
@@ -47,7 +47,12 @@ def test_the_order_of_things() -> None:
     stage = Stage()
     swap = play_swap(stage)
     assert stage.said == HAPPY
-    assert stage.steps == [Step.QUIESCING, Step.FREEZING, Step.RESUMING, Step.DONE]
+    assert stage.steps == [
+        MigrationStep.QUIESCING,
+        MigrationStep.FREEZING,
+        MigrationStep.RESUMING,
+        MigrationStep.DONE,
+    ]
     assert stage.gates == ["closed before 1", "open before 2"]
     assert (swap.capsule.host, swap.capsule.epoch) == ("h1", 1)
     assert swap.error is None
@@ -92,7 +97,7 @@ def test_what_cannot_be_prepared_changes_nothing(way: Failure) -> None:
     swap = play_swap(stage)
     assert stage.said == HAPPY[:1]
     assert stage.gates == []
-    assert stage.steps == [Step.ROLLING_BACK, Step.FAILED]
+    assert stage.steps == [MigrationStep.ROLLING_BACK, MigrationStep.FAILED]
     row = swap.row()
     assert row.error
     assert (row.hint, row.frozen_s) == ("try there" if isinstance(way, Refused) else None, 0)
@@ -107,7 +112,7 @@ def test_without_a_boundary_nothing_is_stopped(way: Exception) -> None:
     stage = Stage()
     stage.fail("quiesce", way)
     swap = play_swap(stage)
-    assert (stage.said, swap.step) == (HAPPY[:1], Step.FAILED)
+    assert (stage.said, swap.step) == (HAPPY[:1], MigrationStep.FAILED)
     assert stage.gates == ["closed before 1", "open before 1"]
     assert str(swap.error) == str(way)
 
@@ -115,7 +120,7 @@ def test_without_a_boundary_nothing_is_stopped(way: Exception) -> None:
 def test_a_job_that_talks_over_tcp_needs_no_boundary() -> None:
     stage = Stage()
     stage.fail("quiesce", NoBoundary("rank 1 owes an all-reduce", only_tcp=True))
-    assert play_swap(stage).step is Step.DONE
+    assert play_swap(stage).step is MigrationStep.DONE
     assert any("frozen in place" in text for text in stage.told)
 
 
@@ -125,7 +130,11 @@ def test_a_swap_that_fails_leaves_it_on_the_old_gpu(way: Failure) -> None:
     stage.fail("SwapGpu", way)
     swap = play_swap(stage)
     assert stage.said == [*HAPPY[:2], "SettleSwap h1"]
-    assert stage.steps[-3:] == [Step.FREEZING, Step.ROLLING_BACK, Step.FAILED]
+    assert stage.steps[-3:] == [
+        MigrationStep.FREEZING,
+        MigrationStep.ROLLING_BACK,
+        MigrationStep.FAILED,
+    ]
     assert stage.gates == ["closed before 1", "open before 3"]
     row = swap.row()
     assert row.frozen_s > 0
@@ -144,7 +153,7 @@ def test_an_answer_that_was_lost_is_asked_for(way: Failure) -> None:
     stage.fail("SettleSwap", SILENT, HELD, HELD, RUNS, SWAPPED)
     swap = play_swap(stage)
     assert stage.said == [*HAPPY[:2], *["SettleSwap h1"] * 5, "Resume h1"]
-    assert (swap.step, swap.row().error) == (Step.DONE, None)
+    assert (swap.step, swap.row().error) == (MigrationStep.DONE, None)
     assert stage.gates == ["closed before 1", "open before 7"]
     assert len(stage.told) == 4, "each problem once"
     assert "h1 does not know yet on which GPU it is: its driver is busy" in stage.told
@@ -156,7 +165,7 @@ def test_device_state_that_is_lost_ends_the_capsule(settled: messages.SwapSettle
     stage.fail("SwapGpu", NOT_DONE)
     stage.fail("SettleSwap", settled)
     swap = play_swap(stage)
-    assert stage.steps[-1] is Step.LOST
+    assert stage.steps[-1] is MigrationStep.LOST
     assert str(swap.error) == (settled.why or str(NOT_DONE))
 
 
@@ -170,26 +179,29 @@ def test_one_that_has_ended_meanwhile_is_not_lost(settled: Failure) -> None:
     asyncio.run(swap.run())
     assert stage.said == [*HAPPY[:2], "SettleSwap h1"]
     words = "gpt/1 ended with code 3 before it could move h1 GPU 3 → h1 GPU 5"
-    assert (stage.steps[-1], str(swap.error)) == (Step.JOB_ENDED, words)
+    assert (stage.steps[-1], str(swap.error)) == (MigrationStep.JOB_ENDED, words)
 
 
-@pytest.mark.parametrize("step", [Step.QUIESCING, Step.FREEZING, Step.RESUMING, Step.DONE])
-def test_a_record_that_cannot_be_written_changes_nothing(step: Step) -> None:
+@pytest.mark.parametrize(
+    "step",
+    [MigrationStep.QUIESCING, MigrationStep.FREEZING, MigrationStep.RESUMING, MigrationStep.DONE],
+)
+def test_a_record_that_cannot_be_written_changes_nothing(step: MigrationStep) -> None:
     stage = Stage()
     stage.fail(f"record {step.value}", sqlite3.OperationalError("disk is full"))
-    assert play_swap(stage).step is Step.DONE
+    assert play_swap(stage).step is MigrationStep.DONE
     assert stage.said == HAPPY
 
 
 # ---- after a restart of the orchestrator -------------------------------------------------------
 
 
-def taken_up(stage: Stage, step: Step) -> GpuSwap:
+def taken_up(stage: Stage, step: MigrationStep) -> GpuSwap:
     """One that was at ``step`` when the orchestrator ended, after its next life has taken it up."""
     swap = a_swap(stage)
     asyncio.run(swap._prepare())
     swap.step = step
-    if step in (Step.FREEZING, Step.RESUMING):
+    if step in (MigrationStep.FREEZING, MigrationStep.RESUMING):
         swap.times.freeze()
     row = swap.row()
     stage.said.clear()
@@ -200,24 +212,29 @@ def taken_up(stage: Stage, step: Step) -> GpuSwap:
     return again
 
 
-@pytest.mark.parametrize("step", [Step.PREPARING, Step.QUIESCING, Step.ROLLING_BACK])
-def test_a_swap_that_had_not_begun_is_over(step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [MigrationStep.PREPARING, MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK]
+)
+def test_a_swap_that_had_not_begun_is_over(step: MigrationStep) -> None:
     stage = Stage()
     swap = taken_up(stage, step)
-    assert (stage.said, swap.step) == ([], Step.FAILED)
-    assert stage.gates == ([] if step is Step.PREPARING else ["open before 0"])
+    assert (stage.said, swap.step) == ([], MigrationStep.FAILED)
+    assert stage.gates == ([] if step is MigrationStep.PREPARING else ["open before 0"])
     assert "the orchestrator was restarted" in str(swap.error)
 
 
 @pytest.mark.parametrize(
-    ("settled", "end"), [(SWAPPED, Step.DONE), (STAYS, Step.FAILED), (LOST, Step.LOST)]
+    ("settled", "end"),
+    [(SWAPPED, MigrationStep.DONE), (STAYS, MigrationStep.FAILED), (LOST, MigrationStep.LOST)],
 )
-def test_what_became_of_one_under_way_is_asked(settled: messages.SwapSettled, end: Step) -> None:
+def test_what_became_of_one_under_way_is_asked(
+    settled: messages.SwapSettled, end: MigrationStep
+) -> None:
     stage = Stage()
     stage.fail("SettleSwap", HELD, settled)
-    swap = taken_up(stage, Step.FREEZING)
+    swap = taken_up(stage, MigrationStep.FREEZING)
     asks = ["SettleSwap h1"] * 2
-    assert stage.said == (asks if end is not Step.DONE else [*asks, "Resume h1"])
+    assert stage.said == (asks if end is not MigrationStep.DONE else [*asks, "Resume h1"])
     assert swap.step is end
     assert len(stage.gates) == 1
     assert swap.row().frozen_s > 0
@@ -225,7 +242,7 @@ def test_what_became_of_one_under_way_is_asked(settled: messages.SwapSettled, en
 
 def test_one_that_runs_already_only_has_its_gates_opened() -> None:
     stage = Stage()
-    assert taken_up(stage, Step.RESUMING).step is Step.DONE
+    assert taken_up(stage, MigrationStep.RESUMING).step is MigrationStep.DONE
     assert (stage.said, stage.gates) == (["Resume h1"], ["open before 0"])
 
 
@@ -237,15 +254,15 @@ def test_steps_lead_somewhere_and_end() -> None:
     for step, after in ALLOWED_IN_SWAP.items():
         assert bool(after) == (step not in ENDS)
         assert after <= set(ALLOWED_IN_SWAP)
-    assert Step.COMMITTED not in ALLOWED_IN_SWAP, "nobody else comes to own it"
+    assert MigrationStep.COMMITTED not in ALLOWED_IN_SWAP, "nobody else comes to own it"
 
 
 def test_a_step_out_of_order_is_a_mistake_in_the_program() -> None:
     swap = play_swap(Stage())
     with pytest.raises(AssertionError, match="may not become"):
-        swap._advance(Step.PREPARING)
+        swap._advance(MigrationStep.PREPARING)
     with pytest.raises(AssertionError, match="may not become"):
-        a_swap(Stage())._advance(Step.COMMITTED)
+        a_swap(Stage())._advance(MigrationStep.COMMITTED)
 
 
 def test_errors_of_a_step_say_which() -> None:

@@ -17,7 +17,7 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, Run
+from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, RunJob
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator import orchestrator
@@ -73,7 +73,7 @@ class Scene:
             host.heard = time.monotonic()
 
     def _add_job(self) -> None:
-        run, subnet = Run("a", 3, ["true"], {}, "/", 0, []), "10.99.0.0/24"
+        run, subnet = RunJob("a", 3, ["true"], {}, "/", 0, []), "10.99.0.0/24"
         capsules = {f"a/{n}": Capsule(f"a/{n}", n, f"h{(n + 1) // 2}", 1) for n in range(3)}
         spec = msgspec.msgpack.encode({"uid": 0, "run": msgspec.to_builtins(run)})
         owners = {c.name: (c.index, c.host) for c in capsules.values()}

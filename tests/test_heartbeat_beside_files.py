@@ -18,8 +18,8 @@ import pytest
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.runtime.agent.departure import departure
-from liveshift.runtime.agent.departure.departure import Departure
-from liveshift.runtime.agent.host.house import House
+from liveshift.runtime.agent.departure.departure import OutgoingMigration
+from liveshift.runtime.agent.host.house import CapsuleTable
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Moved
 
@@ -48,7 +48,7 @@ def full(tmp_path: Path) -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> Departure:
+def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration:
     """A departure that has files alone, on a wire that leads straight to the destination's disk."""
     plan = SimpleNamespace(tmp=top, log=top.parent / "log")
     room: Any = SimpleNamespace(plan=plan, init=0, root=top.parent)
@@ -63,7 +63,7 @@ def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> Departure:
             unpacker.write(data)
 
     wire: Any = SimpleNamespace(send=send, finish=unpacker.finish, bytes=0)
-    gone = Departure("m1", resident, housing, wire)
+    gone = OutgoingMigration("m1", resident, housing, wire)
     gone._log = SimpleNamespace(send_new=lambda _send: None)  # type: ignore[assignment]
     return gone
 
@@ -82,7 +82,7 @@ def test_the_loop_goes_round_while_a_gigabyte_is_packed_and_unpacked(
         """The longest time between two turns of the loop, and what the files took."""
         began = last = time.monotonic()
         work: asyncio.Task[Moved] = asyncio.ensure_future(
-            House.blocking(house, "gpt/1", lambda: gone.precopy(began + 600))
+            CapsuleTable.blocking(house, "gpt/1", lambda: gone.precopy(began + 600))
         )
         longest = 0.0
         while not work.done():

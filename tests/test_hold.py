@@ -20,7 +20,7 @@ from captured import until
 from held_threads import Counters, build
 
 from liveshift.cuda_snapshot import hold, threads
-from liveshift.cuda_snapshot.hold import Hold, spared_threads
+from liveshift.cuda_snapshot.hold import ThreadHold, spared_threads
 from liveshift.errors import StepFailed
 
 pytestmark = pytest.mark.root
@@ -111,7 +111,7 @@ def test_all_but_the_spared_threads_stand_still_and_then_go_on_undisturbed(
 ) -> None:
     subject = subjects.start()
     subject.runs(*OTHERS, "liveshift")
-    held = Hold([subject.pid], service)
+    held = ThreadHold([subject.pid], service)
     for _ in range(3):
         held.begin(5)
         assert len(held.held) == len(KINDS)  # the first thread too
@@ -127,7 +127,7 @@ def test_all_but_the_spared_threads_stand_still_and_then_go_on_undisturbed(
 
 def test_a_signal_sent_meanwhile_comes_afterwards_and_once(subjects: Subjects) -> None:
     subject = subjects.start(["busy:busy"])
-    held = Hold([subject.pid])
+    held = ThreadHold([subject.pid])
     for turn in range(1, 4):
         held.begin(5)
         os.kill(subject.pid, signal.SIGUSR1)
@@ -146,7 +146,7 @@ def test_signals_that_come_while_a_hold_begins_and_ends_are_neither_lost_nor_dou
     sent, over = 0, threading.Event()
 
     def hold_and_let_go() -> None:
-        held = Hold([subject.pid])
+        held = ThreadHold([subject.pid])
         for _ in range(200):
             held.begin(5)
             held.end()
@@ -171,7 +171,7 @@ def test_what_was_stopped_is_held_too_and_on_sigcont_only_the_spared_go_on(
     for pid in subject.pids:
         os.kill(pid, signal.SIGSTOP)
     until(lambda: all(states(pid) == {"T"} for pid in subject.pids))
-    held = Hold(subject.pids, service)
+    held = ThreadHold(subject.pids, service)
     held.begin(5)
     subject.stands(*OTHERS, "liveshift")
     os.kill(subject.pids[0], signal.SIGCONT)
@@ -239,7 +239,7 @@ def test_a_hold_that_kills_at_its_holders_end_does_not_when_it_is_ended(
     subjects: Subjects,
 ) -> None:
     subject = subjects.start()
-    held = Hold([subject.pid], service, kill_on_exit=True)
+    held = ThreadHold([subject.pid], service, kill_on_exit=True)
     held.begin(5)
     held.end()
     subject.runs(*OTHERS, "liveshift")
@@ -258,7 +258,7 @@ def test_a_process_that_is_killed_while_it_is_held_is_gone_for_its_parent(
 def test_a_hold_ends_well_when_what_it_held_was_killed(subjects: Subjects) -> None:
     subject = subjects.start(["busy:busy"], processes=2)
     _, child = subject.pids
-    held = Hold([child], kill_on_exit=True)
+    held = ThreadHold([child], kill_on_exit=True)
     held.begin(5)
     os.kill(child, signal.SIGKILL)
     until(lambda: not held.held)
@@ -276,7 +276,7 @@ def test_what_has_ended_needs_no_holding(subjects: Subjects) -> None:
     zombie = subprocess.Popen(["true"])
     until(lambda: state(zombie.pid) == "Z")
     subject = subjects.start(["busy:busy"])
-    held = Hold([gone.pid, zombie.pid, subject.pid])
+    held = ThreadHold([gone.pid, zombie.pid, subject.pid])
     held.begin(5)
     subject.stands("busy")
     held.end()
@@ -288,7 +288,7 @@ def test_threads_may_come_and_go_while_a_hold_begins(tmp_path: Path) -> None:
     code = "import threading\nwhile True: threading.Thread(target=int).start()"
     with subprocess.Popen([sys.executable, "-c", code]) as busy:
         for _ in range(20):
-            held = Hold([busy.pid])
+            held = ThreadHold([busy.pid])
             held.begin(10)
             assert states(busy.pid) <= {"t", "Z", "X"}
             held.end()
@@ -299,7 +299,7 @@ def test_what_a_debugger_has_is_said_in_words_and_let_go(subjects: Subjects) -> 
     first, second = subjects.start(["busy:busy"]), subjects.start(["busy:busy"])
     with tracer(second.pid, kill=False) as agent:
         with pytest.raises(StepFailed) as failed:
-            Hold([first.pid, second.pid]).begin(5)
+            ThreadHold([first.pid, second.pid]).begin(5)
         says = f"of process {second.pid} is traced already, by process {agent.pid} (python"
         assert says in failed.value.message
         assert failed.value.hint == "end the debugger or tracer and try again"
@@ -342,7 +342,7 @@ def test_a_thread_that_cannot_be_stopped_is_named_and_all_go_on(
     parent, _ = in_vfork
     began = time.monotonic()
     with pytest.raises(StepFailed) as failed:
-        Hold([subject.pid, parent]).begin(0.2)
+        ThreadHold([subject.pid, parent]).begin(0.2)
     assert 0.2 <= time.monotonic() - began < 2
     says = rf"hold: thread {parent} \(python.*\) of process {parent}, in state D"
     assert failed.match(says + r".*, did not stop within 0\.2 s")
@@ -352,7 +352,7 @@ def test_a_thread_that_cannot_be_stopped_is_named_and_all_go_on(
 
 def test_a_parent_that_waits_in_vfork_is_held_with_its_child(in_vfork: tuple[int, int]) -> None:
     parent, child = in_vfork
-    held = Hold([parent, child])
+    held = ThreadHold([parent, child])
     held.begin(5)
     assert held.held == {child}
     assert state(child) == "t"

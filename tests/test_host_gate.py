@@ -17,7 +17,7 @@ import pytest
 from simulated_gate import ARMED, GO, PARK, SHUT, build, ffi
 
 from liveshift.interposer import layout
-from liveshift.interposer.layout import Library, Want
+from liveshift.interposer.layout import Library, WantedState
 from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
 from liveshift.runtime.quiesce.host_gate import HostGate, page_problem
@@ -218,7 +218,7 @@ def test_a_process_that_appears_is_armed_and_given_targets(lib: Any, ranks: list
     gate.announced()
     gate.aim(1, {WORLD: 0})
     gate.admit(late.ordered())
-    assert at(late)["want"] == Want.ARMED
+    assert at(late)["want"] == WantedState.ARMED
     report = gate.look()
     assert (report.numbers, report.reached) == ({WORLD: 1}, False)
     gate.aim(2, {WORLD: 1})
@@ -240,10 +240,10 @@ def test_one_that_appears_when_all_is_closed_opens_the_question_again(
     gate.admit(late.ordered())
     assert not gate.still()
     assert gate.look().reached
-    assert gate.want is Want.TARGET
+    assert gate.want is WantedState.TARGET
     gate.close()
     assert gate.still()
-    assert at(late)["want"] == Want.CLOSED
+    assert at(late)["want"] == WantedState.CLOSED
     gate.release()
 
 
@@ -275,9 +275,9 @@ def test_a_damaged_page_costs_the_attempt_but_not_the_others(ranks: list[Process
     (obstacle,) = gate.obstacles()
     assert (obstacle.pid, obstacle.rank, obstacle.fatal) == (1001, 1, True)
     assert "is not a page" in obstacle.text
-    assert at(ranks[2])["want"] == Want.TARGET
+    assert at(ranks[2])["want"] == WantedState.TARGET
     gate.open()
-    assert at(ranks[0])["want"] == at(ranks[2])["want"] == Want.OPEN
+    assert at(ranks[0])["want"] == at(ranks[2])["want"] == WantedState.OPEN
     os.ftruncate(pages[1].fd, layout.ALLOCATIONS_AT)
     gate.release()
 

@@ -22,7 +22,7 @@ from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
 from liveshift.runtime.agent.gpu.devices import DeviceTree
 from liveshift.runtime.agent.gpu.host_swap import HostSwap, Stage, SwapNote
-from liveshift.runtime.agent.host.resident import Resident
+from liveshift.runtime.agent.host.resident import RunningCapsule
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
@@ -83,7 +83,7 @@ class Tree:
 @dataclass
 class Scene:
     driver: Driver
-    resident: Resident
+    resident: RunningCapsule
     ended: list[object]
 
     def swap(self, note: SwapNote | None = None) -> HostSwap:
@@ -123,7 +123,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     ended: list[object] = []
     monkeypatch.setattr(room, "end", ended.append)
     stands = SimpleNamespace(plan=SimpleNamespace(directory=tmp_path))
-    return Scene(Driver(), cast(Resident, SimpleNamespace(room=stands)), ended)
+    return Scene(Driver(), cast(RunningCapsule, SimpleNamespace(room=stands)), ended)
 
 
 def test_one_process_after_the_other(scene: Scene) -> None:

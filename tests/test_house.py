@@ -16,8 +16,8 @@ from liveshift.criu_glue.network import network
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Refused
 from liveshift.runtime.agent.host import carried_out
-from liveshift.runtime.agent.host.house import House
-from liveshift.runtime.agent.host.resident import Housing
+from liveshift.runtime.agent.host.house import CapsuleTable
+from liveshift.runtime.agent.host.resident import CapsuleFactory
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, Forget, Locate
 
@@ -44,15 +44,17 @@ def done() -> list[str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[str]) -> House:
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[str]) -> CapsuleTable:
     """It has the book of a job that has ended, in subnet 7."""
-    made = House(
+    made = CapsuleTable(
         config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster, "h0", lambda _: None
     )
     made.books["old"] = Book("old", 7, SUBNET, {"10.99.6.1": ("h0", 1)})
     monkeypatch.setattr(network, "lower_overlay", lambda overlay: done.append("lower"))
     monkeypatch.setattr(network, "locate", lambda overlay, table: done.append("locate"))
-    monkeypatch.setattr(Housing, "raise_overlay", lambda self, book, **_: done.append("raise"))
+    monkeypatch.setattr(
+        CapsuleFactory, "raise_overlay", lambda self, book, **_: done.append("raise")
+    )
     monkeypatch.setattr(carried_out, "forget_job", lambda housing, job: None)
     return made
 
@@ -61,7 +63,7 @@ NEW = Book("new", 7, SUBNET, {"10.99.6.1": ("h1", 2)})
 
 
 def test_what_an_earlier_job_left_goes_before_a_new_one_has_its_subnet(
-    house: House, done: list[str]
+    house: CapsuleTable, done: list[str]
 ) -> None:
     house.capsules["old/0"] = cast(Any, Capsule(done))
     asyncio.run(house.locate(Locate(NEW)))
@@ -71,7 +73,7 @@ def test_what_an_earlier_job_left_goes_before_a_new_one_has_its_subnet(
 
 
 def test_a_late_word_does_not_take_the_subnet_from_the_new_job(
-    house: House, done: list[str]
+    house: CapsuleTable, done: list[str]
 ) -> None:
     house.books["new"] = NEW
     asyncio.run(house.forget(Forget("old")))
@@ -80,7 +82,7 @@ def test_a_late_word_does_not_take_the_subnet_from_the_new_job(
     assert done[-1] == "lower"
 
 
-def test_a_subnet_is_not_taken_from_what_runs_here(house: House, done: list[str]) -> None:
+def test_a_subnet_is_not_taken_from_what_runs_here(house: CapsuleTable, done: list[str]) -> None:
     house.capsules["old/0"] = cast(Any, Capsule(done, code=None))
     with pytest.raises(Refused, match=r"h0 still runs old/0 in the subnet 10\.99\.6\.0/24") as told:
         asyncio.run(house.locate(Locate(NEW)))

@@ -16,7 +16,7 @@ from image_edits import encode
 
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images.image_kinds import COMMON_MAGIC, KINDS, kind_of
-from liveshift.criu_glue.images.protobuf import Damaged, Message
+from liveshift.criu_glue.images.protobuf import Damaged, ProtobufMessage
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]
@@ -115,11 +115,11 @@ def test_one_entry_where_criu_reads_one(plain: Image) -> None:
 )  # fmt: skip
 def test_bytes_that_are_no_message(raw: bytes) -> None:
     with pytest.raises(Damaged):
-        Message(raw)
+        ProtobufMessage(raw)
 
 
 def test_a_message_is_read_as_it_was_written() -> None:
-    message = Message(
+    message = ProtobufMessage(
         encode([(1, 7), (2, b"text"), (3, encode([(1, (1 << 64) - 1)])), (4, 1), (4, 2)])
     )
     assert message.uint(1) == 7

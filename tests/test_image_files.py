@@ -10,7 +10,7 @@ from capsule_images import ALICE, ROOT, Image, plain, rich
 from image_edits import encode
 
 from liveshift.criu_glue.images import image_rights
-from liveshift.criu_glue.images.protobuf import Message
+from liveshift.criu_glue.images.protobuf import ProtobufMessage
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]
@@ -106,7 +106,7 @@ def test_raw_sockets(rich: Image) -> None:
 
 
 def test_unix_sockets_are_bound_where_the_user_may(rich: Image) -> None:
-    def named(entry: Message) -> bool:
+    def named(entry: ProtobufMessage) -> bool:
         return entry.uint(1) == image_rights.UNIXSK and b"/tmp/u.sock" in bytes(
             entry.raw(16) or b""
         )

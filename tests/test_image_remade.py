@@ -14,7 +14,7 @@ from image_edits import encode
 from liveshift.criu_glue.files import statx
 from liveshift.criu_glue.images import image_check, image_rights
 from liveshift.criu_glue.images.image_kinds import KINDS
-from liveshift.criu_glue.images.protobuf import Message
+from liveshift.criu_glue.images.protobuf import ProtobufMessage
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]
@@ -42,7 +42,7 @@ def test_deleted_files_and_memory_files(rich: Image, mode: int, uid: int, words:
 
 
 def test_a_deleted_file_comes_back_where_the_user_may_make_one(plain: Image) -> None:
-    def deleted(entry: Message) -> bool:
+    def deleted(entry: ProtobufMessage) -> bool:
         return b"/tmp/deleted" in bytes(entry.raw(3) or b"")
 
     plain.change_file(deleted, (3, 6), b"/etc/cron.d")
@@ -51,8 +51,8 @@ def test_a_deleted_file_comes_back_where_the_user_may_make_one(plain: Image) -> 
 
 
 def deleted_path(plain: Image) -> bytes:
-    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
-    files = [Message(raw) for raw in plain.entries("files")]
+    (number,) = [ProtobufMessage(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    files = [ProtobufMessage(raw) for raw in plain.entries("files")]
     (regular,) = [entry.message(3) for entry in files if entry.uint(2) == number]
     assert regular is not None
     return bytes(regular.raw(6) or b"")
@@ -73,7 +73,7 @@ def test_a_file_without_a_name_comes_back_in_the_capsules_own_tmp(
 ) -> None:
     (plain.room / "tmp" / "deep").mkdir()
     (plain.room / "tmp" / "deep").chmod(0o1777)
-    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    (number,) = [ProtobufMessage(raw).uint(1) for raw in plain.entries("remap-fpath")]
     plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
     others = plain.entries("files")
     for _ in range(2):  # an attempt that failed begins again
@@ -94,7 +94,7 @@ def test_so_does_one_of_what_is_mounted_below_it(
         return found._replace(mount=found.mount + 1) if "checkout" in str(path) else found
 
     monkeypatch.setattr(statx, "stat", mounted)
-    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    (number,) = [ProtobufMessage(raw).uint(1) for raw in plain.entries("remap-fpath")]
     for path in (b"/tmp/checkout/lib/libx.so", b"/tmp/checkout/gone/too/libx.so"):
         plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
         image_check.prepare(plain.directory, ALICE, plain.room)
@@ -108,7 +108,7 @@ def test_so_does_one_of_what_is_mounted_below_it(
 def test_what_does_not_come_back_there_needs_its_users_rights(
     plain: Image, path: bytes, mode: int
 ) -> None:
-    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    (number,) = [ProtobufMessage(raw).uint(1) for raw in plain.entries("remap-fpath")]
     plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
     (ghost,) = [file.stem for file in plain.directory.glob("ghost-file-*.img")]
     plain.change(ghost, (3,), mode | 0o644)

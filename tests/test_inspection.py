@@ -13,8 +13,8 @@ from cli_harness import Call
 from page_bytes import page_bytes
 
 from liveshift.interposer import layout
-from liveshift.interposer.inspection import Held, ProcessState, inspect
-from liveshift.interposer.layout import Memory
+from liveshift.interposer.inspection import AllocationsHeld, ProcessState, inspect
+from liveshift.interposer.layout import MemoryKind
 from liveshift.interposer.page import PageError, opened
 
 MIB = 1 << 20
@@ -26,7 +26,7 @@ LEDGER = {
 
 def write(
     path: Path,
-    allocations: list[tuple[Memory | int, int, int, int]],
+    allocations: list[tuple[MemoryKind | int, int, int, int]],
     streams: Sequence[tuple[int, int, int]] = (),
     communicators: Sequence[dict[str, Any]] = (),
     **ledger: int,
@@ -66,22 +66,22 @@ def test_bytes_by_kind_and_device(tmp_path: Path) -> None:
         write(
             tmp_path / "1234",
             [
-                (Memory.DEVICE, 1, MIB, 0), (Memory.DEVICE, 0, MIB, 0),
-                (Memory.DEVICE, 0, 2 * MIB, 0), (Memory.FREE, 0, 7, 0),
-                (Memory.PHYSICAL, 0, 4 * MIB, 5), (Memory.MAPPED, 0, 4 * MIB, 5),
-                (Memory.RESERVED, -1, 64 * MIB, 0), (Memory.PINNED, 0, 3 * MIB, 0), (77, 1, 5, 0),
+                (MemoryKind.DEVICE, 1, MIB, 0), (MemoryKind.DEVICE, 0, MIB, 0),
+                (MemoryKind.DEVICE, 0, 2 * MIB, 0), (MemoryKind.FREE, 0, 7, 0),
+                (MemoryKind.PHYSICAL, 0, 4 * MIB, 5), (MemoryKind.MAPPED, 0, 4 * MIB, 5),
+                (MemoryKind.RESERVED, -1, 64 * MIB, 0), (MemoryKind.PINNED, 0, 3 * MIB, 0), (77, 1, 5, 0),
             ],
             [(16, 0, 0), (0, 0, 0), (17, 0, 3), (1, 1, 1)],
         )
     )  # fmt: skip
     assert state.memory == [
-        Held(0, "device", 2, 3 * MIB),
-        Held(0, "physical", 1, 4 * MIB),
-        Held(0, "mapped", 1, 4 * MIB),
-        Held(1, "device", 1, MIB),
-        Held(1, "kind 77", 1, 5),
-        Held(None, "reserved addresses", 1, 64 * MIB),
-        Held(None, "host, pinned", 1, 3 * MIB),
+        AllocationsHeld(0, "device", 2, 3 * MIB),
+        AllocationsHeld(0, "physical", 1, 4 * MIB),
+        AllocationsHeld(0, "mapped", 1, 4 * MIB),
+        AllocationsHeld(1, "device", 1, MIB),
+        AllocationsHeld(1, "kind 77", 1, 5),
+        AllocationsHeld(None, "reserved addresses", 1, 64 * MIB),
+        AllocationsHeld(None, "host, pinned", 1, 3 * MIB),
     ]
     assert [(u.device, u.bytes, u.streams, u.carried, u.capturing) for u in state.devices] == [
         (0, 7 * MIB, 2, 1, 1),
@@ -97,27 +97,27 @@ NO_CHECKPOINT = ", which the driver cannot checkpoint"
 @pytest.mark.parametrize(
     ("rows", "ledger", "what"),
     [
-        ([(Memory.MANAGED, 0, MIB, 0)] * 2, {},
+        ([(MemoryKind.MANAGED, 0, MIB, 0)] * 2, {},
          f"it holds 2.10 MB of managed memory in 2 pieces{NO_CHECKPOINT}"),
-        ([(Memory.IMPORTED, 0, 9, 0)], {},
+        ([(MemoryKind.IMPORTED, 0, 9, 0)], {},
          f"it holds 9 B of memory shared by CUDA IPC, opened here, in 1 piece{NO_CHECKPOINT}"),
-        ([(Memory.EXPORTED, 0, 9, 0)], {},
+        ([(MemoryKind.EXPORTED, 0, 9, 0)], {},
          f"it holds 9 B of memory shared by CUDA IPC, given away, in 1 piece{NO_CHECKPOINT}"),
-        ([(Memory.IMPORTED, 0, 9, 3)], {},
+        ([(MemoryKind.IMPORTED, 0, 9, 3)], {},
          f"it holds 9 B of memory with shareable handles, imported, in 1 piece{NO_CHECKPOINT}"),
-        ([(Memory.EXPORTED, 0, 9, 3)], {},
+        ([(MemoryKind.EXPORTED, 0, 9, 3)], {},
          f"it holds 9 B of memory with shareable handles, exported, in 1 piece{NO_CHECKPOINT}"),
-        ([(Memory.EVENT, 0, 0, 0)], {},
+        ([(MemoryKind.EVENT, 0, 0, 0)], {},
          f"it holds 1 piece of events with IPC handles{NO_CHECKPOINT}"),
-        ([(Memory.MULTICAST, -1, 9, 3)], {},
+        ([(MemoryKind.MULTICAST, -1, 9, 3)], {},
          f"it holds 9 B of multicast memory in 1 piece{NO_CHECKPOINT}"),
         ([], {"graphs_with_nccl": 2}, "2 CUDA graphs (with those instantiated from them) hold NCC"),
         ([], {"missed": 4}, "4 allocations or streams found no room in the process's page"),
-        ([(Memory.DEVICE, 0, 9, 0)], {"driver": 12040}, "its driver is of CUDA 12.4, which cannot"),
+        ([(MemoryKind.DEVICE, 0, 9, 0)], {"driver": 12040}, "its driver is of CUDA 12.4, which cannot"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_restored_is_said_with_what_to_do(
-    tmp_path: Path, rows: list[tuple[Memory, int, int, int]], ledger: dict[str, int], what: str
+    tmp_path: Path, rows: list[tuple[MemoryKind, int, int, int]], ledger: dict[str, int], what: str
 ) -> None:
     obstacles = look(write(tmp_path / "1234", rows, **ledger)).obstacles
     assert len(obstacles) == 1
@@ -163,7 +163,7 @@ def seen(tmp_path: Path, gpt: Any) -> ProcessState:
     (tmp_path / "pages").mkdir()
     path = write(
         tmp_path / "pages" / "1234",
-        [(Memory.DEVICE, 0, 3_000_000, 0), (Memory.MANAGED, 0, 1_000_000, 0)],
+        [(MemoryKind.DEVICE, 0, 3_000_000, 0), (MemoryKind.MANAGED, 0, 1_000_000, 0)],
         [(16, 0, 1)],
         [{"id": 0xAB, "size": 8, "rank": 3, "name": b"[tp]", "operations": 12}],
     )

@@ -9,7 +9,7 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.interposer.library import LIBRARY
-from liveshift.runtime.agent.host.resident import Housing
+from liveshift.runtime.agent.host.resident import CapsuleFactory
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, CapsuleSpec
 
@@ -32,6 +32,8 @@ state = "{tmp_path}/state"
         cwd="/", uid=0, gid=0, groups=[], hosts_file="",
     )  # fmt: skip
     with pytest.raises(Refused, match=f"h1 has no {there}, which .* without gates") as refused:
-        Housing(config.parse(text).cluster, "h1").start(spec, Book("gpt", 1, "10.99.0.0/24", {}), 1)
+        CapsuleFactory(config.parse(text).cluster, "h1").start(
+            spec, Book("gpt", 1, "10.99.0.0/24", {}), 1
+        )
     assert "the same minor version of Python" in (refused.value.hint or "")
     assert not (tmp_path / "state").exists()

@@ -17,7 +17,7 @@ from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.images import interrupted
 from liveshift.criu_glue.images.image_kinds import ImageFile
-from liveshift.criu_glue.images.protobuf import Message
+from liveshift.criu_glue.images.protobuf import ProtobufMessage
 
 __all__ = ["criu", "place", "rooms", "sink"]
 
@@ -65,7 +65,7 @@ def core(tmp_path: Path) -> Path:
 
 
 def registers(core: Path) -> dict[int, int | bytes]:
-    thread = Message(ImageFile(core).entries[0]).message(2)
+    thread = ProtobufMessage(ImageFile(core).entries[0]).message(2)
     raw = thread.raw(2) if thread is not None else None
     assert raw is not None
     return dict(decode(bytes(raw)))

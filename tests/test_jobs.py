@@ -9,7 +9,7 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, WrongUsage
 from liveshift.interposer.library import library_path
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Run
+from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import MOST_CAPSULES, Capsule, Job, check_request, overlay_for
 
 CLUSTER = """
@@ -26,12 +26,12 @@ set = { OMP_NUM_THREADS = "1" }
 """
 
 
-def request(**changes: object) -> Run:
+def request(**changes: object) -> RunJob:
     values: dict[str, object] = {
         "name": "gpt", "nnodes": 2, "argv": ["torchrun", "train.py"], "env": {}, "cwd": "/work",
         "gid": 100, "groups": [100, 7],
     }  # fmt: skip
-    return Run(**(values | changes))  # type: ignore[arg-type]
+    return RunJob(**(values | changes))  # type: ignore[arg-type]
 
 
 def job(**changes: object) -> Job:

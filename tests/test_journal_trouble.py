@@ -18,14 +18,14 @@ from test_evacuation import CLUSTER
 from test_journal import OWNERS, journal, path, row
 
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Prediction, Rounds, Run
-from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.messages import Prediction, Rounds, RunJob
+from liveshift.runtime.migration.migration import HostMigration
 from liveshift.runtime.model.ownership import Side
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.journal import Journal
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 
 __all__ = ["journal", "path"]
 
@@ -119,22 +119,22 @@ def test_numbers_of_names_are_not_used_again(journal: Journal) -> None:
 
 
 @pytest.fixture
-def moves(tmp_path: Path) -> Moves:
+def moves(tmp_path: Path) -> MigrationService:
     fleet = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
-    made = Moves(fleet, cast(Any, None), cast(Any, None))
+    made = MigrationService(fleet, cast(Any, None), cast(Any, None))
     from liveshift.criu_glue.network.network import Overlay
     from liveshift.runtime.model.jobs import Capsule, Job
 
     fleet.journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)
     capsules = {c: Capsule(c, n, host, 1, started=True) for c, (n, host) in OWNERS.items()}
-    run = Run("gpt", 2, ["true"], {}, "/", 0, [])
+    run = RunJob("gpt", 2, ["true"], {}, "/", 0, [])
     fleet.jobs["gpt"] = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
     for state in fleet.hosts.values():
         state.heard = time.monotonic()
     return made
 
 
-def test_a_move_that_could_not_be_written_down_has_not_begun(moves: Moves) -> None:
+def test_a_move_that_could_not_be_written_down_has_not_begun(moves: MigrationService) -> None:
     fleet: Fleet = cast(Any, moves)._fleet
     job = fleet.jobs["gpt"]
     capsule = job.capsules["gpt/1"]
@@ -150,7 +150,7 @@ def test_a_move_that_could_not_be_written_down_has_not_begun(moves: Moves) -> No
     assert fleet.under_way() == []
 
 
-def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Moves) -> None:
+def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: MigrationService) -> None:
     """Else an orchestrator that is started anew would find the move where its image may be taken
     for complete, and pass the capsule on while its source runs it: two copies."""
     from liveshift.runtime import messages
@@ -161,12 +161,12 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Moves) ->
     claim = messages.Claim("m1", "gpt/1", Side.LEAVING.value, 1, ready=True)
 
     async def scene() -> None:
-        move = Move(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
+        move = HostMigration(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
         fleet.journal.save_migration(1, row(1, state="freezing"))
-        fleet.moves["m1"], capsule.migration, move.step = move, "m1", Step.FREEZING
+        fleet.moves["m1"], capsule.migration, move.step = move, "m1", MigrationStep.FREEZING
         move.reason = "x" * 10_000  # so that its row needs a page
         fill(fleet.journal)
-        cast(Any, move)._advance(Step.ROLLING_BACK)
+        cast(Any, move)._advance(MigrationStep.ROLLING_BACK)
         with pytest.raises(JournalTrouble):
             moves.rule("h1", claim)
         assert not move.released
@@ -181,9 +181,9 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Moves) ->
 
 
 def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
-    moves: Moves, monkeypatch: pytest.MonkeyPatch
+    moves: MigrationService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liveshift.runtime.migration.migration import Move
+    from liveshift.runtime.migration.migration import HostMigration
     from liveshift.runtime.orchestrator import moves as module
 
     monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
@@ -192,12 +192,12 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     changed = cast(Any, moves)._changed
 
     async def scene() -> None:
-        move = Move(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
+        move = HostMigration(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
         fleet.journal.save_migration(1, row(1, state="rolling back"))
-        fleet.moves["m1"], capsule.migration, move.step = move, "m1", Step.ROLLING_BACK
+        fleet.moves["m1"], capsule.migration, move.step = move, "m1", MigrationStep.ROLLING_BACK
         move.reason = "x" * 10_000
         fill(fleet.journal)
-        cast(Any, move)._advance(Step.FAILED)
+        cast(Any, move)._advance(MigrationStep.FAILED)
         assert capsule.migration is None, "it may be moved again"
         await asyncio.sleep(0.2)
         empty(fleet.journal)
@@ -216,7 +216,7 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     ("step", "of_row", "kind", "text"),
     [
         (
-            Step.DONE,
+            MigrationStep.DONE,
             {
                 "frozen_s": 0.92,
                 "image_bytes": 117_000_000,
@@ -227,19 +227,19 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
             "moved h1 → h2: paused 0.92 s (predicted 0.38 s); copied 782 MB running, 117 MB paused",
         ),
         (
-            Step.DONE,
+            MigrationStep.DONE,
             {"frozen_s": 0.92, "image_bytes": 117_000_000},
             "moved",
             "moved h1 → h2: paused 0.92 s; copied 117 MB paused",
         ),
         (
-            Step.JOB_ENDED,
+            MigrationStep.JOB_ENDED,
             {"error": "gpt/1 ended with code 0 before it could move"},
             "not moved",
             "gpt/1 ended with code 0 before it could move",
         ),
         (
-            Step.FAILED,
+            MigrationStep.FAILED,
             {"error": "h2 lacks room"},
             "not moved",
             "did not move h1 → h2, failed: h2 lacks room",
@@ -247,9 +247,9 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     ],
 )
 def test_the_end_of_a_move_is_told(
-    moves: Moves,
+    moves: MigrationService,
     monkeypatch: pytest.MonkeyPatch,
-    step: Step,
+    step: MigrationStep,
     of_row: dict[str, Any],
     kind: str,
     text: str,
@@ -257,7 +257,9 @@ def test_the_end_of_a_move_is_told(
     fleet: Fleet = cast(Any, moves)._fleet
     capsule = fleet.jobs["gpt"].capsules["gpt/1"]
     capsule.migration = "m7"
-    move = Move(cast(Any, moves), 7, fleet.jobs["gpt"], capsule, "h2", "", "root", lambda _: None)
+    move = HostMigration(
+        cast(Any, moves), 7, fleet.jobs["gpt"], capsule, "h2", "", "root", lambda _: None
+    )
     move.step = step
     ended = msgspec.structs.replace(row(7, state=step.value), **of_row)
     monkeypatch.setattr(move, "row", lambda: ended)

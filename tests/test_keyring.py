@@ -16,7 +16,7 @@ from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
 from liveshift.launcher.commands import keys_cmd
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control import keyring, keys
-from liveshift.runtime.control.keyring import NOBODY, Holder, Known
+from liveshift.runtime.control.keyring import NOBODY, Holder, KnownKeys
 
 CLUSTER = """\
 [cluster]
@@ -96,7 +96,7 @@ def test_a_file_name_that_gives_no_role_gives_none(made: Path, name: str) -> Non
     (place / "ops.operate.pub").rename(place / name)
     assert "valid" not in [state for who, _, state in states(made) if who in ("ops", "a")]
     key = keys.load_pair(made / "operators/ops.key").public
-    assert key.decode() not in Known(made, operators=True).holders()
+    assert key.decode() not in KnownKeys(made, operators=True).holders()
 
 
 @pytest.mark.parametrize("place", ["", "public", "public/operators", "public/revoked"])
@@ -105,7 +105,7 @@ def test_a_directory_that_others_could_write_counts_nothing(made: Path, place: s
     (made / place).chmod(0o777)
     with pytest.raises(Refused, match="its mode is 0777, expected 0755: other users could put in"):
         keyring.read(made)
-    known = Known(made, operators=True)
+    known = KnownKeys(made, operators=True)
     assert not known.callback("*", public_unchecked(made, "h0"))
 
 
@@ -198,12 +198,12 @@ class Frame:
         return self._key.decode()
 
 
-def owner(known: Known, key: bytes) -> str:
+def owner(known: KnownKeys, key: bytes) -> str:
     return known.owner(Frame(key))  # type: ignore[arg-type]
 
 
 def test_a_new_key_and_a_revoked_one_are_seen_at_once(made: Path) -> None:
-    known = Known(made)
+    known = KnownKeys(made)
     was = public(made, "h1")
     assert known.callback("*", was)
     assert owner(known, was) == "h1"
@@ -217,14 +217,14 @@ def test_a_new_key_and_a_revoked_one_are_seen_at_once(made: Path) -> None:
 
 def test_operators_open_only_doors_made_for_them(made: Path) -> None:
     key = public(made, "ops")
-    door, other = Known(made, operators=True), Known(made)
+    door, other = KnownKeys(made, operators=True), KnownKeys(made)
     assert (door.callback("*", key), other.callback("*", key)) == (True, False)
     assert door.holder(Frame(key)) == Holder("ops", Role.OPERATE)  # type: ignore[arg-type]
     assert (owner(door, key), owner(other, key)) == (NOBODY, NOBODY)
 
 
 def test_a_role_may_change_with_the_name_of_the_file(made: Path) -> None:
-    known = Known(made, operators=True)
+    known = KnownKeys(made, operators=True)
     key = public(made, "ops")
     place = made / "public" / "operators"
     assert known.holder(Frame(key)) == Holder("ops", Role.OPERATE)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def test_a_role_may_change_with_the_name_of_the_file(made: Path) -> None:
 
 def test_a_file_written_over_in_place_is_seen(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyring, "LOOK_S", 0.0)
-    known = Known(made)
+    known = KnownKeys(made)
     was, new = public(made, "h1"), zmq.curve_keypair()[0]
     assert owner(known, was) == "h1"
     (made / "public" / "h1.pub").write_bytes(new)
@@ -244,7 +244,7 @@ def test_a_file_written_over_in_place_is_seen(made: Path, monkeypatch: pytest.Mo
 def test_one_bad_file_keeps_nobody_else_out(made: Path, caplog: pytest.LogCaptureFixture) -> None:
     h0, h1 = public(made, "h0"), public(made, "h1")
     (made / "public" / "h1.pub").write_bytes(b"half a k")
-    known = Known(made)
+    known = KnownKeys(made)
     assert (known.callback("*", h0), known.callback("*", h1)) == (True, False)
     assert "h1 is not let in" in caplog.text
     (made / "public" / "h2.pub").write_bytes(h0 + b"\n")
@@ -254,7 +254,7 @@ def test_one_bad_file_keeps_nobody_else_out(made: Path, caplog: pytest.LogCaptur
 def test_while_the_directory_cannot_be_trusted_nobody_new_comes_in_and_who_was_known_stays(
     made: Path,
 ) -> None:
-    known = Known(made)
+    known = KnownKeys(made)
     h0 = public(made, "h0")
     assert known.callback("*", h0)
     (made / "public").chmod(0o777)
@@ -265,7 +265,7 @@ def test_while_the_directory_cannot_be_trusted_nobody_new_comes_in_and_who_was_k
 
 
 def test_strangers_are_told_of_once(made: Path, caplog: pytest.LogCaptureFixture) -> None:
-    known = Known(made)
+    known = KnownKeys(made)
     stranger = zmq.curve_keypair()[0]
     gone = public(made, "h1")
     keys.revoke(made, "h1")

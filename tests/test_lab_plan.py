@@ -27,7 +27,7 @@ from liveshift.launcher.lab import (
 )
 from liveshift.launcher.lab.tasks import Task
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.config.cluster import Compress, FastPath
+from liveshift.runtime.config.cluster import Compress, FastPathChoice
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +158,7 @@ class TestClusterFile:
     def test_gpu_settings_are_given_by_their_keys(self, tmp_path: Path) -> None:
         given = {"libraries": "/opt/nvidia/lib", "fast_path": "off"}
         made = plan.cluster("a", 1, tmp_path, tables={"gpu": given}).gpu
-        assert (made.libraries, made.fast_path) == (Path("/opt/nvidia/lib"), FastPath.OFF)
+        assert (made.libraries, made.fast_path) == (Path("/opt/nvidia/lib"), FastPathChoice.OFF)
         with pytest.raises(WrongUsage, match='no setting of gpu "speed"') as refused:
             plan.cluster("a", 1, tmp_path, tables={"gpu": {"speed": "1"}})
         assert "there are: libraries, fast_path, verify" in (refused.value.hint or "")

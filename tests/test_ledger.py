@@ -16,14 +16,14 @@ from doubles.gpu.build import kept
 from sanitizers import BUILT
 
 from liveshift.interposer import library
-from liveshift.interposer.layout import Memory
+from liveshift.interposer.layout import MemoryKind
 from liveshift.interposer.page import Allocation, opened
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 60
 MIB = 1 << 20
 
-Rows = dict[Memory, list[Allocation]]
+Rows = dict[MemoryKind, list[Allocation]]
 
 
 class Built:
@@ -87,7 +87,7 @@ class Holder:
         found: Rows = {}
         with opened(self.path(pid)) as page:
             for row in page.allocations():
-                found.setdefault(Memory(row.kind), []).append(row)
+                found.setdefault(MemoryKind(row.kind), []).append(row)
         return found
 
     def totals(self, pid: int | None = None) -> dict[str, int]:
@@ -113,7 +113,7 @@ def start(built: Built, tmp_path: Path) -> Iterator[Start]:
             process.kill()
 
 
-def sizes(rows: Rows) -> dict[Memory, list[int]]:
+def sizes(rows: Rows) -> dict[MemoryKind, list[int]]:
     return {kind: sorted(row.size for row in of) for kind, of in rows.items()}
 
 
@@ -122,16 +122,16 @@ def test_what_is_allocated_is_known_by_kind_and_gone_when_freed(start: Start) ->
     address, pitched, stream = holder.step("held")
     rows = holder.rows()
     assert sizes(rows) == {
-        Memory.DEVICE: sorted([3 * MIB, int(pitched)]),
-        Memory.POOL: [2 * MIB],
-        Memory.MANAGED: [MIB],
-        Memory.PINNED: [MIB, 5 * MIB],
-        Memory.REGISTERED: [MIB],
+        MemoryKind.DEVICE: sorted([3 * MIB, int(pitched)]),
+        MemoryKind.POOL: [2 * MIB],
+        MemoryKind.MANAGED: [MIB],
+        MemoryKind.PINNED: [MIB, 5 * MIB],
+        MemoryKind.REGISTERED: [MIB],
     }
-    assert int(address, 16) in {row.address for row in rows[Memory.DEVICE]}
-    assert rows[Memory.POOL][0].stream == int(stream, 16)
+    assert int(address, 16) in {row.address for row in rows[MemoryKind.DEVICE]}
+    assert rows[MemoryKind.POOL][0].stream == int(stream, 16)
     assert {row.device for of in rows.values() for row in of} == {0}
-    assert {row.flags for row in rows[Memory.PINNED]} == {0, 1}  # cudaHostAllocPortable
+    assert {row.flags for row in rows[MemoryKind.PINNED]} == {0, 1}  # cudaHostAllocPortable
     assert sorted(row.serial for of in rows.values() for row in of) == [1, 2, 3, 4, 5, 6, 7]
     totals = holder.totals()
     assert (totals["made"], totals["freed"], totals["missed"]) == (7, 0, 0)
@@ -155,30 +155,30 @@ def test_expandable_segments_are_seen_through_the_resolver(start: Start) -> None
     holder.step("mapped")
     rows = holder.rows()
     assert sizes(rows) == {
-        Memory.RESERVED: [64 * MIB],
-        Memory.PHYSICAL: [piece] * 4,
-        Memory.MAPPED: [piece] * 4,
+        MemoryKind.RESERVED: [64 * MIB],
+        MemoryKind.PHYSICAL: [piece] * 4,
+        MemoryKind.MAPPED: [piece] * 4,
     }
-    handles = {row.address for row in rows[Memory.PHYSICAL]}
-    assert {row.handle for row in rows[Memory.MAPPED]} == handles
-    assert {row.device for row in [*rows[Memory.PHYSICAL], *rows[Memory.MAPPED]]} == {0}
-    base = rows[Memory.RESERVED][0].address
-    assert sorted(row.address - base for row in rows[Memory.MAPPED]) == [
+    handles = {row.address for row in rows[MemoryKind.PHYSICAL]}
+    assert {row.handle for row in rows[MemoryKind.MAPPED]} == handles
+    assert {row.device for row in [*rows[MemoryKind.PHYSICAL], *rows[MemoryKind.MAPPED]]} == {0}
+    base = rows[MemoryKind.RESERVED][0].address
+    assert sorted(row.address - base for row in rows[MemoryKind.MAPPED]) == [
         n * piece for n in range(4)
     ]
     holder.go_on()
     holder.step("released")  # one lives because it is mapped, one because it is held once more
     assert sizes(holder.rows()) == {
-        Memory.RESERVED: [64 * MIB],
-        Memory.PHYSICAL: [piece] * 4,
-        Memory.MAPPED: [piece] * 3,
+        MemoryKind.RESERVED: [64 * MIB],
+        MemoryKind.PHYSICAL: [piece] * 4,
+        MemoryKind.MAPPED: [piece] * 3,
     }
     holder.go_on()
     holder.step("shared")
     rows = holder.rows()
-    assert [(row.size, row.flags) for row in rows[Memory.EXPORTED]] == [(piece, 1)]
-    assert rows[Memory.EXPORTED][0].handle in handles
-    assert len(rows[Memory.IMPORTED]) == 1
+    assert [(row.size, row.flags) for row in rows[MemoryKind.EXPORTED]] == [(piece, 1)]
+    assert rows[MemoryKind.EXPORTED][0].handle in handles
+    assert len(rows[MemoryKind.IMPORTED]) == 1
     holder.go_on()
     holder.step("freed")
     assert holder.rows() == {}
@@ -191,8 +191,8 @@ def test_the_driver_is_recorded_however_its_functions_were_found(start: Start) -
     holder = start("driver")
     holder.step("held")
     assert sizes(holder.rows()) == {
-        Memory.DEVICE: [MIB, 2 * MIB, 3 * MIB],
-        Memory.PINNED: [4 * MIB],
+        MemoryKind.DEVICE: [MIB, 2 * MIB, 3 * MIB],
+        MemoryKind.PINNED: [4 * MIB],
     }
     holder.go_on()
     holder.step("freed")
@@ -220,15 +220,15 @@ def test_a_library_that_python_loads_for_itself_is_recorded(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-S", "-c", code], check=True, env=environment, timeout=60)
     (page,) = pages.iterdir()
     with opened(page) as file:
-        assert [(row.kind, row.size) for row in file.allocations()] == [(Memory.DEVICE, 4096)]
+        assert [(row.kind, row.size) for row in file.allocations()] == [(MemoryKind.DEVICE, 4096)]
 
 
 def test_memory_shared_by_ipc_is_known_on_both_sides(start: Start) -> None:
     holder = start("shared")
     child = int(holder.step("opened")[0])
-    assert sizes(holder.rows()) == {Memory.DEVICE: [MIB], Memory.EXPORTED: [MIB]}
+    assert sizes(holder.rows()) == {MemoryKind.DEVICE: [MIB], MemoryKind.EXPORTED: [MIB]}
     opened_there = holder.rows(child)
-    assert sizes(opened_there) == {Memory.IMPORTED: [MIB]}
+    assert sizes(opened_there) == {MemoryKind.IMPORTED: [MIB]}
     holder.go_on()
     holder.step("closed")
     assert holder.rows() == {}
@@ -263,7 +263,7 @@ def test_streams_events_and_graphs_with_nccl(built: Built, start: Start) -> None
 def test_a_device_that_is_reset_holds_nothing(start: Start) -> None:
     holder = start("reset")
     holder.step("held")
-    assert sizes(holder.rows()) == {Memory.DEVICE: [MIB], Memory.PINNED: [MIB]}
+    assert sizes(holder.rows()) == {MemoryKind.DEVICE: [MIB], MemoryKind.PINNED: [MIB]}
     with opened(holder.path()) as page:
         assert len(page.streams()) == 1
     holder.go_on()
@@ -288,11 +288,11 @@ def test_a_million_pairs_in_four_threads_lose_nothing(built: Built, start: Start
 def test_a_child_begins_empty_and_a_program_anew(start: Start) -> None:
     holder = start("family")
     child = holder.step("forked")[0]
-    assert sizes(holder.rows()) == {Memory.PINNED: [MIB]}
+    assert sizes(holder.rows()) == {MemoryKind.PINNED: [MIB]}
     assert not holder.path(int(child)).exists()
     holder.go_on()  # it becomes another program, which holds other things
     holder.step("held")
-    assert len(holder.rows()[Memory.PINNED]) == 2
+    assert len(holder.rows()[MemoryKind.PINNED]) == 2
     assert holder.totals()["made"] == 7
     holder.go_on()
     holder.step("freed")

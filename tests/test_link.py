@@ -14,13 +14,13 @@ from link_harness import Handler, beat, joined, nothing, raw_peer, until
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.link import Line
+from liveshift.runtime.control.link import Connection
 from liveshift.runtime.messages import VERSION, Message, decode
 
 
 def test_either_side_asks_and_answers(key_directory: Path) -> None:
     async def orchestrator(peer: str, ask: Message) -> Message | None:
-        assert isinstance(ask, messages.Hello)
+        assert isinstance(ask, messages.Register)
         book = messages.Book(peer, 1, "10.99.0.0/24", {"10.99.0.1": (peer, 3)})
         return messages.Books([book])
 
@@ -32,7 +32,7 @@ def test_either_side_asks_and_answers(key_directory: Path) -> None:
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", agent)
             facts = messages.HostFacts("6.1", "x86_64", "cpu", ["avx"], "4.2.1", "0.1")
-            hello = messages.Hello("h0", facts, {"gpt/1": 2}, "digest")
+            hello = messages.Register("h0", facts, {"gpt/1": 2}, "digest")
             books = await uplink.line.ask(hello, 10)
             assert isinstance(books, messages.Books)
             assert books.books[0].where == {"10.99.0.1": ("h0", 3)}
@@ -200,7 +200,7 @@ def test_a_frame_that_is_not_understood_is_dropped(
 
 def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
     async def scene() -> None:
-        line = Line("h0", lambda _raw: None, nothing, life=1, largest=1000)
+        line = Connection("h0", lambda _raw: None, nothing, life=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
         await asyncio.sleep(0)
         line.drop()
@@ -217,7 +217,7 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
     other = msgspec.msgpack.encode({"v": VERSION - 1, "id": 7, "body": {"t": "Here", "life": 1}})
 
     async def run() -> None:
-        line = Line("h0", sent.append, nothing, life=1, largest=1000)
+        line = Connection("h0", sent.append, nothing, life=1, largest=1000)
         line.take(other)
         line.take(other)
         assert len(sent) == 1
@@ -235,7 +235,7 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
-        line = Line("h0", sent.append, nothing, life=1, largest=1000)
+        line = Connection("h0", sent.append, nothing, life=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
         await until(lambda: sent)
         number = messages.decode(sent[0]).id

@@ -28,14 +28,14 @@ def test_the_same_frame_twice_is_served_once_and_answered_twice(key_directory: P
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             with raw_peer(ends, host_key(key_directory)) as peer:
-                frame = messages.encode_ask(41, messages.Ended("gpt/0", 1, 0))
+                frame = messages.encode_ask(41, messages.CapsuleEnded("gpt/0", 1, 0))
                 answers = []
                 for _ in range(3):
                     await peer.send(frame)
                     answers.append(await peer.recv())
                 assert len(set(answers)) == 1
                 assert messages.decode(answers[0]).answer == messages.Named("the 1.")
-                await peer.send(messages.encode_ask(42, messages.Ended("gpt/0", 1, 0)))
+                await peer.send(messages.encode_ask(42, messages.CapsuleEnded("gpt/0", 1, 0)))
                 assert messages.decode(await peer.recv()).answer == messages.Named("the 2.")
             with raw_peer(ends, host_key(key_directory)) as again:  # and over another connection
                 await again.send(frame)
@@ -58,7 +58,7 @@ def test_a_frame_that_comes_again_while_it_is_served_is_answered_where_it_came_f
 
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
-            frame = messages.encode_ask(41, messages.Ended("gpt/0", 1, 0))
+            frame = messages.encode_ask(41, messages.CapsuleEnded("gpt/0", 1, 0))
             with raw_peer(ends, host_key(key_directory)) as peer:
                 await peer.send(frame)
                 await until(lambda: served)
@@ -114,7 +114,7 @@ def test_asks_under_way_either_way_survive_a_rebind(
     go = asyncio.Event()
 
     async def orchestrator(_peer: str, ask: Message) -> Message | None:
-        if isinstance(ask, messages.Ended):
+        if isinstance(ask, messages.CapsuleEnded):
             served.append("orchestrator")
             await go.wait()
             return messages.Named("from the orchestrator")
@@ -129,7 +129,7 @@ def test_asks_under_way_either_way_survive_a_rebind(
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", agent)
             await uplink.line.ask(beat(), 10)
-            up = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 20))
+            up = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 20))
             down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
             await rebound(ends, key_directory)
@@ -150,7 +150,7 @@ def test_an_answer_that_was_lost_with_its_connection_is_sent_again(
     go = asyncio.Event()
 
     async def answer(peer: str, ask: Message) -> Message | None:
-        if isinstance(ask, messages.Beat):
+        if isinstance(ask, messages.Heartbeat):
             return None
         served.append(peer)
         await go.wait()
@@ -160,7 +160,7 @@ def test_an_answer_that_was_lost_with_its_connection_is_sent_again(
         async with joined(key_directory, answer) as ends:
             uplink = await ends.agent("h0", answer)
             await uplink.line.ask(beat(), 10)
-            up = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 20))
+            up = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 20))
             down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
             uplink.line.disconnected()
@@ -192,7 +192,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
     def named(name: str) -> link.Handler:
         async def orchestrator(_peer: str, ask: Message) -> Message | None:
             heard.append(f"{name} {type(ask).__name__}")
-            if isinstance(ask, messages.Ended):
+            if isinstance(ask, messages.CapsuleEnded):
                 await asyncio.sleep(60)
             return messages.Named(name)
 
@@ -203,7 +203,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
             uplink = await ends.agent("h0")
             await uplink.line.ask(beat(), 10)
             life = uplink.line.peer_life
-            asked = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 60))
+            asked = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 60))
             await until(lambda: "first Ended" in heard)
             await ends.stop(ends.switchboard)
             await until(lambda: uplink.line._send is None)  # it has noticed

@@ -78,7 +78,9 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_gets_no_more_than_fits(
             with raw_peer(ends, host_key(key_directory, "h1")) as peer:
                 peer.rcvhwm = 1
                 for number in range(60):
-                    await peer.send(messages.encode_ask(number, messages.Ended("gpt/0", 1, 0)))
+                    await peer.send(
+                        messages.encode_ask(number, messages.CapsuleEnded("gpt/0", 1, 0))
+                    )
                 held: list[int] = [0]
 
                 def all_served() -> bool:

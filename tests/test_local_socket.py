@@ -21,7 +21,7 @@ import pytest
 from liveshift.errors import Refused
 from liveshift.runtime import messages
 from liveshift.runtime.control import local_socket
-from liveshift.runtime.messages import Message, Run
+from liveshift.runtime.messages import Message, RunJob
 
 NOBODY = 65534
 
@@ -239,10 +239,10 @@ def test_who_takes_no_answer_is_hung_up_on_and_others_are_served(
 ) -> None:
     monkeypatch.setattr(local_socket, "PATIENCE_S", 0.3)
     monkeypatch.setattr(local_socket, "MOST_LONG", 1)
-    ask = Run("x" * (4 << 20), 1, [], {}, "/", 0, [])
+    ask = RunJob("x" * (4 << 20), 1, [], {}, "/", 0, [])
 
     async def echo(uid: int, ask: Message) -> Message | None:
-        return messages.Named(ask.name if isinstance(ask, Run) else str(uid))
+        return messages.Named(ask.name if isinstance(ask, RunJob) else str(uid))
 
     monkeypatch.setitem(globals(), "whoami", echo)
 

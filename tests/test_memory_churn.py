@@ -17,7 +17,7 @@ from captured import until
 from memory_subject import family, state
 from page_chunks import Pages
 
-from liveshift.criu_glue.memory.source.pulling import Stopped
+from liveshift.criu_glue.memory.source.pulling import PullStopped
 from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 
 PROGRAM = Path(__file__).with_name("memory_churn.py")
@@ -50,7 +50,7 @@ def test_whatever_a_tree_does_meanwhile(seed: int) -> None:
             for _ in range(12):
                 if chance.random() < 0.3:  # given up in its middle, and taken up again
                     late[0] = time.monotonic() + chance.random() * 0.02
-                with contextlib.suppress(Stopped):
+                with contextlib.suppress(PullStopped):
                     processes = max(processes, tracker.round(pages).processes)
                 late[0] = 1e9
                 if chance.random() < 0.2:

@@ -23,7 +23,7 @@ from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said
 from test_dump_restore import criu_in
 
 from liveshift.criu_glue.capsule import output, room
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.page_filter import PageFilter
@@ -33,7 +33,7 @@ from liveshift.criu_glue.files import trees, unpacking
 from liveshift.criu_glue.memory.fill import fill
 from liveshift.criu_glue.memory.fill.fill import FillEngine
 from liveshift.criu_glue.memory.fill.tree_memory import UNFILLED
-from liveshift.criu_glue.memory.source.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.memory.source.tracker import FrozenSet, MemoryTracker
 from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore, read_table
 from liveshift.errors import StepFailed
 
@@ -101,13 +101,13 @@ for n in range(10**9):
 class Parted:
     """A tree that was dumped, its memory apart; ``here`` still stands frozen."""
 
-    here: Room
+    here: Sandbox
     frozen: FrozenTree
     images: Path
     memory: dict[int, memory_parts.Pages]
     pipes: dict[int, int] = field(default_factory=dict)
 
-    def bring_files(self, there: Room) -> None:
+    def bring_files(self, there: Sandbox) -> None:
         for name in ("tmp", "dev/shm"):
             tree = trees.Tree(name, self.here.root / name, there.root / name)
             unpacker = unpacking.Unpacker(tree.destination)
@@ -138,7 +138,7 @@ class Scene:
 
     def follow(
         self, program: str, stores: list[MemoryStore], rounds: int = 3
-    ) -> tuple[Parted, Standstill]:
+    ) -> tuple[Parted, FrozenSet]:
         """The same by the source's own tracker: what it sends comes into the store at once."""
         here = self.rooms.start(program)
         until(lambda: count(here) > 3 or not here.alive())
@@ -188,7 +188,9 @@ def stores() -> Iterator[list[MemoryStore]]:
         store.close()
 
 
-def arrive(scene: Scene, stores: list[MemoryStore], program: str = CHECKED) -> tuple[Parted, Room]:
+def arrive(
+    scene: Scene, stores: list[MemoryStore], program: str = CHECKED
+) -> tuple[Parted, Sandbox]:
     """Its memory is in a store and its files are in a room; the source has ended."""
     parted = scene.part(program)
     there = scene.rooms.empty()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from liveshift.criu_glue.memory.engine import CHUNK
-from liveshift.criu_glue.memory.source.ring import Ring
+from liveshift.criu_glue.memory.source.ring import ChunkRing
 
 SLOTS = 64
 
@@ -21,7 +21,7 @@ def never() -> bool:
 
 def test_a_closed_ring_gives_its_memory_back_though_something_refers_to_it() -> None:
     before = resident()
-    ring = Ring(SLOTS)
+    ring = ChunkRing(SLOTS)
     on_its_way = ring.take(never)
     assert on_its_way is not None
     assert resident() > before + SLOTS * CHUNK // 2

@@ -31,7 +31,12 @@ from memory_parts import (
     table,
 )
 
-from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable, Want, read_table
+from liveshift.criu_glue.memory.store.store import (
+    MemoryStore,
+    ProcessTable,
+    WantedPages,
+    read_table,
+)
 from liveshift.errors import StepFailed
 from liveshift.runtime.wire import CHUNK
 
@@ -129,7 +134,7 @@ def test_a_page_that_is_wanted_again_is_what_was_said_of_it_last(store: MemorySt
     store.write(chunk(7, [(at, 1, DATA)], old))
     store.write(chunk(7, [(at, 1, REFERENCE)], reference(new, 8, unknown), round_=1))
     store.write(chunk(8, [(like, 1, DATA)], old, round_=1))
-    assert store.wants() == [Want(7, at, 1)]
+    assert store.wants() == [WantedPages(7, at, 1)]
     store.write(chunk(8, [(unknown, 1, DATA)], new, round_=1))
     assert store.wants() == []
     store.end(table({7: {at: new}, 8: {like: old, unknown: new}}))
@@ -154,11 +159,11 @@ def test_equal_pages_are_copied_here_if_they_are_equal(store: MemoryStore) -> No
     likes = [reference(page(1), 7, BASE), reference(ZEROS, 7, BASE + 8 * PAGE)]
     likes += [reference(page(9), 7, BASE + PAGE), reference(page(3), 7, BASE + 2 * PAGE)]
     store.write(chunk(8, [(BASE, 4, REFERENCE)], b"".join(likes)))
-    assert store.wants() == [Want(8, BASE + 2 * PAGE, 2)]
+    assert store.wants() == [WantedPages(8, BASE + 2 * PAGE, 2)]
     with pytest.raises(StepFailed, match="process 8: 2 pages have not come"):
         store.end({8: ProcessTable(1, packed([(BASE, 4)]))})
     store.write(chunk(7, [(BASE + 2 * PAGE, 1, DATA)], page(3)))  # it was on its way
-    assert store.wants() == [Want(8, BASE + 2 * PAGE, 1)]
+    assert store.wants() == [WantedPages(8, BASE + 2 * PAGE, 1)]
     store.write(chunk(8, [(BASE + 2 * PAGE, 1, DATA)], page(9)))
     assert store.wants() == []
     store.end({8: ProcessTable(1, packed([(BASE, 4)]))})

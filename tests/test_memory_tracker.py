@@ -19,7 +19,7 @@ from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 from tracked import finish
 
 from liveshift.criu_glue.memory.source.followed import PART, PARTS, divided
-from liveshift.criu_glue.memory.source.pulling import Stopped
+from liveshift.criu_glue.memory.source.pulling import PullStopped
 from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.errors import StepFailed
 
@@ -56,9 +56,9 @@ def test_a_round_that_is_not_worth_it_sends_nothing_and_loses_nothing(
 
     def refuse(dirty: int) -> None:
         listed.append(dirty)
-        raise Stopped
+        raise PullStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(PullStopped):
         tracker.round(pages, listed=refuse)
     assert 200 * PAGE <= listed[0] < 700 * PAGE
     assert pages.kinds[DATA] == before, "nothing was sent"
@@ -66,7 +66,7 @@ def test_a_round_that_is_not_worth_it_sends_nothing_and_loses_nothing(
     assert again.dirty_bytes >= 200 * PAGE
     assert pages.kinds[DATA] - before >= 200, "what was listed then comes in the next one"
     job.do("[put(page, 5) for page in range(100, 300)]")
-    with pytest.raises(Stopped):
+    with pytest.raises(PullStopped):
         tracker.round(pages, listed=refuse)
     assert finish(job, tracker, pages).dirty_bytes >= 200 * PAGE, "or at the standstill"
 
@@ -326,7 +326,7 @@ def test_a_round_that_is_not_wanted_ends_though_nothing_is_released(
         going = pool.submit(tracker.round, pages)
         until(lambda: len(pages.held or []) == 2)
         stopped.set()
-        with pytest.raises(Stopped):
+        with pytest.raises(PullStopped):
             going.result(10)
     held, pages.held = pages.held, None
     for release in held:
@@ -352,7 +352,7 @@ def test_a_round_that_is_not_wanted_ends_though_the_sink_takes_all(
         pages(chunk, release)
         stopped.set()
 
-    with pytest.raises(Stopped):
+    with pytest.raises(PullStopped):
         tracker.round(sink)
     assert len(chunks) == 1
     stopped.clear()

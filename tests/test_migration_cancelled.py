@@ -20,9 +20,9 @@ from move_stage import (
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime.messages import Message
-from liveshift.runtime.migration.migration import Move
-from liveshift.runtime.migration.story import Story
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.story import Migration
+from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]
 
@@ -34,7 +34,7 @@ class Cancelling(Stage):
     def __init__(self, at: str) -> None:
         super().__init__()
         self.at = at
-        self.story: Story | None = None
+        self.story: Migration | None = None
         self.refused: list[str] = []
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
@@ -50,7 +50,7 @@ class Cancelling(Stage):
         return answer
 
 
-def play(stage: Cancelling) -> Move:
+def play(stage: Cancelling) -> HostMigration:
     stage.story = move = a_move(stage)
     asyncio.run(asyncio.wait_for(move.run(), 20))
     return move
@@ -64,7 +64,7 @@ def test_before_the_commit_it_stays_at_its_source(at: int) -> None:
     stage.fail("Settle h1", RUNS)
     move = play(stage)
     assert stage.said == [*BEFORE[: at + 1], *UNDO]
-    assert stage.steps[-2:] == [Step.ROLLING_BACK, Step.FAILED]
+    assert stage.steps[-2:] == [MigrationStep.ROLLING_BACK, MigrationStep.FAILED]
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
     assert move.row().error == "cancelled by alice"
     assert len(stage.gates) in (0, 2), "no gate is left closed"
@@ -76,7 +76,7 @@ def test_a_complete_image_goes_on_when_the_source_has_gone_meanwhile() -> None:
     stage.fail("Progress", WHOLE, WHOLE)
     stage.fail("Settle h1", Unreachable("h1 fell silent"))
     move = play(stage)
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
 
@@ -85,7 +85,7 @@ def test_after_the_commit_it_is_refused_and_goes_on(at: str) -> None:
     stage = Cancelling(at)
     move = play(stage)
     assert stage.said == HAPPY
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
     (said,) = stage.refused
     assert said == f"m7 is {'restoring' if at == 'Restore' else 'resuming'}: too late to cancel it"
     with pytest.raises(Refused, match="m7 is over: done"):
@@ -114,8 +114,8 @@ def test_a_swap_is_cancelled_until_its_device_state_is_on_its_way(at: str) -> No
     stage.story = swap = a_swap(stage)
     asyncio.run(swap.run())
     if at == "LookAtGpus":
-        assert (swap.step, str(swap.error)) == (Step.FAILED, "cancelled by alice")
+        assert (swap.step, str(swap.error)) == (MigrationStep.FAILED, "cancelled by alice")
         assert stage.refused == []
     else:
-        assert swap.step is Step.DONE
+        assert swap.step is MigrationStep.DONE
         assert stage.refused == ["m7 is freezing: too late to cancel it"]

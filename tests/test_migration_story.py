@@ -34,7 +34,7 @@ from move_stage import (
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.migration.ground import MOST_NAMED, NoBoundary, limit_bytes
-from liveshift.runtime.model.steps import ALLOWED, ENDS, Step
+from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
 
 __all__ = ["no_waiting"]
 
@@ -43,11 +43,11 @@ def test_the_order_of_things() -> None:
     stage = Stage()
     move = play(stage)
     assert stage.said == HAPPY
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
     assert move.error is None
     assert stage.steps == [
-        Step.PRECOPYING, Step.QUIESCING, Step.FREEZING, Step.COMMITTED, Step.RESTORING,
-        Step.RESUMING, Step.FINISHING, Step.DONE,
+        MigrationStep.PRECOPYING, MigrationStep.QUIESCING, MigrationStep.FREEZING, MigrationStep.COMMITTED, MigrationStep.RESTORING,
+        MigrationStep.RESUMING, MigrationStep.FINISHING, MigrationStep.DONE,
     ]  # fmt: skip
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
@@ -93,7 +93,7 @@ def test_a_job_that_talks_over_tcp_is_frozen_in_place_without_a_boundary() -> No
     stage.fail("quiesce", NoBoundary("rank 1 owes an all-reduce", only_tcp=True))
     move = play(stage)
     assert stage.said == HAPPY
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
     assert any("frozen in place" in text and "rank 1 owes" in text for text in stage.told)
 
 
@@ -110,7 +110,7 @@ def test_without_a_boundary_nothing_is_frozen(way: Exception) -> None:
     stage = Stage()
     stage.fail("quiesce", way)
     move = play(stage)
-    assert move.step is Step.FAILED
+    assert move.step is MigrationStep.FAILED
     assert stage.said == [*BEFORE[:-1], *UNDO]
     assert stage.gates[1:] == [f"open before {len(BEFORE)}"]
     assert str(way) in str(move.error)
@@ -125,9 +125,9 @@ def test_what_each_side_is_told() -> None:
     )  # fmt: skip
     assert reserve.survey == SURVEY
     assert reserve.spec.name == "gpt/1"
-    (precopy,) = stage.sent(messages.Precopy)
+    (precopy,) = stage.sent(messages.StartPrecopy)
     assert (precopy.destination, precopy.endpoint) == ("h2", "tcp://10.88.0.12:7401")
-    (restore,) = stage.sent(messages.Restore)
+    (restore,) = stage.sent(messages.RestoreCapsule)
     assert (restore.migration, restore.capsule, restore.epoch) == ("m7", "gpt/1", 2)
     assert reserve.limit_bytes > 2 * (300 + 20)
     look = messages.Inspected(replace(SURVEY, nameless=10**10), FACTS, 5)
@@ -157,8 +157,8 @@ def test_before_the_commit_any_failure_leaves_the_capsule_at_its_source(
     move = play(stage)
     assert [word for word in stage.said if word != "Progress h2"] == [*BEFORE[: at + 1], *UNDO]
     assert ("Progress h2" in stage.said) == (at == 3), "perhaps its image is complete"
-    assert move.step is Step.FAILED
-    assert stage.steps[-2:] == [Step.ROLLING_BACK, Step.FAILED]
+    assert move.step is MigrationStep.FAILED
+    assert stage.steps[-2:] == [MigrationStep.ROLLING_BACK, MigrationStep.FAILED]
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
     row = move.row()
     assert row.error
@@ -177,7 +177,7 @@ def test_a_source_that_falls_silent_does_not_hold_up_a_complete_image() -> None:
     move = play(stage)
     looks = ["Progress h2", "Progress h2"]
     assert stage.said == [*BEFORE, *looks, "Progress h2", *HAPPY[len(BEFORE) :]]
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
     assert move.row().image_bytes == 1000
     assert any("h1 fell silent" in told for told in stage.told)
 
@@ -202,7 +202,7 @@ def test_a_commit_that_fails_is_no_commit(way: Exception) -> None:
     stage.fail("Progress", WHOLE)
     move = play(stage)
     assert stage.said == [*BEFORE, "Progress h2", *UNDO]
-    assert move.step is Step.FAILED
+    assert move.step is MigrationStep.FAILED
     assert str(way) in str(move.error)
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
     assert move.row().frozen_s > 0
@@ -218,7 +218,7 @@ def test_a_move_that_the_end_of_its_job_overtakes(at: int, known: bool) -> None:
     move = a_move(stage)
     move.capsule.code = 3 if known else None
     asyncio.run(move.run())
-    assert stage.steps[-2:] == [Step.ROLLING_BACK, Step.JOB_ENDED]
+    assert stage.steps[-2:] == [MigrationStep.ROLLING_BACK, MigrationStep.JOB_ENDED]
     row, how = move.row(), "ended with code 3" if known else "ended"
     # What the source says of it at the freeze is kept: the move itself may have ended it.
     why = ": freeze: no such process" if BEFORE[at].startswith("Freeze") else ""
@@ -238,7 +238,7 @@ def test_an_undo_that_fails_on_one_side_is_done_on_the_other(host: str, way: Fai
     stage.fail(f"Settle {host}", way)
     move = play(stage)
     assert stage.said == [*BEFORE[:3], *UNDO]
-    assert move.step is Step.FAILED
+    assert move.step is MigrationStep.FAILED
     assert str(move.error) == "no"
     assert stage.told == (["h1 goes on once it is back"] if host == "h1" else [])
 
@@ -250,7 +250,7 @@ def test_a_complete_image_moves_on_whatever_was_said_of_the_freeze(way: Failure)
     stage.fail("Progress", *[WHOLE] * 3)
     move = play(stage)
     assert [word for word in stage.said if word != "Progress h2"] == HAPPY
-    assert (move.step, move.row().error) == (Step.DONE, None)
+    assert (move.step, move.row().error) == (MigrationStep.DONE, None)
     assert move.row().image_bytes == 1000
 
 
@@ -262,7 +262,7 @@ def test_with_both_sides_silent_nothing_is_decided() -> None:
     stage.fail("Settle h1", *[SILENT] * 19)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
 
 
 def test_a_source_that_was_told_to_run_keeps_it() -> None:
@@ -274,44 +274,58 @@ def test_a_source_that_was_told_to_run_keeps_it() -> None:
     stage.releases = True
     move = play(stage)
     assert not [word for word in stage.said if "commit" in word]
-    assert (move.step, move.capsule.host) == (Step.FAILED, "h1")
+    assert (move.step, move.capsule.host) == (MigrationStep.FAILED, "h1")
 
 
 def test_a_source_that_went_down_before_its_image_was_complete_has_lost_it() -> None:
     stage = Stage()
     stage.fail("Freeze", SILENT)
     stage.fail("Settle h1", NOTHING)
-    assert play(stage).step is Step.LOST
+    assert play(stage).step is MigrationStep.LOST
 
 
 # ---- the table ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [Step.COMMITTED, Step.RESTORING, Step.FINISHING, Step.DONE])
-def test_a_record_that_cannot_be_written_does_not_change_who_runs_it(step: Step) -> None:
+@pytest.mark.parametrize(
+    "step",
+    [MigrationStep.COMMITTED, MigrationStep.RESTORING, MigrationStep.FINISHING, MigrationStep.DONE],
+)
+def test_a_record_that_cannot_be_written_does_not_change_who_runs_it(step: MigrationStep) -> None:
     """The commit is the one write that counts; the rest is for people."""
     stage = Stage()
     stage.fail(f"record {step.value}", sqlite3.OperationalError("disk is full"))
     move = play(stage)
     assert stage.said == HAPPY
-    assert move.step is Step.DONE
+    assert move.step is MigrationStep.DONE
 
 
 def test_steps_lead_somewhere_and_end() -> None:
-    assert set(ALLOWED) == set(Step)
-    assert {Step.DONE, Step.FAILED, Step.JOB_ENDED, Step.LOST} == ENDS
-    for start in Step:
+    assert set(ALLOWED) == set(MigrationStep)
+    assert {
+        MigrationStep.DONE,
+        MigrationStep.FAILED,
+        MigrationStep.JOB_ENDED,
+        MigrationStep.LOST,
+    } == ENDS
+    for start in MigrationStep:
         reached, edge = {start}, {start}
         while edge:
             edge = {after for step in edge for after in ALLOWED[step]} - reached
             reached |= edge
         assert reached & ENDS
-    committed = {Step.COMMITTED, Step.RESTORING, Step.RESUMING, Step.FINISHING, Step.RETURNING}
+    committed = {
+        MigrationStep.COMMITTED,
+        MigrationStep.RESTORING,
+        MigrationStep.RESUMING,
+        MigrationStep.FINISHING,
+        MigrationStep.RETURNING,
+    }
     for step in committed:
-        assert Step.ROLLING_BACK not in ALLOWED[step]
+        assert MigrationStep.ROLLING_BACK not in ALLOWED[step]
 
 
 def test_a_step_out_of_order_is_a_mistake_in_the_program() -> None:
     move = play(Stage())
     with pytest.raises(AssertionError, match="may not become"):
-        move._advance(Step.PREPARING)
+        move._advance(MigrationStep.PREPARING)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.capsule.mounts import Place, Placement
+from liveshift.criu_glue.capsule.mounts import PathKind, Placement
 
 MOUNTS = {
     1: ("/", "ext4"),
@@ -31,47 +31,47 @@ PLACEMENT = Placement(
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("/data/set.bin", Place.SHARED),
-        ("/data", Place.SHARED),
-        ("/data/local/log", Place.CARRIED),  # the longer one decides
-        ("/data/localized", Place.SHARED),  # a name that only begins alike
-        ("/data/scratch/x", Place.FOREIGN),  # a mount below a listed path is not covered by it
-        ("/home/ann/notes", Place.CARRIED),
-        ("/home/ann/src/train.py", Place.SHARED),
-        ("/home/bob/notes", Place.FOREIGN),
-        ("/opt/shared/lib.so", Place.SHARED),
-        ("/opt/shared/mine/log", Place.CARRIED),
-        ("/opt/other", Place.LOCAL),
-        ("/var/ckpt/1.pt", Place.CARRIED),
-        ("/var/log/syslog", Place.LOCAL),
-        ("/etc/passwd", Place.LOCAL),
-        ("/", Place.LOCAL),
-        ("/scratch/x", Place.FOREIGN),
-        ("/tmp/x", Place.PRIVATE),
-        ("/tmp/lab/x", Place.SHARED),  # shared paths below /tmp stay shared
-        ("/tmp/labs", Place.PRIVATE),
-        ("/dev/shm/sem.x", Place.PRIVATE),
-        ("/proc/self/status", Place.PSEUDO),
-        ("/sys/fs/cgroup/cgroup.procs", Place.PSEUDO),
+        ("/data/set.bin", PathKind.SHARED),
+        ("/data", PathKind.SHARED),
+        ("/data/local/log", PathKind.CARRIED),  # the longer one decides
+        ("/data/localized", PathKind.SHARED),  # a name that only begins alike
+        ("/data/scratch/x", PathKind.FOREIGN),  # a mount below a listed path is not covered by it
+        ("/home/ann/notes", PathKind.CARRIED),
+        ("/home/ann/src/train.py", PathKind.SHARED),
+        ("/home/bob/notes", PathKind.FOREIGN),
+        ("/opt/shared/lib.so", PathKind.SHARED),
+        ("/opt/shared/mine/log", PathKind.CARRIED),
+        ("/opt/other", PathKind.LOCAL),
+        ("/var/ckpt/1.pt", PathKind.CARRIED),
+        ("/var/log/syslog", PathKind.LOCAL),
+        ("/etc/passwd", PathKind.LOCAL),
+        ("/", PathKind.LOCAL),
+        ("/scratch/x", PathKind.FOREIGN),
+        ("/tmp/x", PathKind.PRIVATE),
+        ("/tmp/lab/x", PathKind.SHARED),  # shared paths below /tmp stay shared
+        ("/tmp/labs", PathKind.PRIVATE),
+        ("/dev/shm/sem.x", PathKind.PRIVATE),
+        ("/proc/self/status", PathKind.PSEUDO),
+        ("/sys/fs/cgroup/cgroup.procs", PathKind.PSEUDO),
     ],
 )
-def test_where_a_path_lives(path: str, place: Place) -> None:
+def test_where_a_path_lives(path: str, place: PathKind) -> None:
     assert PLACEMENT.of_path(path, MOUNTS) is place
 
 
 def test_an_open_file_is_judged_by_its_own_mount() -> None:
     """What was opened before something was mounted over it is still where it was."""
-    assert PLACEMENT.of_open_file("/data/x", 5, MOUNTS) is Place.SHARED
-    assert PLACEMENT.of_open_file("/scratch/x", 1, MOUNTS) is Place.LOCAL
-    assert PLACEMENT.of_open_file("/scratch/x", 7, MOUNTS) is Place.FOREIGN
-    assert PLACEMENT.of_open_file("/somewhere", 999, MOUNTS) is Place.LOCAL  # a mount since gone
+    assert PLACEMENT.of_open_file("/data/x", 5, MOUNTS) is PathKind.SHARED
+    assert PLACEMENT.of_open_file("/scratch/x", 1, MOUNTS) is PathKind.LOCAL
+    assert PLACEMENT.of_open_file("/scratch/x", 7, MOUNTS) is PathKind.FOREIGN
+    assert PLACEMENT.of_open_file("/somewhere", 999, MOUNTS) is PathKind.LOCAL  # a mount since gone
 
 
 def test_a_listed_path_covers_its_own_file_system_only() -> None:
     everything = Placement(shared=("/",), carried=("/scratch",))
-    assert everything.of_path("/etc/passwd", MOUNTS) is Place.SHARED
-    assert everything.of_path("/scratch/x", MOUNTS) is Place.CARRIED
-    assert everything.of_path("/home/ann", MOUNTS) is Place.FOREIGN
+    assert everything.of_path("/etc/passwd", MOUNTS) is PathKind.SHARED
+    assert everything.of_path("/scratch/x", MOUNTS) is PathKind.CARRIED
+    assert everything.of_path("/home/ann", MOUNTS) is PathKind.FOREIGN
 
 
 @pytest.mark.root
@@ -93,4 +93,4 @@ def test_the_mounts_of_a_task_are_read_with_their_odd_names(tmp_path: Path) -> N
     assert (str(odd), "tmpfs") in mounts.values()
     assert ("/proc", "proc") in mounts.values()
     listed = Placement((str(odd),), ())
-    assert listed.of_path(f"{odd}/x", mounts) is Place.SHARED
+    assert listed.of_path(f"{odd}/x", mounts) is PathKind.SHARED

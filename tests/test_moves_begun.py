@@ -20,9 +20,9 @@ from liveshift.errors import NotFound, Refused, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.messages import MigrationRow, Part, Phase, Prediction, Rounds
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.migration.migration import HostMigration
 from liveshift.runtime.model.gpu_asked import GpuAsked
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import moves as module
 
 
@@ -51,7 +51,7 @@ def test_a_move_is_written_down_told_and_on_its_way_when_it_has_begun(scene: Sce
         scene.agents.answers[messages.Inspect] = [Refused("it cannot move")]
         asked.set()
         await until(lambda: scene.over == [move])
-        assert (move.step, str(move.error)) == (Step.FAILED, "it cannot move")
+        assert (move.step, str(move.error)) == (MigrationStep.FAILED, "it cannot move")
         assert scene.agents.said == ["Inspect h1", "Settle h1", "Settle h2"]
         assert (scene.state_of(1), scene.capsule.migration) == ("failed", None)
         again = scene.moves.start(scene.job, scene.capsule, "", "", "root")
@@ -100,7 +100,7 @@ def test_a_swap_begins_as_a_move_does(scene: Scene) -> None:
             start("1")
         await until(lambda: scene.over == [swap])
         assert scene.agents.sent(messages.LookAtGpus) == [messages.LookAtGpus("gpt/1", "1", "0")]
-        assert (swap.step, scene.capsule.migration) == (Step.FAILED, None)
+        assert (swap.step, scene.capsule.migration) == (MigrationStep.FAILED, None)
         scene.fleet.hosts["h1"].gpus = ()  # its beats tell of none: it is asked itself
         assert not scene.moves.start_swap(
             scene.job, scene.capsule, GpuAsked("h1", "7", "0"), "", "root"
@@ -114,7 +114,7 @@ def test_moves_that_ended_long_ago_are_not_kept_at_hand(
 ) -> None:
     monkeypatch.setattr(module, "KEEP_MOVES", 2)
     for number in (1, 2, 3):
-        scene.a_move(number, Step.DONE)
+        scene.a_move(number, MigrationStep.DONE)
     scene.capsule.migration = None
     scene.agents.answers[messages.Inspect] = [Refused("it cannot move")]
 
@@ -241,21 +241,23 @@ def test_a_plan_of_a_swap_tells_what_its_host_found(scene: Scene) -> None:
 # ---- how an orchestrator that was restarted goes on --------------------------------------------
 
 
-def left(scene: Scene, state: str, host: str = "h1", epoch: int = 1, to: str = "h2") -> Move:
+def left(
+    scene: Scene, state: str, host: str = "h1", epoch: int = 1, to: str = "h2"
+) -> HostMigration:
     """What is made of a move h1 → ``to`` whose row and owner were left so."""
     under_way = msgspec.structs.replace(row(1, state=state), destination=to)
     scene.fleet.journal.save_migration(1, under_way)
     scene.capsule.host, scene.capsule.epoch = host, epoch
     scene.moves.take_up()
     move = scene.fleet.moves["m1"]
-    assert isinstance(move, Move)
+    assert isinstance(move, HostMigration)
     return move
 
 
 def test_what_was_not_committed_is_undone(scene: Scene) -> None:
     async def act() -> None:
         move = left(scene, "preparing")
-        assert (move.name, move.step, move.way) == ("m1", Step.PREPARING, ("h1", "h2"))
+        assert (move.name, move.step, move.way) == ("m1", MigrationStep.PREPARING, ("h1", "h2"))
         assert scene.capsule.migration == "m1"
         said = "the orchestrator was restarted while it was preparing"
         assert scene.told("moving") == [(said, "root", "m1")]
@@ -269,17 +271,17 @@ def test_what_was_not_committed_is_undone(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("state", "host", "epoch", "step", "destination"),
     [
-        ("freezing", "h1", 1, Step.FREEZING, "h2"),
-        ("freezing", "h2", 2, Step.COMMITTED, "h2"),
-        ("rolling back", "h2", 2, Step.COMMITTED, "h2"),
-        ("restoring", "h2", 2, Step.RESTORING, "h2"),
-        ("returning", "h2", 2, Step.RETURNING, "h2"),
-        ("returning", "h1", 3, Step.RETURNING, "h2"),
-        ("restoring", "h0", 4, Step.RESTORING, "h0"),
+        ("freezing", "h1", 1, MigrationStep.FREEZING, "h2"),
+        ("freezing", "h2", 2, MigrationStep.COMMITTED, "h2"),
+        ("rolling back", "h2", 2, MigrationStep.COMMITTED, "h2"),
+        ("restoring", "h2", 2, MigrationStep.RESTORING, "h2"),
+        ("returning", "h2", 2, MigrationStep.RETURNING, "h2"),
+        ("returning", "h1", 3, MigrationStep.RETURNING, "h2"),
+        ("restoring", "h0", 4, MigrationStep.RESTORING, "h0"),
     ],
 )
 def test_who_owns_the_capsule_tells_more_than_the_last_row(
-    scene: Scene, state: str, host: str, epoch: int, step: Step, destination: str
+    scene: Scene, state: str, host: str, epoch: int, step: MigrationStep, destination: str
 ) -> None:
     """A commit is written at once, the steps after it a little later."""
 
@@ -364,21 +366,25 @@ LAST_FAILED = "its last move from here, m1, failed"
 @pytest.mark.parametrize(
     ("step", "error", "remembered"),
     [
-        (Step.FAILED, StepFailed("dump", "no"), "its last move from here, m1, failed: dump: no"),
         (
-            Step.FAILED,
+            MigrationStep.FAILED,
+            StepFailed("dump", "no"),
+            "its last move from here, m1, failed: dump: no",
+        ),
+        (
+            MigrationStep.FAILED,
             StepFailed("restore", "n"),
             "its last move from here, m1, failed: restore: n",
         ),
-        (Step.FAILED, StepFailed("ship", "no"), "the one before"),
-        (Step.FAILED, Refused("no"), "the one before"),
-        (Step.FAILED, None, "the one before"),
-        (Step.DONE, None, ""),
-        (Step.DONE, StepFailed("dump", "no"), ""),
+        (MigrationStep.FAILED, StepFailed("ship", "no"), "the one before"),
+        (MigrationStep.FAILED, Refused("no"), "the one before"),
+        (MigrationStep.FAILED, None, "the one before"),
+        (MigrationStep.DONE, None, ""),
+        (MigrationStep.DONE, StepFailed("dump", "no"), ""),
     ],
 )
 def test_a_dump_or_restore_that_failed_is_remembered_until_it_has_moved(
-    scene: Scene, step: Step, error: StepFailed | None, remembered: str
+    scene: Scene, step: MigrationStep, error: StepFailed | None, remembered: str
 ) -> None:
     move = scene.a_move(1, step)
     move.error, scene.capsule.failed = error, "the one before"

@@ -20,7 +20,7 @@ from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.migration.gpu_swap import GpuSwap
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.ownership import Side
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import moves as module
 from liveshift.runtime.quiesce.gates import Boundary
 
@@ -65,7 +65,7 @@ def with_gates(scene: Scene, *errors: Exception) -> GatesDouble:
 
 
 def test_the_hosts_of_a_job_are_asked_to_open_their_gates(scene: Scene) -> None:
-    move = scene.a_move(1, Step.RESUMING)
+    move = scene.a_move(1, MigrationStep.RESUMING)
 
     async def act() -> None:
         assert await scene.moves.reopen(move) == ""
@@ -77,17 +77,17 @@ def test_the_hosts_of_a_job_are_asked_to_open_their_gates(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("job", "step", "holds", "shared"),
     [
-        ("gpt", Step.FREEZING, True, True),
-        ("gpt", Step.PRECOPYING, False, False),
-        ("gpt", Step.DONE, True, False),
-        ("bert", Step.FREEZING, True, False),
+        ("gpt", MigrationStep.FREEZING, True, True),
+        ("gpt", MigrationStep.PRECOPYING, False, False),
+        ("gpt", MigrationStep.DONE, True, False),
+        ("bert", MigrationStep.FREEZING, True, False),
     ],
 )
 def test_gates_stay_shut_while_another_move_of_the_job_holds_them(
-    scene: Scene, job: str, step: Step, holds: bool, shared: bool
+    scene: Scene, job: str, step: MigrationStep, holds: bool, shared: bool
 ) -> None:
     gates = with_gates(scene)
-    move = scene.a_move(1, Step.FREEZING)
+    move = scene.a_move(1, MigrationStep.FREEZING)
     move.holds_gates = True  # itself: that counts for no other
     scene.add_job("bert", 2)
     scene.a_move(2, step, scene.fleet.jobs[job], rank=0).holds_gates = holds
@@ -108,7 +108,7 @@ def test_gates_stay_shut_while_another_move_of_the_job_holds_them(
 def test_where_a_boundary_lies_is_told_a_little_later(scene: Scene) -> None:
     """The job stands meanwhile, and the disk is slow."""
     with_gates(scene)
-    move = scene.a_move(1, Step.QUIESCING)
+    move = scene.a_move(1, MigrationStep.QUIESCING)
     scene.fleet.journal.save_migration(1, move.row())
 
     async def act() -> None:
@@ -123,7 +123,7 @@ def test_where_a_boundary_lies_is_told_a_little_later(scene: Scene) -> None:
 
 def test_gates_that_do_not_open_are_asked_again_and_that_is_told_once(scene: Scene) -> None:
     gates = with_gates(scene, DOWN, DOWN, LiveshiftError("rank 1 aborted"), DOWN)
-    move = scene.a_move(1, Step.RESUMING)
+    move = scene.a_move(1, MigrationStep.RESUMING)
 
     async def act() -> None:
         assert await scene.moves.reopen(move) == "2 communicators rebuilt"
@@ -138,7 +138,7 @@ def test_gates_that_do_not_open_are_asked_again_and_that_is_told_once(scene: Sce
 
 def test_other_work_goes_on_between_two_attempts_to_open_gates(scene: Scene) -> None:
     gates = with_gates(scene, *[DOWN] * 1000)
-    move = scene.a_move(1, Step.RESUMING)
+    move = scene.a_move(1, MigrationStep.RESUMING)
 
     async def act() -> None:
         asyncio.get_running_loop().call_soon(gates.errors.clear)  # the host is back
@@ -150,7 +150,7 @@ def test_other_work_goes_on_between_two_attempts_to_open_gates(scene: Scene) -> 
 
 def test_gates_of_a_job_that_will_not_be_complete_again_are_forgotten(scene: Scene) -> None:
     gates = with_gates(scene, *[DOWN] * 3)
-    move = scene.a_move(1, Step.RESUMING)
+    move = scene.a_move(1, MigrationStep.RESUMING)
     scene.job.capsules["gpt/0"].code = 1
 
     async def act() -> None:
@@ -162,7 +162,7 @@ def test_gates_of_a_job_that_will_not_be_complete_again_are_forgotten(scene: Sce
 
 def test_gates_of_a_job_that_has_ended_are_not_opened(scene: Scene) -> None:
     gates = with_gates(scene)
-    move = scene.a_move(1, Step.RESUMING)
+    move = scene.a_move(1, MigrationStep.RESUMING)
     scene.job.state = "ended"
 
     async def act() -> None:
@@ -177,12 +177,12 @@ def test_gates_of_a_job_that_has_ended_are_not_opened(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("tried", "spare"), [("h2", "h0"), ("h0", "h2")])
 def test_another_spare_is_one_that_was_not_tried(scene: Scene, tried: str, spare: str) -> None:
-    move = scene.a_move(1, Step.RESTORING)
+    move = scene.a_move(1, MigrationStep.RESTORING)
     move.destination = "h1"  # takes no slot of the others
     move.tried = {tried}
     assert scene.moves.another_spare(move) == spare
     move.tried = set()
-    scene.a_move(2, Step.RESTORING, rank=0)
+    scene.a_move(2, MigrationStep.RESTORING, rank=0)
     scene.job.capsules["gpt/0"].host = "h1"  # so that h0 is empty, and h2 is not
     assert scene.moves.another_spare(move) == "h0"
 
@@ -195,7 +195,7 @@ def claim(side: Side, epoch: int, ready: bool = True) -> messages.Claim:
 
 
 def test_a_word_of_the_pre_copy_is_its_source_s_and_of_a_move_that_is_known(scene: Scene) -> None:
-    move = scene.a_move(1, Step.PRECOPYING)
+    move = scene.a_move(1, MigrationStep.PRECOPYING)
     word = messages.Progressed("m1", 2, 100, 10, 5, 1e8)
     scene.moves.progressed("h2", word)
     scene.moves.progressed("h1", msgspec.structs.replace(word, migration="m9"))
@@ -212,12 +212,12 @@ def test_a_word_of_the_pre_copy_is_its_source_s_and_of_a_move_that_is_known(scen
 def test_a_move_under_way_is_ruled_by_where_it_is(scene: Scene) -> None:
     """What the journal has of it may be a little older."""
     scene.fleet.journal.save_migration(1, row(1, state="failed"))
-    move = scene.a_move(1, Step.FREEZING)
+    move = scene.a_move(1, MigrationStep.FREEZING)
     before = scene.written
     assert scene.moves.rule("h1", claim(Side.LEAVING, 1)) == messages.Ruled("wait", 1)
     assert scene.moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("wait", 1)
     assert not move.released
-    move.step = Step.ROLLING_BACK
+    move.step = MigrationStep.ROLLING_BACK
     assert scene.moves.rule("h1", claim(Side.LEAVING, 1, ready=False)).ruling == "wait"
     assert not move.released, "it was not told to run"
     assert scene.moves.rule("h1", claim(Side.LEAVING, 1)).ruling == "run"
@@ -226,7 +226,7 @@ def test_a_move_under_way_is_ruled_by_where_it_is(scene: Scene) -> None:
 
 
 def test_a_destination_that_runs_releases_no_source(scene: Scene) -> None:
-    move = scene.a_move(1, Step.RESTORING)
+    move = scene.a_move(1, MigrationStep.RESTORING)
     scene.moves.commit(scene.capsule, "h2", still=True)
     before = scene.written
     assert scene.moves.rule("h2", claim(Side.COMING, 2)).ruling == "run"
@@ -245,24 +245,24 @@ def test_a_copy_that_is_to_end_need_not_be_ready(scene: Scene) -> None:
 
 
 def test_a_step_at_which_the_job_trains_is_written_at_once(scene: Scene) -> None:
-    move = scene.a_move(1, Step.PRECOPYING)
+    move = scene.a_move(1, MigrationStep.PRECOPYING)
     scene.changed(move)
     assert scene.state_of(1) == "pre-copying"
 
 
 def test_a_step_at_which_the_job_stands_is_written_once_and_a_little_later(scene: Scene) -> None:
-    move = scene.a_move(1, Step.FREEZING)
+    move = scene.a_move(1, MigrationStep.FREEZING)
 
     async def act() -> None:
         scene.changed(move)
-        move.step = Step.COMMITTED
+        move.step = MigrationStep.COMMITTED
         scene.changed(move)
         assert scene.state_of(1) == "none", "the disk is not waited for"
         before = scene.written
         await until(lambda: scene.state_of(1) == "committed")
         await asyncio.sleep(3 * module.SOON_S)
         assert scene.written == before + 1
-        move.step = Step.RESTORING
+        move.step = MigrationStep.RESTORING
         scene.changed(move)
         await until(lambda: scene.state_of(1) == "restoring")
 
@@ -270,11 +270,11 @@ def test_a_step_at_which_the_job_stands_is_written_once_and_a_little_later(scene
 
 
 def test_a_step_that_was_to_be_written_later_is_not_once_the_next_one_is(scene: Scene) -> None:
-    move = scene.a_move(1, Step.FREEZING)
+    move = scene.a_move(1, MigrationStep.FREEZING)
 
     async def act() -> None:
         scene.changed(move)
-        move.step = Step.ROLLING_BACK
+        move.step = MigrationStep.ROLLING_BACK
         scene.changed(move)
         assert scene.state_of(1) == "rolling back"
         before = scene.written
@@ -288,14 +288,14 @@ def test_a_step_that_was_to_be_written_later_is_not_once_the_next_one_is(scene: 
 
 def test_a_swap_is_written_at_once_at_every_step(scene: Scene) -> None:
     swap = GpuSwap(scene.moves, 1, scene.job, scene.capsule, "5", "", "", "root", scene.changed)
-    swap.step = Step.FREEZING
+    swap.step = MigrationStep.FREEZING
     scene.changed(swap)
     assert scene.state_of(1) == "freezing"
 
 
 def test_the_end_of_a_swap_tells_of_no_copy(scene: Scene) -> None:
     swap = GpuSwap(scene.moves, 1, scene.job, scene.capsule, "5", "", "", "root", scene.changed)
-    swap.step = Step.DONE
+    swap.step = MigrationStep.DONE
     scene.changed(swap)
     (told,) = scene.told("moved")
     assert told[0] == "moved h1 → h1 GPU 5: paused 0.00 s"

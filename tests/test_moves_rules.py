@@ -16,14 +16,14 @@ from test_journal_trouble import moves
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.model.ownership import Side
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 
 __all__ = ["moves"]
 
 
-def seen(moves: Moves) -> tuple[Any, Any]:
+def seen(moves: MigrationService) -> tuple[Any, Any]:
     """The fleet, and its capsule gpt/1, which h1 has under epoch 1."""
     fleet = moves._fleet
     return fleet, fleet.jobs["gpt"].capsules["gpt/1"]
@@ -41,7 +41,7 @@ def claim(side: Side, epoch: int, ready: bool = True, capsule: str = "gpt/1") ->
     return messages.Claim("m1", capsule, side.value, epoch, ready=ready)
 
 
-def test_a_capsule_passes_on_only_while_it_cannot_run(moves: Moves) -> None:
+def test_a_capsule_passes_on_only_while_it_cannot_run(moves: MigrationService) -> None:
     fleet, capsule = seen(moves)
     with pytest.raises(Refused, match="gpt/1 may run on h1: it cannot pass to h2"):
         moves.commit(capsule, "h2", still=False)
@@ -57,7 +57,9 @@ def test_a_capsule_passes_on_only_while_it_cannot_run(moves: Moves) -> None:
     assert in_the_file(fleet) == ("h0", 3, 0)
 
 
-def test_a_grant_is_durable_before_it_is_said_and_said_to_one_that_is_ready(moves: Moves) -> None:
+def test_a_grant_is_durable_before_it_is_said_and_said_to_one_that_is_ready(
+    moves: MigrationService,
+) -> None:
     fleet, capsule = seen(moves)
     moves.commit(capsule, "h2", still=True)
     assert moves.rule("h2", claim(Side.COMING, 2, ready=False)) == messages.Ruled("wait", 2)
@@ -75,7 +77,7 @@ def test_a_grant_is_durable_before_it_is_said_and_said_to_one_that_is_ready(move
     ("state", "ruling"), [("failed", "run"), ("done", "end"), ("freezing", "wait")]
 )
 def test_a_move_of_the_past_is_ruled_by_what_the_journal_says(
-    moves: Moves, state: str, ruling: str
+    moves: MigrationService, state: str, ruling: str
 ) -> None:
     fleet, _ = seen(moves)
     fleet.journal.save_migration(1, row(1, state=state))
@@ -83,7 +85,7 @@ def test_a_move_of_the_past_is_ruled_by_what_the_journal_says(
 
 
 def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone(
-    moves: Moves,
+    moves: MigrationService,
 ) -> None:
     fleet, _ = seen(moves)
     fleet.journal.remove_job("gpt")
@@ -93,7 +95,7 @@ def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone
     assert moves.rule("h1", claim(Side.COMING, 1, capsule="bert/1")) == messages.Ruled("wait", 0)
 
 
-def test_what_cannot_move_is_refused_before_anything_is_written(moves: Moves) -> None:
+def test_what_cannot_move_is_refused_before_anything_is_written(moves: MigrationService) -> None:
     fleet, capsule = seen(moves)
     job = fleet.jobs["gpt"]
     before = fleet.journal.file.changes
@@ -118,7 +120,7 @@ def test_what_cannot_move_is_refused_before_anything_is_written(moves: Moves) ->
 
 
 def test_an_answer_is_waited_for_while_its_host_is_up(
-    moves: Moves, monkeypatch: pytest.MonkeyPatch
+    moves: MigrationService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liveshift.runtime.orchestrator.moves.LIVENESS_LOOK_S", 0.01)
     fleet, _ = seen(moves)
@@ -149,8 +151,8 @@ def test_an_answer_is_waited_for_while_its_host_is_up(
     asyncio.run(scene())
 
 
-def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: Moves) -> None:
-    from liveshift.runtime.migration.migration import Move
+def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: MigrationService) -> None:
+    from liveshift.runtime.migration.migration import HostMigration
 
     fleet, capsule = seen(moves)
     over: list[str] = []
@@ -164,10 +166,10 @@ def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: Moves)
     async def scene() -> None:
         here: Any = moves
         here._over = told
-        move = Move(here, 1, fleet.jobs["gpt"], capsule, "h2", "", "", here._changed)
+        move = HostMigration(here, 1, fleet.jobs["gpt"], capsule, "h2", "", "", here._changed)
         fleet.moves["m1"], capsule.migration = move, "m1"
         assert here._failed_at(capsule) == set()
-        move.step = Step.FAILED
+        move.step = MigrationStep.FAILED
         here._changed(move)
         assert capsule.migration is None
         assert here._failed_at(capsule) == {"h2"}

@@ -17,7 +17,7 @@ from captured import ROOT_PID, Sink, sink
 from one_room import said
 from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.restore import RestoringTree
@@ -57,11 +57,11 @@ while True:
 has no name any more."""
 
 
-def in_shared_memory(stands: Room) -> set[str]:
+def in_shared_memory(stands: Sandbox) -> set[str]:
     return set(os.listdir(stands.root / "dev/shm"))
 
 
-def ping_pong(rooms: Rooms) -> Room:
+def ping_pong(rooms: Rooms) -> Sandbox:
     here = rooms.counting(PING_PONG, ALICE.uid)
     maps = Path(f"/proc/{min(task.pid for task in tasks(here))}/maps").read_text()
     assert "/dev/shm/sem." in maps

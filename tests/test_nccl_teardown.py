@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nccl_coordinator import Abandoned, Ranks, Refused, World, await_true, nccl
 
-from liveshift.interposer.layout import CommunicatorState, Want
+from liveshift.interposer.layout import CommunicatorState, WantedState
 from liveshift.interposer.orders import OrderedPage
 
 
@@ -56,7 +56,7 @@ def test_while_down_nothing_of_nccl_is_left_and_questions_are_answered(
     with puppets(world, tmp_path) as ranks, ranks.attempts() as attempt:
         attempt.reach()
         attempt.close()
-        attempt.order(Want.TEARDOWN)
+        attempt.order(WantedState.TEARDOWN)
         for process, page in zip(ranks.processes, attempt.pages, strict=True):
             assert not [name for name in threads(process.pid) if name.startswith("NCCL")]
             assert [row.state for row in nccl(page)] == [CommunicatorState.DOWN]
@@ -86,7 +86,7 @@ def test_what_is_called_while_down_is_done_afterwards(
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
+            attempt.order(WantedState.TEARDOWN)
             ranks.tell(command)
             if command != "scaled":  # which waits elsewhere than at the gate
                 await_true(lambda: all(p.waiting() for p in attempt.pages), 10, ranks.everything)
@@ -141,7 +141,7 @@ def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) 
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
+            attempt.order(WantedState.TEARDOWN)
             ranks.tell("estimate", [1])
             attempt.rebuild()
         assert ranks.answers([1]) == ["0"]
@@ -161,7 +161,7 @@ def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Pa
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
+            attempt.order(WantedState.TEARDOWN)
             for page in attempt.pages:
                 assert b"did not end" not in page.answer()["trouble"]
             attempt.rebuild()
@@ -182,7 +182,7 @@ def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
+            attempt.order(WantedState.TEARDOWN)
             assert ranks.ask("abort other") == ["0", "0"]
             attempt.rebuild()
         assert ranks.ask("sum") == ["3", "3"]
@@ -221,10 +221,10 @@ def test_a_stream_that_does_not_come_to_rest_is_named(world: World, tmp_path: Pa
         assert ranks.ask("enqueue", [0]) == ["0"]
         with ranks.attempts(limit_s=0.3) as attempt:
             for page in attempt.pages:
-                page.give(Want.TARGET, attempt.number, attempt.version)
-                page.give(Want.CLOSED, attempt.number, attempt.version)
+                page.give(WantedState.TARGET, attempt.number, attempt.version)
+                page.give(WantedState.CLOSED, attempt.number, attempt.version)
             with pytest.raises(Refused, match=r"rank 0: ETIMEDOUT: .* is not idle$"):
-                attempt.done(Want.CLOSED)
+                attempt.done(WantedState.CLOSED)
         assert ranks.ask("enqueue", [1]) == ["0"]
         assert ranks.ask("sync") == ["0", "0"]
         ranks.move()
@@ -245,20 +245,20 @@ def test_a_rebuild_without_all_members_ends_in_time_and_can_be_repeated(
     with puppets(world, tmp_path) as ranks, ranks.attempts(limit_s=1) as attempt:
         attempt.reach()
         attempt.close()
-        attempt.order(Want.TEARDOWN)
-        attempt.order(Want.FRESH_IDS)
+        attempt.order(WantedState.TEARDOWN)
+        attempt.order(WantedState.FRESH_IDS)
         attempt.spread()
         began = time.monotonic()
         first = attempt.pages[0]
-        first.give(Want.REBUILD, attempt.number, attempt.version)
-        await_true(lambda: first.answer()["done_want"] == Want.REBUILD, 10, ranks.everything)
+        first.give(WantedState.REBUILD, attempt.number, attempt.version)
+        await_true(lambda: first.answer()["done_want"] == WantedState.REBUILD, 10, ranks.everything)
         assert time.monotonic() - began < 4
         answer = first.answer()
         assert b"was not rebuilt in time: a member is missing" in answer["trouble"]
         assert answer["down"] == 1
         assert [row.state for row in nccl(first)] == [CommunicatorState.DOWN]
         attempt.version += 1
-        attempt.order(Want.TEARDOWN)
+        attempt.order(WantedState.TEARDOWN)
         attempt.rebuild()
         assert ranks.ask("sum") == ["3", "3"]
 
@@ -268,8 +268,10 @@ def test_a_teardown_that_its_peers_do_not_join_ends_by_abort(world: World, tmp_p
         attempt.reach()
         attempt.close()
         first, second = attempt.pages
-        first.give(Want.TEARDOWN, attempt.number, attempt.version)
-        await_true(lambda: first.answer()["done_want"] == Want.TEARDOWN, 10, ranks.everything)
+        first.give(WantedState.TEARDOWN, attempt.number, attempt.version)
+        await_true(
+            lambda: first.answer()["done_want"] == WantedState.TEARDOWN, 10, ranks.everything
+        )
         answer = first.answer()
         assert answer["done_result"] == 0
         assert (
@@ -277,7 +279,7 @@ def test_a_teardown_that_its_peers_do_not_join_ends_by_abort(world: World, tmp_p
             in (answer["trouble"])
         )
         assert not [n for n in threads(ranks.processes[0].pid) if n.startswith("NCCL")]
-        attempt.order(Want.TEARDOWN, [second])
+        attempt.order(WantedState.TEARDOWN, [second])
         attempt.rebuild()
         assert ranks.ask("sum") == ["3", "3"]
 
@@ -289,7 +291,7 @@ def test_a_silent_agent_leaves_a_job_that_opens_by_itself(world: World, tmp_path
             attempt.close()
             assert ranks.ask("sum") == ["3", "3"]  # nobody gave an order
             with pytest.raises(Refused, match="ECANCELED: the gate was opened"):
-                attempt.order(Want.TEARDOWN)
+                attempt.order(WantedState.TEARDOWN)
         ranks.move()
         assert ranks.ask("sum") == ["3", "3"]
 
@@ -298,7 +300,7 @@ def test_what_is_down_waits_for_its_agent(world: World, tmp_path: Path) -> None:
     with puppets(world, tmp_path) as ranks, ranks.attempts(lease_ms=100) as attempt:
         attempt.reach()
         attempt.close()
-        attempt.order(Want.TEARDOWN)
+        attempt.order(WantedState.TEARDOWN)
         answered = [ranks.answered(rank) for rank in range(2)]
         ranks.tell("sum")
         with attempt.ranks.pages() as pages:
@@ -318,10 +320,10 @@ def test_a_communicator_that_a_member_has_destroyed_is_left(world: World, tmp_pa
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
-            attempt.order(Want.FRESH_IDS)
+            attempt.order(WantedState.TEARDOWN)
+            attempt.order(WantedState.FRESH_IDS)
             attempt.spread()  # rank 0 has no such communicator: no id, no order for the other
-            attempt.order(Want.REBUILD)
+            attempt.order(WantedState.REBUILD)
             for page in attempt.pages:
                 page.open()
         assert ranks.ask("sum") == ["3", "3"]
@@ -337,7 +339,7 @@ def test_an_abort_while_down_is_done_at_once(world: World, tmp_path: Path) -> No
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
-            attempt.order(Want.TEARDOWN)
+            attempt.order(WantedState.TEARDOWN)
             assert ranks.ask("abort other") == ["0", "0"]
             attempt.rebuild()
         assert ranks.ask("sum") == ["3", "3"]
@@ -359,7 +361,7 @@ def test_a_monitor_that_outlives_communicators_is_remarked(world: World, tmp_pat
     with puppets(world, tmp_path, NCCL_RAS_ENABLE="1") as ranks, ranks.attempts() as attempt:
         attempt.reach()
         attempt.close()
-        attempt.order(Want.TEARDOWN)
+        attempt.order(WantedState.TEARDOWN)
         assert all(b"NCCL_RAS_ENABLE=0" in page.answer()["trouble"] for page in attempt.pages)
         attempt.rebuild()
         assert ranks.ask("sum") == ["3", "3"]

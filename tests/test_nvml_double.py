@@ -50,7 +50,7 @@ def test_the_gpus_are_those_of_cuda(
     told = devices.inventory(libraries=doubles.folder)
     assert (told.driver, told.why_none) == ("570.86.15", None)
     first, second = told.devices
-    assert first == devices.Gpu(
+    assert first == devices.NvmlGpu(
         index=0,
         uuid=A,
         name="liveshift simulated GPU H200",

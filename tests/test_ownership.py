@@ -8,52 +8,57 @@ import itertools
 import pytest
 
 from liveshift.runtime.model.ownership import Owner, Ruling, Side, is_stray, may_pass, rule
-from liveshift.runtime.model.steps import ALLOWED, ENDS, Step
+from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
 
 WAIT, RUN, END = Ruling.WAIT, Ruling.RUN, Ruling.END
-BEFORE = (Step.PREPARING, Step.PRECOPYING, Step.QUIESCING, Step.FREEZING)
-STEPS = (*Step, None)
+BEFORE = (
+    MigrationStep.PREPARING,
+    MigrationStep.PRECOPYING,
+    MigrationStep.QUIESCING,
+    MigrationStep.FREEZING,
+)
+STEPS = (*MigrationStep, None)
 
 LEAVING = {  # step: (mine, not mine)
-    Step.PREPARING: (WAIT, END),
-    Step.PRECOPYING: (WAIT, END),
-    Step.QUIESCING: (WAIT, END),
-    Step.FREEZING: (WAIT, END),
-    Step.COMMITTED: (RUN, WAIT),
-    Step.RESTORING: (RUN, WAIT),
-    Step.RESUMING: (END, END),
-    Step.FINISHING: (END, END),
-    Step.DONE: (END, END),
-    Step.ROLLING_BACK: (RUN, END),
-    Step.RETURNING: (RUN, WAIT),
-    Step.FAILED: (RUN, END),
-    Step.JOB_ENDED: (RUN, END),
-    Step.LOST: (END, END),
+    MigrationStep.PREPARING: (WAIT, END),
+    MigrationStep.PRECOPYING: (WAIT, END),
+    MigrationStep.QUIESCING: (WAIT, END),
+    MigrationStep.FREEZING: (WAIT, END),
+    MigrationStep.COMMITTED: (RUN, WAIT),
+    MigrationStep.RESTORING: (RUN, WAIT),
+    MigrationStep.RESUMING: (END, END),
+    MigrationStep.FINISHING: (END, END),
+    MigrationStep.DONE: (END, END),
+    MigrationStep.ROLLING_BACK: (RUN, END),
+    MigrationStep.RETURNING: (RUN, WAIT),
+    MigrationStep.FAILED: (RUN, END),
+    MigrationStep.JOB_ENDED: (RUN, END),
+    MigrationStep.LOST: (END, END),
     None: (RUN, END),
 }
 
 COMING = {  # step: (mine by that epoch, mine by another, the next epoch's, none of these)
-    Step.PREPARING: (RUN, WAIT, WAIT, END),
-    Step.PRECOPYING: (RUN, WAIT, WAIT, END),
-    Step.QUIESCING: (RUN, WAIT, WAIT, END),
-    Step.FREEZING: (RUN, WAIT, WAIT, END),
-    Step.COMMITTED: (RUN, WAIT, END, END),
-    Step.RESTORING: (RUN, WAIT, WAIT, END),
-    Step.RESUMING: (RUN, WAIT, END, END),
-    Step.FINISHING: (RUN, WAIT, END, END),
-    Step.DONE: (RUN, END, END, END),
-    Step.ROLLING_BACK: (RUN, WAIT, WAIT, WAIT),
-    Step.RETURNING: (RUN, WAIT, WAIT, WAIT),
-    Step.FAILED: (RUN, END, END, END),
-    Step.JOB_ENDED: (RUN, END, END, END),
-    Step.LOST: (RUN, END, END, END),
+    MigrationStep.PREPARING: (RUN, WAIT, WAIT, END),
+    MigrationStep.PRECOPYING: (RUN, WAIT, WAIT, END),
+    MigrationStep.QUIESCING: (RUN, WAIT, WAIT, END),
+    MigrationStep.FREEZING: (RUN, WAIT, WAIT, END),
+    MigrationStep.COMMITTED: (RUN, WAIT, END, END),
+    MigrationStep.RESTORING: (RUN, WAIT, WAIT, END),
+    MigrationStep.RESUMING: (RUN, WAIT, END, END),
+    MigrationStep.FINISHING: (RUN, WAIT, END, END),
+    MigrationStep.DONE: (RUN, END, END, END),
+    MigrationStep.ROLLING_BACK: (RUN, WAIT, WAIT, WAIT),
+    MigrationStep.RETURNING: (RUN, WAIT, WAIT, WAIT),
+    MigrationStep.FAILED: (RUN, END, END, END),
+    MigrationStep.JOB_ENDED: (RUN, END, END, END),
+    MigrationStep.LOST: (RUN, END, END, END),
     None: (RUN, END, END, END),
 }
 
 
 @pytest.mark.parametrize("granted", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_the_source_s_copy(step: Step | None, granted: bool) -> None:
+def test_the_source_s_copy(step: MigrationStep | None, granted: bool) -> None:
     mine, other = Owner("a", 7, granted), Owner("b", 7, granted)
     for epoch in (5, 6, 7):  # it was frozen under
         assert rule(Side.LEAVING, "a", epoch, mine, step) is LEAVING[step][0]
@@ -62,7 +67,7 @@ def test_the_source_s_copy(step: Step | None, granted: bool) -> None:
 
 @pytest.mark.parametrize("granted", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_the_destination_s_copy(step: Step | None, granted: bool) -> None:
+def test_the_destination_s_copy(step: MigrationStep | None, granted: bool) -> None:
     mine, other = Owner("b", 7, granted), Owner("a", 7, granted)
     this, another, following, none = COMING[step]
     assert rule(Side.COMING, "b", 7, mine, step) is this
@@ -86,12 +91,17 @@ def test_only_the_owner_is_ever_told_to_run() -> None:
     ("step", "owner"),
     [
         *[(step, "a") for step in BEFORE],
-        *[(step, "b") for step in (Step.COMMITTED, Step.RESTORING, Step.RETURNING)],
-        (Step.RETURNING, "a"),
-        (Step.ROLLING_BACK, "a"),
+        *[
+            (step, "b")
+            for step in (MigrationStep.COMMITTED, MigrationStep.RESTORING, MigrationStep.RETURNING)
+        ],
+        (MigrationStep.RETURNING, "a"),
+        (MigrationStep.ROLLING_BACK, "a"),
     ],
 )
-def test_until_it_is_decided_one_copy_is_kept_and_at_most_one_runs(step: Step, owner: str) -> None:
+def test_until_it_is_decided_one_copy_is_kept_and_at_most_one_runs(
+    step: MigrationStep, owner: str
+) -> None:
     now = Owner(owner, 2 if owner == "b" else 1, False)
     ready = {rule(Side.LEAVING, "a", 1, now, step), rule(Side.COMING, "b", 2, now, step)}
     assert len(ready - {RUN}) > 0
@@ -128,8 +138,13 @@ def test_strays(host: str, epoch: int, moving: bool, stray: bool) -> None:
 
 
 def test_every_step_leads_to_an_end() -> None:
-    assert {Step.DONE, Step.FAILED, Step.JOB_ENDED, Step.LOST} == ENDS
+    assert {
+        MigrationStep.DONE,
+        MigrationStep.FAILED,
+        MigrationStep.JOB_ENDED,
+        MigrationStep.LOST,
+    } == ENDS
     reached = set(ENDS)
-    for _ in Step:
+    for _ in MigrationStep:
         reached |= {step for step, after in ALLOWED.items() if after & reached}
-    assert reached == set(Step)
+    assert reached == set(MigrationStep)

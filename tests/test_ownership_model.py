@@ -30,7 +30,7 @@ from liveshift.runtime.model.ownership import (
     may_pass,
     rule,
 )
-from liveshift.runtime.model.steps import ENDS, Step
+from liveshift.runtime.model.steps import ENDS, MigrationStep
 
 FAULTS = ("orchestrator", "agents", "hosts", "doubles", "silences", "failures")
 FOUND_AT_MOST = 60_000
@@ -92,7 +92,7 @@ def test_without_faults_it_moves() -> None:
         todo += [after for _, after in model.changes(state)]
         ends.add(state.ends)
     assert len(seen) > 100
-    assert ends == {(), (Step.DONE,)}
+    assert ends == {(), (MigrationStep.DONE,)}
 
 
 # ---- what it rests on ------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_commit_while_it_rolls_back_is_seen_after_a_restart() -> None:
         assert found.states > (1_000 if sound else 0)
 
 
-When = Callable[[Side, bool, int, Owner, Step | None], bool]
+When = Callable[[Side, bool, int, Owner, MigrationStep | None], bool]
 L, C = Side.LEAVING, Side.COMING
 
 OTHER_RULES: list[tuple[str, When, Ruling, dict[str, int]]] = [
@@ -156,24 +156,24 @@ OTHER_RULES: list[tuple[str, When, Ruling, dict[str, int]]] = [
      lambda side, mine, _, __, step: side is L and mine and step in BEFORE_COMMIT,
      Ruling.RUN, faults("silences")),
     ("the source runs while it is restored",
-     lambda side, mine, _, __, step: side is L and step is Step.RESTORING, Ruling.RUN, faults()),
+     lambda side, mine, _, __, step: side is L and step is MigrationStep.RESTORING, Ruling.RUN, faults()),
     ("the source runs before it has it back",
-     lambda side, mine, _, __, step: side is L and step is Step.RETURNING,
+     lambda side, mine, _, __, step: side is L and step is MigrationStep.RETURNING,
      Ruling.RUN, faults("silences")),
     ("the source ends before it runs at the destination",
      lambda side, mine, _, __, step: side is L and not mine and step in BEFORE_RUNNING,
      Ruling.END, faults("hosts")),
     ("the source never ends",
-     lambda side, mine, _, __, step: side is L and not mine and step in (Step.FINISHING, Step.DONE),
+     lambda side, mine, _, __, step: side is L and not mine and step in (MigrationStep.FINISHING, MigrationStep.DONE),
      Ruling.WAIT, faults()),
     ("the destination runs under any epoch",
      lambda side, mine, _, __, step: side is C and mine, Ruling.RUN,
      faults("silences", "silences", "agents")),
     ("the destination runs while it returns",
-     lambda side, mine, _, __, step: side is C and not mine and step is Step.RETURNING,
+     lambda side, mine, _, __, step: side is C and not mine and step is MigrationStep.RETURNING,
      Ruling.RUN, faults("silences")),
     ("the image ends before the source has it back",
-     lambda side, mine, _, __, step: side is C and not mine and step is Step.RETURNING,
+     lambda side, mine, _, __, step: side is C and not mine and step is MigrationStep.RETURNING,
      Ruling.END, faults("hosts", "silences")),
     ("the image ends before the commit",
      lambda side, mine, _, __, step: side is C and not mine and step in BEFORE_COMMIT,
@@ -193,7 +193,9 @@ OTHER_RULES: list[tuple[str, When, Ruling, dict[str, int]]] = [
 def test_with_another_rule_the_protocol_fails(
     when: When, then: Ruling, budget: dict[str, int]
 ) -> None:
-    def other(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> Ruling:
+    def other(
+        side: Side, host: str, epoch: int, owner: Owner, step: MigrationStep | None
+    ) -> Ruling:
         if when(side, owner.host == host, epoch, owner, step):
             return then
         return rule(side, host, epoch, owner, step)

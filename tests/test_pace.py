@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from paced_job import BATCH, READS, Job, Steady, play
 
-from liveshift.runtime.agent.departure.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Pace
+from liveshift.runtime.agent.departure.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Throttle
 from liveshift.runtime.agent.host.reading_cost import BYTES_PER_CPU_SECOND, DEAREST, IDLE_S, LOOK
 
 
@@ -212,7 +212,7 @@ def test_a_pre_copy_begins_with_what_the_one_before_found() -> None:
     assert job.pace(usual=0).rate == pytest.approx(0.1 * 2 / 4.0 * 1e9, rel=0.01)
 
 
-def read_together(job: Job, paces: list[Pace], seconds: float) -> list[int]:
+def read_together(job: Job, paces: list[Throttle], seconds: float) -> list[int]:
     """Each of them reads in a thread of its own, as it may; how much each has read."""
     wakes, read = [job.now] * len(paces), [0] * len(paces)
     until = job.now + seconds
@@ -231,7 +231,7 @@ def read_together(job: Job, paces: list[Pace], seconds: float) -> list[int]:
 def test_several_at_once_share_the_time_of_the_cores() -> None:
     job = Job(1.0, dear=2.0)
     paces = [
-        Pace(lambda: 0, 0, share, lambda: job.now, job.rests.append, 2, job.cost)
+        Throttle(lambda: 0, 0, share, lambda: job.now, job.rests.append, 2, job.cost)
         for share in (0.2, 0.2, 0.4)
     ]
     read_together(job, paces, 20)
@@ -285,7 +285,7 @@ def test_of_one_that_may_lose_more_than_it_says_no_more_is_read_than_can_be_affo
 def test_threads_read_no_more_than_one_would() -> None:
     job = Job(1.0)
     rests: list[float] = []
-    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
+    pace = Throttle(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(pace.spent, [BATCH] * 20))
     assert sum(rests) == pytest.approx(sum(n * BATCH / pace.rate for n in range(1, 21)))
@@ -294,7 +294,7 @@ def test_threads_read_no_more_than_one_would() -> None:
 def test_what_was_not_read_between_rounds_is_not_made_up_for() -> None:
     job = Job(1.0)
     rests: list[float] = []
-    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
+    pace = Throttle(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
     pace.spent(10 * BATCH)
     rests.clear()
     job.now = 60.0

@@ -15,7 +15,7 @@ from statistics import mean
 import pytest
 from paced_job import BATCH, Job
 
-from liveshift.runtime.agent.departure.pace import Pace
+from liveshift.runtime.agent.departure.pace import Throttle
 
 VARIES = 0.15
 HICCUPS, LONG = 0.05, 2.5
@@ -56,7 +56,7 @@ def lost(harm: float, step: float, seed: int, seen: float = 1.0) -> tuple[float,
     """The share of its speed that a job loses to a pre-copy of 40 s; bytes per second. ``seen``: of
     its usual speed, what it was taken for."""
     job, usual = Noisy(harm, step, seed), _usual(step)
-    pace = Pace(
+    pace = Throttle(
         lambda: job.done, usual * seen, 0.2, lambda: job.now, job.rest, 2, job.cost,
         gap=max(0.5, step / 2),
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_noisy_job_keeps_its_share(harm: float, step: float) -> None:
 def test_a_job_that_nearly_stands_is_looked_at_at_once() -> None:
     """Its gaps are long because of the pre-copy: no look may wait for several of them."""
     job = Job(8.0, 0.55, 0.275)
-    pace = Pace(lambda: job.done, 100.0, 0.2, lambda: job.now, job.rest, 2, job.cost, gap=0.5)
+    pace = Throttle(lambda: job.done, 100.0, 0.2, lambda: job.now, job.rest, 2, job.cost, gap=0.5)
     before = pace.rate
     while pace.slow_down is None:
         job.read()

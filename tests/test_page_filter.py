@@ -14,7 +14,7 @@ from captured import ROOT_PID, Sink, sink, until
 from page_chunks import Pages, anonymous_ranges
 from room_trees import Rooms, criu, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.page_filter import PageFilter
@@ -46,7 +46,7 @@ def _before_others() -> None:
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def host_pids(room: Room) -> list[int]:
+def host_pids(room: Sandbox) -> list[int]:
     return [task.pid for task in tasks(room)]
 
 

@@ -53,9 +53,9 @@ CONSTANTS = {
     "LIVESHIFT_PAGE_SIZE": layout.SIZE,
 }
 ENUMS = {
-    "LIVESHIFT_": (layout.Want, layout.Library),
+    "LIVESHIFT_": (layout.WantedState, layout.Library),
     "LIVESHIFT_COMM_": (layout.CommunicatorState,),
-    "LIVESHIFT_MEMORY_": (layout.Memory,),
+    "LIVESHIFT_MEMORY_": (layout.MemoryKind,),
 }
 
 

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 from liveshift.errors import StepFailed
 from liveshift.runtime.control import keys
 from liveshift.runtime.wire import CHUNK, HEADER, Lanes, PageHeader, PageStreams, Receiver, Sender
-from liveshift.runtime.wire.announced import Seal
+from liveshift.runtime.wire.announced import IncomingSeal
 from liveshift.runtime.wire.page_lane import ANSWER
 from liveshift.runtime.wire.seal import TAG, Sealer, make_key
 
@@ -231,7 +231,7 @@ def test_an_agent_that_was_started_anew_takes_other_numbers_under_the_same_key(
     monkeypatch.setattr(time, "time_ns", lambda: (next(years) - 1970) * 31_556_952 * 10**9)
     key, lives = make_key(), []
     for _ in range(2):
-        seal = Seal(key, 1, "speaker")
+        seal = IncomingSeal(key, 1, "speaker")
         lives.append([ANSWER.unpack_from(seal.answer(1, "ack", n))[0] for n in range(3)])
     assert lives[0] == sorted(lives[0])
     assert lives[0][-1] < lives[1][0], "so that the source hears the later one, too"

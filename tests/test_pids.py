@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from image_edits import encode
 from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.images import pids
@@ -162,7 +162,7 @@ def test_ids_next_to_the_limit_and_across_it_come_back(
     assert goes_on(there)
 
 
-def moved(criu: Criu, here: Room, rooms: Rooms, place: Path, sink: Sink) -> Room:
+def moved(criu: Criu, here: Sandbox, rooms: Rooms, place: Path, sink: Sink) -> Sandbox:
     """The room that a tree is in once it was dumped and restored."""
     there = rooms.empty()
     left = dumped(criu, here, there, place, sink)

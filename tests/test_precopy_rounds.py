@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from captured import until
 
-from liveshift.criu_glue.memory.source.pulling import Stopped
-from liveshift.criu_glue.memory.source.tracker import Standstill
+from liveshift.criu_glue.memory.source.pulling import PullStopped
+from liveshift.criu_glue.memory.source.tracker import FrozenSet
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import precopy
-from liveshift.runtime.agent.departure.precopy import Delta, Precopy
+from liveshift.runtime.agent.departure.precopy import FinalDirtySet, PrecopyRounds
 from liveshift.runtime.agent.host.usual_rate import UsualRate
 from liveshift.runtime.config.choices import Way
-from liveshift.runtime.config.cluster import Precopy as Settings
+from liveshift.runtime.config.cluster import PrecopySettings as Settings
 from liveshift.runtime.messages import Situation, Writing
 from liveshift.runtime.wire.wants import Wants
 
 
-class Counted(Precopy):
+class Counted(PrecopyRounds):
     """Whose rounds send nothing and are counted."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Named(Counted):
         self._wants = self._ask
         tracker: Any = SimpleNamespace(
             again=self._send, wait_frozen=lambda *_: None, close=lambda: None,
-            standstill=lambda *_: Standstill(0, 0, {}, {}, 0.0, 0.0),
+            standstill=lambda *_: FrozenSet(0, 0, {}, {}, 0.0, 0.0),
         )  # fmt: skip
         self.tracker = tracker
 
@@ -160,7 +160,7 @@ def test_so_they_are_at_the_standstill_before_the_table_goes() -> None:
     made, table = Named(*LACKS), list[int]()
     wire: Any = SimpleNamespace(send=lambda *_: table.append(len(made.sent)))
     page_filter: Any = SimpleNamespace(asked=None, hide=None)
-    Delta(made, wire, page_filter, float("inf")).finish()
+    FinalDirtySet(made, wire, page_filter, float("inf")).finish()
     assert table == [3, 3]
     made.close()
 
@@ -206,7 +206,7 @@ def test_a_round_that_costs_more_than_it_saves_is_not_sent(rounds: Counted) -> N
     rounds._ahead.rounds = 1
     rounds._look_at_list(SLOW.size // 10)
     rounds._ahead.rounds = 2
-    with pytest.raises(Stopped):  # of what the round before found all is written again
+    with pytest.raises(PullStopped):  # of what the round before found all is written again
         rounds._look_at_list(SLOW.size // 10)
     assert rounds.stops == [SLOW.size // 10], "it is left for the stop, which is reckoned with it"
 

@@ -13,7 +13,7 @@ from cli_harness import Call
 
 from liveshift.errors import WrongUsage
 from liveshift.launcher.commands import private_paths
-from liveshift.runtime.messages import Run
+from liveshift.runtime.messages import RunJob
 
 
 @pytest.fixture
@@ -107,4 +107,4 @@ def test_run_starts_nothing_that_cannot_work(double: Any, call: Call, tmp_path: 
     assert (code, out) == (2, "")
     assert f"error: the working directory {tmp_path} is not there in a capsule" in err
     assert "hint: " in err
-    assert len([ask for ask in double.asks if isinstance(ask, Run)]) == 1
+    assert len([ask for ask in double.asks if isinstance(ask, RunJob)]) == 1

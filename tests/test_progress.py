@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from liveshift.errors import Unreachable
-from liveshift.runtime.agent.departure.progress import Reporter, Teller
+from liveshift.runtime.agent.departure.progress import ReportSender, RoundsReporter
 from liveshift.runtime.messages import Message, Progressed
 
 MB = 1_000_000
@@ -21,7 +21,7 @@ class Told:
     def __init__(self) -> None:
         self.now = 100.0
         self.words: list[Progressed] = []
-        self.reporter = Reporter(self.words.append, "m7", 0.25, lambda: self.now)
+        self.reporter = RoundsReporter(self.words.append, "m7", 0.25, lambda: self.now)
 
     def send(self, seconds: float, size: int, chunks: int = 10) -> None:
         """``size`` bytes in so many seconds, evenly."""
@@ -131,7 +131,7 @@ def test_a_stop_is_reckoned_with_what_the_way_is_known_to_carry() -> None:
 
 def test_threads_lose_no_byte() -> None:
     words: list[Progressed] = []
-    reporter = Reporter(words.append, "m7", 0.0)
+    reporter = RoundsReporter(words.append, "m7", 0.0)
     reporter.round_began(1, 40_000)
 
     def count() -> None:
@@ -164,7 +164,7 @@ def test_the_newest_word_of_each_migration_arrives() -> None:
             if len(came) == 3:
                 rest.set()
 
-        teller = Teller(ask, 5.0)
+        teller = ReportSender(ask, 5.0)
         teller(word("m1", 1))
         await first.wait()
         await asyncio.to_thread(lambda: [teller(word("m1", n)) for n in range(2, 100)])
@@ -190,7 +190,7 @@ def test_a_word_that_is_lost_stops_nobody() -> None:
                 second.set()
             raise Unreachable("the orchestrator is away")
 
-        teller = Teller(ask, 5.0)
+        teller = ReportSender(ask, 5.0)
         teller(word("m1", 1))
         while not tried:
             await asyncio.sleep(0)
@@ -202,10 +202,10 @@ def test_a_word_that_is_lost_stops_nobody() -> None:
 
 
 def test_words_after_the_end_of_the_loop_are_nothing() -> None:
-    async def make() -> Teller:
+    async def make() -> ReportSender:
         async def ask(_message: Message, _timeout: float) -> None:
             raise AssertionError
 
-        return Teller(ask, 1.0)
+        return ReportSender(ask, 1.0)
 
     asyncio.run(make())(word("m1", 1))

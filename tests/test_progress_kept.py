@@ -14,8 +14,8 @@ from liveshift.criu_glue.survey.footprint import Footprint
 from liveshift.runtime import messages
 from liveshift.runtime.cost.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.messages import Progressed, Rounds
-from liveshift.runtime.migration.migration import Move
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["brain", "no_waiting"]
@@ -23,7 +23,7 @@ __all__ = ["brain", "no_waiting"]
 WORD = Progressed("m7", 3, 2300, 48, 12, 6e8, 0.06, 0.3, 9e8)
 
 
-def under_way(step: Step = Step.PRECOPYING) -> Move:
+def under_way(step: MigrationStep = MigrationStep.PRECOPYING) -> HostMigration:
     move = a_move(Stage())
     move.step = step
     move.predicted = predict(Load(Footprint(10**9, 0, 1, 1, 0)))
@@ -41,11 +41,13 @@ def test_the_last_word_is_kept_with_what_a_stop_takes_besides() -> None:
     assert move.row().precopy == Rounds(4, 2300, 48, 12, 6e8, 0.06, None, 9e8)
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.PRECOPYING])
-def test_a_word_that_comes_late_changes_nothing(step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [step for step in MigrationStep if step is not MigrationStep.PRECOPYING]
+)
+def test_a_word_that_comes_late_changes_nothing(step: MigrationStep) -> None:
     move = under_way(step)
     move.progressed(WORD)
-    assert (move.precopy is None) == (step is not Step.QUIESCING)
+    assert (move.precopy is None) == (step is not MigrationStep.QUIESCING)
 
 
 def test_only_the_source_is_heard(brain: Orchestrator) -> None:
@@ -66,7 +68,7 @@ def test_both_outlive_the_orchestrator() -> None:
     raw = msgspec.msgpack.encode(move.row())
     row = msgspec.msgpack.decode(raw, type=messages.MigrationRow)
     stage = Stage()
-    again = Move.left_behind(stage, move.job, move.capsule, row, stage.changed)
+    again = HostMigration.left_behind(stage, move.job, move.capsule, row, stage.changed)
     assert (again.row().precopy, again.row().predicted) == (move.precopy, move.predicted)
 
 
@@ -115,7 +117,7 @@ def test_the_rounds_sharpen_what_was_predicted() -> None:
 
     def changed(move: Any) -> None:
         said.append(move.predicted)
-        if move.step is Step.PRECOPYING:
+        if move.step is MigrationStep.PRECOPYING:
             move.progressed(WORD)
 
     stage.changed = changed  # type: ignore[method-assign]

@@ -151,7 +151,7 @@ def test_an_agent_that_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
         raise zmq.ZMQError(zmq.EAGAIN)
 
     async def scene() -> None:
-        there = line.Line("h0", full, nothing, life=1, largest=10**6)
+        there = line.Connection("h0", full, nothing, life=1, largest=10**6)
         with pytest.raises(Unreachable, match="h0 is connected, but has not taken the last") as no:
             await there.ask(messages.Forget("gpt"), 5)
         assert no.value.hint == "its log says more"

@@ -12,10 +12,10 @@ from test_journal_trouble import moves
 
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime.migration.migration import Move
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.moves import MigrationService
 
 __all__ = ["moves"]
 
@@ -27,16 +27,16 @@ async def answers(_host: str, word: messages.Message, _limit: float) -> messages
 
 
 def test_the_next_plan_warns_of_it_until_a_move_has_come_about(
-    moves: Moves, monkeypatch: pytest.MonkeyPatch
+    moves: MigrationService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moves, "ask", answers)
     fleet: Fleet = cast(Any, moves)._fleet
     job = fleet.jobs["gpt"]
     capsule = job.capsules["gpt/1"]
 
-    def ends(number: int, step: Step, error: LiveshiftError | None) -> None:
+    def ends(number: int, step: MigrationStep, error: LiveshiftError | None) -> None:
         changed = cast(Any, moves)._changed
-        move = Move(moves, number, job, capsule, "h2", "", "root", changed)
+        move = HostMigration(moves, number, job, capsule, "h2", "", "root", changed)
         fleet.moves[move.name] = move
         move.step, move.error = step, error
         changed(move)
@@ -47,16 +47,16 @@ def test_the_next_plan_warns_of_it_until_a_move_has_come_about(
 
     async def story() -> None:
         assert await warnings() == []
-        ends(1, Step.FAILED, SourceFailed("dump", "CRIU could not dump gpt/1: Error: new"))
+        ends(1, MigrationStep.FAILED, SourceFailed("dump", "CRIU could not dump gpt/1: Error: new"))
         first = "its last move from here, m1, failed: dump: CRIU could not dump gpt/1: Error: new"
         assert await warnings() == [first]
-        ends(2, Step.FAILED, Refused("cancelled by root"))
-        ends(3, Step.FAILED, StepFailed("ship", "the link broke"))
+        ends(2, MigrationStep.FAILED, Refused("cancelled by root"))
+        ends(3, MigrationStep.FAILED, StepFailed("ship", "the link broke"))
         assert await warnings() == [first], "these say nothing of the capsule"
-        ends(4, Step.FAILED, StepFailed("restore", "CRIU could not restore gpt/1: so"))
+        ends(4, MigrationStep.FAILED, StepFailed("restore", "CRIU could not restore gpt/1: so"))
         (second,) = await warnings()
         assert second.endswith("m4, failed: restore: CRIU could not restore gpt/1: so")
-        ends(5, Step.DONE, None)
+        ends(5, MigrationStep.DONE, None)
         assert await warnings() == []
 
     asyncio.run(story())

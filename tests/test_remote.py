@@ -348,12 +348,12 @@ def test_the_key_of_a_host_is_not_an_operators(
         async def agent() -> None:
             uplink = link.Uplink("h0", place.orchestrator, tmp_path / "keys", nothing)
             serving = asyncio.create_task(uplink.serve())
-            hello = messages.Hello("h0", FACTS, {}, load(place.config).digest, "life")
+            hello = messages.Register("h0", FACTS, {}, load(place.config).digest, "life")
             answer = await uplink.line.ask(hello, 20)
             assert isinstance(answer, messages.Books)
             with pytest.raises(NotPermitted, match="is no operator's"):
                 await asyncio.to_thread(asked_with, Remote(place.orchestrator, key))
-            assert await uplink.line.ask(messages.Beat("h0", 1 << 30, []), 20) is None
+            assert await uplink.line.ask(messages.Heartbeat("h0", 1 << 30, []), 20) is None
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 

@@ -18,7 +18,7 @@ from room_trees import COUNTER, Rooms, count, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.mounts import Placement
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.survey.survey import survey
@@ -41,14 +41,14 @@ USED = COUNTER.replace(
 )
 
 
-def mapped(stands: Room) -> set[str]:
+def mapped(stands: Sandbox) -> set[str]:
     """Paths of what its only task has mapped, as far as their names are gone."""
     (task,) = tasks(stands)
     lines = Path(f"/proc/{task.pid}/maps").read_text().splitlines()
     return {line.split(maxsplit=5)[5] for line in lines if line.endswith(" (deleted)")}
 
 
-def in_tmp(stands: Room) -> set[str]:
+def in_tmp(stands: Sandbox) -> set[str]:
     """What its /tmp holds; a checkout below /tmp is mounted there, too."""
     return {path.name for path in (stands.root / "tmp").iterdir()}
 

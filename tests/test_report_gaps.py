@@ -11,11 +11,11 @@ import pytest
 from report_scene import BEGIN, PACED, STILL, Page, migration, report, run
 
 from liveshift.launcher.report import (
-    Migration,
-    Phase,
+    DowntimeReport,
     RankRun,
-    Report,
-    Step,
+    ReportedMigration,
+    ReportedPhase,
+    ReportedStep,
     as_json,
     counted,
     doubts,
@@ -31,13 +31,15 @@ from liveshift.launcher.report.record import gaps_of
 __all__ = ["migration", "report"]
 
 
-def shifted(report: Report, seconds: float) -> Report:
+def shifted(report: DowntimeReport, seconds: float) -> DowntimeReport:
     """The same move, so much later: its ranks' steps stay where they were."""
     (move,) = report.migrations
     return replace(report, migrations=(replace(move, started_at=move.started_at + seconds),))
 
 
-def test_the_pause_is_the_gap_that_holds_the_freeze(report: Report, migration: Migration) -> None:
+def test_the_pause_is_the_gap_that_holds_the_freeze(
+    report: DowntimeReport, migration: ReportedMigration
+) -> None:
     gap = report.gap_of(migration)
     assert gap is not None
     assert gap.step == 11
@@ -46,9 +48,13 @@ def test_the_pause_is_the_gap_that_holds_the_freeze(report: Report, migration: M
     assert median_step(report.moved) == pytest.approx(0.1, abs=1e-5)
 
 
-def test_a_longer_gap_that_does_not_hold_the_freeze_is_not_the_pause(report: Report) -> None:
+def test_a_longer_gap_that_does_not_hold_the_freeze_is_not_the_pause(
+    report: DowntimeReport,
+) -> None:
     """The rank beside it, and a step of its own before the move, were slower."""
-    slow = RankRun(0, (Step(1, 1.0, BEGIN, "h0"), Step(2, 1.0, BEGIN + 5, "h0")), "aa")
+    slow = RankRun(
+        0, (ReportedStep(1, 1.0, BEGIN, "h0"), ReportedStep(2, 1.0, BEGIN + 5, "h0")), "aa"
+    )
     first, *rest = report.moved[1].steps
     early = replace(first, time=first.time - 9)
     told = replace(report, moved=(slow, replace(report.moved[1], steps=(early, *rest))))
@@ -57,7 +63,9 @@ def test_a_longer_gap_that_does_not_hold_the_freeze_is_not_the_pause(report: Rep
     assert (gap.step, round(gap.seconds, 5)) == (11, STILL + 0.1)
 
 
-def test_steps_on_both_hosts_bear_a_move_out(report: Report, migration: Migration) -> None:
+def test_steps_on_both_hosts_bear_a_move_out(
+    report: DowntimeReport, migration: ReportedMigration
+) -> None:
     assert doubts(report, 10) == []
     beside, moved = counted(report, migration)
     assert (beside.rank, beside.before, beside.after) == (0, {"h0": 10}, {"h0": 10})
@@ -65,7 +73,7 @@ def test_steps_on_both_hosts_bear_a_move_out(report: Report, migration: Migratio
 
 
 def test_a_rank_that_was_moved_after_its_last_step_has_not_been_moved_while_it_trained(
-    report: Report,
+    report: DowntimeReport,
 ) -> None:
     """All losses are equal all the same, and somewhere there is a gap between two steps."""
     late = shifted(report, 2.0)
@@ -79,7 +87,7 @@ def test_a_rank_that_was_moved_after_its_last_step_has_not_been_moved_while_it_t
     assert "gpt/1: rank 0 made no step after the freeze; 10 or more on h0 are wanted" in found
 
 
-def test_a_pause_that_no_step_shows_is_not_shown(report: Report, tmp_path: Path) -> None:
+def test_a_pause_that_no_step_shows_is_not_shown(report: DowntimeReport, tmp_path: Path) -> None:
     """Neither by the page, nor by the sentence, nor in the document: the job had ended before."""
     late = shifted(report, 2.0)
     (move,) = late.migrations
@@ -102,14 +110,14 @@ def test_a_pause_that_no_step_shows_is_not_shown(report: Report, tmp_path: Path)
     assert as_json(report)["doubts"] == []
 
 
-def test_too_few_steps_after_a_move_are_too_few(report: Report) -> None:
+def test_too_few_steps_after_a_move_are_too_few(report: DowntimeReport) -> None:
     (found,) = doubts(replace(report, moved=report.moved[1:]), 11)
     assert (
         found == "gpt/1: rank 1 made 10 steps on h2 after the freeze; 11 or more on h2 are wanted"
     )
 
 
-def test_steps_on_the_wrong_host_are_not_steps_of_the_move(report: Report) -> None:
+def test_steps_on_the_wrong_host_are_not_steps_of_the_move(report: DowntimeReport) -> None:
     elsewhere = run(1, STILL, "h3")
     (found,) = doubts(replace(report, moved=(report.moved[0], elsewhere)), 10)
     assert (
@@ -120,10 +128,10 @@ def test_steps_on_the_wrong_host_are_not_steps_of_the_move(report: Report) -> No
     assert "rank 0 made 10 steps on h1 after the freeze" in found
 
 
-def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: Report) -> None:
+def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: DowntimeReport) -> None:
     """Frozen for 0.88 s, as the move says, and a step 0.5 s after the one before."""
     (move,) = report.migrations
-    paced = replace(move, phases=(Phase("quiesce", 0.02, 0.3, detail=PACED), *move.phases))
+    paced = replace(move, phases=(ReportedPhase("quiesce", 0.02, 0.3, detail=PACED), *move.phases))
     shorter = (report.moved[0], run(1, 0.4, "h2"))
     (found,) = doubts(replace(report, moved=shorter, migrations=(paced,)), 5)
     assert (
@@ -134,32 +142,32 @@ def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: Report) -> None:
 def test_the_commit_tells_which_gap_holds_the_freeze() -> None:
     """A step may end while the tree is being seized; none can around the commit."""
     phases = [
-        Phase("dump", 0.5, 1.0, frozen=True),
-        Phase("commit", 0.1, 1.5, frozen=True),
-        Phase("restore", 0.4, 1.6, frozen=True),
+        ReportedPhase("dump", 0.5, 1.0, frozen=True),
+        ReportedPhase("commit", 0.1, 1.5, frozen=True),
+        ReportedPhase("restore", 0.4, 1.6, frozen=True),
     ]
     times = [0.0, 0.9, 1.1, 2.3, 2.4]
     assert gaps.held_at(phases) == 1.5
     assert gaps.holding(times, 1.5) == 3
     assert gaps.doubts(times, phases, 0.0) == []
     assert gaps.held_at(phases[:1]) == 1.25, "without one it is the middle"
-    assert gaps.held_at([Phase("prepare", 1.0, 0.0)]) is None
+    assert gaps.held_at([ReportedPhase("prepare", 1.0, 0.0)]) is None
     assert gaps.doubts(times, [], 0.0) == ["it was never frozen"]
 
 
 STEP = 0.15  # of a rank that stands from 10.000 to 10.454 s
 REAL = [
-    Phase("quiesce", 0.08, 9.92, detail=PACED),
-    Phase("last round", 0.002, 10.0, frozen=True),
-    Phase("lock", 0.01, 10.002, frozen=True),
-    Phase("dump", 0.301, 10.012, frozen=True),
-    Phase("files", 0.01, 10.313, frozen=True),
-    Phase("commit", 0.005, 10.33, frozen=True),
-    Phase("restore", 0.1, 10.335, frozen=True),
-    Phase("unlock", 0.01, 10.435, frozen=True),
-    Phase("reopen", 0.009, 10.445, frozen=True),
+    ReportedPhase("quiesce", 0.08, 9.92, detail=PACED),
+    ReportedPhase("last round", 0.002, 10.0, frozen=True),
+    ReportedPhase("lock", 0.01, 10.002, frozen=True),
+    ReportedPhase("dump", 0.301, 10.012, frozen=True),
+    ReportedPhase("files", 0.01, 10.313, frozen=True),
+    ReportedPhase("commit", 0.005, 10.33, frozen=True),
+    ReportedPhase("restore", 0.1, 10.335, frozen=True),
+    ReportedPhase("unlock", 0.01, 10.435, frozen=True),
+    ReportedPhase("reopen", 0.009, 10.445, frozen=True),
 ]
-IN_PLACE = [Phase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
+IN_PLACE = [ReportedPhase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ IN_PLACE = [Phase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
     ],
 )
 def test_a_gap_may_be_shorter_than_the_freeze_only_by_what_a_rank_can_do_at_its_ends(
-    phases: list[Phase], last: float, next_one: float, borne: bool
+    phases: list[ReportedPhase], last: float, next_one: float, borne: bool
 ) -> None:
     times = [*(last - n * STEP for n in (4, 3, 2, 1)), last, next_one, next_one + STEP]
     found = gaps.doubts(times, phases, 0.0)

@@ -10,13 +10,13 @@ import pytest
 from report_scene import BEGIN, HOSTILE, Page, migration, report
 
 from liveshift.launcher.report import (
+    DowntimeReport,
     Expected,
     ExpectedPart,
-    Migration,
-    Phase,
     RankRun,
-    Report,
-    Step,
+    ReportedMigration,
+    ReportedPhase,
+    ReportedStep,
     as_json,
     render,
 )
@@ -25,7 +25,7 @@ from liveshift.launcher.report.page import pause
 __all__ = ["migration", "report"]
 
 
-def test_what_a_move_cost_stands_beside_its_pause(report: Report) -> None:
+def test_what_a_move_cost_stands_beside_its_pause(report: DowntimeReport) -> None:
     """One number; one that was not measured says so, and one of which nothing is known is left
     out."""
     said = "cost 1.7 s of training: paused 1.3, slower 0.4"
@@ -43,12 +43,12 @@ def test_what_a_move_cost_stands_beside_its_pause(report: Report) -> None:
     assert (document["lost_s"], document["cost"]) == (1.68, said)
 
 
-def test_a_page_without_an_outcome_has_no_empty_paragraph(report: Report) -> None:
+def test_a_page_without_an_outcome_has_no_empty_paragraph(report: DowntimeReport) -> None:
     assert '<p class="lead">h1 was emptied.</p>' in render(report)
     assert not re.search(r"<p[^>]*>\s*</p>", render(replace(report, outcome="")))
 
 
-def test_the_page_refers_to_nothing_outside(report: Report) -> None:
+def test_the_page_refers_to_nothing_outside(report: DowntimeReport) -> None:
     html = render(report)
     page = Page(html)
     assert not page.open  # every tag was closed
@@ -57,7 +57,7 @@ def test_the_page_refers_to_nothing_outside(report: Report) -> None:
     assert not re.search(r"https?://|url\(|@import", html)
 
 
-def test_the_page_holds_the_numbers(report: Report) -> None:
+def test_the_page_holds_the_numbers(report: DowntimeReport) -> None:
     words = Page(render(report)).words
     for number in ("40 of 40 losses", "1.30 s", "246 MB", "0.400 s", "0.880 s"):
         assert number in words
@@ -75,7 +75,7 @@ def test_the_page_holds_the_numbers(report: Report) -> None:
 
 
 def test_the_page_holds_the_prediction_against_what_was_seen(
-    report: Report, migration: Migration
+    report: DowntimeReport, migration: ReportedMigration
 ) -> None:
     parts = (
         ExpectedPart("memory", 0.31, 0.42, 48_000_000, f"of 2 GB {HOSTILE}"),
@@ -97,7 +97,7 @@ def test_the_page_holds_the_prediction_against_what_was_seen(
 
 
 def test_the_pause_has_one_number_and_the_others_say_what_they_are(
-    report: Report, migration: Migration
+    report: DowntimeReport, migration: ReportedMigration
 ) -> None:
     assert pause(report, migration) == (
         "The job paused for 1.30 s: that is the time from the last step before the freeze to the"
@@ -119,7 +119,7 @@ def test_the_pause_has_one_number_and_the_others_say_what_they_are(
     assert pause(report, replace(migration, phases=())) == "The job was never frozen."
 
 
-def test_each_phase_has_one_bar_and_the_freeze_an_axis_of_its_own(report: Report) -> None:
+def test_each_phase_has_one_bar_and_the_freeze_an_axis_of_its_own(report: DowntimeReport) -> None:
     html = render(report)
     before, zoomed = html.split('class="timeline zoomed"')
     for name, there in [("prepare", before), ("finish", before), ("frozen", before),
@@ -132,15 +132,20 @@ def test_each_phase_has_one_bar_and_the_freeze_an_axis_of_its_own(report: Report
     assert "<details><summary>All phases as a table</summary><table>" in html
 
 
-def test_phases_too_short_to_be_seen_share_a_row(report: Report, migration: Migration) -> None:
-    short = (Phase("lock", 0.001, 0.31, frozen=True), Phase("promise", 0.002, 0.71, frozen=True))
+def test_phases_too_short_to_be_seen_share_a_row(
+    report: DowntimeReport, migration: ReportedMigration
+) -> None:
+    short = (
+        ReportedPhase("lock", 0.001, 0.31, frozen=True),
+        ReportedPhase("promise", 0.002, 0.71, frozen=True),
+    )
     html = render(
         replace(report, migrations=(replace(migration, phases=migration.phases + short),))
     )
     assert '<div class="row" title="lock, promise"><span class="name">2 short ones</span>' in html
 
 
-def test_the_label_of_the_pause_stands_at_it(report: Report) -> None:
+def test_the_label_of_the_pause_stands_at_it(report: DowntimeReport) -> None:
     """The gap lasts from 0.9 to 2.2 s of 3.1 s, and is the highest step there is."""
     found = re.search(
         r'"flag.*" style="(left|right):([\d.]+)%;top:calc\(([\d.]+)% .*">h1 → h2: 1.30 s',
@@ -152,10 +157,10 @@ def test_the_label_of_the_pause_stands_at_it(report: Report) -> None:
     assert float(found[3]) < 15
 
 
-def test_hostile_names_stay_words(report: Report, migration: Migration) -> None:
+def test_hostile_names_stay_words(report: DowntimeReport, migration: ReportedMigration) -> None:
     evil = replace(
         migration, capsule=HOSTILE, reason=HOSTILE, source=HOSTILE, destination=HOSTILE,
-        phases=(Phase(HOSTILE, 1.0, 0.0, detail=HOSTILE),),
+        phases=(ReportedPhase(HOSTILE, 1.0, 0.0, detail=HOSTILE),),
     )  # fmt: skip
     moved = tuple(
         replace(r, sha256=HOSTILE, steps=tuple(replace(s, host=HOSTILE) for s in r.steps))
@@ -174,11 +179,11 @@ def test_hostile_names_stay_words(report: Report, migration: Migration) -> None:
     assert page.words.count(HOSTILE) >= 10
 
 
-def test_a_dollar_in_a_name_is_not_a_placeholder(report: Report) -> None:
+def test_a_dollar_in_a_name_is_not_a_placeholder(report: DowntimeReport) -> None:
     assert "$style" in render(replace(report, title="$style"))
 
 
-def test_the_bars_stay_inside_their_track(report: Report) -> None:
+def test_the_bars_stay_inside_their_track(report: DowntimeReport) -> None:
     bars = re.findall(r'bar \w+" style="left:([\d.-]+)%;width:([\d.]+)%', render(report))
     assert len(bars) == 6  # four phases, the freeze as a whole, and the gap between steps
     for left, width in bars:
@@ -186,8 +191,8 @@ def test_the_bars_stay_inside_their_track(report: Report) -> None:
         assert float(left) + float(width) <= 100.01
 
 
-def test_long_runs_give_a_page_of_bounded_size(report: Report) -> None:
-    steps = tuple(Step(n, 1 / (n + 1), BEGIN + n / 10, "h1") for n in range(50_000))
+def test_long_runs_give_a_page_of_bounded_size(report: DowntimeReport) -> None:
+    steps = tuple(ReportedStep(n, 1 / (n + 1), BEGIN + n / 10, "h1") for n in range(50_000))
     long = RankRun(1, steps, "aa")
     html = render(replace(report, reference=(long,), moved=(long,)))
     assert len(html) < 400_000

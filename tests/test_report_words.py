@@ -11,7 +11,7 @@ import pytest
 from report_scene import migration
 from rich.console import Console
 
-from liveshift.launcher.report import Migration, Phase, phase_table
+from liveshift.launcher.report import ReportedMigration, ReportedPhase, phase_table
 from liveshift.launcher.report import quantities as q
 from liveshift.launcher.show import moves
 from liveshift.runtime.messages import MigrationRow, Rounds
@@ -19,7 +19,7 @@ from liveshift.runtime.messages import MigrationRow, Rounds
 __all__ = ["migration"]
 
 
-def test_phase_table_has_all_rows(migration: Migration) -> None:
+def test_phase_table_has_all_rows(migration: ReportedMigration) -> None:
     console = Console(width=110, record=True, file=StringIO())
     table = phase_table(migration)
     console.print(table)
@@ -42,8 +42,8 @@ def test_the_total_of_events_counts_what_went_ahead() -> None:
     assert re.search(r"total\W+1\.000\W+100 %\W+875 MB", console.export_text())
 
 
-def test_a_phase_table_prints_brackets_as_they_are(migration: Migration) -> None:
-    odd = replace(migration, capsule="[red]x[/red]", phases=(Phase("[b]dump", 1.0, 0.0),))
+def test_a_phase_table_prints_brackets_as_they_are(migration: ReportedMigration) -> None:
+    odd = replace(migration, capsule="[red]x[/red]", phases=(ReportedPhase("[b]dump", 1.0, 0.0),))
     console = Console(width=110, record=True, file=StringIO())
     console.print(phase_table(odd))
     shown = console.export_text()

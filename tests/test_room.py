@@ -15,7 +15,7 @@ from captured import PYTHON, ROOT_PID
 from one_room import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.room import PAGES, RoomPlan
+from liveshift.criu_glue.capsule.room import PAGES, SandboxPlan
 
 __all__ = ["netns", "plan", "start"]
 
@@ -23,7 +23,7 @@ NOBODY = 65534
 
 
 @pytest.mark.root
-def test_a_room_has_everything_of_its_own(start: Start, plan: RoomPlan) -> None:
+def test_a_room_has_everything_of_its_own(start: Start, plan: SandboxPlan) -> None:
     host = os.uname().nodename
     spaces = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
     stands = start(
@@ -46,7 +46,7 @@ def test_a_room_has_everything_of_its_own(start: Start, plan: RoomPlan) -> None:
 
 
 @pytest.mark.root
-def test_a_command_runs_as_the_person_who_asked(start: Start, plan: RoomPlan) -> None:
+def test_a_command_runs_as_the_person_who_asked(start: Start, plan: SandboxPlan) -> None:
     theirs = replace(plan, uid=NOBODY, gid=NOBODY, groups=(NOBODY, 7))
     stands = start(
         "sh", "-c",
@@ -63,7 +63,9 @@ def test_a_command_runs_as_the_person_who_asked(start: Start, plan: RoomPlan) ->
 
 
 @pytest.mark.root
-def test_shared_paths_below_tmp_stay_visible(start: Start, plan: RoomPlan, tmp_path: Path) -> None:
+def test_shared_paths_below_tmp_stay_visible(
+    start: Start, plan: SandboxPlan, tmp_path: Path
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "there").write_text("already\n")
@@ -92,7 +94,7 @@ def secret() -> Iterator[Path]:
 @pytest.mark.parametrize("user", [0, NOBODY])
 @pytest.mark.root
 def test_hidden_directories_look_empty(
-    start: Start, plan: RoomPlan, secret: Path, user: int
+    start: Start, plan: SandboxPlan, secret: Path, user: int
 ) -> None:
     """And nobody inside looks below, or writes there: not root, and not root of its own making."""
     nested = (str(secret), str(secret / "below"), "/nowhere/at/all")
@@ -123,7 +125,7 @@ def test_hidden_directories_look_empty(
 
 @pytest.mark.root
 def test_a_hidden_directory_that_shared_files_lie_around(
-    start: Start, plan: RoomPlan, tmp_path: Path
+    start: Start, plan: SandboxPlan, tmp_path: Path
 ) -> None:
     """Bringing back a part of /tmp does not bring back what is to be hidden in it."""
     (tmp_path / "shared" / "keys").mkdir(parents=True)

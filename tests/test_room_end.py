@@ -15,7 +15,7 @@ from one_room import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.capsule import room
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.room import RoomPlan
+from liveshift.criu_glue.capsule.room import SandboxPlan
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.images import pids
 from liveshift.errors import LiveshiftError
@@ -81,7 +81,7 @@ def test_ending_a_room_ends_all_of_it_at_once(start: Start) -> None:
 
 
 @pytest.mark.root
-def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: RoomPlan) -> None:
+def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: SandboxPlan) -> None:
     without = replace(plan, netns=Path("/run/netns/ls-test-missing"))
     with pytest.raises(LiveshiftError, match=r"cannot build the room of gpt-1: .*ls-test-missing"):
         room.start(without, ["true"], ENV, "/")
@@ -93,7 +93,7 @@ def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: RoomPlan)
 @pytest.mark.root
 @pytest.mark.parametrize("early", [True, False], ids=["adopted while it runs", "and after its end"])
 def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(
-    plan: RoomPlan, early: bool
+    plan: SandboxPlan, early: bool
 ) -> None:
     """As a restore does it: a task of the given pid, orphaned into the room, is its root task.
     One that ends before it is adopted was an attempt, and the room stays for the next."""

@@ -22,29 +22,29 @@ from one_room import Start, ended, netns, plan, records, said, start
 
 from liveshift import units
 from liveshift.criu_glue.capsule import output, room
-from liveshift.criu_glue.capsule.output import HEADER, STDERR, STDOUT, Record
+from liveshift.criu_glue.capsule.output import HEADER, STDERR, STDOUT, OutputRecord
 from liveshift.criu_glue.capsule.output_sender import BLOCK, OutputSender
-from liveshift.criu_glue.capsule.room import RoomPlan
+from liveshift.criu_glue.capsule.room import SandboxPlan
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.agent.host.resident import Resident
+from liveshift.runtime.agent.host.resident import RunningCapsule
 
 __all__ = ["netns", "plan", "start"]
 
 
 some_records = st.lists(
-    st.builds(Record, st.integers(0, 2**64 - 1), st.integers(0, 2), st.binary(max_size=50)),
+    st.builds(OutputRecord, st.integers(0, 2**64 - 1), st.integers(0, 2), st.binary(max_size=50)),
     max_size=8,
 )
 
 
-def packed(these: list[Record]) -> bytes:
+def packed(these: list[OutputRecord]) -> bytes:
     return b"".join(HEADER.pack(r.realtime_ns, len(r.data), r.stream) + r.data for r in these)
 
 
 @settings(deadline=None, database=None)
 @given(some_records, st.integers(0, 500))
-def test_records_are_cut_where_they_end(these: list[Record], cut: int) -> None:
+def test_records_are_cut_where_they_end(these: list[OutputRecord], cut: int) -> None:
     raw = packed(these)
     assert list(output.split(raw)) == these
     assert output.whole(raw) == len(raw)
@@ -103,7 +103,7 @@ LINES = "import os\nfor n in range({}): os.write(1, b'%09d\\n' % n)"
 
 
 @pytest.mark.root
-def test_old_output_goes_and_what_is_left_keeps_its_offset(start: Start, plan: RoomPlan) -> None:
+def test_old_output_goes_and_what_is_left_keeps_its_offset(start: Start, plan: SandboxPlan) -> None:
     small = replace(plan, log_max=100_000, log_keep=3)
     stands = start(PYTHON, "-Sc", LINES.format(100_000), plan=small)
     assert ended(stands) == "exit 0"
@@ -120,9 +120,9 @@ def test_old_output_goes_and_what_is_left_keeps_its_offset(start: Start, plan: R
 
 
 @pytest.mark.root
-def test_a_log_that_came_from_elsewhere_goes_on_at_its_end(start: Start, plan: RoomPlan) -> None:
+def test_a_log_that_came_from_elsewhere_goes_on_at_its_end(start: Start, plan: SandboxPlan) -> None:
     plan.log.mkdir()
-    came = packed([Record(1, STDOUT, b"came "), Record(2, STDOUT, b"along ")])
+    came = packed([OutputRecord(1, STDOUT, b"came "), OutputRecord(2, STDOUT, b"along ")])
     output.segment(plan.log, 7000).write_bytes(came)
     stands = start("echo", "here")
     assert ended(stands) == "exit 0"
@@ -134,7 +134,7 @@ def test_a_log_that_came_from_elsewhere_goes_on_at_its_end(start: Start, plan: R
 
 
 @pytest.fixture
-def tiny_disk(plan: RoomPlan) -> Iterator[Path]:
+def tiny_disk(plan: SandboxPlan) -> Iterator[Path]:
     """The log's own file system, of 256 KiB."""
     plan.log.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tiny", plan.log], check=True)
@@ -156,7 +156,7 @@ def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
         "lines(100); lines(30_000); lines(50)\n"
     )
     stands = start(PYTHON, "-Sc", program)
-    resident = Resident(None, 1, None, stands)  # type: ignore[arg-type]
+    resident = RunningCapsule(None, 1, None, stands)  # type: ignore[arg-type]
 
     def next_part() -> output.Written:
         until(lambda: [t for t in tasks(stands) if t.status() == "stopped"])
@@ -188,7 +188,7 @@ def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
 
 @pytest.mark.root
 def test_a_disk_that_is_full_again_and_again_costs_no_older_output(
-    tiny_disk: Path, start: Start, plan: RoomPlan
+    tiny_disk: Path, start: Start, plan: SandboxPlan
 ) -> None:
     filler = tiny_disk / "filler"
     program = (
@@ -230,7 +230,7 @@ def test_what_is_lost_at_the_very_end_is_seen_too(tiny_disk: Path, start: Start)
 @pytest.mark.root
 @pytest.mark.parametrize("keep", [1000, 3])
 def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
-    start: Start, plan: RoomPlan, tmp_path: Path, keep: int
+    start: Start, plan: SandboxPlan, tmp_path: Path, keep: int
 ) -> None:
     """The pre-copy sends what is there, the standstill only what came since. With ``keep`` 3
     segments go while they are being sent."""

@@ -19,7 +19,7 @@ from move_stage import (  # the stage is set up with no_waiting
 from liveshift.criu_glue.survey.found import NeededFile
 from liveshift.errors import Refused
 from liveshift.runtime import messages
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]
 
@@ -39,7 +39,7 @@ def test_what_has_gone_meanwhile_is_not_asked_for_again(now: tuple[NeededFile, .
     stage = Stage()
     stage.fail("Inspect", seen(LIBRARY, LOG, OTHER), seen(*now))
     stage.fail("Reserve", LACKS)
-    assert play(stage).step is Step.DONE
+    assert play(stage).step is MigrationStep.DONE
     assert stage.said[: len(BEFORE) + 2] == [*BEFORE[:2], *BEFORE]
     first, second = (ask.survey.needed for ask in stage.sent(messages.Reserve))
     assert first == (LIBRARY, LOG, OTHER)
@@ -56,7 +56,7 @@ def test_what_is_there_still_stands_in_the_way(
     stage.fail("Inspect", *[seen(*needed)] * 2)
     stage.fail("Reserve", LACKS)
     move = play(stage)
-    assert (move.step, move.error) == (Step.FAILED, LACKS)
+    assert (move.step, move.error) == (MigrationStep.FAILED, LACKS)
     assert [word.split()[0] for word in stage.said if "Inspect" in word] == asked
     assert len(stage.sent(messages.Reserve)) == 1
 

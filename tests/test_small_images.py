@@ -15,8 +15,8 @@ from liveshift.runtime.agent.departure.small_images import (
     PACK,
     SMALL,
     STREAM,
-    Packer,
-    Unpacker,
+    SmallImagePacker,
+    SmallImageUnpacker,
 )
 
 __all__ = ["host"]
@@ -32,7 +32,7 @@ FILES = {
 
 def pack(files: dict[str, bytes], piece: int = 1000) -> list[tuple[str, bytes]]:
     sent: list[tuple[str, bytes]] = []
-    packer = Packer(lambda stream, data: sent.append((stream, data)))
+    packer = SmallImagePacker(lambda stream, data: sent.append((stream, data)))
     for name, data in files.items():
         for at in range(0, len(data), piece):
             packer(name, data[at : at + piece])
@@ -66,7 +66,7 @@ def test_they_are_files_again_where_they_arrive(host: Host) -> None:
 def test_however_they_are_cut(files: dict[str, bytes], piece: int) -> None:
     raw = b"".join(data for _, data in pack(files))
     found: dict[str, bytes] = {}
-    unpacker = Unpacker(lambda name, data: found.update({name: bytes(data)}))
+    unpacker = SmallImageUnpacker(lambda name, data: found.update({name: bytes(data)}))
     for at in range(0, len(raw), piece):
         unpacker.write(raw[at : at + piece])
     unpacker.end()

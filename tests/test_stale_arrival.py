@@ -16,9 +16,9 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.runtime import messages
-from liveshift.runtime.agent.destination import Destination
+from liveshift.runtime.agent.destination import DestinationHandlers
 from liveshift.runtime.agent.host.measures import Measures
-from liveshift.runtime.agent.porter import Porter
+from liveshift.runtime.agent.porter import MigrationRegistry
 from liveshift.runtime.model.ownership import Ruling
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class GotOn(Exception):
     """Raised in place of the reservation's next step."""
 
 
-class Scene(Porter):
+class Scene(MigrationRegistry):
     """Of gpt/0, m16 has left something on h1; stands in for its house, too."""
 
     host = "h1"
@@ -51,7 +51,7 @@ class Scene(Porter):
         timeouts = SimpleNamespace(prepare=2 * PATIENCE_S)
         self.cluster = SimpleNamespace(timeouts=timeouts, host=lambda name: None)
         self.network = asyncio.Lock()
-        self.destination = Destination(cast(Any, self), self, Measures(cast(Any, self)))
+        self.destination = DestinationHandlers(cast(Any, self), self, Measures(cast(Any, self)))
 
     def discard(self) -> None:
         assert self.may_go.wait(5)

@@ -26,7 +26,7 @@ from held_tree import hold_tree
 from room_trees import Rooms, criu, pipes_of, place, rooms
 
 from liveshift.criu_glue.capsule import room
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.criu import restore
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -50,7 +50,7 @@ OTHERS = ("busy", "sleep")
 class Image:
     """What has come of the tree, and where it may be restored."""
 
-    room: Room
+    room: Sandbox
     directory: Path
     pipes: dict[int, int]
     counters: Counters
@@ -104,7 +104,7 @@ def arrive(
     rooms: Rooms,
     place: Path,
     sink: Sink,
-    before: Callable[[Room, Counters], None] = lambda *_: None,
+    before: Callable[[Sandbox, Counters], None] = lambda *_: None,
 ) -> Image:
     path = place.parent / "counters"
     path.touch()
@@ -187,7 +187,7 @@ def test_it_may_be_dropped_at_each_point_and_the_same_image_runs_at_last(
 def test_what_the_job_itself_had_stopped_stays_stopped_when_all_is_let_go(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    def stop(here: Room, counters: Counters) -> None:
+    def stop(here: Sandbox, counters: Counters) -> None:
         inner = counters.row("signals", 1).tid
         (task,) = (task for task in tasks(here) if inner_pid(task.pid) == inner)
         task.suspend()

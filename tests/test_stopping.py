@@ -17,9 +17,9 @@ from test_endings import a_fleet
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.runtime import messages
-from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.migration.migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
@@ -67,9 +67,11 @@ class Scene:
     def comes_back(self, host: str) -> None:
         self.fleet.hosts[host].heard = time.monotonic()
 
-    def move(self, index: int, step: Step) -> Move:
+    def move(self, index: int, step: MigrationStep) -> HostMigration:
         """A move of a capsule to h2 that stands at a step until a test changes that."""
-        made = Move(cast(Any, self), 7, self.job, self.capsule(index), "h2", "", "", lambda _: None)
+        made = HostMigration(
+            cast(Any, self), 7, self.job, self.capsule(index), "h2", "", "", lambda _: None
+        )
         made.step = step
         made.capsule.migration = made.name
         self.fleet.moves[made.name] = made
@@ -108,8 +110,12 @@ def play(tmp_path: Path) -> Callable[[Act], Scene]:
 Play = Callable[[Act], Scene]
 
 
-@pytest.mark.parametrize("step", [Step.PREPARING, Step.PRECOPYING, Step.QUIESCING])
-def test_a_signal_reaches_at_once_what_trains_while_it_moves(play: Play, step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [MigrationStep.PREPARING, MigrationStep.PRECOPYING, MigrationStep.QUIESCING]
+)
+def test_a_signal_reaches_at_once_what_trains_while_it_moves(
+    play: Play, step: MigrationStep
+) -> None:
     async def act(scene: Scene) -> None:
         scene.move(1, step)
         await asyncio.wait_for(scene.stopping.signal(scene.job, USR1, "root"), 2)
@@ -122,13 +128,13 @@ def test_ranks_get_a_signal_together_once_the_frozen_one_runs_at_its_destination
     play: Play,
 ) -> None:
     async def act(scene: Scene) -> None:
-        move = scene.move(1, Step.RESTORING)
+        move = scene.move(1, MigrationStep.RESTORING)
         scene.capsule(1).host = "h2"
         scene.frozen = {"a/1"}
         sending = asyncio.create_task(scene.stopping.signal(scene.job, INT, "root"))
         await asyncio.sleep(0.3)
         assert scene.got == [], "one of them cannot take it yet"
-        scene.frozen, move.step = set(), Step.RESUMING
+        scene.frozen, move.step = set(), MigrationStep.RESUMING
         await asyncio.wait_for(sending, 2)
         assert sorted(scene.seen()) == [("a/0", "h0", INT), ("a/1", "h2", INT)]
         (_, _, _, one), (_, _, _, other) = scene.got
@@ -141,7 +147,7 @@ def test_what_is_frozen_just_then_gets_it_later_and_nobody_gets_it_twice(play: P
     """The freeze began while the signal was on its way; then the capsule came to be elsewhere."""
 
     async def act(scene: Scene) -> None:
-        scene.move(1, Step.QUIESCING)
+        scene.move(1, MigrationStep.QUIESCING)
         scene.frozen = {"a/1"}
         sending = asyncio.create_task(scene.stopping.signal(scene.job, USR1, "root"))
         await scene.until(lambda: scene.got)
@@ -160,7 +166,7 @@ def test_ranks_do_not_wait_for_one_that_stays_frozen_for_longer_than_the_grace_t
     """That one gets it as soon as it runs. Another signal waits until then."""
 
     async def act(scene: Scene) -> None:
-        move = scene.move(1, Step.RESTORING)
+        move = scene.move(1, MigrationStep.RESTORING)
         scene.frozen = {"a/1"}
         began = time.monotonic()
         sending = asyncio.create_task(scene.stopping.signal(scene.job, USR1, "root"))
@@ -168,7 +174,7 @@ def test_ranks_do_not_wait_for_one_that_stays_frozen_for_longer_than_the_grace_t
         assert time.monotonic() - began >= 0.3, "it is not sent to one alone before"
         await asyncio.sleep(0.2)
         assert scene.seen() == [("a/0", "h0", USR1)]
-        scene.frozen, move.step = set(), Step.RESUMING
+        scene.frozen, move.step = set(), MigrationStep.RESUMING
         await asyncio.wait_for(sending, 2)
         assert scene.seen() == [("a/0", "h0", USR1), ("a/1", "h1", USR1)]
 
@@ -177,7 +183,7 @@ def test_ranks_do_not_wait_for_one_that_stays_frozen_for_longer_than_the_grace_t
 
 def test_a_signal_to_one_that_stays_frozen_for_ever_is_given_up_and_told(play: Play) -> None:
     async def act(scene: Scene) -> None:
-        scene.move(1, Step.RESTORING)
+        scene.move(1, MigrationStep.RESTORING)
         scene.frozen = {"a/1"}
         object.__setattr__(scene.cluster.timeouts, "standstill", 0.6)
         await asyncio.wait_for(scene.stopping.signal(scene.job, USR1, "root"), 3)
@@ -220,7 +226,7 @@ def test_what_does_not_end_by_sigterm_is_killed_after_the_grace_time(play: Play)
 
 def test_sigkill_waits_for_nothing_and_ends_the_move(play: Play) -> None:
     async def act(scene: Scene) -> None:
-        move = scene.move(1, Step.FREEZING)
+        move = scene.move(1, MigrationStep.FREEZING)
         scene.frozen = {"a/1"}
         cancelled: list[str] = []
         cast(Any, move).cancel = cancelled.append
@@ -234,7 +240,7 @@ def test_sigkill_waits_for_nothing_and_ends_the_move(play: Play) -> None:
 
 def test_stop_cancels_a_move_and_ends_what_trains_at_its_source_at_once(play: Play) -> None:
     async def act(scene: Scene) -> None:
-        move = scene.move(1, Step.PRECOPYING)
+        move = scene.move(1, MigrationStep.PRECOPYING)
         cancelled: list[str] = []
         cast(Any, move).cancel = cancelled.append
         await scene.stopping.signal(scene.job, TERM, "alice")

@@ -19,7 +19,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.agent import swapper
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
-from liveshift.runtime.agent.swapper import Swapper
+from liveshift.runtime.agent.swapper import GpuSwapHandlers
 from liveshift.runtime.messages import GpuSurvey, SwapSettled
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Scene:
         self.capsules = {"gpt/3": self.here}
         self.devices = self
         me = cast(Any, self)
-        self.swapper = Swapper(me, me)
+        self.swapper = GpuSwapHandlers(me, me)
 
     def resident(self, capsule: str) -> Any:
         if capsule not in self.capsules:

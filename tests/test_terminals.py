@@ -14,7 +14,7 @@ from room_trees import COUNTER, Rooms, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.room import Sandbox
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.survey.survey import survey
@@ -93,7 +93,7 @@ def test_terminals_are_a_capsules_own(rooms: Rooms) -> None:
 def test_a_session_on_a_terminal_goes_on_after_two_moves(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, uid: int
 ) -> None:
-    def interrupt(stands: Room) -> None:
+    def interrupt(stands: Sandbox) -> None:
         before = said(stands, STDERR).count("interrupted\n")
         order = stands.root / "tmp/order"
         order.touch()
@@ -115,7 +115,7 @@ def test_a_session_on_a_terminal_goes_on_after_two_moves(
     assert said(here, STDERR) == "interrupted\n" * 3
 
 
-def moved_in_the_end(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> None:
+def moved_in_the_end(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -> None:
     """The leader has /dev/tty open for moments, and CRIU gives up if it meets one: the session goes
     on, and a further attempt moves it, as an evacuation makes one."""
     for attempt in range(MOST_ATTEMPTS):

@@ -25,7 +25,7 @@ from liveshift.criu_glue.files.trees import Stamp, Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.host import carried_out
-from liveshift.runtime.agent.host.resident import Housing
+from liveshift.runtime.agent.host.resident import CapsuleFactory
 from liveshift.runtime.config import cluster as config
 
 Seen = dict[str, Any]
@@ -442,7 +442,7 @@ carried = ["{carried}"]
 [paths]
 state = "{tmp_path}/state"
 """
-    housing = Housing(config.parse(text).cluster, "h0")
+    housing = CapsuleFactory(config.parse(text).cluster, "h0")
     (carried / "sub").mkdir(parents=True)
     for name in ("kept", "deleted elsewhere", "sub/deleted too", "another job's"):
         (carried / name).write_bytes(b"x")

@@ -28,7 +28,7 @@ from wire_ends import (
 from liveshift.errors import StepFailed
 from liveshift.runtime import wire
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.keyring import NOBODY, Known
+from liveshift.runtime.control.keyring import NOBODY, KnownKeys
 from liveshift.runtime.model import manifest
 from liveshift.runtime.wire import Sender
 
@@ -120,7 +120,7 @@ def test_a_key_that_was_taken_away_sends_no_more(
     sender = senders("m1", endpoint, key_directory, "h0", "h1")
     send_all(sender, traffic(4, 3))
     writes = inbox.writes
-    monkeypatch.setattr(Known, "owner", lambda known, frame: NOBODY)
+    monkeypatch.setattr(KnownKeys, "owner", lambda known, frame: NOBODY)
     with pytest.raises(StepFailed, match="a key that is not known here any more"):
         send_all(sender, traffic(4, 3))
     assert inbox.writes == writes

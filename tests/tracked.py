@@ -9,7 +9,7 @@ import pytest
 from memory_subject import Subject, family, subject
 from page_chunks import Pages
 
-from liveshift.criu_glue.memory.source.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.memory.source.tracker import FrozenSet, MemoryTracker
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def tracker(job: Subject) -> Iterator[MemoryTracker]:
     made.close()
 
 
-def finish(job: Subject, tracker: MemoryTracker, pages: Pages, *others: int) -> Standstill:
+def finish(job: Subject, tracker: MemoryTracker, pages: Pages, *others: int) -> FrozenSet:
     """The last pass; all there is must have come as it is."""
     with job.standing(*others):
         found = tracker.standstill(pages)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from .room import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Room
+from .room import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Sandbox
 
 HEADER = struct.Struct("<QII")
 STDOUT, STDERR = 1, 2
@@ -40,7 +40,7 @@ _PAGE = struct.Struct("<4Q")
 
 
 @dataclass(frozen=True)
-class Record:
+class OutputRecord:
     realtime_ns: int
     stream: int
     data: bytes
@@ -60,7 +60,7 @@ class Written:
     """The errno of the last record's write, 0 if it was written."""
 
 
-def split(raw: bytes) -> Iterator[Record]:
+def split(raw: bytes) -> Iterator[OutputRecord]:
     """Cut raw log bytes into records. They must begin at a record; a partial last record is left
     out."""
     at = 0
@@ -69,7 +69,7 @@ def split(raw: bytes) -> Iterator[Record]:
         end = at + HEADER.size + length
         if end > len(raw):
             return
-        yield Record(realtime_ns, stream, raw[at + HEADER.size : end])
+        yield OutputRecord(realtime_ns, stream, raw[at + HEADER.size : end])
         at = end
 
 
@@ -114,7 +114,7 @@ def read(log: Path, offset: int, limit: int) -> tuple[int, bytes]:
     return at, b""
 
 
-def written(room: Room) -> Written:
+def written(room: Sandbox) -> Written:
     """Read what process 1 reports of the log; raises LiveshiftError if process 1 has ended."""
     try:
         with open(f"/proc/{room.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
@@ -124,11 +124,11 @@ def written(room: Room) -> Written:
     return Written(end, bool(busy), lost, error)
 
 
-def _ended(room: Room) -> LiveshiftError:
+def _ended(room: Sandbox) -> LiveshiftError:
     return LiveshiftError(f"{room.plan.hostname} has ended: its first process is gone")
 
 
-def settle(room: Room, deadline_s: float = 5.0) -> None:
+def settle(room: Sandbox, deadline_s: float = 5.0) -> None:
     """Return when everything that the frozen tasks have written to their pipes is in the log.
 
     Raises LiveshiftError after ``deadline_s``, or if process 1 has ended.
@@ -144,7 +144,7 @@ def settle(room: Room, deadline_s: float = 5.0) -> None:
         time.sleep(0.0005)
 
 
-def _in_pipes(room: Room) -> int:
+def _in_pipes(room: Sandbox) -> int:
     """Bytes in the output pipes that process 1 has not read yet."""
     waiting = 0
     for number in (STDOUT_FD, STDERR_FD):

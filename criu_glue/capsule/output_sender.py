@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from . import output
-from .room import Room
+from .room import Sandbox
 
 Send = Callable[[str, bytes], None]
 
@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 class OutputSender:
     """Passes a log to ``send(stream, bytes)``; empty bytes end a stream. Not thread-safe."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Sandbox) -> None:
         self._room = room
         self._log = room.plan.log
         self._file: BinaryIO | None = None  # the segment that is being sent

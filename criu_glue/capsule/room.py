@@ -52,7 +52,7 @@ LOG_MAX, LOG_KEEP = 64_000_000, 8
 
 
 @dataclass(frozen=True)
-class RoomPlan:
+class SandboxPlan:
     """What a room is made of.
 
     ``directory`` is the capsule's own directory on this host, ``netns`` the file of the network
@@ -88,14 +88,14 @@ class RoomPlan:
 
 
 @dataclass(frozen=True)
-class Room:
+class Sandbox:
     """A room that was built; ``init`` is the host's pid of its process 1.
 
     ``started`` is the start time of process 1 (clock ticks since boot). It differs from that of a
     later process with the same pid. It is 0 if process 1 ended before we read it.
     """
 
-    plan: RoomPlan
+    plan: SandboxPlan
     init: int
     started: int
 
@@ -111,7 +111,7 @@ class Room:
         return bool(self.started) and started(self.init) == self.started
 
 
-def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Room:
+def start(plan: SandboxPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Sandbox:
     """Build the room and start ``argv`` in it as the plan's user.
 
     Raises LiveshiftError if the room cannot be built; nothing is left then. If the command cannot
@@ -124,7 +124,7 @@ def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str)
     return _build(plan, ask, env)
 
 
-def build_empty(plan: RoomPlan, root_pid: int, last_pid: int) -> Room:
+def build_empty(plan: SandboxPlan, root_pid: int, last_pid: int) -> Sandbox:
     """Build the room for a tree that CRIU will restore, and whose root task has pid ``root_pid``.
 
     The ids of CRIU and its helpers come after ``last_pid`` (:func:`pids.place`). Raises
@@ -134,13 +134,13 @@ def build_empty(plan: RoomPlan, root_pid: int, last_pid: int) -> Room:
     return _build(plan, ask, {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")})
 
 
-def adopt(room: Room) -> None:
+def adopt(room: Sandbox) -> None:
     """Let the room end with the root task of the restored tree, which runs now. Repeatable."""
     if room.alive():
         os.kill(room.init, signal.SIGUSR2)
 
 
-def end(room: Room) -> None:
+def end(room: Sandbox) -> None:
     """Kill process 1, which ends every task of the room, also frozen ones; wait up to 10 s."""
     try:
         pidfd = os.pidfd_open(room.init)
@@ -157,7 +157,7 @@ def end(room: Room) -> None:
         os.close(pidfd)
 
 
-def evict(room: Room, seconds: float = 10.0) -> bool:
+def evict(room: Sandbox, seconds: float = 10.0) -> bool:
     """Kill everything in the room but process 1, which keeps the room's mounts and network.
 
     Returns True if the room is empty then, False if it is not or if process 1 has ended."""
@@ -173,7 +173,7 @@ def evict(room: Room, seconds: float = 10.0) -> bool:
     return room.alive()
 
 
-def _others(room: Room) -> bool:
+def _others(room: Sandbox) -> bool:
     """True if the room's pid namespace has a process besides process 1, zombies included."""
     space = os.stat(f"/proc/{room.init}/ns/pid").st_ino
     for name in os.listdir("/proc"):
@@ -184,7 +184,7 @@ def _others(room: Room) -> bool:
     return False
 
 
-def enter(room: Room, *spaces: str) -> list[str]:
+def enter(room: Sandbox, *spaces: str) -> list[str]:
     """The command prefix that enters the room's mount, uts, pid and network namespaces.
 
     It does not enter the ipc and time namespaces. CRIU runs outside of them, so it dumps and
@@ -194,7 +194,7 @@ def enter(room: Room, *spaces: str) -> list[str]:
     return ["nsenter", "--target", str(room.init), *flags, "--"]
 
 
-def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
+def _build(plan: SandboxPlan, ask: list[str], env: Mapping[str, str]) -> Sandbox:
     plan.tmp.mkdir(parents=True, exist_ok=True)
     plan.tmp.chmod(0o1777)
     plan.log.mkdir(mode=0o700, exist_ok=True)
@@ -222,7 +222,7 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
             hint="`liveshift doctor` checks the namespaces and privileges this needs",
         )
     init = int(done.stdout)
-    return Room(plan, init, started(init))
+    return Sandbox(plan, init, started(init))
 
 
 def started(pid: int) -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from .room import Room
+from .room import Sandbox
 
 
-def tasks(room: Room) -> list[psutil.Process]:
+def tasks(room: Sandbox) -> list[psutil.Process]:
     """Every process of the room below process 1."""
     try:
         return list(psutil.Process(room.init).children(recursive=True))
@@ -38,7 +38,7 @@ def descriptors(pid: int) -> Iterator[tuple[int, str]]:
             yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
 
 
-def in_order(room: Room, root_pid: int) -> dict[int, int]:
+def in_order(room: Sandbox, root_pid: int) -> dict[int, int]:
     """The host's pid → the capsule's pid, in the order in which CRIU dumps the tree.
 
     Each process comes before its children, and children come oldest first. {} if the tree has

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ...errors import StepFailed
 from ...waiting import readable
-from ..images.protobuf import Message
+from ..images.protobuf import ProtobufMessage
 
 Sink = Callable[[str, bytes], None]
 """Called as sink(image name, bytes); empty bytes end that image. It may block, which slows CRIU
@@ -174,7 +174,7 @@ def announced_size(head: bytes) -> int:
 def announced_name(message: bytes) -> str:
     """The image's name in an announcement; raises StepFailed for anything else."""
     try:
-        raw = Message(message).raw(1)
+        raw = ProtobufMessage(message).raw(1)
         return bytes(raw or b"").decode("ascii")
     except ValueError as error:
         raise StepFailed(

@@ -28,11 +28,11 @@ import msgspec
 import psutil
 
 from ...errors import StepFailed
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room, enter
+from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
 from ..images import link_remaps
 from ..survey import epoll_sets
-from ..survey.epoll_sets import Entry
+from ..survey.epoll_sets import EpollEntry
 from ..survey.lost_names import MOST_DELETED
 from . import repair_mode
 from .capture import Capture, Sink
@@ -64,7 +64,7 @@ class FrozenTree:
     locks the network.
     """
 
-    def __init__(self, room: Room, root_pid: int, directory: Path) -> None:
+    def __init__(self, room: Sandbox, root_pid: int, directory: Path) -> None:
         self._room = room
         self._root_pid = root_pid
         self._directory = directory
@@ -73,12 +73,12 @@ class FrozenTree:
         self._filter: PageFilter | None = None
         self._begun = False
         self._pinned = False
-        self._out: list[Entry] = []
+        self._out: list[EpollEntry] = []
         self.image_bytes = 0
 
     def dump(
         self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
-        look: Callable[[], None] = lambda: None, epoll: Sequence[Entry] = (),
+        look: Callable[[], None] = lambda: None, epoll: Sequence[EpollEntry] = (),
     ) -> None:  # fmt: skip
         """Freeze and dump the tree; calls ``look`` while CRIU works.
 
@@ -109,11 +109,11 @@ class FrozenTree:
             raise
         self.image_bytes = self._capture.bytes
 
-    def taken_out(self) -> list[Entry]:
+    def taken_out(self) -> list[EpollEntry]:
         """The entries that the destination must put back into epoll sets after the restore."""
         return epoll_sets.unchanged(self._out, self._pids())
 
-    def _take_out(self, entries: Sequence[Entry]) -> None:
+    def _take_out(self, entries: Sequence[EpollEntry]) -> None:
         """Take entries out. The note is written first, so that a restarted agent can put them
         back."""
         if entries:
@@ -123,7 +123,7 @@ class FrozenTree:
     def _put_in(self) -> None:
         note = self._directory / OUT
         with contextlib.suppress(FileNotFoundError):
-            entries = msgspec.json.decode(note.read_bytes(), type=list[Entry])
+            entries = msgspec.json.decode(note.read_bytes(), type=list[EpollEntry])
             pids = self._pids()
             try:
                 epoll_sets.put_in(epoll_sets.unchanged(entries, pids), pids)

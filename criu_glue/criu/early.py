@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room, enter
+from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..memory import prefill as prefill_room
 from ..memory.prefill.mapped import PrefillLost
 from ..memory.prefill.prefill import ANSWER_S, BLOCK, LEAST, SPARE, NoHugePage, Prefill, memory_left
@@ -62,7 +62,7 @@ END_S = 1.0
 class EarlyCriu:
     """One early CRIU; ``images`` is the hidden directory into which the image comes."""
 
-    def __init__(self, criu: Criu, room: Room, images: Path, store: MemoryStore) -> None:
+    def __init__(self, criu: Criu, room: Sandbox, images: Path, store: MemoryStore) -> None:
         self._command, self._room, self._images, self._store = criu, room, images, store
         self.held = HeldCriu(images)
         self._prefill: Prefill | None = None

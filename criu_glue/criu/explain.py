@@ -23,7 +23,7 @@ class Where(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownCause:
     """A known cause: its ``pattern`` in the log and its sentence; {0} is the pattern's first group.
 
     ``check`` names the function that finds the cause before a move, by module and name.
@@ -35,17 +35,17 @@ class Known:
     check: str
 
 
-def _capsule(check: str, pattern: str, sentence: str) -> Known:
-    return Known(pattern, sentence, Where.CAPSULE, "criu_glue." + check)
+def _capsule(check: str, pattern: str, sentence: str) -> KnownCause:
+    return KnownCause(pattern, sentence, Where.CAPSULE, "criu_glue." + check)
 
 
-def _destination(check: str, pattern: str, sentence: str) -> Known:
-    return Known(pattern, sentence, Where.DESTINATION, "runtime.agent.preflight." + check)
+def _destination(check: str, pattern: str, sentence: str) -> KnownCause:
+    return KnownCause(pattern, sentence, Where.DESTINATION, "runtime.agent.preflight." + check)
 
 
 _DESCRIPTORS, _FILES = "survey.survey._look_at_descriptors", "_check_files"
 
-KNOWN: tuple[Known, ...] = (
+KNOWN: tuple[KnownCause, ...] = (
     _capsule(_DESCRIPTORS, r"io_uring",
              "a task holds an io_uring, which CRIU cannot dump; set UV_USE_IO_URING=0 or turn"
              " io_uring off in the program"),
@@ -101,7 +101,7 @@ class Cause:
     contains no error."""
 
     words: str
-    known: Known | None = None
+    known: KnownCause | None = None
     named: bool = True
 
     def of_dump(self) -> type[StepFailed]:

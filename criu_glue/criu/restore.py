@@ -31,17 +31,17 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import LiveshiftError, StepFailed
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
+from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox, adopt, enter, evict
 from ..capsule.tree import inner_pid, tasks
 from ..images import pids
 from ..images.image_kinds import ImageFile
-from ..images.protobuf import Message
+from ..images.protobuf import ProtobufMessage
 from ..memory.fill.fill import FillEngine
 from ..memory.fill.tree_memory import TreeMemory
 from ..memory.prefill.mapped import PrefillLost
 from ..network import network
 from ..survey import epoll_sets
-from ..survey.epoll_sets import Entry
+from ..survey.epoll_sets import EpollEntry
 from .early import RESTORE, EarlyCriu
 from .explain import Cause, explain
 from .held import HeldCriu
@@ -54,7 +54,7 @@ STOP_S = 5.0
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
 
-class Hold(Protocol):
+class RestoreHold(Protocol):
     """Keeps the tasks frozen that were continued at the door; if it dies, they die with it."""
 
     def spare_from_exit(self) -> None:
@@ -67,7 +67,7 @@ class Hold(Protocol):
 class RestoringTree:
     """A tree that CRIU restores in ``room`` from the image files in ``images``."""
 
-    def __init__(self, room: Room, images: Path) -> None:
+    def __init__(self, room: Sandbox, images: Path) -> None:
         self._room = room
         self._images = images
         self._criu = HeldCriu(images)
@@ -76,7 +76,7 @@ class RestoringTree:
     def bring_up(
         self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
         stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
-        epoll: Sequence[Entry] = (),
+        epoll: Sequence[EpollEntry] = (),
     ) -> None:  # fmt: skip
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
@@ -129,7 +129,7 @@ class RestoringTree:
             self.drop()
             raise
 
-    def _put_in(self, entries: Sequence[Entry]) -> None:
+    def _put_in(self, entries: Sequence[EpollEntry]) -> None:
         try:
             epoll_sets.put_in(entries, self._criu.tree())
         except OSError as error:
@@ -192,7 +192,7 @@ class RestoringTree:
         self.drop()
         raise self._failed(why)
 
-    def let_run_held(self, hold: Hold) -> None:
+    def let_run_held(self, hold: RestoreHold) -> None:
         """Open the network, end the hold and let all tasks run; raises StepFailed if none ran.
 
         ``hold`` keeps the tasks frozen that were continued at the door.
@@ -272,7 +272,7 @@ class RestoringTree:
         image = self._images / f"core-{inner}.img"
         if not image.exists():  # a spared thread started this process after the restore
             return False
-        about = Message(ImageFile(image).entries[0]).message(_ABOUT_TASK)
+        about = ProtobufMessage(ImageFile(image).entries[0]).message(_ABOUT_TASK)
         return about is not None and about.uint(1) == _TASK_STOPPED
 
     def _moving(self, seconds: float) -> str:

@@ -26,7 +26,7 @@ from ..capsule.room import PRIVATE
 from ..files import statx
 from .image_kinds import ImageFile
 from .image_rights import GHOST, REG
-from .protobuf import Message, with_message
+from .protobuf import ProtobufMessage, with_message
 
 PLACE = "/tmp"
 LONGEST = 200
@@ -47,7 +47,7 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
     """
     if "remap-fpath" not in files:
         return []
-    remaps = [Message(entry) for entry in files["remap-fpath"].entries]
+    remaps = [ProtobufMessage(entry) for entry in files["remap-fpath"].entries]
     ours = {
         remap.uint(_FILE)
         for remap in remaps
@@ -57,11 +57,11 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
     changed: list[str] = []
     entries = [bytes(entry) for entry in files["files"].entries]
     for at, raw in enumerate(entries):
-        entry = Message(raw)
+        entry = ProtobufMessage(raw)
         if entry.uint(_TYPE) != REG or entry.uint(_NUMBER) not in ours:
             continue
         inner = entry.raw(_REG) or memoryview(b"")
-        path = bytes(Message(inner).raw(_PATH) or b"")
+        path = bytes(ProtobufMessage(inner).raw(_PATH) or b"")
         if not _at_home(os.fsdecode(path), root):
             name = os.path.join(os.fsencode(PLACE), os.path.basename(path)[:LONGEST])
             entries[at] = with_message(memoryview(raw), _REG, with_message(inner, _PATH, name))
@@ -89,4 +89,4 @@ def _at_home(path: str, root: Path) -> bool:
 def _regular(ghost: ImageFile | None) -> bool:
     if ghost is None or not ghost.entries:
         return False
-    return stat.S_ISREG(Message(ghost.entries[0]).uint(_MODE, 0))
+    return stat.S_ISREG(ProtobufMessage(ghost.entries[0]).uint(_MODE, 0))

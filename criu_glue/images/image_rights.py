@@ -21,7 +21,7 @@ from ..files import below, rights
 from ..files.rights import User
 from . import link_remaps
 from .image_kinds import ImageFile
-from .protobuf import Damaged, Message
+from .protobuf import Damaged, ProtobufMessage
 
 Files = Mapping[str, ImageFile]
 
@@ -76,7 +76,7 @@ def check(files: Files, user: User, root: os.PathLike[str]) -> None:
 
 
 def _check_task(file: ImageFile, user: User) -> None:
-    core = Message(file.entries[0])
+    core = ProtobufMessage(file.entries[0])
     thread, about = core.message(5), core.message(3)
     if 4 in core:
         raise file.refusal("with namespaces in a place where no capsule's are")
@@ -112,7 +112,7 @@ def _check_inode(
     file: ImageFile, user: User, entry: memoryview | bytes, mode: int, owner: tuple[int, int]
 ) -> None:
     """Refuse a device and another user's or group's set-id program: CRIU would make it anew."""
-    inode = Message(entry)
+    inode = ProtobufMessage(entry)
     bits, uid, gid = inode.uint(mode, 0), inode.uint(owner[0]), inode.uint(owner[1])
     if stat.S_ISCHR(bits) or stat.S_ISBLK(bits):
         raise file.refusal("of a device")
@@ -121,12 +121,12 @@ def _check_inode(
 
 
 def _check_namespaces(files: Files) -> None:
-    own = Message(files["inventory"].entries[0]).message(3)
+    own = ProtobufMessage(files["inventory"].entries[0]).message(3)
     if own is None:
         raise files["inventory"].refusal("without the namespaces it was made in")
     for file in files.values():
         if file.kind == "ids":
-            ids = Message(file.entries[0])
+            ids = ProtobufMessage(file.entries[0])
             for number, name in NAMESPACES.items():
                 if ids.uint(number, 0) != own.uint(number, 0):
                     raise file.refusal(f"with another {name} namespace than the room's")
@@ -140,7 +140,7 @@ class _Wanted:
         self.made: list[str] = []
         file = files["files"]
         for raw in file.entries:
-            self._take(file, Message(raw))
+            self._take(file, ProtobufMessage(raw))
         for kept in files.values():
             if kept.kind == "mm":
                 self._take_mappings(kept)
@@ -149,7 +149,7 @@ class _Wanted:
             elif kept.kind == "remap-fpath":
                 self._take_deleted(kept)
 
-    def _take(self, file: ImageFile, entry: Message) -> None:
+    def _take(self, file: ImageFile, entry: ProtobufMessage) -> None:
         kind = entry.uint(1)
         if kind in NAMES or not REG <= kind <= PIDFD:
             raise file.refusal(f"with {NAMES.get(kind, f'a file of kind {kind}')}")
@@ -160,7 +160,7 @@ class _Wanted:
         elif kind == UNIXSK:
             self._take_socket(_part(entry, 16))
 
-    def _take_path(self, file: ImageFile, reg: Message) -> None:
+    def _take_path(self, file: ImageFile, reg: ProtobufMessage) -> None:
         number, flags, path = reg.uint(1), reg.uint(2), _text(reg, 6)
         if number in self.opened:
             raise file.refusal(f"with two files of number {number}")
@@ -170,7 +170,7 @@ class _Wanted:
             raise file.refusal(f"that would make {path[:100]!a}")
         self.opened[number] = path, flags
 
-    def _take_socket(self, socket: Message) -> None:
+    def _take_socket(self, socket: ProtobufMessage) -> None:
         name = _text(socket, 11)
         if name and not name.startswith("\0"):
             path = name.rstrip("\0")
@@ -178,8 +178,8 @@ class _Wanted:
 
     def _take_mappings(self, file: ImageFile) -> None:
         """A mapping opens its file again, with its own flags."""
-        for raw in Message(file.entries[0]).raws(14):
-            vma = Message(raw)
+        for raw in ProtobufMessage(file.entries[0]).raws(14):
+            vma = ProtobufMessage(raw)
             status = vma.uint(7)
             if not status & (FILE_PRIVATE | FILE_SHARED) or status & OF_MEMFD:
                 continue
@@ -192,13 +192,13 @@ class _Wanted:
                 self.opened[number] = path, before & ~os.O_ACCMODE | os.O_RDWR
 
     def _take_root(self, file: ImageFile) -> None:
-        path, _ = self.opened.get(Message(file.entries[0]).uint(2), ("", 0))
+        path, _ = self.opened.get(ProtobufMessage(file.entries[0]).uint(2), ("", 0))
         if path != "/":
             raise file.refusal(f"of a task whose root is {path[:100]!a}")
 
     def _take_deleted(self, file: ImageFile) -> None:
         for raw in file.entries:
-            entry = Message(raw)
+            entry = ProtobufMessage(raw)
             kind = entry.uint(3, LINKED)
             if kind not in (LINKED, GHOST, PROCFS):
                 raise file.refusal(f"with a remap of kind {kind}")
@@ -259,12 +259,12 @@ def _forbidden(user: User, what: str, why: object) -> StepFailed:
     )
 
 
-def _part(entry: Message, number: int) -> Message:
+def _part(entry: ProtobufMessage, number: int) -> ProtobufMessage:
     part = entry.message(number)
     if part is None or part.uint(1) != entry.uint(2):
         raise Damaged("a file's description belongs to another file")
     return part
 
 
-def _text(message: Message, number: int) -> str:
+def _text(message: ProtobufMessage, number: int) -> str:
     return os.fsdecode(bytes(message.raw(number) or b""))

@@ -16,13 +16,13 @@ import os
 import re
 from pathlib import Path
 
-from ..capsule.room import PRIVATE, Room
+from ..capsule.room import PRIVATE, Sandbox
 from ..files import below
 
 NAME = re.compile(r"link_remap\.[0-9]{1,10}")
 
 
-def clear(room: Room) -> None:
+def clear(room: Sandbox) -> None:
     """Remove the names that a killed CRIU has left in a capsule's own directories.
 
     The next dump would find these names taken. Other directories are left alone: another capsule

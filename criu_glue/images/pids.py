@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.room import PID_FLOOR, Room, enter
+from ..capsule.room import PID_FLOOR, Sandbox, enter
 from .image_kinds import ImageFile
-from .protobuf import Message
+from .protobuf import ProtobufMessage
 
 RESERVED = 300
 """The kernel gives out no ids below this one after a wrap (kernel: pid.c, RESERVED_PIDS)."""
@@ -54,7 +54,7 @@ def limit() -> int:
     return int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
-def in_use(room: Room) -> tuple[int, ...]:
+def in_use(room: Sandbox) -> tuple[int, ...]:
     """The ids of all threads, process groups and sessions of the room, ascending, without 1."""
     proc, found = room.root / "proc", set[int]()
     for name in filter(str.isdigit, os.listdir(proc)):
@@ -69,7 +69,7 @@ def of_image(images: Path) -> set[int]:
     """The ids that a restore of the image needs."""
     found: set[int] = set()
     for raw in ImageFile(images / "pstree.img").entries:
-        task = Message(raw)  # criu: images/pstree.proto
+        task = ProtobufMessage(raw)  # criu: images/pstree.proto
         found.update(task.uint(number) for number in (1, 3, 4))
         found.update(task.uints(5))
     return set(filter(_is_id, found))
@@ -112,7 +112,7 @@ def highest(taken: Iterable[int]) -> int:
     return max(taken, default=PID_FLOOR)
 
 
-def set_last(room: Room, last: int) -> None:
+def set_last(room: Sandbox, last: int) -> None:
     """Set ``ns_last_pid`` of the room; raises LiveshiftError."""
     script = [*enter(room, "--pid"), "sh", "-c", f"echo {last} > {LAST_PID}"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

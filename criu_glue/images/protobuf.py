@@ -19,7 +19,7 @@ class Damaged(ValueError):
     """The bytes are no message, or the message lacks fields that it must have."""
 
 
-class Message:
+class ProtobufMessage:
     """The fields of one message; a field that is asked for must have the type in the schema."""
 
     def __init__(self, raw: bytes | memoryview) -> None:
@@ -69,9 +69,9 @@ class Message:
             raise Damaged(f"field {number} is a number")
         return found
 
-    def message(self, number: int) -> Message | None:
+    def message(self, number: int) -> ProtobufMessage | None:
         raw = self.raw(number)
-        return None if raw is None else Message(raw)
+        return None if raw is None else ProtobufMessage(raw)
 
     def _one(self, number: int) -> Value | None:
         values = self._fields.get(number)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ..capsule.room import Room
+from ..capsule.room import Sandbox
 from ..capsule.tree import descriptors, inner_pid, tasks
 
 _OPEN = {1, 2, 4, 5, 8}
@@ -45,7 +45,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
-class Connection:
+class OutsideConnection:
     """One connection; ``pid`` is the capsule's, 0 if no process has the socket open any more."""
 
     peer: str
@@ -66,7 +66,7 @@ class Connection:
         return words
 
 
-def outside(room: Room, inside: Iterable[str], gateway: str) -> list[Connection]:
+def outside(room: Sandbox, inside: Iterable[str], gateway: str) -> list[OutsideConnection]:
     """The connections to the ``gateway``, and those beyond loopback and the networks ``inside``.
 
     Returns [] for a capsule that has ended."""
@@ -80,7 +80,7 @@ def outside(room: Room, inside: Iterable[str], gateway: str) -> list[Connection]
         return []
     holders = _holders(room, set(found))
     return sorted(
-        {Connection(*peer, *holders.get(inode, ())) for inode, peer in found.items()},
+        {OutsideConnection(*peer, *holders.get(inode, ())) for inode, peer in found.items()},
         key=lambda each: (each.peer, each.port, each.pid),
     )
 
@@ -117,7 +117,7 @@ def _within(peer: str, networks: list[Network]) -> bool:
     return address.is_unspecified or any(address in network for network in networks)
 
 
-def _holders(room: Room, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
+def _holders(room: Sandbox, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
     """Inode of a socket → (capsule's pid, name, libraries) of the first process that has it."""
     targets = {f"socket:[{inode}]": inode for inode in inodes}
     held: dict[int, tuple[int, str, tuple[str, ...]]] = {}

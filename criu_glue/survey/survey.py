@@ -18,11 +18,11 @@ from typing import BinaryIO
 
 import psutil
 
-from ..capsule.mounts import Place, Placement
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room
+from ..capsule.mounts import PathKind, Placement
+from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
-from ..images.file_locks import FileLock, Held
+from ..images.file_locks import FileLock, HeldLock
 from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, unix_sockets
 from .found import NeededFile, Survey
 from .gpu_tasks import GpuTask
@@ -52,7 +52,7 @@ class Changing:
 
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
-    locks: tuple[Held, ...] = ()
+    locks: tuple[HeldLock, ...] = ()
     """File locks that prevent the move."""
     databases: tuple[str, ...] = ()
     """Open databases that would be read-only on another host (databases.py), in words."""
@@ -65,7 +65,7 @@ class _Findings:
     single: set[str] = field(default_factory=set)
     mapped_writable: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
-    locks: dict[Held, None] = field(default_factory=dict)
+    locks: dict[HeldLock, None] = field(default_factory=dict)
     databases: dict[str, None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Findings:
         return held + [(each, databases.REMEDY) for each in self.databases]
 
 
-def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
+def survey(room: Sandbox, root_pid: int, placement: Placement) -> Survey:
     """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
     if the capsule has ended meanwhile."""
     try:
@@ -86,7 +86,7 @@ def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
 
 
-def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
+def _survey(room: Sandbox, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
     seen: dict[int, int] = {}  # the host's pid → the capsule's
     on_gpus: list[GpuTask] = []
@@ -118,7 +118,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
                 on_gpus.append(gpu_task)
             cwd = os.readlink(f"/proc/{task.pid}/cwd")
-            if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
+            if placement.of_path(cwd, mounts) not in (PathKind.PRIVATE, PathKind.CARRIED):
                 found.directories.add(cwd)
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
             continue  # the task has ended, so only its exit status is left
@@ -137,10 +137,10 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
     for path, place in places.items():
-        if place in (Place.PRIVATE, Place.CARRIED):
+        if place in (PathKind.PRIVATE, PathKind.CARRIED):
             continue
         if (file := fingerprint(path, room.root)) is not None:
-            needed.append(replace(file, size=-1, mode=0) if place is Place.SHARED else file)
+            needed.append(replace(file, size=-1, mode=0) if place is PathKind.SHARED else file)
     for path, (device, inode) in sorted(found.shared.items()):
         # The file is not opened here, because that would break a lease.
         if path not in found.needed and _is_at(room, path, device, inode):
@@ -161,7 +161,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     )
 
 
-def changing(room: Room, placement: Placement) -> Changing:
+def changing(room: Sandbox, placement: Placement) -> Changing:
     """Take the part of a survey that must be repeated once the tree is frozen.
 
     It takes a tenth of a survey's time. Raises ProcessLookupError if the capsule has ended.
@@ -175,7 +175,7 @@ def changing(room: Room, placement: Placement) -> Changing:
     )
 
 
-def passing(room: Room, placement: Placement) -> list[tuple[str, str]]:
+def passing(room: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
     These are locks, and databases in a transaction. Raises ProcessLookupError as :func:`changing`.
@@ -183,7 +183,7 @@ def passing(room: Room, placement: Placement) -> list[tuple[str, str]]:
     return _look_again(room, placement, maps=False).passing
 
 
-def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
+def _look_again(room: Sandbox, placement: Placement, *, maps: bool) -> _Findings:
     found = _Findings()
     seen = 0
     try:
@@ -310,14 +310,14 @@ def _look_at_descriptors(
             ] = None
             continue
         place = placement.of_open_file(target, mount_id, mounts)
-        if locks and place in (Place.SHARED, Place.FOREIGN):
+        if locks and place in (PathKind.SHARED, PathKind.FOREIGN):
             holder = who or _who(pid)
-            found.locks |= {Held(holder, k, target): None for k in locks if k.keeps_others_out}
+            found.locks |= {HeldLock(holder, k, target): None for k in locks if k.keeps_others_out}
         writable = flags & os.O_ACCMODE != os.O_RDONLY
-        goes_along = place in (Place.PRIVATE, Place.CARRIED, Place.LOCAL)
+        goes_along = place in (PathKind.PRIVATE, PathKind.CARRIED, PathKind.LOCAL)
         if writable and goes_along and databases.refuses_after_a_move(pid, fd):
             found.databases[databases.words(who or _who(pid), target)] = None
-        if place is Place.FOREIGN and writable:
+        if place is PathKind.FOREIGN and writable:
             mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
             found.problems[
                 f"{who} has {target} open for writing, on the {kind} file system {mount_point}, "
@@ -325,17 +325,17 @@ def _look_at_descriptors(
                 f'list "{mount_point}" under files.shared if every host sees the same content '
                 "there, under files.carried if it is this host's own",
             ] = None
-        elif place is Place.LOCAL and writable:
+        elif place is PathKind.LOCAL and writable:
             found.single.add(target)
-        elif place in (Place.LOCAL, Place.FOREIGN):
+        elif place in (PathKind.LOCAL, PathKind.FOREIGN):
             found.needed.add(target)
-        elif place is Place.SHARED:
+        elif place is PathKind.SHARED:
             found.directories.add(os.path.dirname(target))
             if stat.S_ISREG(opened.st_mode):
                 found.shared[target] = opened.st_dev, opened.st_ino
 
 
-def _is_at(room: Room, path: str, device: int, inode: int) -> bool:
+def _is_at(room: Sandbox, path: str, device: int, inode: int) -> bool:
     """True if an open file still has its name; programs often delete or replace their files."""
     with contextlib.suppress(OSError):
         there = os.stat(room.root / path.lstrip("/"))

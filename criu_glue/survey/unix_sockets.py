@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..capsule.room import Room
+from ..capsule.room import Sandbox
 from ..capsule.tree import descriptors
 
 _CLONE_NEWNET = 0x40000000
@@ -49,7 +49,7 @@ class _Seen:
     waiting: set[int] = field(default_factory=set)
 
 
-def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def outside(room: Sandbox, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """(what prevents a move, what to do) for each connection to a socket outside the capsule.
 
     ``tree``: the host's pid and the capsule's pid of each process. Raises OSError.
@@ -95,7 +95,7 @@ def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
     return found
 
 
-def _look(room: Room) -> _Seen:
+def _look(room: Sandbox) -> _Seen:
     found = _Seen()
     failed: list[OSError] = []
 

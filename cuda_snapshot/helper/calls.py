@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import to_wire
-from ..devices import Gpu
+from ..devices import NvmlGpu
 
 PROTOCOL = 1
 """Raise this number with every change that a helper of the version before would not understand."""
@@ -24,50 +24,52 @@ LOCK = "gpu-helper.lock"
 LOG = "gpu-helper.log"
 
 
-class Ask(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
+class HelperRequest(
+    msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True
+):
     """Base of all asks; the tag is the class name."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HelperReply(msgspec.Struct, frozen=True):
     ok: Raw | UnsetType = UNSET
     error: tuple[str, str, str | None] | UnsetType = UNSET
 
 
-def done(answer: object) -> Reply:
-    return Reply(ok=Raw(msgspec.msgpack.encode(answer)))
+def done(answer: object) -> HelperReply:
+    return HelperReply(ok=Raw(msgspec.msgpack.encode(answer)))
 
 
-def failed(error: Exception) -> Reply:
-    return Reply(error=to_wire(error))
+def failed(error: Exception) -> HelperReply:
+    return HelperReply(error=to_wire(error))
 
 
-class Hello(Ask, frozen=True):
+class HelloHelper(HelperRequest, frozen=True):
     """The first ask of every connection. Reply: Welcome."""
 
 
-class Host(Ask, frozen=True):
+class GetHost(HelperRequest, frozen=True):
     """Asks about the host's driver and GPUs. Reply: HostGpus."""
 
 
-class State(Ask, frozen=True):
+class State(HelperRequest, frozen=True):
     """Asks for the driver's state of a process. Reply: int (ProcessState) | None."""
 
     pid: int
 
 
-class RestoreThread(Ask, frozen=True):
+class RestoreThread(HelperRequest, frozen=True):
     """Asks for the driver's restore thread in a process. Reply: int."""
 
     pid: int
 
 
-class Used(Ask, frozen=True):
+class Used(HelperRequest, frozen=True):
     """Asks for a process's device memory in bytes, by GPU UUID. Reply: dict[str, int]."""
 
     pid: int
 
 
-class Change(Ask, frozen=True):
+class Change(HelperRequest, frozen=True):
     """Base of all asks that change something. The helper does not end before they have ended."""
 
 
@@ -90,11 +92,11 @@ class Lock(Operation, frozen=True):
     timeout_s: float
 
 
-class Checkpoint(Operation, frozen=True):
+class CheckpointProcess(Operation, frozen=True):
     """LOCKED to CHECKPOINTED. Reply: Checkpointed."""
 
 
-class Restore(Operation, frozen=True):
+class RestoreProcess(Operation, frozen=True):
     """CHECKPOINTED to LOCKED. Reply: None. ``needed`` is in bytes by new UUID; None: what this
     helper saw at the checkpoint."""
 
@@ -127,7 +129,7 @@ class Release(Change, frozen=True):
     pid: int
 
 
-class Holds(Ask, frozen=True):
+class Holds(HelperRequest, frozen=True):
     """Asks whether the helper holds the process's threads. Reply: bool."""
 
     pid: int
@@ -146,7 +148,7 @@ class HostGpus:
     """The newest CUDA that the driver supports, such as (13, 0)."""
     driver: str
     """The driver's version, such as "580.159.03"; "" if NVML does not report it."""
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[NvmlGpu, ...]
     why_none: str | None
     """Why ``gpus`` is empty; None if it is not."""
     can_remap: bool

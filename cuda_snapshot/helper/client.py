@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ...errors import LiveshiftError, NotPermitted, StepFailed, Unreachable
-from ..checkpoint import ProcessState
+from ..checkpoint import CudaState
 from .calls import (
     LOG,
     PROTOCOL,
     SOCKET,
-    Ask,
-    Checkpoint,
     Checkpointed,
-    Hello,
+    CheckpointProcess,
+    GetHost,
+    HelloHelper,
+    HelperRequest,
     Holds,
     HoldThreads,
-    Host,
     HostGpus,
     Leave,
     Lock,
     Release,
-    Restore,
+    RestoreProcess,
     RestoreThread,
     SpareFromExit,
     State,
@@ -39,7 +39,7 @@ from .calls import (
     Welcome,
 )
 from .channel import Channel, connect
-from .line import QUESTION_S, Closing, Line
+from .line import QUESTION_S, Closing, HelperConnection
 from .memory_client import DeviceMemoryCalls
 from .starting import starting
 
@@ -68,7 +68,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     def __init__(self, directory: Path, libraries: Path | None, idle_s: float = IDLE_S) -> None:
         self._directory, self._libraries, self._idle_s = directory, libraries, idle_s
         self._mutex = threading.Lock()
-        self._idle: list[Line] = []
+        self._idle: list[HelperConnection] = []
         self._closed = False
 
     @classmethod
@@ -97,11 +97,11 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     def host(self) -> HostGpus:
         """The driver and GPUs, as NVML sees them now. Takes some milliseconds, or NVML's deadline
         of 20 s if a GPU hangs."""
-        return self._question(Host(), HostGpus)
+        return self._question(GetHost(), HostGpus)
 
-    def state(self, pid: int) -> ProcessState | None:
+    def state(self, pid: int) -> CudaState | None:
         """The driver's state of the process. None: it does not use CUDA, or does not exist."""
-        return self._question(State(pid), ProcessState | None)
+        return self._question(State(pid), CudaState | None)
 
     def restore_thread(self, pid: int) -> int:
         """The process's thread that must be able to run in every operation. Raises StepFailed."""
@@ -123,7 +123,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     def checkpoint(self, pid: int, *, turn_s: float = TURN_S) -> Checkpointed:
         """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU. The answer says
         what it held, which a restore on another host needs."""
-        answer = self._operation(Checkpoint(pid, turn_s), "checkpoint", returns=Checkpointed)
+        answer = self._operation(CheckpointProcess(pid, turn_s), "checkpoint", returns=Checkpointed)
         return cast(Checkpointed, answer)
 
     def restore(
@@ -139,7 +139,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         GPU; the default is what this helper saw at the process's checkpoint."""
         pairs = [(old, new) for old, new in gpus]
         needs = None if needed is None else dict(needed)
-        self._operation(Restore(pid, turn_s, pairs, needs), "restore")
+        self._operation(RestoreProcess(pid, turn_s, pairs, needs), "restore")
 
     def unlock(self, pid: int, *, turn_s: float = TURN_S) -> None:
         """LOCKED to RUNNING."""
@@ -173,7 +173,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     # ---- connections ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def line(self) -> Iterator[Line]:
+    def line(self) -> Iterator[HelperConnection]:
         """A connection while the context lasts: an idle one or a new one. Its errors are raised as
         Unreachable. A connection whose answer has not come is closed."""
         line = self._take()
@@ -191,7 +191,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
                 line.channel.close()
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[Line]:
+    def apart(self) -> Iterator[HelperConnection]:
         """A connection that the caller keeps and must close; this closes it only on an error."""
         line = self._take()
         line.channel.socket.settimeout(None)
@@ -210,7 +210,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             line.ask(Leave(), None)
             line.usable = False
 
-    def _take(self) -> Line:
+    def _take(self) -> HelperConnection:
         while True:
             with self._mutex:
                 if self._closed:
@@ -222,7 +222,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
                 return line
             line.channel.close()
 
-    def _connect(self) -> Line:
+    def _connect(self) -> HelperConnection:
         line = self._greeted()
         if line is not None:
             return line
@@ -241,7 +241,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             raise Unreachable(f"the GPU helper in {self._directory} went away when it had started")
         return line
 
-    def _greeted(self) -> Line | None:
+    def _greeted(self) -> HelperConnection | None:
         """A connection to a helper that speaks our protocol; None if no helper listens."""
         try:
             channel = Channel(connect(self._directory, SOCKET))
@@ -253,9 +253,9 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             ) from error
         except OSError as error:
             raise self._unreachable(error) from error
-        line = Line(channel)
+        line = HelperConnection(channel)
         try:
-            welcome = line.ask(Hello(), Welcome)
+            welcome = line.ask(HelloHelper(), Welcome)
         except (EOFError, ConnectionError):
             channel.close()  # it was leaving
             return None
@@ -279,7 +279,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             hint=f"its log is {self._directory / LOG}",
         )
 
-    def _question(self, ask: Ask, returns: type[T] | Any) -> T:
+    def _question(self, ask: HelperRequest, returns: type[T] | Any) -> T:
         """Ask a question; if the helper ended meanwhile, ask the next one, whose answer is as
         good."""
         try:
@@ -293,7 +293,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
 
     def _operation(
         self,
-        ask: Lock | Checkpoint | Restore | Unlock,
+        ask: Lock | CheckpointProcess | RestoreProcess | Unlock,
         what: str,
         within_s: float = OPERATION_S,
         returns: Any = None,

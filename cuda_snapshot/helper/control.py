@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import StepFailed
-from ..checkpoint import ProcessState
-from ..devices import Gpu
+from ..checkpoint import CudaState
+from ..devices import NvmlGpu
 from ..fast_path.probe import FastPath
 from .calls import (
-    Ask,
-    Checkpoint,
     Checkpointed,
-    Host,
+    CheckpointProcess,
+    GetHost,
+    HelperRequest,
     HostGpus,
     Lock,
     Operation,
-    Restore,
+    RestoreProcess,
     RestoreThread,
     State,
     Unlock,
@@ -36,19 +36,19 @@ class Control:
     def __init__(self, operations: Operations, fast_path: FastPath) -> None:
         self._operations, self._fast_path = operations, fast_path
 
-    def handlers(self) -> Mapping[type[Ask], Handler]:
+    def handlers(self) -> Mapping[type[HelperRequest], Handler]:
         return {
-            Host: self._host,
+            GetHost: self._host,
             State: self._state,
             RestoreThread: lambda _, ask: self._operations.restore_thread(ask.pid),
             Used: lambda _, ask: self._operations.nvml.inventory().used(ask.pid),
             Lock: self._lock,
-            Checkpoint: self._checkpoint,
-            Restore: self._restore,
+            CheckpointProcess: self._checkpoint,
+            RestoreProcess: self._restore,
             Unlock: self._unlock,
         }
 
-    def _host(self, caller: Caller, ask: Host) -> HostGpus:
+    def _host(self, caller: Caller, ask: GetHost) -> HostGpus:
         told = self._operations.nvml.inventory()
         driver, us = self._operations.driver, {os.getpid(), *self._fast_path.pids}
         return HostGpus(
@@ -62,18 +62,18 @@ class Control:
             sessions=self._fast_path.sessions,
         )
 
-    def _state(self, caller: Caller, ask: State) -> ProcessState | None:
+    def _state(self, caller: Caller, ask: State) -> CudaState | None:
         return self._operations.state(ask.pid)
 
     def _lock(self, caller: Caller, ask: Lock) -> None:
         with self._turn(caller, ask, "lock"):
             self._operations.lock(ask.pid, ask.timeout_s)
 
-    def _checkpoint(self, caller: Caller, ask: Checkpoint) -> Checkpointed:
+    def _checkpoint(self, caller: Caller, ask: CheckpointProcess) -> Checkpointed:
         with self._turn(caller, ask, "checkpoint"):
             return self._operations.checkpoint(ask.pid)
 
-    def _restore(self, caller: Caller, ask: Restore) -> None:
+    def _restore(self, caller: Caller, ask: RestoreProcess) -> None:
         with self._turn(caller, ask, "restore"):
             self._operations.restore(ask.pid, ask.gpus, ask.needed)
 
@@ -91,7 +91,7 @@ class Control:
             yield
 
 
-def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
+def _without(gpu: NvmlGpu, pids: Collection[int]) -> NvmlGpu:
     """The GPU without the processes of the helper and its trial. The helper's context for copying
     is no use of the GPU that the asking agent should count."""
     if not gpu.processes or gpu.processes.keys().isdisjoint(pids):

@@ -12,21 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import StepFailed
-from ..hold import Hold, spared_threads
-from .calls import Ask, Holds, HoldThreads, Release, SpareFromExit
+from ..hold import ThreadHold, spared_threads
+from .calls import HelperRequest, Holds, HoldThreads, Release, SpareFromExit
 from .operations import Operations
 from .server import Caller, Handler
 
 
-class Holding:
+class HoldingHandlers:
     """The handlers of asks about holds."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
-        self._holds: dict[int, Hold] = {}
+        self._holds: dict[int, ThreadHold] = {}
         self._mutex = threading.Lock()
 
-    def handlers(self) -> Mapping[type[Ask], Handler]:
+    def handlers(self) -> Mapping[type[HelperRequest], Handler]:
         return {
             HoldThreads: self._hold,
             SpareFromExit: self._spare_from_exit,
@@ -46,7 +46,7 @@ class Holding:
         if self._of(ask.pid) is not None:
             return
         restore_thread = self._operations.restore_thread(ask.pid)
-        hold = Hold(
+        hold = ThreadHold(
             [ask.pid],
             lambda pid: spared_threads(pid, restore_thread),
             kill_on_exit=ask.kill_on_exit,
@@ -67,7 +67,7 @@ class Holding:
         if hold is not None:
             hold.end()
 
-    def _of(self, pid: int) -> Hold | None:
+    def _of(self, pid: int) -> ThreadHold | None:
         """The hold of a process; None also if the held process has ended, since another process may
         have its pid by now."""
         with self._mutex:

@@ -12,17 +12,17 @@ import msgspec
 from msgspec import Raw
 
 from ...errors import Unreachable, from_wire
-from .calls import LOG, Ask, Reply
+from .calls import LOG, HelperReply, HelperRequest
 from .channel import Channel
 
 QUESTION_S = 60.0
 """How long a client waits for an answer: NVML may need its whole deadline, and others may ask it
 first."""
 
-_decoder = msgspec.msgpack.Decoder(Reply)
+_decoder = msgspec.msgpack.Decoder(HelperReply)
 
 
-class Line:
+class HelperConnection:
     """A connection to the helper, for one thread at a time."""
 
     def __init__(self, channel: Channel) -> None:
@@ -30,7 +30,7 @@ class Line:
         self.usable = True
         """Whether the answers to all asks on this connection have come."""
 
-    def ask(self, ask: Ask, returns: Any, within_s: float = QUESTION_S) -> Any:
+    def ask(self, ask: HelperRequest, returns: Any, within_s: float = QUESTION_S) -> Any:
         """Ask; returns the answer, decoded as ``returns``. Raises what the helper raised,
         TimeoutError after ``within_s`` seconds, EOFError and OSError if the helper has gone."""
         self.usable = False

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from .blocks import Block
-from .line import Line
-from .memory_calls import CopyIn, CopyOut, Create, Drop, Held, Session, Warm
+from .line import HelperConnection
+from .memory_calls import CopyIn, CopyOut, Create, Drop, GetHeld, Session, Warm
 from .ring_client import Drain, Filler
 from .session_client import DeviceSession
 
@@ -26,10 +26,10 @@ class DeviceMemoryCalls(ABC):
     it is dropped or taken back, even if the agent that asked for it has ended."""
 
     @abstractmethod
-    def line(self) -> AbstractContextManager[Line]: ...
+    def line(self) -> AbstractContextManager[HelperConnection]: ...
 
     @abstractmethod
-    def apart(self) -> AbstractContextManager[Line]: ...
+    def apart(self) -> AbstractContextManager[HelperConnection]: ...
 
     def warm(self, key: str, gpus: Sequence[str]) -> None:
         """Prepare the helper for memory of these GPUs until the key is dropped: it makes contexts
@@ -52,7 +52,7 @@ class DeviceMemoryCalls(ABC):
     def held(self) -> dict[str, int]:
         """Bytes by key; a key that was only warmed has 0."""
         with self.line() as line:
-            return dict(line.ask(Held(), dict[str, int]))
+            return dict(line.ask(GetHeld(), dict[str, int]))
 
     def drain(self, key: str) -> Drain:
         """Read all bytes of the key's blocks, in their order; the memory stays. The caller must

@@ -12,12 +12,12 @@ import msgspec
 from ... import units
 from ..cuda import Cuda
 from . import sessions
-from .calls import Ask, done
+from .calls import HelperRequest, done
 from .contexts import Contexts
 from .device_memory import DeviceMemory
-from .memory_calls import CopyIn, CopyOut, Create, Drop, Held, Session, Warm
+from .memory_calls import CopyIn, CopyOut, Create, Drop, GetHeld, Session, Warm
 from .process_session import ProcessSession
-from .ring import Busy, Rings, sizes
+from .ring import Busy, CopyRings, sizes
 from .server import Caller, Handler
 from .transfers import Transfers
 
@@ -28,15 +28,15 @@ class MemoryService:
     def __init__(self, cuda: Cuda) -> None:
         contexts = Contexts(cuda)
         self._memory = DeviceMemory(contexts)
-        self._rings = Rings(contexts, *sizes())
+        self._rings = CopyRings(contexts, *sizes())
         self._transfers = Transfers(contexts, self._memory, self._rings)
 
-    def handlers(self) -> Mapping[type[Ask], Handler]:
+    def handlers(self) -> Mapping[type[HelperRequest], Handler]:
         return {
             Warm: self._warm,
             Create: lambda _, ask: self._memory.create(ask.key, ask.blocks),
             Drop: self._drop,
-            Held: lambda _, ask: self._memory.held(),
+            GetHeld: lambda _, ask: self._memory.held(),
             CopyOut: lambda caller, ask: self._transfers.drain(caller.channel, ask.key),
             CopyIn: lambda caller, ask: self._transfers.fill(caller.channel, ask.key),
             Session: self._session,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ... import units
 from ...errors import StepFailed
-from ..checkpoint import Checkpoint, ProcessState
+from ..checkpoint import CheckpointApi, CudaState
 from ..devices import Inventory, Nvml
 from ..driver import CudaError, CUresult
 from .calls import Checkpointed
@@ -69,17 +69,17 @@ _ANY: dict[int, str] = {
     CUresult.NOT_SUPPORTED: "this driver does not do that",
 }
 _STATES = {
-    ProcessState.RUNNING: "it runs on",
-    ProcessState.LOCKED: "it is locked, and can be unlocked",
-    ProcessState.CHECKPOINTED: "it is checkpointed",
-    ProcessState.FAILED: "it is lost: all that can be done is to kill it",
+    CudaState.RUNNING: "it runs on",
+    CudaState.LOCKED: "it is locked, and can be unlocked",
+    CudaState.CHECKPOINTED: "it is checkpointed",
+    CudaState.FAILED: "it is lost: all that can be done is to kill it",
 }
 
 
 class Operations:
     """The operations, with the driver and NVML of this host; :meth:`turn` keeps them apart."""
 
-    def __init__(self, driver: Checkpoint, nvml: Nvml) -> None:
+    def __init__(self, driver: CheckpointApi, nvml: Nvml) -> None:
         self.driver, self.nvml = driver, nvml
         self._turn = threading.Lock()
         self._now: tuple[str, float] | None = None
@@ -108,7 +108,7 @@ class Operations:
 
     # ---- questions -----------------------------------------------------------------------------
 
-    def state(self, pid: int) -> ProcessState | None:
+    def state(self, pid: int) -> CudaState | None:
         """The driver's state of the process; None if it does not use CUDA. Raises CudaError."""
         try:
             return self.driver.state(pid)
@@ -122,7 +122,7 @@ class Operations:
 
     def locked(self, pid: int) -> bool:
         """Whether the process is LOCKED. Raises CudaError."""
-        return self.driver.state(pid) is ProcessState.LOCKED
+        return self.driver.state(pid) is CudaState.LOCKED
 
     def restore_thread(self, pid: int) -> int:
         """The driver's restore thread in the process. Raises StepFailed."""
@@ -149,7 +149,7 @@ class Operations:
         with self._explained("checkpoint", pid):
             self.driver.checkpoint(pid)
         state = self.state(pid)
-        if state is not ProcessState.CHECKPOINTED:
+        if state is not CudaState.CHECKPOINTED:
             name = state.name if state is not None else "not known to it"
             raise StepFailed(
                 "gpu checkpoint", f"process {pid}: the driver said that it is done, and now {name}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from ...errors import StepFailed
 from ...interposer import device_session as wire
 from ...interposer import layout
-from ...interposer.device_session import Op, Reply
+from ...interposer.device_session import Op, SessionReply
 from ..checkpoint import uuid_text
 from .blocks import Block
 
@@ -205,7 +205,7 @@ class ProcessSession:
         *,
         descriptor: int | None = None,
         patience_s: float | None = None,
-    ) -> tuple[Reply, int | None]:
+    ) -> tuple[SessionReply, int | None]:
         patience_s = ANSWER_S if patience_s is None else patience_s
         if self._peer is None or self.over:
             raise self._failed("its session is over, or has not begun")
@@ -219,7 +219,7 @@ class ProcessSession:
             raise self._failed(f"{op.name} can't be asked: {error}") from error
         return self._answer(op, patience_s)
 
-    def _answer(self, op: Op, patience_s: float) -> tuple[Reply, int | None]:
+    def _answer(self, op: Op, patience_s: float) -> tuple[SessionReply, int | None]:
         assert self._peer is not None
         descriptors: list[int] = []
         try:
@@ -250,7 +250,7 @@ class ProcessSession:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _check(self, reply: Reply, what: str) -> None:
+    def _check(self, reply: SessionReply, what: str) -> None:
         if reply.result:
             raise self._failed(f"asked to {what}: {reply.failure}")
 

@@ -52,7 +52,7 @@ class Busy(LiveshiftError):
     """Other copies use all rings."""
 
 
-class Ring:
+class CopyRing:
     """``slots`` × ``slot_bytes`` of shared memory."""
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -100,18 +100,18 @@ class Ring:
         contexts.let_go(gpu)
 
 
-class Rings:
+class CopyRings:
     """All rings; each copy has one of its own. Any thread may use this."""
 
     def __init__(self, contexts: Contexts, slots: int, slot_bytes: int):
         self._contexts = contexts
         self._slots, self._slot_bytes = slots, slot_bytes
         self._change = threading.Condition()
-        self._idle: list[Ring] = []
+        self._idle: list[CopyRing] = []
         self._made = 0
 
     @contextmanager
-    def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[Ring]:
+    def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[CopyRing]:
         """A pinned ring while the with block runs. Waits for one; raises Busy if none gets free
         within ``patience_s``."""
         ring = self._take(patience_s)
@@ -123,7 +123,7 @@ class Rings:
                 self._idle.append(ring)
                 self._change.notify()
 
-    def _take(self, patience_s: float) -> Ring:
+    def _take(self, patience_s: float) -> CopyRing:
         with self._change:
             if not self._change.wait_for(lambda: self._idle or self._made < RINGS, patience_s):
                 raise Busy(
@@ -135,7 +135,7 @@ class Rings:
                 return self._idle.pop()
             self._made += 1
         try:
-            return Ring(self._slots, self._slot_bytes)
+            return CopyRing(self._slots, self._slot_bytes)
         except BaseException as error:
             with self._change:
                 self._made -= 1

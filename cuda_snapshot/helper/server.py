@@ -20,7 +20,19 @@ from typing import Any, Union
 import msgspec
 
 from ...errors import LiveshiftError, Refused, Unreachable
-from .calls import LOCK, PROTOCOL, SOCKET, Ask, Change, Hello, Leave, Reply, Welcome, done, failed
+from .calls import (
+    LOCK,
+    PROTOCOL,
+    SOCKET,
+    Change,
+    HelloHelper,
+    HelperReply,
+    HelperRequest,
+    Leave,
+    Welcome,
+    done,
+    failed,
+)
 from .channel import Channel, listen
 
 log = logging.getLogger("liveshift.gpu")
@@ -49,16 +61,16 @@ class Server:
     def __init__(
         self,
         directory: Path,
-        handlers: Mapping[type[Ask], Handler],
+        handlers: Mapping[type[HelperRequest], Handler],
         *,
         idle_s: float,
         holds: Callable[[], str] = lambda: "",
     ) -> None:
         """Listens from now on. Raises OSError."""
         self._directory = directory
-        own: dict[type[Ask], Handler] = {Hello: self._welcome, Leave: self._leave}
+        own: dict[type[HelperRequest], Handler] = {HelloHelper: self._welcome, Leave: self._leave}
         self._handlers = {**own, **handlers}
-        self._decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
+        self._decoder: msgspec.msgpack.Decoder[HelperRequest] = msgspec.msgpack.Decoder(
             Union[tuple(self._handlers)]  # noqa: UP007 (made of values)
         )
         self._idle_s, self._holds = idle_s, holds
@@ -143,7 +155,7 @@ class Server:
         self._told_to_leave = True
         os.eventfd_write(self._bell, 1)
 
-    def _welcome(self, caller: Caller, ask: Hello) -> Welcome:
+    def _welcome(self, caller: Caller, ask: HelloHelper) -> Welcome:
         return Welcome(PROTOCOL, os.getpid())
 
     def _leave(self, caller: Caller, ask: Leave) -> None:
@@ -199,7 +211,7 @@ class Server:
             if changing and self._told_to_leave:
                 os.eventfd_write(self._bell, 1)
 
-    def _answer(self, caller: Caller, ask: Ask) -> Reply:
+    def _answer(self, caller: Caller, ask: HelperRequest) -> HelperReply:
         try:
             return done(self._handlers[type(ask)](caller, ask))
         except LiveshiftError as error:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .blocks import Block
-from .calls import Ask
-from .line import Closing, Line, contact
+from .calls import HelperRequest
+from .line import Closing, HelperConnection, contact
 
 QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
 """How long the agent waits for an answer. QUICK_S: the process only reads tables. LONG_S: it maps
@@ -20,29 +20,29 @@ or reads memory. FULL_S: it reads every byte of a GPU through its host's memory.
 deadlines for the process are shorter."""
 
 
-class Wait(Ask, frozen=True):
+class Wait(HelperRequest, frozen=True):
     """Waits for the process's service thread. Reply: None."""
 
     timeout_s: float
 
 
-class Blocks(Ask, frozen=True):
+class Blocks(HelperRequest, frozen=True):
     """Asks for all device allocations. Reply: list[Block]."""
 
 
-class Checksums(Ask, frozen=True):
+class Checksums(HelperRequest, frozen=True):
     """Asks for the checksums of all memory. Reply: dict[int, int]."""
 
     samples: int
 
 
-class GiveUp(Ask, frozen=True):
+class GiveUp(HelperRequest, frozen=True):
     """The helper takes the process's arena memory. Reply: list[Block]."""
 
     key: str
 
 
-class TakeBack(Ask, frozen=True):
+class TakeBack(HelperRequest, frozen=True):
     """The process gets its arena memory back. Reply: None."""
 
     key: str
@@ -50,7 +50,7 @@ class TakeBack(Ask, frozen=True):
     gpus: list[tuple[str, str]]
 
 
-class Own(Ask, frozen=True):
+class Own(HelperRequest, frozen=True):
     """The process makes its arena memory its own. Reply: None."""
 
 
@@ -58,7 +58,7 @@ class DeviceSession(Closing):
     """A session about a process's device memory, while all its other threads are held. A context
     manager: on exit the helper sends END to the process. All methods raise LiveshiftError."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: HelperConnection) -> None:
         """Takes over a connection on which the helper has agreed to the session."""
         self._line = line
 
@@ -99,7 +99,7 @@ class DeviceSession(Closing):
         checkpoint takes along. An error may mean that a GPU has no room for that."""
         self._ask(Own(), None, LONG_S)
 
-    def _ask(self, ask: Ask, returns: Any, within_s: float) -> Any:
+    def _ask(self, ask: HelperRequest, returns: Any, within_s: float) -> Any:
         try:
             with contact("a device session"):
                 return self._line.ask(ask, returns, within_s)

@@ -122,7 +122,7 @@ def _fetch(name: str, root: Path) -> None:
             raise Refused(f"apt is configured with no {codename} main archive")
         source = sources[0]
         download = apt.Download(
-            work / "apt", apt.Source(source.uri, (name,), ("main",), source.signed_by)
+            work / "apt", apt.AptSource(source.uri, (name,), ("main",), source.signed_by)
         )
         download.update()
         download.packages("python3")

@@ -103,7 +103,7 @@ class Host:
         match ask:
             case messages.Arm():
                 return self._armed()
-            case messages.Aim():
+            case messages.SetTargets():
                 if ask.version > self.version:
                     self.version = ask.version
                     changed = dict(ask.targets.items() - self.targets.items())
@@ -128,12 +128,12 @@ class Host:
                 members.append(Member(id_, "gloo", name, 8, place, rank.rank, n + 1))
         return messages.Armed(numbers, members, len(self.ranks), [], pairs)
 
-    def _look(self) -> messages.Aimed:
+    def _look(self) -> messages.TargetsSet:
         raised: dict[int, int] = {}
         for rank, clocks in zip(self.ranks, self.beyond, strict=True):
             for clock in clocks:
                 raised[clock] = max(rank.numbers[clock], raised.get(clock, 0))
-        return messages.Aimed(self.version, not raised, raised, [])
+        return messages.TargetsSet(self.version, not raised, raised, [])
 
 
 class Wire:
@@ -174,7 +174,7 @@ def run(ranks: int, seed: int = 1) -> dict[str, Any]:
     rng = random.Random(seed)
     hosts = cluster(ranks, rng)
     wire = Wire(hosts, rng)
-    asked = messages.Run("large", ranks, ["train"], {}, "/", 0, [])
+    asked = messages.RunJob("large", ranks, ["train"], {}, "/", 0, [])
     capsules = {name: Capsule(name, n, name, 1) for n, name in enumerate(hosts)}
     job = Job("large", Overlay(1, "10.99.0.0/24"), asked, 0, 0.0, capsules)
     gc.collect()

@@ -17,8 +17,8 @@ from liveshift.errors import Unreachable
 from liveshift.launcher.client.client import Client
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import Cluster
-from liveshift.runtime.messages import Migration, MigrationRow, Named, Status
-from liveshift.runtime.model.steps import ENDS, Step
+from liveshift.runtime.messages import MigrationDetails, MigrationRow, Named, Status
+from liveshift.runtime.model.steps import ENDS, MigrationStep
 
 from . import cluster as clusters
 from .agent import Pace, Tally
@@ -113,7 +113,7 @@ class Scenario:
         for number, size in enumerate(sizes):
             argv = ["python", "train.py", "--steps", "100000"]
             env = {f"VARIABLE_{n}": "x" * 40 for n in range(30)}
-            run = messages.Run(f"load{number}", size, argv, env, "/", 0, [])
+            run = messages.RunJob(f"load{number}", size, argv, env, "/", 0, [])
             self.client.get(Named, run, timeout=LONG_S)
         took = time.monotonic() - before.when
         self.quiet()
@@ -197,10 +197,10 @@ class Scenario:
         chosen = self._chosen(count, "restart")
         half = len(chosen) // 2
         names = [self._migrate(capsule) for capsule in chosen[:half]]
-        self._until(names[0], (Step.RESTORING.value, Step.RESUMING.value, *OVER))
+        self._until(names[0], (MigrationStep.RESTORING.value, MigrationStep.RESUMING.value, *OVER))
         self.said("slow")
         names += [self._migrate(capsule) for capsule in chosen[half:]]
-        self._until(names[-1], (Step.FREEZING.value, *OVER))
+        self._until(names[-1], (MigrationStep.FREEZING.value, *OVER))
         self.tally()
         self.daemon.kill()
         self.client.close()
@@ -259,7 +259,7 @@ class Scenario:
 
         def look() -> bool:
             ask = messages.GetMigration(name)
-            found[:] = [self.client.get(Migration, ask, timeout=LONG_S).row]
+            found[:] = [self.client.get(MigrationDetails, ask, timeout=LONG_S).row]
             return found[0].state in states
 
         eventually(look, f"{name} to be {' or '.join(states)}", LONG_S, LOOK_S)

@@ -14,7 +14,7 @@ import psutil
 
 from ...errors import LiveshiftError, NotFound
 from ...runtime.agent.host.data_link import interfaces
-from ...runtime.config.cluster import Cluster, Host
+from ...runtime.config.cluster import Cluster, HostSettings
 from ...runtime.config.values import ORCHESTRATOR
 from ...runtime.control import keys
 from ..client.client import Client
@@ -147,7 +147,7 @@ def shared_paths(cluster: Cluster | None) -> Iterator[Finding]:
         yield Finding("shared paths", found, needed, Verdict.OK)
 
 
-def this_host(cluster: Cluster) -> Host | None:
+def this_host(cluster: Cluster) -> HostSettings | None:
     """Return the host of the cluster that has one of this machine's addresses, or None."""
     mine = {address for interface in interfaces() for address in interface.addresses}
     return next((host for host in cluster.hosts if host.address in mine), None)

@@ -33,7 +33,7 @@ INTERFACES = BRIDGES.replace("*", "+")
 Rule = dict[str, Any]
 
 
-class Closed(NamedTuple):
+class ClosedPort(NamedTuple):
     """A chain that drops forwarded packets by default, and the commands that let capsules' pass."""
 
     chain: str
@@ -60,7 +60,7 @@ def forwarding() -> Iterator[Finding]:
         yield Finding("forwarding", "no chain drops it", needed, Verdict.OK)
 
 
-def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
+def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[ClosedPort]:
     """Find chains that drop by default in the output of ``nft -j list ruleset``. A rule for our
     bridges counts anywhere in the chain's table."""
     known: list[dict[str, Any]] = [entry for entry in ruleset if len(entry) == 1]
@@ -77,17 +77,17 @@ def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
             continue
         names = {c["name"] for c in chains if (c["family"], c["table"]) == where}
         name = " ".join((*where, chain["name"]))
-        yield Closed(name, _advice(name, names))
+        yield ClosedPort(name, _advice(name, names))
 
 
-def closed_legacy(rules: str) -> Iterator[Closed]:
+def closed_legacy(rules: str) -> Iterator[ClosedPort]:
     """Find a chain that drops by default in the output of ``iptables -S``."""
     lines = [line.split() for line in rules.splitlines()]
     accepting = [words for words in lines if words[-2:] == ["-j", "ACCEPT"]]
     opened = {side for words in accepting for side in ("-i", "-o") if _has(words, side)}
     if ["-P", FORWARDS, "DROP"] in lines and len(opened) < 2:
         names = {words[1] for words in lines if words[0] == "-N"}
-        yield Closed(f"iptables {FORWARDS}", _advice("ip filter FORWARD", names))
+        yield ClosedPort(f"iptables {FORWARDS}", _advice("ip filter FORWARD", names))
 
 
 def _has(words: list[str], side: str) -> bool:

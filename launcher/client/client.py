@@ -24,7 +24,7 @@ ANSWER_S = 30.0
 A = TypeVar("A", bound=Message)
 
 
-class Line(Protocol):
+class ClientConnection(Protocol):
     """A way to a daemon. It connects when first needed, and again after it broke."""
 
     name: str  # the daemon's name in errors
@@ -109,7 +109,7 @@ class Client:
         return got
 
 
-def _line(place: Place) -> Line:
+def _line(place: Place) -> ClientConnection:
     if isinstance(place, Remote):
         from .curve_line import CurveLine
 

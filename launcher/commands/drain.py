@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import LiveshiftError, Refused
-from ...runtime.model.steps import Step
+from ...runtime.model.steps import MigrationStep
 from ..client.context import find
 from ..show import deadline, render
 from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
@@ -171,7 +171,7 @@ class Draining:
 
         self.ended = moves.with_costs(self.client, self.ended)
         for row in self.ended:
-            if row.state == Step.DONE.value and not self.quiet:
+            if row.state == MigrationStep.DONE.value and not self.quiet:
                 render.note(f"{row.capsule}: {moves.cost(row)}")
 
     def as_data(self) -> dict[str, Any]:
@@ -249,7 +249,9 @@ class Draining:
             if self.quiet:
                 if row.error:
                     self._refusals[row.capsule] = row.error, row.hint
-            elif row.state == Step.JOB_ENDED.value:  # the job has ended, which is no refusal
+            elif (
+                row.state == MigrationStep.JOB_ENDED.value
+            ):  # the job has ended, which is no refusal
                 render.note(moves.outcome(row))
             elif row.error:
                 self._refusals[row.capsule] = row.error, row.hint

@@ -130,10 +130,10 @@ def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]
 def _migration(client: Client, name: str, unknown: NotFound | None) -> MigrationRow:
     """Return the migration of that name. Raises NotFound if there is none, with the hint of
     ``unknown``, the answer to an earlier ask about the name."""
-    from ...runtime.messages import GetMigration, Migration
+    from ...runtime.messages import GetMigration, MigrationDetails
 
     try:
-        return client.get(Migration, GetMigration(name)).row
+        return client.get(MigrationDetails, GetMigration(name)).row
     except NotFound as error:
         raise NotFound(
             f'nothing is known of "{name}": no job, capsule, host or migration of that name',

@@ -14,12 +14,12 @@ import time
 from contextlib import suppress
 
 from ...errors import LiveshiftError, NotFound
-from ...runtime.messages import GetStatus, JobRow, Named, Run, Status
+from ...runtime.messages import GetStatus, JobRow, Named, RunJob, Status
 from ..client.client import Client
 from ..show import render
 from ..show.news import News
 from ..show.output_lines import Streams, Writer, writers
-from ..show.output_reader import Ended, Follower, Reader, Report, Stopped, Trouble
+from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, Report, Trouble
 from .signal_relay import SignalRelay
 
 LOOK_S = 1.0  # seconds between two looks at the job's state
@@ -44,7 +44,7 @@ class Foreground:
         self._told: set[str] = set()  # silent capsules that were reported
         self._contact = True
 
-    def run(self, ask: Run, start_s: float) -> int:
+    def run(self, ask: RunJob, start_s: float) -> int:
         """Start the job. Return its exit code when it has ended and all output was relayed.
 
         Raises what the start raises, and KeyboardInterrupt for the third SIGINT: the job goes on.
@@ -106,9 +106,9 @@ class Foreground:
             except queue.Empty:
                 return
             match report:
-                case Ended(capsule, code):
+                case OutputEnded(capsule, code):
                     self._finish(capsule, code)
-                case Stopped(capsule, error):
+                case OutputStopped(capsule, error):
                     if not isinstance(error, LiveshiftError):
                         raise error
                     render.failure(f"{capsule}: its output cannot be read: {error}", error.hint)

@@ -15,7 +15,7 @@ from ..show import render
 from .options import Connect, Key, Lab, Socket, TableOrJson, duration
 
 if TYPE_CHECKING:
-    from ...runtime.messages import Run
+    from ...runtime.messages import RunJob
 
 START_S = 180.0  # seconds to make a job's rooms and networks on every host
 
@@ -138,9 +138,9 @@ def _patience(text: str) -> float:
     return seconds
 
 
-def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> Run:
+def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> RunJob:
     from ...runtime.config.environment import remarks
-    from ...runtime.messages import Run
+    from ...runtime.messages import RunJob
 
     try:
         cwd = os.getcwd()
@@ -156,7 +156,7 @@ def _ask(command: list[str], nnodes: int, name: str, collective: float, env_rank
         render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
     for remark in remarks(environment, ranks=nnodes > 1 or env_ranks):
         render.note(remark)
-    return Run(
+    return RunJob(
         name=name,
         nnodes=nnodes,
         argv=list(command),

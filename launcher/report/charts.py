@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from . import quantities as q
-from .record import Migration, RankRun, Report, difference, gaps_of
+from .record import DowntimeReport, RankRun, ReportedMigration, difference, gaps_of
 
 Point = tuple[float, float]
 LIMIT = 1600  # points per line: more than a screen can show
@@ -50,7 +50,7 @@ def axis(low: float, high: float, count: int) -> Range:
     return Range(low, high, tuple(round(n * step, 12) for n in range(first, last + 1)))
 
 
-def loss_chart(report: Report, rank: int) -> str:
+def loss_chart(report: DowntimeReport, rank: int) -> str:
     """Draw one rank's loss in both runs, and below it the largest difference over all ranks."""
     reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
     lines = [
@@ -76,7 +76,7 @@ def loss_chart(report: Report, rank: int) -> str:
     return upper + difference_strip(report, x, [step for _, step in marks])
 
 
-def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
+def difference_strip(report: DowntimeReport, x: Range, marks: Sequence[float]) -> str:
     """Draw the largest |moved - reference| over all ranks at each step: a flat line if equal."""
     left = {(r.rank, s.step): s.loss for r in report.reference for s in r.steps}
     right = {(r.rank, s.step): s.loss for r in report.moved for s in r.steps}
@@ -101,7 +101,7 @@ def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
                        x, names)  # fmt: skip
 
 
-def pace_chart(report: Report, rank: int) -> str:
+def pace_chart(report: DowntimeReport, rank: int) -> str:
     """Draw each step as a block, as wide and as high as the step lasted, so that the gap stands
     out both ways."""
     reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
@@ -127,7 +127,7 @@ def pace_chart(report: Report, rank: int) -> str:
     return plot(drawing, words, y, "seconds since the first step", labels, "steps", x)
 
 
-def move_label(migration: Migration) -> str:
+def move_label(migration: ReportedMigration) -> str:
     return f"{migration.source} → {migration.destination}"
 
 

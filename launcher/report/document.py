@@ -9,10 +9,10 @@ from typing import Any
 
 from .evidence import counted, doubts
 from .headline import headline
-from .record import RankRun, Report
+from .record import DowntimeReport, RankRun
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: DowntimeReport) -> dict[str, Any]:
     """Return all that the page shows. The principal migration's numbers are at the top level."""
     move = report.principal
     return {

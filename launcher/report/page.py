@@ -20,14 +20,14 @@ from . import quantities as q
 from .document import as_json
 from .evidence import hosts_of, unseen
 from .headline import headline
-from .record import Migration, Report, Verdict
+from .record import DowntimeReport, ReportedMigration, ReportVerdict
 from .timeline import timeline
 
 WAITED_S = 0.1
 """A move that began within this many seconds after it was asked for began at once."""
 
 
-def render(report: Report) -> str:
+def render(report: DowntimeReport) -> str:
     """Return the page. It loads no script, font or picture from elsewhere."""
     folder = resources.files(__package__)
     move = report.principal
@@ -51,7 +51,7 @@ def render(report: Report) -> str:
     )
 
 
-def write(report: Report, directory: Path) -> None:
+def write(report: DowntimeReport, directory: Path) -> None:
     """Write ``report.html`` and ``report.json``. Each is renamed into place, so a reader never sees
     half a file."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write(report: Report, directory: Path) -> None:
         os.replace(staged, directory / name)
 
 
-def tiles(report: Report) -> str:
+def tiles(report: DowntimeReport) -> str:
     """Return the verdict at a glance."""
     verdicts, move = report.verdicts, report.principal
     equal, total = sum(v.equal for v in verdicts), sum(v.steps for v in verdicts)
@@ -92,7 +92,7 @@ def tiles(report: Report) -> str:
     return "".join(made)
 
 
-def lost(move: Migration) -> str:
+def lost(move: ReportedMigration) -> str:
     """Return the tile of what the move cost the job in all. The pause is part of that."""
     value = "Not measured" if move.lost_s is None else q.pause(move.lost_s)
     return tile("Training lost", value, move.cost)
@@ -105,7 +105,7 @@ def tile(name: str, value: str, below: str, kind: str = "") -> str:
     )
 
 
-def migration_section(report: Report, move: Migration) -> str:
+def migration_section(report: DowntimeReport, move: ReportedMigration) -> str:
     """Return one migration: its facts, its phases as bars, and all numbers folded away."""
     kind = "The move" if move.committed else "Not moved"
     facts = [
@@ -129,7 +129,7 @@ def migration_section(report: Report, move: Migration) -> str:
     )
 
 
-def pause(report: Report, move: Migration) -> str:
+def pause(report: DowntimeReport, move: ReportedMigration) -> str:
     """Say how long the pause was. If the frozen or the predicted time differs, name that too."""
     if move.freeze is None:
         return "The job was never frozen."
@@ -152,7 +152,7 @@ def pause(report: Report, move: Migration) -> str:
     return ". ".join(each[:1].upper() + each[1:] for each in [said, "; ".join(more)] if each) + "."
 
 
-def phase_rows(move: Migration) -> str:
+def phase_rows(move: ReportedMigration) -> str:
     total = move.total_s
     rows = [
         row(
@@ -180,7 +180,7 @@ def phase_rows(move: Migration) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def expected_rows(move: Migration) -> str:
+def expected_rows(move: ReportedMigration) -> str:
     """Return the freeze as it was predicted, beside what was seen of each part."""
     if (expected := move.expected) is None:
         return ""
@@ -208,7 +208,7 @@ def phase_cell(name: str, frozen: bool, detail: str) -> str:
     return f'<td><div class="phase">{named}{small}</div></td>'
 
 
-def rank_table(report: Report) -> str:
+def rank_table(report: DowntimeReport) -> str:
     """Return a table of the ranks: where each ran, what was compared, both digests, the verdict."""
     names = ("rank", "ran on", "steps", "equal losses", "SHA-256", "identical")
     rows = "".join(rank_row(report, verdict, names) for verdict in report.verdicts)
@@ -216,7 +216,7 @@ def rank_table(report: Report) -> str:
     return f'<table class="ranks"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def rank_row(report: Report, verdict: Verdict, names: tuple[str, ...]) -> str:
+def rank_row(report: DowntimeReport, verdict: ReportVerdict, names: tuple[str, ...]) -> str:
     reference = charts.run_of(report.reference, verdict.rank)
     moved = charts.run_of(report.moved, verdict.rank)
     digests = "".join(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.config.choices import Way
 from ...runtime.cost import prediction
-from ...runtime.model.steps import Step
+from ...runtime.model.steps import MigrationStep
 from ..report import quantities as q
 from ..report.expected import Expected, ExpectedPart
 from . import render
@@ -18,9 +18,16 @@ if TYPE_CHECKING:
 
     from ...runtime.messages import MigrationRow, Prediction
 
-COPYING = frozenset({Step.PREPARING.value, Step.PRECOPYING.value, Step.QUIESCING.value})
+COPYING = frozenset(
+    {MigrationStep.PREPARING.value, MigrationStep.PRECOPYING.value, MigrationStep.QUIESCING.value}
+)
 STANDING = frozenset(
-    {Step.FREEZING.value, Step.COMMITTED.value, Step.RESTORING.value, Step.RETURNING.value}
+    {
+        MigrationStep.FREEZING.value,
+        MigrationStep.COMMITTED.value,
+        MigrationStep.RESTORING.value,
+        MigrationStep.RETURNING.value,
+    }
 )
 
 

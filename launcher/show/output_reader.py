@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...criu_glue.capsule.output import STDERR, STDOUT, Record, split, whole
+from ...criu_glue.capsule.output import STDERR, STDOUT, OutputRecord, split, whole
 from ...errors import LiveshiftError, NotFound, NotPermitted
 from ...runtime.messages import Output, ReadOutput
 from ..client.client import Client
@@ -32,7 +32,7 @@ class Reader:
         self.code: int | None = None
         self._cut = b""
 
-    def read(self, client: Client, wait: float = 0.0) -> list[Record] | None:
+    def read(self, client: Client, wait: float = 0.0) -> list[OutputRecord] | None:
         """Return the next records, or None if there are none yet within ``wait`` seconds.
 
         Raises what Client.ask raises; nothing is skipped then.
@@ -49,7 +49,7 @@ class Reader:
             return missing or None
         return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
 
-    def _missing(self, dropped: int, following: bytes) -> list[Record]:
+    def _missing(self, dropped: int, following: bytes) -> list[OutputRecord]:
         """Return a record for stderr that says how much output is missing at this place."""
         self._cut = b""
         when = next((record.realtime_ns for record in split(following)), time.time_ns())
@@ -57,9 +57,9 @@ class Reader:
             f"[liveshift: {dropped} bytes of the output of {self.capsule} are missing here: old"
             " output goes by logs.max and logs.keep; with a full disk new output is lost]\n"
         )
-        return [Record(when, STDERR, said.encode())]
+        return [OutputRecord(when, STDERR, said.encode())]
 
-    def history(self, client: Client) -> Iterator[Record]:
+    def history(self, client: Client) -> Iterator[OutputRecord]:
         """Yield everything up to now, without waiting for more."""
         while self.code is None and (records := self.read(client)) is not None:
             yield from records
@@ -74,7 +74,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Ended:
+class OutputEnded:
     """The output of a capsule was handed on to its end."""
 
     capsule: str
@@ -82,14 +82,14 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class OutputStopped:
     """Following a capsule cannot go on."""
 
     capsule: str
     error: BaseException
 
 
-Report = Trouble | Ended | Stopped
+Report = Trouble | OutputEnded | OutputStopped
 
 
 class Follower(threading.Thread):
@@ -103,7 +103,7 @@ class Follower(threading.Thread):
         self,
         place: Place,
         reader: Reader,
-        put: Callable[[Record], None],
+        put: Callable[[OutputRecord], None],
         report: Callable[[Report], None],
     ) -> None:
         super().__init__(name=f"output of {reader.capsule}", daemon=True)
@@ -119,11 +119,11 @@ class Follower(threading.Thread):
                 while reader.code is None:
                     for record in self._next(client):
                         self._put(record)
-            self._report(Ended(reader.capsule, reader.code))
+            self._report(OutputEnded(reader.capsule, reader.code))
         except BaseException as error:  # reported to the thread that waits
-            self._report(Stopped(reader.capsule, error))
+            self._report(OutputStopped(reader.capsule, error))
 
-    def _next(self, client: Client) -> list[Record]:
+    def _next(self, client: Client) -> list[OutputRecord]:
         pause, told = RETRY_S[0], False
         while True:
             try:

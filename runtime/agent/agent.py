@@ -25,7 +25,7 @@ from ...criu_glue.criu.tool import Criu, find
 from ...criu_glue.network import network, nft_library
 from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
-from ..config.cluster import Cluster, FastPath
+from ..config.cluster import Cluster, FastPathChoice
 from ..control import local_socket
 from ..control.link import Uplink
 from ..daemon import heap, notify, state_lock
@@ -33,17 +33,17 @@ from ..daemon.cluster_file import ClusterFile
 from ..daemon.tasks import Tasks
 from ..messages import Message
 from ..model import link_rates
-from .departure.progress import Teller
-from .destination import Destination
-from .gatekeeper import Gatekeeper
+from .departure.progress import ReportSender
+from .destination import DestinationHandlers
+from .gatekeeper import GateHandlers
 from .gpu.watch import GpuWatch
 from .host import data_link
-from .host.house import House
+from .host.house import CapsuleTable
 from .host.measures import Measures
-from .host.resident import Resident
-from .porter import Porter
-from .source import Source
-from .swapper import Swapper
+from .host.resident import RunningCapsule
+from .porter import MigrationRegistry
+from .source import SourceHandlers
+from .swapper import GpuSwapHandlers
 
 log = logging.getLogger("liveshift.agent")
 
@@ -59,16 +59,18 @@ class Agent:
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.cluster = cluster
         self.host = host
-        self.house = House(cluster, host, self._ended)
+        self.house = CapsuleTable(cluster, host, self._ended)
         self.gpus = GpuWatch(
-            cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
+            cluster.paths.run,
+            cluster.gpu.libraries,
+            cluster.gpu.fast_path is not FastPathChoice.OFF,
         )
-        self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
+        self.porter = MigrationRegistry(self.house, _find_criu(cluster), self._claim, self.gpus)
         self.measures = Measures(self.house)
-        self.source = Source(self.house, self.porter, self.measures)
-        self.destination = Destination(self.house, self.porter, self.measures)
-        self.swapper = Swapper(self.house, self.porter)
-        self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
+        self.source = SourceHandlers(self.house, self.porter, self.measures)
+        self.destination = DestinationHandlers(self.house, self.porter, self.measures)
+        self.swapper = GpuSwapHandlers(self.house, self.porter)
+        self.gatekeeper = GateHandlers(self.house, lambda: time.monotonic() - self._heard)
         self.gatekeeper.closes = self.source.gates_close
         self.gatekeeper.opens = self.source.gates_open
         self._heard = time.monotonic()
@@ -88,10 +90,10 @@ class Agent:
             messages.GetInspection: house.get_inspection,
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
-            messages.Precopy: source.precopy,
+            messages.StartPrecopy: source.precopy,
             messages.EndSooner: source.end_sooner,
             messages.Freeze: source.freeze,
-            messages.Restore: destination.restore,
+            messages.RestoreCapsule: destination.restore,
             messages.Forward: destination.forward,
             messages.Resume: destination.resume,
             messages.Settle: self.porter.settle,
@@ -102,7 +104,7 @@ class Agent:
             messages.SwapGpu: swapper.swap,
             messages.SettleSwap: swapper.settle,
             messages.Arm: gates.arm,
-            messages.Aim: gates.aim,
+            messages.SetTargets: gates.aim,
             messages.Shut: gates.shut,
             messages.WhoOwes: gates.who_owes,
             messages.TearDown: gates.tear_down,
@@ -127,7 +129,7 @@ class Agent:
             # The uplink comes first: the house reports at once a command that ended meanwhile.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
             undo.callback(self.uplink.close)
-            self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
+            self.source.tell = ReportSender(self.uplink.line.ask, self.cluster.timeouts.suspicion)
             listener = local_socket.listen(path)
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
@@ -206,7 +208,7 @@ class Agent:
             if arrival.granted:
                 epochs[arrival.resident.spec.name] = arrival.granted
         codes = {name: c.code for name, c in here.items() if c.code is not None}
-        hello = messages.Hello(
+        hello = messages.Register(
             self.host, self.porter.facts, epochs, self.cluster.digest, self._life, codes
         )
         answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
@@ -224,13 +226,13 @@ class Agent:
             raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
         return answer
 
-    async def _beat(self) -> messages.Beat:
+    async def _beat(self) -> messages.Heartbeat:
         self.house.idle.beat()
         running = [c for c in self.house.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.destination.memory_offered()
         seats = self.gpus.seats(self.porter.gpus_taken())
-        return messages.Beat(self.host, memory, states, seats, await self._data_link())
+        return messages.Heartbeat(self.host, memory, states, seats, await self._data_link())
 
     async def _data_link(self) -> messages.DataLink:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:
@@ -240,17 +242,17 @@ class Agent:
             self._link_seen = time.monotonic()
         return self._link
 
-    def _ended(self, resident: Resident) -> None:
+    def _ended(self, resident: RunningCapsule) -> None:
         if self.porter.holds(resident):
             log.error("%s was killed while it was held frozen", resident.spec.name)
             return
         self._tasks.spawn(self._tell_ended(resident))
 
-    async def _tell_ended(self, resident: Resident) -> None:
+    async def _tell_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
         resident.code = 137 if code is None else code
         network.unplug(resident.overlay, resident.netns, resident.spec.index)
-        word = messages.Ended(resident.spec.name, resident.epoch, resident.code)
+        word = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
         while True:
             with contextlib.suppress(LiveshiftError):
                 await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)

@@ -22,13 +22,13 @@ from ..model.ownership import Ruling, Side
 from ..model.stopwatch import Stopwatch
 from ..wire import LANES
 from . import preflight
-from .arrival.arrival import Arrival
+from .arrival.arrival import IncomingMigration
 from .gpu.preflight import GpuPlan
 from .host import host_facts
-from .host.house import House
+from .host.house import CapsuleTable
 from .host.measures import Measures
-from .host.resident import Resident, finished_by_pid
-from .porter import POLL_S, Porter
+from .host.resident import RunningCapsule, finished_by_pid
+from .porter import POLL_S, MigrationRegistry
 
 log = logging.getLogger("liveshift.destination")
 
@@ -40,10 +40,10 @@ COMPUTES_S = 0.01
 """Seconds on a core, of all threads together, that show that a job with rare collectives runs."""
 
 
-class Destination:
+class DestinationHandlers:
     """Answers Reserve, Progress, Restore, Forward and Resume."""
 
-    def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
+    def __init__(self, house: CapsuleTable, porter: MigrationRegistry, measures: Measures) -> None:
         self._house = house
         self._porter = porter
         self._measures = measures
@@ -85,7 +85,7 @@ class Destination:
         devices = None
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
-        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
+        arrival = IncomingMigration(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self._measures.arriving(ask.migration)
         if criu is not None:
@@ -131,7 +131,7 @@ class Destination:
         placed, placing = arrival.placed
         return messages.Arrived(taken, size, arrival.complete, placed, placing or making_room)
 
-    async def restore(self, ask: messages.Restore) -> messages.Moved:
+    async def restore(self, ask: messages.RestoreCapsule) -> messages.Moved:
         """Restore, ask, run. A repeated ask succeeds too if the capsule runs or is on its way."""
         name, migration = ask.capsule, ask.migration
         await self._porter.idle(migration)  # an earlier ask for the same, whose caller gave up
@@ -165,13 +165,15 @@ class Destination:
         self._tasks.spawn(self._free_memory(arrival))
         return moved
 
-    async def _free_memory(self, arrival: Arrival) -> None:
+    async def _free_memory(self, arrival: IncomingMigration) -> None:
         """Free the image's memory after a delay. Freeing keeps other threads from mapping memory
         for some 50 ms per GB, and the job is paused until its gates are opened here."""
         await asyncio.sleep(FREE_AFTER_S)
         await asyncio.to_thread(arrival.free_images)
 
-    async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
+    async def _restore(
+        self, arrival: IncomingMigration, criu: Criu, ask: messages.RestoreCapsule
+    ) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()
         # While CRIU works: the commit gave us the address, whether this attempt succeeds or not.
         located = asyncio.ensure_future(self._house.locate(arrival.here(ask.epoch)))
@@ -207,7 +209,7 @@ class Destination:
             lanes.close()
             sender.close()
 
-    async def _may_run(self, arrival: Arrival, epoch: int) -> None:
+    async def _may_run(self, arrival: IncomingMigration, epoch: int) -> None:
         """Return when the tree may run; if it may not, drop the tree and raise StepFailed.
 
         This never gives up by itself: a lost answer does not mean that there was none.
@@ -238,7 +240,7 @@ class Destination:
             lap.detail = await self._first_progress(resident, ask.deadline)
         return messages.Moved(0, watch_.phases)
 
-    async def _first_progress(self, resident: Resident, limit: float) -> str:
+    async def _first_progress(self, resident: RunningCapsule, limit: float) -> str:
         """Return once the job goes on, or after ``limit`` seconds; return what was seen."""
         before = resident.finished or finished_by_pid(resident.room)
         began = time.monotonic()

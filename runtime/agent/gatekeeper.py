@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import NotFound, Refused
-from ...interposer.layout import Want
+from ...interposer.layout import WantedState
 from ...interposer.orders import OrderedPage
 from ...interposer.page import PageError
 from .. import messages
-from ..model.collective_clock import Report
+from ..model.collective_clock import ClockReport
 from ..quiesce import services
-from ..quiesce.host_gate import Debt, HostGate, Obstacle, page_problem
+from ..quiesce.host_gate import GateObstacle, HostGate, PendingReturns, page_problem
 from .gpu.devices import has_cuda
-from .host.house import House
+from .host.house import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
 
 log = logging.getLogger("liveshift.gatekeeper")
@@ -44,7 +44,7 @@ that user's limit allows."""
 
 
 @dataclass
-class Closed:
+class ClosedGates:
     """A job's gates, closed for one attempt; ``until`` is on the monotonic clock.
 
     Access ``gate`` and ``pids`` only through :meth:`use`: a look at a job's pages may take long if
@@ -55,7 +55,7 @@ class Closed:
     gate: HostGate
     pids: dict[OrderedPage, int]  # of the pages' processes, as the host sees them
     until: float
-    unreadable: dict[Path, Obstacle]
+    unreadable: dict[Path, GateObstacle]
     version: int = 0
     released: bool = False
     using: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,21 +78,21 @@ class Closed:
         return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
 
 
-class Gatekeeper:
+class GateHandlers:
     """The gates of one host; ``silence``: seconds since the orchestrator was last heard.
 
     Asks that close, open or tear down take turns in the order of their arrival: after a link was
     stuck for a while, an Arm and the OpenGate that gave it up can arrive together.
     """
 
-    def __init__(self, house: House, silence: Callable[[], float]) -> None:
+    def __init__(self, house: CapsuleTable, silence: Callable[[], float]) -> None:
         self._house = house
         self._silence = silence
         self.closes: Callable[[str], None] = lambda _job: None
         self.opens: Callable[[str], None] = lambda _job: None
         """``closes`` is called with a job whose gates close; ``opens`` after its gates were opened,
         by order of the orchestrator or by the agent itself."""
-        self._closed: dict[str, Closed] = {}
+        self._closed: dict[str, ClosedGates] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # ---- what the orchestrator asks ------------------------------------------------------------
@@ -119,10 +119,10 @@ class Gatekeeper:
     def _has_cuda(self, job: str) -> bool:
         return any(has_cuda(c) for c in list(self._house.capsules.values()) if c.spec.job == job)
 
-    def _close_gates(self, ask: messages.Arm) -> Closed:
+    def _close_gates(self, ask: messages.Arm) -> ClosedGates:
         pids: dict[OrderedPage, int] = {}
         gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
-        closed = Closed(ask.attempt, gate, pids, time.monotonic() + ask.hold, {})
+        closed = ClosedGates(ask.attempt, gate, pids, time.monotonic() + ask.hold, {})
         try:
             lease = 2 * self._house.cluster.timeouts.suspicion
             found = list(self._new_pages(ask.job, closed))
@@ -137,7 +137,7 @@ class Gatekeeper:
             raise
         return closed
 
-    async def aim(self, ask: messages.Aim) -> messages.Aimed:
+    async def aim(self, ask: messages.SetTargets) -> messages.TargetsSet:
         closed = self._of(ask.job, ask.attempt)
         if ask.version > closed.version:
             closed.version = ask.version
@@ -152,7 +152,7 @@ class Gatekeeper:
                 return _aimed(seen, obstacles)
             await asyncio.sleep(max(POLL_S, time.monotonic() - began))
 
-    async def shut(self, ask: messages.Shut) -> messages.Aimed:
+    async def shut(self, ask: messages.Shut) -> messages.TargetsSet:
         async with self._turns[ask.job]:
             closed = self._of(ask.job, ask.attempt)
             await closed.use(lambda: self._admit_new(ask.job, closed))
@@ -166,7 +166,7 @@ class Gatekeeper:
         debts = await closed.use(lambda: closed.gate.debts(closed.pids.get))
         found = await closed.use(closed.gate.obstacles)
         notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
-        if not debts and closed.gate.want is Want.CLOSED:
+        if not debts and closed.gate.want is WantedState.CLOSED:
             draining = await closed.use(lambda: services.draining(closed.gate.pages, ask.attempt))
             notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
         return messages.Owing([_owes(debt) for debt in debts] + notes)
@@ -208,7 +208,7 @@ class Gatekeeper:
             # Concurrently, so that no job waits for its sign behind another job's many pages.
             await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
 
-    async def _keep(self, job: str, closed: Closed) -> None:
+    async def _keep(self, job: str, closed: ClosedGates) -> None:
         try:
             await self._keep_one(job, closed)
         except NotFound:
@@ -216,7 +216,7 @@ class Gatekeeper:
         except Exception:
             log.exception("the gates of %s", job)
 
-    async def _keep_one(self, job: str, closed: Closed) -> None:
+    async def _keep_one(self, job: str, closed: ClosedGates) -> None:
         patience = 2 * self._house.cluster.timeouts.suspicion
         if time.monotonic() > closed.until or self._silence() > patience:
             log.warning("%s: nobody has opened its gates; opened here", job)
@@ -229,12 +229,12 @@ class Gatekeeper:
                 if self._closed.get(job) is closed:
                     await self._release(job)
 
-    def _admit_new(self, job: str, closed: Closed) -> None:
+    def _admit_new(self, job: str, closed: ClosedGates) -> None:
         """Admit processes that have made their page since the gates closed: it is born open."""
         for page in self._new_pages(job, closed):
             closed.gate.admit(page)
 
-    def _new_pages(self, job: str, closed: Closed) -> Iterator[OrderedPage]:
+    def _new_pages(self, job: str, closed: ClosedGates) -> Iterator[OrderedPage]:
         """Pages that ``closed`` does not have yet; notes them in its ``pids``. A page that cannot
         be read belongs to a rank that no boundary can hold."""
         closed.unreadable.clear()
@@ -277,7 +277,7 @@ class Gatekeeper:
             if resident.spec.job == job and resident.room.alive():
                 yield from ordered_pages(resident, known, trouble)
 
-    def _of(self, job: str, attempt: int) -> Closed:
+    def _of(self, job: str, attempt: int) -> ClosedGates:
         closed = self._closed.get(job)
         if closed is None or closed.attempt != attempt:
             raise NotFound(f"{self._house.host} has no attempt {attempt} to quiesce {job}")
@@ -289,11 +289,11 @@ class Gatekeeper:
             await closed.release()
 
 
-def _members(closed: Closed) -> list[messages.Member]:
+def _members(closed: ClosedGates) -> list[messages.Member]:
     return [member for page in closed.gate.pages for member in members(page)]
 
 
-def _shut(closed: Closed) -> tuple[Report, list[str], list[OrderedPage]]:
+def _shut(closed: ClosedGates) -> tuple[ClockReport, list[str], list[OrderedPage]]:
     closed.gate.close()
     return closed.gate.look(), closed.fatal(), closed.gate.pages
 
@@ -305,8 +305,8 @@ def _down(page: OrderedPage) -> bool:
         return False  # the attempt reports the damaged page
 
 
-def _aimed(seen: Report, obstacles: list[str]) -> messages.Aimed:
-    return messages.Aimed(
+def _aimed(seen: ClockReport, obstacles: list[str]) -> messages.TargetsSet:
+    return messages.TargetsSet(
         seen.version, seen.reached, dict(seen.numbers), obstacles, dict(seen.pairs)
     )
 
@@ -315,7 +315,7 @@ def _who(rank: int | None, pid: int) -> str:
     return f"rank {rank}" if rank is not None else f"process {pid}"
 
 
-def _owes(debt: Debt) -> str:
+def _owes(debt: PendingReturns) -> str:
     """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
     (threads: python 1002: asleep in futex)"."""
     what = "is inside" if debt.begun else "owes"

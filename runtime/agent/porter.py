@@ -2,7 +2,7 @@
 """The departures and arrivals that a host holds for migrations, and how each of them ends.
 
 The orchestrator asks for the steps of a migration one by one (source.py, destination.py). The
-porter settles what this host holds by sending a claim (:meth:`Porter.settle`): when the
+porter settles what this host holds by sending a claim (:meth:`MigrationRegistry.settle`): when the
 orchestrator orders it, and at every heartbeat without an order. So neither a lost message nor a
 restart of either daemon leaves a copy behind. The answer is a ruling of the journal (ownership.py).
 """
@@ -23,19 +23,19 @@ from ...criu_glue.survey.found import Survey
 from ...criu_glue.survey.survey import survey
 from ...errors import LiveshiftError, NotFound, Refused
 from .. import messages
-from ..config.choices import Seal
+from ..config.choices import SealChoice
 from ..daemon.tasks import Tasks
 from ..model.ownership import Ruling, Side
 from ..wire import Lanes, Receiver, Sender
-from .arrival.arrival import Arrival
+from .arrival.arrival import IncomingMigration
 from .departure import departure as leaving
-from .departure.departure import Departure
+from .departure.departure import OutgoingMigration
 from .gpu.devices import Devices
 from .gpu.reservations import GpuReservations
 from .gpu.watch import GpuWatch
 from .host import host_facts
-from .host.house import House
-from .host.resident import ROOT_PID, Resident
+from .host.house import CapsuleTable
+from .host.resident import ROOT_PID, RunningCapsule
 
 log = logging.getLogger("liveshift.porter")
 
@@ -45,10 +45,12 @@ Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
 """A function that sends a claim; raises LiveshiftError if the orchestrator does not answer."""
 
 
-class Porter:
+class MigrationRegistry:
     """Holds departures and arrivals by the name of their migration."""
 
-    def __init__(self, house: House, criu: Criu | None, claim: Claim, gpus: GpuWatch) -> None:
+    def __init__(
+        self, house: CapsuleTable, criu: Criu | None, claim: Claim, gpus: GpuWatch
+    ) -> None:
         self._house = house
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations with work under way on this host
@@ -60,18 +62,18 @@ class Porter:
         cluster, own = house.cluster, house.cluster.host(house.host)
         self.receiver = Receiver(
             str(own.data), str(own.pages), cluster.paths.keys, house.host,
-            [host.address for host in cluster.hosts], clear=cluster.wire.seal == Seal.OFF,
+            [host.address for host in cluster.hosts], clear=cluster.wire.seal == SealChoice.OFF,
         )  # fmt: skip
         self.gpus_swapped: dict[str, str] = {}  # uuid → reason in words, during GPU swaps
-        self.departures: dict[str, Departure] = {}
-        self.arrivals: dict[str, Arrival] = {}
+        self.departures: dict[str, OutgoingMigration] = {}
+        self.arrivals: dict[str, IncomingMigration] = {}
 
     def keep_kernel_data(self) -> None:
         """Store CRIU's probe of the kernel, so that no dump or restore repeats it; takes 0.2 s."""
         if self.criu is not None:
             kernel_data.keep(self.criu, self._house.cluster.paths.run / "criu")
 
-    def holds(self, resident: Resident) -> bool:
+    def holds(self, resident: RunningCapsule) -> bool:
         """Whether a migration has promised to hold it; that migration then handles its end."""
         return any(d.resident is resident and d.promised for d in self.departures.values())
 
@@ -87,7 +89,7 @@ class Porter:
             taken |= dict.fromkeys(arrival.gpus_promised, words)
         return taken
 
-    def free(self, capsule: str) -> Resident:
+    def free(self, capsule: str) -> RunningCapsule:
         """Like :meth:`running`; also raises Refused if another migration still holds it."""
         resident = self.running(capsule)
         held = next((d for d in self.departures.values() if d.resident is resident), None)
@@ -95,19 +97,19 @@ class Porter:
             raise Refused(f"{capsule} is held by {held.migration} still")
         return resident
 
-    def running(self, capsule: str) -> Resident:
+    def running(self, capsule: str) -> RunningCapsule:
         """The capsule; raises NotFound if it is not here, Refused if it has ended."""
         resident = self._house.resident(capsule)
         if resident.code is not None:
             raise Refused(f"{capsule} has ended with code {resident.code}")
         return resident
 
-    async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
+    async def survey_gpus(self, resident: RunningCapsule) -> messages.GpuSurvey | None:
         """What its processes use of GPUs, and what could not be moved off them."""
         found = await self.surveyed(resident)
         return await asyncio.to_thread(self.reservations.survey, resident, found)
 
-    async def surveyed(self, resident: Resident) -> Survey:
+    async def surveyed(self, resident: RunningCapsule) -> Survey:
         """A survey of the capsule's processes; raises Refused if it is just ending."""
         name, placement = resident.spec.name, self._house.housing.placement
         try:
@@ -117,7 +119,7 @@ class Porter:
         except ProcessLookupError as gone:
             raise Refused(f"{name} is just ending") from gone
 
-    def sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
+    def sender(self, ask: messages.StartPrecopy | messages.Forward) -> Sender:
         """A sender to the host that will receive the capsule."""
         cluster = self._house.cluster
         return Sender(
@@ -131,7 +133,7 @@ class Porter:
         cluster, wire = self._house.cluster, self._house.cluster.wire
         own = cluster.host(self._house.host).address
         endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
-        clear = wire.seal == Seal.OFF
+        clear = wire.seal == SealChoice.OFF
         return Lanes(beside, endpoint, wire.streams, wire.compress, clear=clear)
 
     @contextlib.contextmanager
@@ -156,7 +158,9 @@ class Porter:
         images = self._house.cluster.paths.run / "images"
         names = sorted(path.name for path in images.iterdir())
         for name in names:
-            arrival = await asyncio.to_thread(Arrival.take_up, name, housing, self.devices)
+            arrival = await asyncio.to_thread(
+                IncomingMigration.take_up, name, housing, self.devices
+            )
             if arrival is None or await asyncio.to_thread(_runs_already, arrival):
                 continue
             self.arrivals[name] = arrival
@@ -172,12 +176,12 @@ class Porter:
         """Thaw a tree that was being frozen; keep one frozen if the earlier agent had promised."""
         try:
             raw = (self._house.housing.images(name) / leaving.NOTE).read_bytes()
-            note = msgspec.msgpack.decode(raw, type=leaving.DepartureNote)
+            note = msgspec.msgpack.decode(raw, type=leaving.OutgoingNote)
             resident = self._house.resident(note.capsule)
         except (FileNotFoundError, msgspec.DecodeError, NotFound):
             return
         here = await asyncio.to_thread(
-            lambda: Departure.take_up(
+            lambda: OutgoingMigration.take_up(
                 name, resident, self._house.housing, lambda: self.devices.left(name, resident)
             )
         )
@@ -231,7 +235,7 @@ class Porter:
                 return await self._settle_arrival(arrival)
         return "nothing"
 
-    async def _settle_departure(self, departure: Departure) -> str:
+    async def _settle_departure(self, departure: OutgoingMigration) -> str:
         name, resident = departure.resident.spec.name, departure.resident
         claim = messages.Claim(
             departure.migration, name, Side.LEAVING.value, resident.epoch, ready=True
@@ -271,7 +275,7 @@ class Porter:
             return "ended"
         return "held"
 
-    async def _settle_arrival(self, arrival: Arrival) -> str:
+    async def _settle_arrival(self, arrival: IncomingMigration) -> str:
         name = arrival.resident.spec.name
         claim = messages.Claim(
             arrival.migration, name, Side.COMING.value, arrival.resident.epoch, ready=False
@@ -285,7 +289,7 @@ class Porter:
         return "ended"
 
 
-def _runs_already(arrival: Arrival) -> bool:
+def _runs_already(arrival: IncomingMigration) -> bool:
     """Whether an earlier agent let the arrival run; if not, drop what there is of its tree."""
     if arrival.resident.noted():
         return arrival.finish_letting_run()

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ...criu_glue.capsule import output
-from ...criu_glue.capsule.room import RoomPlan
+from ...criu_glue.capsule.room import SandboxPlan
 from ...criu_glue.criu.tool import Criu
 from ...criu_glue.survey import along, connections
 from ...criu_glue.survey.found import Along, Footprint, Survey
@@ -24,22 +24,22 @@ from ..config.choices import Way
 from ..model import link_rates
 from . import files_along, preflight
 from .departure import forecast
-from .departure.departure import Departure
-from .departure.precopy import Precopy, full_dump_because
-from .departure.progress import Reporter
-from .host.house import House
+from .departure.departure import OutgoingMigration
+from .departure.precopy import PrecopyRounds, full_dump_because
+from .departure.progress import RoundsReporter
+from .host.house import CapsuleTable
 from .host.measures import Measures
-from .host.resident import Resident
-from .porter import Porter
+from .host.resident import RunningCapsule
+from .porter import MigrationRegistry
 
 SHORT_LOOK_S = 0.6
 """Seconds of the long look at what a capsule writes, if the choice of a way waits for it."""
 
 
-class Source:
+class SourceHandlers:
     """Answers Inspect, Precopy, EndSooner and Freeze."""
 
-    def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
+    def __init__(self, house: CapsuleTable, porter: MigrationRegistry, measures: Measures) -> None:
         self._house = house
         self._porter = porter
         self._measures = measures
@@ -78,7 +78,7 @@ class Source:
             await asyncio.to_thread(self._house.idle.cores),
         )
 
-    def _breaks(self, resident: Resident) -> list[str]:
+    def _breaks(self, resident: RunningCapsule) -> list[str]:
         """The connections that a move breaks, in words."""
         cluster, overlay = self._house.cluster, resident.overlay
         near = [str(cluster.overlay), *(host.address for host in cluster.hosts)]
@@ -86,7 +86,7 @@ class Source:
             near = ["0.0.0.0/0", "::/0"]
         return list(map(str, connections.outside(resident.room, near, overlay.gateway)))
 
-    async def precopy(self, ask: messages.Precopy) -> messages.Moved:
+    async def precopy(self, ask: messages.StartPrecopy) -> messages.Moved:
         self._dumper()
         resident = self._porter.free(ask.capsule)
         sender = self._porter.sender(ask)
@@ -95,7 +95,7 @@ class Source:
             devices = await asyncio.to_thread(
                 self._porter.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
             )
-        departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
+        departure = OutgoingMigration(ask.migration, resident, self._house.housing, sender, devices)
         departure.gpus = self._gpus_used.get(ask.capsule) or []
         self._porter.departures[ask.migration] = departure
         until = time.monotonic() + ask.deadline
@@ -106,9 +106,11 @@ class Source:
             why = why or await asyncio.to_thread(full_dump_because, host, resident, cluster.precopy)
             departure.full_dump = why
             if not why:
-                reporter = Reporter(self.tell, ask.migration)
+                reporter = RoundsReporter(self.tell, ask.migration)
                 lanes = self._porter.lanes(sender)
-                departure.memory = Precopy(resident, lanes, cluster.precopy, reporter, sender.wants)
+                departure.memory = PrecopyRounds(
+                    resident, lanes, cluster.precopy, reporter, sender.wants
+                )
                 rate = await asyncio.to_thread(lanes.measure)
                 link_rates.keep(cluster.paths.run, ask.destination, rate)
                 departure.memory.rate = rate
@@ -124,7 +126,11 @@ class Source:
             return msgspec.structs.replace(moved, outside=breaks, chosen=chosen)
 
     async def _choose(
-        self, ask: messages.Precopy, plan: messages.Situation, departure: Departure, until: float
+        self,
+        ask: messages.StartPrecopy,
+        plan: messages.Situation,
+        departure: OutgoingMigration,
+        until: float,
     ) -> None:
         """Choose the way of the memory; look at the capsule's writes only if they can matter."""
         memory = departure.memory
@@ -159,7 +165,7 @@ class Source:
         for memory in self._ahead(job):
             memory.go_on()
 
-    def _ahead(self, job: str) -> list[Precopy]:
+    def _ahead(self, job: str) -> list[PrecopyRounds]:
         of_job = [d for d in self._porter.departures.values() if d.resident.spec.job == job]
         return [d.memory for d in of_job if d.memory is not None]
 
@@ -180,7 +186,7 @@ class Source:
             finally:
                 self._measures.sent(ask.migration, departure.sent)
 
-    def _with_files(self, found: Survey, plan: RoomPlan) -> Survey:
+    def _with_files(self, found: Survey, plan: SandboxPlan) -> Survey:
         limits, going = self._house.cluster.timeouts, self._along(plan.tmp)
         return replace(
             found,

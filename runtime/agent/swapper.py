@@ -18,17 +18,17 @@ from .gpu import choice as gpu_choice
 from .gpu import host_swap
 from .gpu.devices import DeviceTree
 from .gpu.host_swap import HostSwap, Stage, SwapNote
-from .host.house import House
-from .host.resident import Resident, finished_by_pid
-from .porter import POLL_S, Porter
+from .host.house import CapsuleTable
+from .host.resident import RunningCapsule, finished_by_pid
+from .porter import POLL_S, MigrationRegistry
 
 log = logging.getLogger("liveshift.swap")
 
 
-class Swapper:
+class GpuSwapHandlers:
     """Answers LookAtGpus, SwapGpu and SettleSwap."""
 
-    def __init__(self, house: House, porter: Porter) -> None:
+    def __init__(self, house: CapsuleTable, porter: MigrationRegistry) -> None:
         self._house = house
         self._porter = porter
         self._busy: set[str] = set()  # migrations with work under way on this host
@@ -96,12 +96,12 @@ class Swapper:
                 return messages.SwapSettled("held", str(error))
         return messages.SwapSettled(note.stage.value if note.over else "held", note.why)
 
-    async def _finish(self, resident: Resident, note: SwapNote) -> SwapNote:
+    async def _finish(self, resident: RunningCapsule, note: SwapNote) -> SwapNote:
         here = self._swap(resident, note)
         await self._house.blocking(resident.spec.name, here.finish)
         return here.note
 
-    def _swap(self, resident: Resident, note: SwapNote, *, full: bool = False) -> HostSwap:
+    def _swap(self, resident: RunningCapsule, note: SwapNote, *, full: bool = False) -> HostSwap:
         def tree(pid: int) -> DeviceTree:
             found = self._porter.devices.tree(note.migration, resident, full=full, only=(pid,))
             if found is None:

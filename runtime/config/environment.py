@@ -42,7 +42,7 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class CapsuleIdentity:
     """A capsule as its own processes know it."""
 
     job: str
@@ -79,7 +79,7 @@ class Movable:
     callers: bool = True
     """Whether the caller's own value is kept. A value that names the caller's machine is not."""
 
-    def of(self, place: Place) -> str:
+    def of(self, place: CapsuleIdentity) -> str:
         return self.value.format(host_name=place.host_name)
 
     def accepts(self, value: str) -> bool:
@@ -177,7 +177,11 @@ NAMES = tuple(variable.name for variable in MOVABLE)
 
 
 def environment(
-    place: Place, selection: Selection, caller: Mapping[str, str], interposer: Path, pages: str
+    place: CapsuleIdentity,
+    selection: Selection,
+    caller: Mapping[str, str],
+    interposer: Path,
+    pages: str,
 ) -> dict[str, str]:
     """The variables with which the capsule's command starts.
 
@@ -207,7 +211,7 @@ RANK_MAKES = ("RANK", "WORLD_SIZE")
 both)."""
 
 
-def _of_a_rank(place: Place) -> dict[str, str]:
+def _of_a_rank(place: CapsuleIdentity) -> dict[str, str]:
     """The variables that say which of the job's ranks a process is, and where the ranks meet.
 
     torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command line

@@ -27,7 +27,7 @@ PORTS = ("data_port", "pages_port")
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingRule:
     """One key of a table: the field that holds it, its type, and the default of the field.
 
     A default of MISSING means that the key must be there.
@@ -38,7 +38,7 @@ class Setting:
     default: Any = MISSING
 
 
-Schema = Mapping[str, Mapping[str, Setting]]
+Schema = Mapping[str, Mapping[str, SettingRule]]
 """The settings of each table. Those under HOSTS hold for each host."""
 
 Values = dict[Key, Any]
@@ -83,7 +83,7 @@ class _Examination:
                     self._read(HostName, host, (HOSTS, host))
                     self._table((HOSTS, host), table, settings)
 
-    def _table(self, at: Key, table: object, settings: Mapping[str, Setting]) -> None:
+    def _table(self, at: Key, table: object, settings: Mapping[str, SettingRule]) -> None:
         if not isinstance(table, dict):
             self.mistake(at, shown(table), f"a table [{dotted(at)}]")
             return

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ...criu_glue.capsule.room import LOG_KEEP, LOG_MAX
 from .access import Role
-from .choices import FastPath, Outside, Spare, Verify
+from .choices import FastPathChoice, Outside, Spare, Verify
 from .values import (
     AbsolutePath,
     Address,
@@ -43,7 +43,7 @@ _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), writ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostSettings:
     """A machine of the cluster, from its table [hosts.NAME]."""
 
     name: str  # from the table's header, so it is no key
@@ -118,11 +118,11 @@ class Paths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuSettings:
     """How ranks that hold GPUs move; the lock's deadline is ``timeouts.gpu_lock``."""
 
     libraries: PathOrSearch = None
-    fast_path: FastPath = FastPath.AUTO
+    fast_path: FastPathChoice = FastPathChoice.AUTO
     verify: Verify = Verify.SAMPLED
 
 

@@ -62,7 +62,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeyEntry:
     """One public half. It is valid if ``problem`` and ``since`` (time of revocation) are None."""
 
     path: Path
@@ -78,7 +78,7 @@ class Entry:
         return "unusable" if self.problem else "valid"
 
 
-def read(directory: Path) -> list[Entry]:
+def read(directory: Path) -> list[KeyEntry]:
     """Read every public half below a key directory, machines first, revoked keys last.
 
     Raises Refused when others can put keys there. A file that holds no key, or the same key as
@@ -86,7 +86,7 @@ def read(directory: Path) -> list[Entry]:
     """
     public = directory / "public"
     check_directory(directory)
-    entries: list[Entry] = []
+    entries: list[KeyEntry] = []
     for place, form in ((public, _PLAIN), (public / "operators", _OPERATOR)):
         entries += _listed(place, form)
     # Read last: a key that moves from there to here meanwhile is seen at least once.
@@ -98,7 +98,7 @@ def read(directory: Path) -> list[Entry]:
     return [*(_judged(entry, paths[entry.key], since) for entry in entries), *gone]
 
 
-def revoked(directory: Path) -> list[Entry]:
+def revoked(directory: Path) -> list[KeyEntry]:
     """Read the records of revoked keys; raises Refused when others can put records there."""
     public = directory / "public"
     if not public.is_dir():
@@ -107,46 +107,46 @@ def revoked(directory: Path) -> list[Entry]:
     return _listed(public / "revoked", _REVOKED)
 
 
-def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
+def _listed(place: Path, form: re.Pattern[str]) -> list[KeyEntry]:
     try:
         names = sorted(os.listdir(place))
     except FileNotFoundError:
         return []
     check_directory(place)
-    entries: list[Entry] = []
+    entries: list[KeyEntry] = []
     for name in names:
         if not name.endswith(".pub") or name.startswith("."):
             continue  # not ours, or a file that has not got its final name yet
         if not (match := form.fullmatch(name)):
             problem = ConfigError(f"{place / name}: the name does not say whose key it is")
-            entries.append(Entry(place / name, Holder(name.partition(".")[0]), problem=problem))
+            entries.append(KeyEntry(place / name, Holder(name.partition(".")[0]), problem=problem))
             continue
         found = match.groupdict()
         role = Role(found["role"]) if found.get("role") else None
         holder, since = Holder(found["name"], role), found.get("since")
         try:
-            entries.append(Entry(place / name, holder, read_public(place / name), since))
+            entries.append(KeyEntry(place / name, holder, read_public(place / name), since))
         except LiveshiftError as problem:
-            entries.append(Entry(place / name, holder, None, since, problem))
+            entries.append(KeyEntry(place / name, holder, None, since, problem))
     return entries
 
 
-def _judged(entry: Entry, twins: list[Path], since: dict[bytes, str | None]) -> Entry:
+def _judged(entry: KeyEntry, twins: list[Path], since: dict[bytes, str | None]) -> KeyEntry:
     """Mark an entry that is revoked or ambiguous. ``twins``: the files that hold this key."""
     if entry.key is None:
         return entry
     if entry.key in since:
-        return Entry(entry.path, entry.holder, entry.key, since[entry.key])
+        return KeyEntry(entry.path, entry.holder, entry.key, since[entry.key])
     if len(twins) > 1:
         problem = ConfigError(
             f"{twins[-1]} holds the key of {twins[0]}",
             hint="everybody needs a key of their own, since it tells who speaks: remove the copy",
         )
-        return Entry(entry.path, entry.holder, entry.key, None, problem)
+        return KeyEntry(entry.path, entry.holder, entry.key, None, problem)
     return entry
 
 
-class Known:
+class KnownKeys:
     """Says whose key it is now. ZAP asks at every handshake, receivers ask for every frame.
 
     It reads files again when they have changed, so a new or revoked key needs no restart. While

@@ -54,7 +54,7 @@ class _Asked:
     )
 
 
-class Line:
+class Connection:
     """The asks and answers of one peer, over its connections.
 
     ``life``: our own. ``largest``: bytes of the longest frame that the peer takes. ``why_not``: is

@@ -33,12 +33,12 @@ from ..config.values import ORCHESTRATOR
 from ..messages import Here, Message, There, decode, encode_answer, encode_error
 from ..messages.words import request_to
 from . import keys, reach
-from .keyring import NOBODY, Holder, Known
-from .line import Handler, Line, Send, new_life
+from .keyring import NOBODY, Holder, KnownKeys
+from .line import Connection, Handler, Send, new_life
 from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
 from .served import Served
 
-__all__ = ["NOBODY", "Handler", "Holder", "Known", "Line", "Switchboard", "Uplink"]
+__all__ = ["NOBODY", "Connection", "Handler", "Holder", "KnownKeys", "Switchboard", "Uplink"]
 
 log = logging.getLogger("liveshift.link")
 
@@ -82,12 +82,12 @@ class Switchboard:
         self._life = new_life()
         self._context = zmq.asyncio.Context()
         self._auth = AsyncioAuthenticator(self._context)
-        self._known = Known(key_directory, operators=True)
+        self._known = KnownKeys(key_directory, operators=True)
         self._socket: zmq.asyncio.Socket | None = None
         self._counters: dict[str, _Counter] = {}
         self._routes: dict[str, bytes] = {}
         self._weights: dict[str, Weight] = {}
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, Connection] = {}
         self.agents: dict[str, str] = {}
         """The address at which each host's agent listens for images. A probe of it shows whether
         the agent runs."""
@@ -212,7 +212,7 @@ class Switchboard:
         if name not in self.lines:
             self._weights[name] = Weight()
             assert self.handler is not None
-            self.lines[name] = Line(
+            self.lines[name] = Connection(
                 name, None, self.handler, life=self._life, largest=FROM_ORCHESTRATOR,
                 why_not=lambda: reach.why_no_agent(name, self.agents.get(name)),
             )  # fmt: skip
@@ -275,7 +275,7 @@ class Uplink:
         self._events = socket.get_monitor_socket(WATCHED)
         self._send = outlet(socket, None, Weight())
         self._turned_away = False
-        self.line = Line(
+        self.line = Connection(
             "the orchestrator", None, handler, life=new_life(), largest=TO_ORCHESTRATOR,
             why_not=self._why_not,
         )  # fmt: skip

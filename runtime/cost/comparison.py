@@ -7,7 +7,7 @@ import msgspec
 
 from ... import units
 from ..config.choices import Way
-from ..config.cluster import Precopy as Settings
+from ..config.cluster import PrecopySettings as Settings
 from ..config.timeouts import Timeouts
 from ..messages import Chosen, Inspected, Prediction, Reserved
 from . import model as cost

@@ -20,12 +20,12 @@ from statistics import median
 
 from ... import units
 from ..config.choices import Way
-from ..config.memory import Precopy as Settings
+from ..config.memory import PrecopySettings as Settings
 from ..config.timeouts import Timeouts
 from ..messages.predictions import Chosen, Cores, Estimate, Situation, Writing
 from ..messages.records import MigrationRow
 from ..model.link_rates import STANDSTILL
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 
 FAULT_BYTE_S = 0.1e-9
 """Write faults cost the job this many seconds per byte: a round protects the page, and the next
@@ -173,7 +173,7 @@ def uncovered(given: Situation, speed: float) -> float:
 def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learnt:
     """Learn from earlier moves, newest first. Moves of this job between these hosts come first. If
     they do not show a value, other moves of the job or between the hosts may show it."""
-    done = [row for row in rows if row.state == Step.DONE.value and row.kind == "move"]
+    done = [row for row in rows if row.state == MigrationStep.DONE.value and row.kind == "move"]
     here = [row for row in done if {row.source, row.destination} == pair]
     own, both = (
         [row for row in group if row.capsule.partition("/")[0] == job] for group in (done, here)

@@ -27,7 +27,7 @@ from ... import units
 from ...criu_glue.survey.found import Footprint
 from ..messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from ..model.link_rates import STANDSTILL
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 
 PRECOPY, FULL_DUMP = "pre-copy", "full dump"
 
@@ -329,7 +329,7 @@ def _filling_of(predicted: Prediction) -> float:
 
 
 def _teaches(row: MigrationRow, way: str) -> bool:
-    if row.state != Step.DONE.value or row.predicted is None or row.predicted.way != way:
+    if row.state != MigrationStep.DONE.value or row.predicted is None or row.predicted.way != way:
         return False
     return way == FULL_DUMP or row.precopy is not None  # else it became a full dump
 

@@ -116,7 +116,7 @@ class Reserved(Answer, frozen=True):
     cores: Cores | None = None
 
 
-class Precopy(Message, frozen=True):
+class StartPrecopy(Message, frozen=True):
     """Open the wire, and send directories, output and memory while the job runs; answers Moved.
 
     It ends when the memory that the job rewrites meanwhile gets no less, or after ``deadline``
@@ -185,7 +185,7 @@ class Frozen(Answer, frozen=True):
     phases: list[Phase]
 
 
-class Restore(Message, frozen=True):
+class RestoreCapsule(Message, frozen=True):
     """Restore into the reserved room under ``epoch``; answers Moved once the capsule runs.
 
     The agent asks (Claim) before the tree runs. StepFailed means: nothing runs or has run here,
@@ -326,7 +326,7 @@ class Arrived(Answer, frozen=True):
 # ---- agent → orchestrator ----------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Register(Message, frozen=True):
     """An agent's first message on every connection; answers the address books to enter (Books).
 
     ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost. ``life``
@@ -367,7 +367,7 @@ class Ruled(Answer, frozen=True):
     epoch: int
 
 
-class Beat(Message, frozen=True):
+class Heartbeat(Message, frozen=True):
     """An agent's heartbeat; memory in bytes; answers None."""
 
     host: str
@@ -396,7 +396,7 @@ class Progressed(Message, frozen=True):
     best: float = 0.0
 
 
-class Ended(Message, frozen=True):
+class CapsuleEnded(Message, frozen=True):
     """A capsule's command has ended: exit code, or 128 + signal; answers None."""
 
     capsule: str

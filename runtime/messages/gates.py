@@ -55,7 +55,7 @@ class Armed(Answer, frozen=True):
     pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
-class Aim(Message, frozen=True):
+class SetTargets(Message, frozen=True):
     """Let operations up to these numbers pass; answers Aimed.
 
     The answer comes once all ranks of the host are there, a rank had to go further, a newer Aim has
@@ -71,7 +71,7 @@ class Aim(Message, frozen=True):
     pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
-class Aimed(Answer, frozen=True):
+class TargetsSet(Answer, frozen=True):
     """``reached``: every rank here has come to its targets of ``version``, and no further.
     ``raised``: the numbers beyond their targets that ranks had to take, and clocks that are new
     here. ``pairs``: those of ``raised``, as in Armed."""

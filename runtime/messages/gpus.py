@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...cuda_snapshot.devices import Gpu
+from ...cuda_snapshot.devices import NvmlGpu
 
 
 class GpuSeat(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class GpuHost(msgspec.Struct, frozen=True):
     can_remap: bool
     mps: bool
     fast_path: str
-    gpus: list[Gpu]
+    gpus: list[NvmlGpu]
     taken: dict[str, str] = msgspec.field(default_factory=dict)
     why_none: str = ""
 

@@ -12,7 +12,7 @@ from .predictions import Prediction
 from .records import Event, HostRow, JobRow, MigrationRow, UnknownRow
 
 
-class Run(Message, frozen=True):
+class RunJob(Message, frozen=True):
     """Start a job of ``nnodes`` capsules; answers Named. If the name is empty, the orchestrator
     chooses one.
 
@@ -154,7 +154,7 @@ class GetMigration(Message, frozen=True):
     name: str
 
 
-class Migration(Answer, frozen=True):
+class MigrationDetails(Answer, frozen=True):
     row: MigrationRow
 
 

@@ -22,10 +22,10 @@ from ..cost.words import too_late
 from ..model.deadlines import check_freeze
 from ..model.gpu_asked import left
 from ..model.jobs import Capsule, Job
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from . import second_look
-from .ground import Ground, expected_bytes, limit_bytes, what_breaks
-from .story import Story
+from .ground import MigrationContext, expected_bytes, limit_bytes, what_breaks
+from .story import Migration
 
 LEAST_PRECOPY_S = 0.5
 """The copy of directories and output gets at least this many seconds, even close to a deadline."""
@@ -34,12 +34,12 @@ ENDING_S = 0.5
 PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 
 
-class BeforePause(Story):
+class BeforePause(Migration):
     """The part of a migration to another host during which the job trains."""
 
     def __init__(
-        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Story], None],
+        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, destination: str,
+        reason: str, by: str, changed: Callable[[Migration], None],
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.to_gpu = self.from_gpu = ""  # the destination's GPU (UUID), and the GPU to leave
@@ -52,7 +52,7 @@ class BeforePause(Story):
         """Apply a deadline that came after the move began: the capsule must be gone by ``until``
         (monotonic seconds)."""
         self.until = until if self.until is None else min(self.until, until)
-        if self.step is not Step.PRECOPYING or self.predicted is None:
+        if self.step is not MigrationStep.PRECOPYING or self.predicted is None:
             return
         sooner = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
         word, limit = messages.EndSooner(self.capsule.name, sooner), self._limits.suspicion
@@ -61,7 +61,7 @@ class BeforePause(Story):
 
     def progressed(self, word: messages.Progressed) -> None:
         """Take a report of the pre-copy. Once the job is frozen, no pre-copy runs any more."""
-        if self.step not in (Step.PRECOPYING, Step.QUIESCING):
+        if self.step not in (MigrationStep.PRECOPYING, MigrationStep.QUIESCING):
             return
         unsent = word.left / word.best if word.best else 0.0
         self._left_s = max(unsent, word.delta_s or 0.0)
@@ -122,13 +122,13 @@ class BeforePause(Story):
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
         """Copy directories, output and memory to the destination while the job trains."""
-        self._advance(Step.PRECOPYING)
+        self._advance(MigrationStep.PRECOPYING)
         limit, settings = self._limits.precopy, self._ground.cluster.precopy
         found, within = self.predicted, self._within()
         sooner = 0.0
         if within is not None and found is not None:  # no round after this, to pause in time
             sooner = max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S)
-        precopy = messages.Precopy(
+        precopy = messages.StartPrecopy(
             self.name, self.capsule.name, self.destination, reserved.endpoint,
             limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
             self.copy_way or settings.way.value, found.given if found is not None else None,

@@ -18,24 +18,24 @@ from .. import messages
 from ..daemon.faultpoints import reached
 from ..messages import MigrationRow
 from ..model.jobs import Capsule, Job
-from ..model.steps import ALLOWED_IN_SWAP, Step
+from ..model.steps import ALLOWED_IN_SWAP, MigrationStep
 from ..model.timeline import Timeline
-from .ground import Ground, as_ours
-from .story import Story
+from .ground import MigrationContext, as_ours
+from .story import Migration
 
 log = logging.getLogger("liveshift.migration")
 
 
-class GpuSwap(Story):
+class GpuSwap(Migration):
     """A migration inside one host, which is both ``source`` and ``destination``."""
 
     kind = "swap"
     allowed = ALLOWED_IN_SWAP
-    cancellable = frozenset({Step.PREPARING, Step.QUIESCING})
+    cancellable = frozenset({MigrationStep.PREPARING, MigrationStep.QUIESCING})
 
     def __init__(
-        self, ground: Ground, number: int, job: Job, capsule: Capsule, to: str, leave: str,
-        reason: str, by: str, changed: Callable[[Story], None],
+        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, to: str, leave: str,
+        reason: str, by: str, changed: Callable[[Migration], None],
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, capsule.host, reason, by, changed)
         self._to, self._leave = to, leave
@@ -43,15 +43,15 @@ class GpuSwap(Story):
 
     @classmethod
     def left_behind(
-        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
-        changed: Callable[[Story], None],
+        cls, ground: MigrationContext, job: Job, capsule: Capsule, row: MigrationRow,
+        changed: Callable[[Migration], None],
     ) -> GpuSwap:  # fmt: skip
         """Return a swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
         number = int(row.name[1:])
         swap = cls(ground, number, job, capsule, "", "", row.reason, row.by, changed)
         swap._way = row.source, row.destination
-        swap.step, swap.times = Step(row.state), Timeline.of(row)
-        swap.holds_gates = swap.step is not Step.PREPARING  # it may hold them
+        swap.step, swap.times = MigrationStep(row.state), Timeline.of(row)
+        swap.holds_gates = swap.step is not MigrationStep.PREPARING  # it may hold them
         return swap
 
     @property
@@ -73,7 +73,7 @@ class GpuSwap(Story):
         await self._bring_over(plan)
 
     async def take_up(self) -> None:
-        if self.step is Step.RESUMING:
+        if self.step is MigrationStep.RESUMING:
             await self._go_on()
         else:
             await self._after(Unreachable("the orchestrator was restarted"))
@@ -94,7 +94,7 @@ class GpuSwap(Story):
     async def _bring_over(self, plan: messages.SwapPlan) -> None:
         """Freeze the capsule and move its device state from one GPU to the other."""
         began = self.times.freeze()
-        self._advance(Step.FREEZING)
+        self._advance(MigrationStep.FREEZING)
         limit = self._standstill.for_swap(began)
         swap = messages.SwapGpu(
             self.name, self.capsule.name, plan.pairs, plan.pids, limit, self.verify
@@ -105,7 +105,7 @@ class GpuSwap(Story):
 
     async def _go_on(self) -> None:
         await self._resume()
-        await self._end(Step.DONE)
+        await self._end(MigrationStep.DONE)
 
     # ---- when something fails ------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class GpuSwap(Story):
         """Find out from the host whether the capsule runs on the old GPU, on the new one, or is
         lost; end the swap accordingly."""
         self.error = error
-        if self.step is Step.FREEZING:
+        if self.step is MigrationStep.FREEZING:
             settled = await self._settled()
             if settled.why and (settled.state == "lost" or isinstance(error, Unreachable)):
                 self.error = LiveshiftError(settled.why, hint=error.hint)
@@ -123,9 +123,9 @@ class GpuSwap(Story):
                 await self._go_on()
                 return
             if settled.state == "lost" or (settled.state == "gone" and self.capsule.code is None):
-                await self._end(Step.LOST)
+                await self._end(MigrationStep.LOST)
                 return
-        self._advance(Step.ROLLING_BACK)
+        self._advance(MigrationStep.ROLLING_BACK)
         await self._reopen()
         self.times.thaw()
         await self._end_undone()

@@ -13,8 +13,8 @@ from ..messages import Inspected, Message, Prediction, Reserved
 from ..model.jobs import Capsule, Job
 
 if TYPE_CHECKING:
-    from .migration import Move
-    from .story import Story
+    from .migration import HostMigration
+    from .story import Migration
 
 log = logging.getLogger("liveshift.migration")
 
@@ -25,7 +25,7 @@ ROOM = 1 << 30
 """The destination accepts twice the bytes that the survey saw, and this many bytes more."""
 
 
-class Ground(Protocol):
+class MigrationContext(Protocol):
     """What a migration needs of the orchestrator; the class Moves implements it."""
 
     cluster: Cluster
@@ -38,14 +38,14 @@ class Ground(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
-    async def quiesce(self, move: Story) -> str:
+    async def quiesce(self, move: Migration) -> str:
         """Bring the job's ranks to a boundary; returns in words where it lies.
 
         Raises NoBoundary; then the job goes on, unless another move has frozen a rank of it
         (``only_tcp``).
         """
 
-    async def reopen(self, move: Story) -> str:
+    async def reopen(self, move: Migration) -> str:
         """Let the job's ranks go on, unless another move holds them; never raises.
 
         Returns a remark for the record, or "".
@@ -54,7 +54,7 @@ class Ground(Protocol):
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
 
-    def another_spare(self, move: Move) -> str:
+    def another_spare(self, move: HostMigration) -> str:
         """Return another host that can take the capsule; raises Refused if there is none."""
 
     def predict(
@@ -64,7 +64,7 @@ class Ground(Protocol):
         """Predict what a move of this capsule to the host ``to`` costs. ``way`` replaces
         precopy.way; ``within``: seconds until the source host must be empty."""
 
-    def tell(self, move: Story, text: str) -> None:
+    def tell(self, move: Migration, text: str) -> None:
         """Add a line to the history."""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A migration to another host: :meth:`Move.run` has all steps in order. The steps during which the
+"""A migration to another host: :meth:`HostMigration.run` has all steps in order. The steps during which the
 job trains are in before_pause.py.
 
 Before the commit any failure leads to ``_roll_back``: the source runs on as if nothing had
@@ -29,12 +29,12 @@ from ..daemon.faultpoints import reached
 from ..messages import MigrationRow
 from ..model.jobs import Capsule, Job
 from ..model.ownership import BEFORE_COMMIT
-from ..model.steps import ALLOWED, Step
+from ..model.steps import ALLOWED, MigrationStep
 from ..model.timeline import Timeline
 from . import second_look
 from .before_pause import BeforePause
-from .ground import Gone, Ground, as_ours
-from .story import Story
+from .ground import Gone, MigrationContext, as_ours
+from .story import Migration
 
 log = logging.getLogger("liveshift.migration")
 
@@ -42,7 +42,7 @@ ATTEMPTS = 2
 """A destination tries a restore at most this many times."""
 
 
-class Move(BeforePause):
+class HostMigration(BeforePause):
     """A migration to another host."""
 
     kind = "move"
@@ -50,8 +50,8 @@ class Move(BeforePause):
     cancellable = BEFORE_COMMIT
 
     def __init__(
-        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Story], None],
+        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, destination: str,
+        reason: str, by: str, changed: Callable[[Migration], None],
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
@@ -60,16 +60,19 @@ class Move(BeforePause):
 
     @classmethod
     def left_behind(
-        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
-        changed: Callable[[Story], None],
-    ) -> Move:  # fmt: skip
+        cls, ground: MigrationContext, job: Job, capsule: Capsule, row: MigrationRow,
+        changed: Callable[[Migration], None],
+    ) -> HostMigration:  # fmt: skip
         """Return a move that an earlier orchestrator has left under way, for :meth:`take_up`."""
         move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
                    changed)  # fmt: skip
-        move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
+        move.source, move.step, move.times = row.source, MigrationStep(row.state), Timeline.of(row)
         move.precopy, move.predicted = row.precopy, row.predicted
-        move.released = move.step is Step.ROLLING_BACK  # it may be
-        move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # it may hold them
+        move.released = move.step is MigrationStep.ROLLING_BACK  # it may be
+        move.holds_gates = move.step not in (
+            MigrationStep.PREPARING,
+            MigrationStep.PRECOPYING,
+        )  # it may hold them
         return move
 
     async def run(self) -> None:
@@ -77,7 +80,7 @@ class Move(BeforePause):
         try:
             await self._unless_cancelled(self._until_commit())
         except Exception as error:
-            await self._roll_back(as_ours(error), self.step is Step.FREEZING)
+            await self._roll_back(as_ours(error), self.step is MigrationStep.FREEZING)
             return
         await self._from_commit()
 
@@ -95,22 +98,26 @@ class Move(BeforePause):
 
     async def take_up(self) -> None:
         """Go on after a restart of the orchestrator, from what its journal says."""
-        if self.step in (Step.RESUMING, Step.FINISHING):
+        if self.step in (MigrationStep.RESUMING, MigrationStep.FINISHING):
             await self._finish()
-        elif self.step is Step.RETURNING or self.capsule.host != self.source:
+        elif self.step is MigrationStep.RETURNING or self.capsule.host != self.source:
             await self._from_commit()
         else:
-            may_be_complete = self.step in (Step.QUIESCING, Step.FREEZING, Step.ROLLING_BACK)
+            may_be_complete = self.step in (
+                MigrationStep.QUIESCING,
+                MigrationStep.FREEZING,
+                MigrationStep.ROLLING_BACK,
+            )
             error = StepFailed("migration", "the orchestrator was restarted")
             await self._roll_back(error, may_be_complete)
 
     async def _from_commit(self) -> None:
         """Make the capsule run somewhere, whatever fails, unless its last copy is gone."""
         await reached("orchestrator.committed")
-        while self.step is Step.RETURNING or not await self._restored():
-            if self.step is Step.LOST:
+        while self.step is MigrationStep.RETURNING or not await self._restored():
+            if self.step is MigrationStep.LOST:
                 return
-            if self.step is Step.RESTORING:  # the image is at another spare now
+            if self.step is MigrationStep.RESTORING:  # the image is at another spare now
                 continue
             if await self._return():
                 return
@@ -126,7 +133,7 @@ class Move(BeforePause):
         A source that falls silent may have completed the image before. Then the source waits or is
         dead, and the move goes on without its answer.
         """
-        self._advance(Step.FREEZING)
+        self._advance(MigrationStep.FREEZING)
         began = self.times.freeze()
         limit = self._standstill.for_freeze(began)
         freeze = messages.Freeze(self.name, self.capsule.name, limit)
@@ -157,7 +164,7 @@ class Move(BeforePause):
         """Commit: after this durable write only the destination may run the capsule."""
         with self.times.phase("commit", frozen=True):
             self._ground.commit(self.capsule, self.destination, still=True)
-        self._advance(Step.COMMITTED)
+        self._advance(MigrationStep.COMMITTED)
 
     async def _restored(self) -> bool:
         """Restore; return True if the capsule runs at the destination. Else the capsule is lost,
@@ -168,9 +175,9 @@ class Move(BeforePause):
         except Exception as error:
             self.error = as_ours(error)
         if isinstance(self.error, Gone) and self.capsule.granted:
-            await self._end(Step.LOST)
+            await self._end(MigrationStep.LOST)
         elif not await self._passed_on():
-            self._advance(Step.RETURNING)
+            self._advance(MigrationStep.RETURNING)
         return False
 
     async def _passed_on(self) -> bool:
@@ -202,7 +209,7 @@ class Move(BeforePause):
             self._ground.tell(self, f"could not pass the image on: {error}")
             return False
         self.destination = spare
-        self._advance(Step.RESTORING)
+        self._advance(MigrationStep.RESTORING)
         return True
 
     async def _restore(self) -> None:
@@ -211,12 +218,14 @@ class Move(BeforePause):
 
         Raises an error only once it is certain that nothing runs at the destination.
         """
-        self._advance(Step.RESTORING)
+        self._advance(MigrationStep.RESTORING)
         failed = 0
         while True:
             began = time.monotonic()
             limit = self._restore_limit(ATTEMPTS - failed)
-            restore = messages.Restore(self.name, self.capsule.name, self.capsule.epoch, limit)
+            restore = messages.RestoreCapsule(
+                self.name, self.capsule.name, self.capsule.epoch, limit
+            )
             try:
                 published = asyncio.ensure_future(self._ground.publish(self.job))
                 published.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -260,14 +269,14 @@ class Move(BeforePause):
     async def _finish(self) -> None:
         """Let the source remove its frozen copy. Do not wait for a source that does not answer: the
         copy can do no harm, because its epoch is over and the fence drops its frames."""
-        self._advance(Step.FINISHING)
+        self._advance(MigrationStep.FINISHING)
         with self.times.phase("finish") as detail:
             try:
                 await self._settle(self.source)
             except LiveshiftError as error:
                 detail.append("when the source is back")
                 self._ground.tell(self, f"the frozen copy ends once {self.source} is back: {error}")
-        await self._end(Step.DONE)
+        await self._end(MigrationStep.DONE)
 
     # ---- when something fails ------------------------------------------------------------------
 
@@ -280,12 +289,12 @@ class Move(BeforePause):
         lost the capsule.
         """
         self.error = error
-        frozen = self.step is Step.FREEZING and isinstance(error, StepFailed)
-        at_once = self.step is Step.FREEZING and self._cancelled is None
+        frozen = self.step is MigrationStep.FREEZING and isinstance(error, StepFailed)
+        at_once = self.step is MigrationStep.FREEZING and self._cancelled is None
         if at_once and await self._goes_on():
             await self._from_commit()
             return
-        self._advance(Step.ROLLING_BACK)
+        self._advance(MigrationStep.ROLLING_BACK)
         while True:
             try:
                 state = await self._settle(self.source)
@@ -305,7 +314,7 @@ class Move(BeforePause):
             self._ground.tell(self, f"{self.source} goes on once it is back")
         self.times.thaw()
         if state == "nothing" and self.capsule.code is None:  # the source was switched off, say
-            await self._end(Step.LOST)
+            await self._end(MigrationStep.LOST)
         else:
             # A frozen capsule cannot end by itself: the move ended it, and ``error`` says why.
             await self._end_undone(ended=state == "ended", because=str(error) if frozen else "")
@@ -326,7 +335,7 @@ class Move(BeforePause):
             return False
         self._ground.tell(self, f"the image is complete, so it moves on: {self.error}")
         self.times.shipped(seen.image_bytes)
-        self._advance(Step.COMMITTED)
+        self._advance(MigrationStep.COMMITTED)
         return True
 
     async def _return(self) -> bool:
@@ -340,12 +349,12 @@ class Move(BeforePause):
                 await self._ground.publish(self.job)
                 if await self._returned():
                     self.times.thaw()
-                    await self._end(Step.FAILED)
+                    await self._end(MigrationStep.FAILED)
                     return True
             at_source = self.capsule.host == self.source
             if isinstance(self.error, Gone) or (at_source and self.capsule.granted):
                 self.error = Gone(f"{self.error}; and {self.source} has no copy either")
-                await self._end(Step.LOST)
+                await self._end(MigrationStep.LOST)
                 return True
             if self.capsule.host == self.source:
                 self._ground.commit(self.capsule, self.destination, still=False)
@@ -353,7 +362,7 @@ class Move(BeforePause):
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
         await asyncio.sleep(self._limits.heartbeat)  # neither host can run it now: try again later
         if self.capsule.host == self.destination:
-            self._advance(Step.RESTORING)
+            self._advance(MigrationStep.RESTORING)
         return False
 
     async def _returned(self) -> bool:

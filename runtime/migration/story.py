@@ -17,11 +17,11 @@ from typing import Any, ClassVar, TypeVar
 from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..messages import Cost, Message, MigrationRow, Prediction, Rounds
-from ..model.deadlines import Standstill
+from ..model.deadlines import FreezeBudget
 from ..model.jobs import Capsule, Job
-from ..model.steps import ENDS, Step
+from ..model.steps import ENDS, MigrationStep
 from ..model.timeline import Timeline
-from .ground import Ground, NoBoundary
+from .ground import MigrationContext, NoBoundary
 
 log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
@@ -31,7 +31,7 @@ RESUME_WAIT_S = 2.0
 the time at which the move counts as done depends on it."""
 
 
-class Story(ABC):
+class Migration(ABC):
     """A migration that is under way or over.
 
     ``source`` and ``destination`` are hosts. ``run`` and ``take_up`` never raise: ``step`` and
@@ -40,14 +40,14 @@ class Story(ABC):
 
     kind: ClassVar[str]
     """The name of this kind of migration in the record."""
-    allowed: ClassVar[Mapping[Step, frozenset[Step]]]
+    allowed: ClassVar[Mapping[MigrationStep, frozenset[MigrationStep]]]
     """For each step, the steps that may follow it."""
-    cancellable: ClassVar[frozenset[Step]]
+    cancellable: ClassVar[frozenset[MigrationStep]]
     """The steps in which a person may cancel the migration."""
 
     def __init__(
-        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Story], None],
+        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, destination: str,
+        reason: str, by: str, changed: Callable[[Migration], None],
     ) -> None:  # fmt: skip
         self.number = number
         self.name = f"m{number}"
@@ -57,7 +57,7 @@ class Story(ABC):
         self.destination = destination
         self.reason = reason
         self.by = by
-        self.step = Step.PREPARING
+        self.step = MigrationStep.PREPARING
         self.error: LiveshiftError | None = None
         self.holds_gates = False  # whether it keeps the gates of all the job's ranks closed
         self.verify = False  # whether to compare every byte of device memory
@@ -90,7 +90,7 @@ class Story(ABC):
         """
         if self.step in ENDS:
             raise Refused(f"{self.name} is over: {self.step.value}")
-        if self._cancelled is not None or self.step is Step.ROLLING_BACK:
+        if self._cancelled is not None or self.step is MigrationStep.ROLLING_BACK:
             raise Refused(f"{self.name} is being rolled back already")
         if self.step not in self.cancellable:
             raise Refused(
@@ -137,7 +137,7 @@ class Story(ABC):
 
         A job that talks over TCP only may be frozen without a boundary, because TCP itself waits.
         """
-        self._advance(Step.QUIESCING)
+        self._advance(MigrationStep.QUIESCING)
         self.holds_gates = True
         with self.times.phase("quiesce") as detail:
             try:
@@ -159,7 +159,7 @@ class Story(ABC):
 
     async def _resume(self) -> None:
         """Open the gates for the capsule, which runs now; wait a while for its first collective."""
-        self._advance(Step.RESUMING)
+        self._advance(MigrationStep.RESUMING)
         await self._reopen()
         self.times.thaw()
         began = time.monotonic()
@@ -181,8 +181,8 @@ class Story(ABC):
             self._ground.tell(self, words)
 
     @property
-    def _standstill(self) -> Standstill:
-        return Standstill(self._limits, self.times.frozen_at or time.monotonic())
+    def _standstill(self) -> FreezeBudget:
+        return FreezeBudget(self._limits, self.times.frozen_at or time.monotonic())
 
     async def _ask(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
         answer = await self._ground.ask(host, message, timeout)
@@ -190,7 +190,7 @@ class Story(ABC):
             raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
         return answer
 
-    def _advance(self, to: Step) -> None:
+    def _advance(self, to: MigrationStep) -> None:
         assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
         self.step = to
         try:
@@ -204,15 +204,15 @@ class Story(ABC):
         command ended, if known."""
         code = self.capsule.code
         if not ended and code is None:
-            await self._end(Step.FAILED)
+            await self._end(MigrationStep.FAILED)
             return
         how = "ended" if code is None else f"ended with code {code}"
         way = " → ".join(self.way)
         why = f": {because}" if because else ""
         self.error = LiveshiftError(f"{self.capsule.name} {how} before it could move {way}{why}")
-        await self._end(Step.JOB_ENDED)
+        await self._end(MigrationStep.JOB_ENDED)
 
-    async def _end(self, how: Step) -> None:
+    async def _end(self, how: MigrationStep) -> None:
         await self._reopen()
         self.times.end()
         self._advance(how)

@@ -51,7 +51,7 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
 
 
 @dataclass(frozen=True)
-class Standstill:
+class FreezeBudget:
     """The time for which a move may keep a job frozen, from the moment at which it froze it.
 
     ``began`` is that moment. After a restart of the orchestrator it is ``now`` minus the time that
@@ -114,7 +114,7 @@ class Standstill:
 def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:
     """Raises StepFailed if sending the memory that the pre-copy has left takes ``left_s`` seconds,
     and a freeze may not take that long."""
-    limit = Standstill(timeouts, 0.0).for_freeze(0.0)
+    limit = FreezeBudget(timeouts, 0.0).for_freeze(0.0)
     if left_s <= limit:
         return
     raise StepFailed(

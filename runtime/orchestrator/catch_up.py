@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..messages import Hello
+from ..messages import Register
 from ..model.jobs import Capsule, Job
-from ..model.steps import ENDS, Step
+from ..model.steps import ENDS, MigrationStep
 from .fleet import Fleet
 from .journal_file import JournalTrouble
 
@@ -41,10 +41,10 @@ class CatchUp:
         """Mark as failed every migration that was under way when the backup was made."""
         for number, row in self._fleet.journal.migrations_not_in([step.value for step in ENDS]):
             words = "its end is not known: the journal was put back from a backup"
-            over = msgspec.structs.replace(row, state=Step.FAILED.value, error=words)
+            over = msgspec.structs.replace(row, state=MigrationStep.FAILED.value, error=words)
             self._fleet.journal.save_migration(number, over)
 
-    def report(self, host: str, hello: Hello) -> bool:
+    def report(self, host: str, hello: Register) -> bool:
         """Take one host's report; return True if it was the last one and all is decided now.
 
         Raises JournalTrouble; then nothing is decided before the host has reported again.

@@ -19,8 +19,8 @@ from ..cost.lost_time import AFTER_S, NotMeasured, lost_s
 from ..cost.prediction import stood
 from ..cost.words import in_words
 from ..messages import Cost, Message, Worked
-from ..migration.migration import Move
-from ..model.steps import ENDS, Step
+from ..migration.migration import HostMigration
+from ..model.steps import ENDS, MigrationStep
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.costing")
@@ -36,13 +36,15 @@ class Costing:
     """Measures moves. ``ask`` is Moves.ask. Once a move's cost is set, it calls ``measured`` with
     the move and a line for the history ("" for no line)."""
 
-    def __init__(self, fleet: Fleet, ask: Ask, measured: Callable[[Move, str], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, ask: Ask, measured: Callable[[HostMigration, str], None]
+    ) -> None:
         self._fleet = fleet
         self._ask = ask
         self._measured = measured
         self._begun: dict[str, float] = {}  # by move: when its source was asked
 
-    async def begin(self, move: Move) -> None:
+    async def begin(self, move: HostMigration) -> None:
         """Ask the source, at the begin of a move, how far the capsule is."""
         asked = time.monotonic()
         try:
@@ -53,7 +55,7 @@ class Costing:
         if move.step not in ENDS:  # else :meth:`end` has run, and nothing would remove the entry
             self._begun[move.name] = (asked + time.monotonic()) / 2
 
-    async def end(self, move: Move) -> None:
+    async def end(self, move: HostMigration) -> None:
         """Set the cost of a move that is over, unless it ended before it copied anything."""
         begun = self._begun.pop(move.name, None)
         if not _did_something(move):
@@ -63,10 +65,10 @@ class Costing:
         try:
             if begun is None:
                 raise NotMeasured("the orchestrator or the source was not there at its begin")
-            if move.step in (Step.LOST, Step.JOB_ENDED):
+            if move.step in (MigrationStep.LOST, MigrationStep.JOB_ENDED):
                 raise NotMeasured("the job ended")
             source, destination, asked = await self._ask_both(move)
-            end = source if move.step is not Step.DONE else destination
+            end = source if move.step is not MigrationStep.DONE else destination
             log.debug("%s: begun %.3f s before; %s; %s", move.name, asked - begun, source, end)
             self._look_for_others(move)
             lost = lost_s(asked - begun + end.seconds, source, end)
@@ -75,12 +77,12 @@ class Costing:
         except LiveshiftError as error:
             why_not = f"a host did not say what the job made: {error}"
         move.cost = _cost(move, lost, why_not, source, destination)
-        self._measured(move, in_words(move.cost) if move.step is Step.DONE else "")
+        self._measured(move, in_words(move.cost) if move.step is MigrationStep.DONE else "")
 
-    async def _ask_both(self, move: Move) -> tuple[Worked, Worked, float]:
+    async def _ask_both(self, move: HostMigration) -> tuple[Worked, Worked, float]:
         """Return the answers of source and destination, and when we asked the capsule's host."""
         name, capsule = move.name, move.capsule.name
-        if move.step is not Step.DONE:  # it runs on at the source
+        if move.step is not MigrationStep.DONE:  # it runs on at the source
             asked = time.monotonic()
             source = await self._worked(move.source, messages.EndMeasure(name, capsule))
             return source, source, asked
@@ -95,7 +97,7 @@ class Costing:
             raise LiveshiftError(f"{host} answered EndMeasure with {answer!r}")
         return answer
 
-    def _look_for_others(self, move: Move) -> None:
+    def _look_for_others(self, move: HostMigration) -> None:
         """Raise NotMeasured if another move of the job overlaps in time, or the job has ended."""
         for other in self._fleet.moves.values():
             if other is move or other.job is not move.job:
@@ -107,14 +109,18 @@ class Costing:
             raise NotMeasured("the job ended")
 
 
-def _did_something(move: Move) -> bool:
+def _did_something(move: HostMigration) -> bool:
     """Return whether the move was done, or at least began to copy or to freeze."""
     began = (phase.name == "pre-copy" or phase.frozen for phase in move.times.phases)
-    return move.step is Step.DONE or any(began)
+    return move.step is MigrationStep.DONE or any(began)
 
 
 def _cost(
-    move: Move, lost: float | None, why_not: str, source: Worked | None, destination: Worked | None
+    move: HostMigration,
+    lost: float | None,
+    why_not: str,
+    source: Worked | None,
+    destination: Worked | None,
 ) -> Cost:
     row, slower, paused = move.row(), None, None
     if lost is not None:
@@ -123,7 +129,7 @@ def _cost(
         lost = max(lost, row.frozen_s)
         slower = max(0.0, lost - stood(row))
         paused = lost - slower
-    left = move.step is Step.DONE and not any(
+    left = move.step is MigrationStep.DONE and not any(
         phase.name == "finish" and phase.detail for phase in row.phases
     )
     return Cost(

@@ -26,16 +26,16 @@ from ..config.choices import Way
 from ..control.keyring import Holder
 from ..messages import Event, Message
 from ..messages.words import request_to
-from ..migration.migration import Move
+from ..migration.migration import HostMigration
 from ..model.gpu_asked import asked
 from ..model.jobs import Capsule, Job, check_request, overlay_for
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
 from .host_marks import HostMarks
 from .journal import shortened
-from .moves import Moves
+from .moves import MigrationService
 from .spares import place_job
 from .status import status
 from .stopping import Stopping
@@ -55,7 +55,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job. Its owner and "operate" may send these; other signals take "admin"."""
 
 CHANGING = (
-    messages.Run, messages.Migrate, messages.Cancel, messages.SignalJob, messages.EndUnknown,
+    messages.RunJob, messages.Migrate, messages.Cancel, messages.SignalJob, messages.EndUnknown,
 )  # fmt: skip
 
 LOOKUPS = 2
@@ -64,11 +64,11 @@ LOOKUPS = 2
 T = TypeVar("T")
 
 
-class Desk:
+class ApiServer:
     """Answers the requests of the command line."""
 
     def __init__(
-        self, fleet: Fleet, moves: Moves, endings: Endings, evacuation: Evacuation,
+        self, fleet: Fleet, moves: MigrationService, endings: Endings, evacuation: Evacuation,
         stopping: Stopping,
     ) -> None:  # fmt: skip
         self._fleet = fleet
@@ -82,7 +82,7 @@ class Desk:
             log.warning('access: this machine knows no "%s"', name)
         marks = HostMarks(fleet, evacuation)
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
-            messages.Run: self._run,
+            messages.RunJob: self._run,
             messages.GetStatus: self._get_status,
             messages.SetTaint: marks.set_taint,
             messages.Untaint: marks.untaint,
@@ -130,7 +130,7 @@ class Desk:
 
     # ---- jobs ----------------------------------------------------------------------------------
 
-    async def _run(self, who: Principal, ask: messages.Run) -> messages.Named:
+    async def _run(self, who: Principal, ask: messages.RunJob) -> messages.Named:
         fleet = self._fleet
         if (uid := who.uid) is None:
             raise NotPermitted(
@@ -310,7 +310,7 @@ class Desk:
 
     async def _get_migration(
         self, who: Principal, ask: messages.GetMigration
-    ) -> messages.Migration:
+    ) -> messages.MigrationDetails:
         move = self._fleet.moves.get(ask.name)
         if move is None:
             number = ask.name.removeprefix("m")
@@ -320,15 +320,19 @@ class Desk:
                 raise NotFound(f'no migration "{ask.name}"', hint="`liveshift events` lists them")
             if not self._saw(who, row.capsule, row.asked):
                 raise refusal(who, f"see {ask.name}", Role.VIEW, f"it moved {row.capsule}")
-            return messages.Migration(row)
+            return messages.MigrationDetails(row)
         if not self._sees(who, move.job):
             raise refusal(who, f"see {ask.name}", Role.VIEW, _whose(who, move.job))
-        if isinstance(move, Move) and move.step in (Step.PRECOPYING, Step.QUIESCING, Step.FREEZING):
+        if isinstance(move, HostMigration) and move.step in (
+            MigrationStep.PRECOPYING,
+            MigrationStep.QUIESCING,
+            MigrationStep.FREEZING,
+        ):
             with contextlib.suppress(LiveshiftError):
                 seen = await self._moves.ask(move.destination, messages.Progress(move.name), 2)
                 if isinstance(seen, messages.Arrived):
                     move.times.bytes = seen.bytes
-        return messages.Migration(move.row())
+        return messages.MigrationDetails(move.row())
 
     # ---- looking -------------------------------------------------------------------------------
 
@@ -412,7 +416,7 @@ def _whose(who: Principal, job: Job) -> str:
     return f"it belongs to uid {job.uid}" if who.may(Role.VIEW) else "it is another user's"
 
 
-def _check_groups(who: Principal, uid: int, ask: messages.Run) -> None:
+def _check_groups(who: Principal, uid: int, ask: messages.RunJob) -> None:
     """Raise NotPermitted unless all groups of the request are the caller's own: the kernel vouches
     for the uid only."""
     own = groups_of(uid)

@@ -14,7 +14,7 @@ from .. import messages
 from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
 from ..model.jobs import Capsule, Job
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from .fleet import Fleet
 from .stopping import Stopping
 
@@ -47,7 +47,7 @@ class Endings:
                 journal.set_job(job.name, "ending", failed)
         capsule.code, job.code = code, failed
         move = self._fleet.moves.get(capsule.migration or "")
-        if move is not None and move.step is not Step.FREEZING:  # then its source says why
+        if move is not None and move.step is not MigrationStep.FREEZING:  # then its source says why
             with contextlib.suppress(Refused):  # the move is over, or too far to cancel
                 move.cancel("the end of its command")  # nothing is left to move
         if over:

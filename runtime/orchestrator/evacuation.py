@@ -25,12 +25,12 @@ from .. import messages
 from ..cost.model import max_pause
 from ..cost.words import too_late
 from ..migration.before_pause import BeforePause
-from ..migration.story import Story
+from ..migration.story import Migration
 from ..model.jobs import Capsule
 from .evacuation_plan import EvacuationPlan
 from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
-from .moves import Moves
+from .moves import MigrationService
 
 RETRY_S = 30.0
 AT_MOST_S = 600.0
@@ -43,7 +43,7 @@ PLAN_LEAST_S = 3.0
 class Evacuation:
     """Watches taints and begins moves until tainted hosts are empty."""
 
-    def __init__(self, fleet: Fleet, moves: Moves) -> None:
+    def __init__(self, fleet: Fleet, moves: MigrationService) -> None:
         self._fleet = fleet
         self._moves = moves
         self._plans: dict[str, EvacuationPlan] = {}  # by host; only hosts that have a deadline
@@ -51,7 +51,7 @@ class Evacuation:
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
-        self._begun: dict[str, Story] = {}  # by capsule: the last move that was begun here
+        self._begun: dict[str, Migration] = {}  # by capsule: the last move that was begun here
         self._failures: dict[str, int] = {}  # by capsule: failures in a row with the cause in it
         self._failed: dict[str, str] = {}  # by capsule: the message of the last such failure
 

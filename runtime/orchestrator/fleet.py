@@ -14,8 +14,8 @@ import msgspec
 from ...criu_glue.network.network import Overlay
 from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
-from ..messages import CapsuleState, DataLink, GpuSeat, Hello, Run
-from ..migration.story import Story
+from ..messages import CapsuleState, DataLink, GpuSeat, Register, RunJob
+from ..migration.story import Migration
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
 from .journal import Journal
@@ -52,8 +52,8 @@ class Fleet:
         self.deadlines = self.journal.deadlines()
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
-        self.moves: dict[str, Story] = {}
-        self.reports: dict[str, Hello] = {}  # by host; only while a restored journal catches up
+        self.moves: dict[str, Migration] = {}
+        self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up
         self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
         if why := self.missing(self.hosts):
             raise ConfigError(f"cluster file: {why}", hint="put the host's table back")
@@ -85,7 +85,7 @@ class Fleet:
     def up(self) -> list[str]:
         return [name for name in self.hosts if self.is_up(name)]
 
-    def under_way(self) -> list[Story]:
+    def under_way(self) -> list[Migration]:
         """List the migrations that have not ended, GPU swaps included."""
         return [move for move in self.moves.values() if move.step not in ENDS]
 
@@ -163,7 +163,7 @@ class Fleet:
                 for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
             }
             jobs[name] = Job(
-                name, Overlay(vni, subnet), msgspec.convert(raw["run"], Run), raw["uid"], started,
+                name, Overlay(vni, subnet), msgspec.convert(raw["run"], RunJob), raw["uid"], started,
                 capsules, state, code,
             )  # fmt: skip
         return jobs

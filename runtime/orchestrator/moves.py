@@ -24,12 +24,12 @@ from ..messages.words import request_to
 from ..migration import second_look
 from ..migration.gpu_swap import GpuSwap, way_of
 from ..migration.ground import expected_bytes, limit_bytes, what_breaks
-from ..migration.migration import Move
-from ..migration.story import Story
+from ..migration.migration import HostMigration
+from ..migration.story import Migration
 from ..model.gpu_asked import GpuAsked, left, seat
 from ..model.jobs import Capsule, Job
 from ..model.ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
-from ..model.steps import ENDS, Step
+from ..model.steps import ENDS, MigrationStep
 from ..quiesce.gates import Gates
 from .costing import Costing
 from .fleet import Fleet
@@ -48,7 +48,14 @@ KEEP_MOVES = 200
 LESSONS = 50
 """A prediction looks at this many last moves that were done, and learns from the similar ones."""
 
-UNHURRIED = frozenset({Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RESUMING})
+UNHURRIED = frozenset(
+    {
+        MigrationStep.FREEZING,
+        MigrationStep.COMMITTED,
+        MigrationStep.RESTORING,
+        MigrationStep.RESUMING,
+    }
+)
 SOON_S = 0.004
 """The job is frozen in the UNHURRIED steps of a move, so the move does not wait for the disk: the
 journal gets the step SOON_S seconds later. A restarted orchestrator sees a commit in the journal
@@ -57,15 +64,15 @@ journal gets the step SOON_S seconds later. A restarted orchestrator sees a comm
 
 SAVE_AGAIN_S = 1.0
 
-UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
+UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, MigrationStep.ROLLING_BACK})
 
 
-class Moves:
+class MigrationService:
     """All migrations of the cluster."""
 
     def __init__(
         self, fleet: Fleet, switchboard: Switchboard,
-        over: Callable[[Story], Awaitable[None]],
+        over: Callable[[Migration], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.cluster: Cluster = fleet.cluster
         self._fleet = fleet
@@ -82,7 +89,7 @@ class Moves:
         self, job: Job, capsule: Capsule, to: str, reason: str, by: str,
         *, verify: bool = False, gpu: GpuAsked | None = None, way: str = "",
         until: float | None = None,
-    ) -> Move:  # fmt: skip
+    ) -> HostMigration:  # fmt: skip
         """Begin to move a capsule. Raises Refused, NotFound or Unreachable; then nothing has begun.
 
         ``verify``: compare every byte of device memory after the move. ``gpu``: the GPU to use on
@@ -92,7 +99,7 @@ class Moves:
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
         number = self._fleet.journal.next_migration()
-        move = Move(self, number, job, capsule, destination, reason, by, self._changed)
+        move = HostMigration(self, number, job, capsule, destination, reason, by, self._changed)
         move.verify, move.copy_way, move.until = verify, way, until
         move.to_gpu, move.from_gpu = to_gpu, gpu.leave if gpu else ""
         self._begin(move, why)
@@ -112,7 +119,7 @@ class Moves:
         self._begin(swap, "as asked")
         return swap
 
-    def _begin(self, move: Story, why: str) -> None:
+    def _begin(self, move: Migration, why: str) -> None:
         journal, (source, destination) = self._fleet.journal, move.way
         words = f"{move.name} begins: {source} → {destination} ({why}): {move.reason}"
         with journal.together():
@@ -120,11 +127,11 @@ class Moves:
             journal.tell(move.capsule.name, "move", words, move.by, move.number)
         move.capsule.migration = move.name
         self._fleet.moves[move.name] = move
-        if isinstance(move, Move):
+        if isinstance(move, HostMigration):
             self._tasks.spawn(self._costing.begin(move))
         self._tasks.spawn(self._follow(move, move.run()))
 
-    async def _take_up_once_up(self, move: Story) -> None:
+    async def _take_up_once_up(self, move: Migration) -> None:
         """Wait until both hosts are up, at most twice ``timeouts.suspicion``, then take the move
         up: a question to a host that has not reported yet would fail."""
         until = time.monotonic() + 2 * self.cluster.timeouts.suspicion
@@ -141,7 +148,9 @@ class Moves:
             found = self._fleet.find(row.capsule)
             if found is None:
                 words = f"the job of {row.capsule} ended while no orchestrator ran"
-                over = msgspec.structs.replace(row, state=Step.JOB_ENDED.value, error=words)
+                over = msgspec.structs.replace(
+                    row, state=MigrationStep.JOB_ENDED.value, error=words
+                )
                 self._fleet.journal.save_migration(number, over)
                 continue
             move = self._left_behind(*found, row)
@@ -150,15 +159,15 @@ class Moves:
             self.tell(move, f"the orchestrator was restarted while it was {move.step.value}")
             self._tasks.spawn(self._follow(move, self._take_up_once_up(move)))
 
-    def _left_behind(self, job: Job, capsule: Capsule, row: MigrationRow) -> Story:
+    def _left_behind(self, job: Job, capsule: Capsule, row: MigrationRow) -> Migration:
         if row.kind == GpuSwap.kind:
             return GpuSwap.left_behind(self, job, capsule, row, self._changed)
         if capsule.host not in (row.source, row.destination):  # just passed on to another spare
             row = msgspec.structs.replace(row, destination=capsule.host)
         if capsule.host == row.destination and row.state in UNCOMMITTED:
             # The move was committed, but the orchestrator ended before it wrote that step.
-            row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
-        return Move.left_behind(self, job, capsule, row, self._changed)
+            row = msgspec.structs.replace(row, state=MigrationStep.COMMITTED.value)
+        return HostMigration.left_behind(self, job, capsule, row, self._changed)
 
     async def plan(
         self,
@@ -239,7 +248,7 @@ class Moves:
         way: str = "", within: float | None = None,
     ) -> messages.Prediction:  # fmt: skip
         load = Load.of(look, look.full_dump or reserved.full_dump)
-        rows = self._fleet.journal.migrations_in(Step.DONE.value, LESSONS)
+        rows = self._fleet.journal.migrations_in(MigrationStep.DONE.value, LESSONS)
         job = capsule.name.partition("/")[0]
         lessons = learn(rows, load.way, job)
         rate = rate_between(rows, capsule.host, to)
@@ -260,11 +269,11 @@ class Moves:
         speeds = [link.speed / 8 for link in links if link is not None and link.speed]
         return rates[0] if rates else min(speeds, default=None)
 
-    def tell(self, move: Story, text: str) -> None:
+    def tell(self, move: Migration, text: str) -> None:
         log.warning("%s: %s", move.name, text)
         self._fleet.journal.note(move.capsule.name, "moving", text, move.by, move.number)
 
-    async def quiesce(self, move: Story) -> str:
+    async def quiesce(self, move: Migration) -> str:
         boundary = await self._gates.close(
             move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
         )
@@ -274,7 +283,7 @@ class Moves:
         )  # fmt: skip
         return boundary.words
 
-    async def reopen(self, move: Story) -> str:
+    async def reopen(self, move: Migration) -> str:
         if self._others_at_gates(move):
             return "another move of the job holds them still"
         job, said = move.job, ""
@@ -291,7 +300,7 @@ class Moves:
         self._gates.forget(job.name)
         return "the job has ended"
 
-    def _others_at_gates(self, move: Story) -> list[Story]:
+    def _others_at_gates(self, move: Migration) -> list[Migration]:
         """List the other moves of the same job that hold its ranks at a boundary."""
         under_way = self._fleet.under_way()
         return [m for m in under_way if m is not move and m.job is move.job and m.holds_gates]
@@ -323,7 +332,7 @@ class Moves:
                 self._fleet.hosts[host].told = False
                 log.warning("address book of %s at %s: %s", book.book.job, host, result)
 
-    def another_spare(self, move: Move) -> str:
+    def another_spare(self, move: HostMigration) -> str:
         views = [v for v in self._fleet.views() if v.name not in move.tried]
         need = self._fleet.gpu_need(move.capsule, move.source)
         return choose_destination(views, move.capsule.name, move.source, "", gpus=need)[0].name
@@ -351,7 +360,7 @@ class Moves:
         if ruling is Ruling.RUN and not capsule.granted:
             self._fleet.journal.grant(capsule.name, host, capsule.epoch)
             capsule.granted = True
-        if isinstance(leaves, Move):
+        if isinstance(leaves, HostMigration):
             leaves.released = True
         log.log(
             logging.DEBUG if ruling is Ruling.WAIT else logging.INFO,
@@ -360,10 +369,10 @@ class Moves:
         )  # fmt: skip
         return messages.Ruled(ruling.value, capsule.epoch)
 
-    def _ended_as(self, migration: str) -> Step | None:
+    def _ended_as(self, migration: str) -> MigrationStep | None:
         number = migration.removeprefix("m")
         row = self._fleet.journal.migration(int(number)) if number.isdigit() else None
-        return Step(row.state) if row else None
+        return MigrationStep(row.state) if row else None
 
     def _rule_forgotten(self, host: str, claim: messages.Claim) -> messages.Ruled:
         """Answer a claim for a capsule that the journal does not have. A forgotten job's copy must
@@ -377,7 +386,7 @@ class Moves:
     def progressed(self, host: str, word: messages.Progressed) -> None:
         """Take a source's report how far its pre-copy is; a late report changes nothing."""
         move = self._fleet.moves.get(word.migration)
-        if isinstance(move, Move) and move.source == host:
+        if isinstance(move, HostMigration) and move.source == host:
             move.progressed(word)
 
     # ---- one move ------------------------------------------------------------------------------
@@ -416,25 +425,27 @@ class Moves:
         return {
             host
             for move in self._fleet.moves.values()
-            if isinstance(move, Move) and move.capsule is capsule and move.step is Step.FAILED
+            if isinstance(move, HostMigration)
+            and move.capsule is capsule
+            and move.step is MigrationStep.FAILED
             for host in {*move.tried, move.destination}
         }
 
-    async def _follow(self, move: Story, work: Awaitable[None]) -> None:
+    async def _follow(self, move: Migration, work: Awaitable[None]) -> None:
         await work
         self._fleet.forget_moves(KEEP_MOVES)
-        if isinstance(move, Move):
+        if isinstance(move, HostMigration):
             self._tasks.spawn(self._costing.end(move))
         await self._over(move)
 
-    def _measured(self, move: Move, words: str) -> None:
+    def _measured(self, move: HostMigration, words: str) -> None:
         """Save the cost of a move, or why it is not known, some seconds after the move's end."""
         self._save_at_last(move)
         if words:
             self._fleet.journal.note(move.capsule.name, "cost", words, move.by, move.number)
 
-    def _changed(self, move: Story) -> None:
-        if isinstance(move, Move) and move.step in UNHURRIED:
+    def _changed(self, move: Migration) -> None:
+        if isinstance(move, HostMigration) and move.step in UNHURRIED:
             if move.number not in self._unsaved:
                 loop = asyncio.get_running_loop()
                 self._unsaved[move.number] = loop.call_later(SOON_S, self._save_at_last, move)
@@ -445,14 +456,14 @@ class Moves:
             _remember(move)
             self._tell_end(move)
 
-    def _save(self, move: Story) -> None:
+    def _save(self, move: Migration) -> None:
         if (waiting := self._unsaved.pop(move.number, None)) is not None:
             waiting.cancel()
         self._not_saved.add(move.number)
         self._fleet.journal.save_migration(move.number, move.row())
         self._not_saved.discard(move.number)
 
-    def _save_at_last(self, move: Story) -> None:
+    def _save_at_last(self, move: Migration) -> None:
         """Save the move; while the journal cannot be written, try again every SAVE_AGAIN_S."""
         try:
             self._save(move)
@@ -461,26 +472,26 @@ class Moves:
             loop = asyncio.get_running_loop()
             self._unsaved[move.number] = loop.call_later(SAVE_AGAIN_S, self._save_at_last, move)
 
-    def _tell_end(self, move: Story) -> None:
+    def _tell_end(self, move: Migration) -> None:
         row = move.row()
         way = f"{row.source} → {row.destination}"
-        if move.step is Step.DONE:
+        if move.step is MigrationStep.DONE:
             kind, text = "moved", f"moved {way}: paused {units.pause(row.frozen_s)}"
             if row.predicted is not None:
                 text += f" (predicted {units.pause(row.predicted.seconds)})"
-            if isinstance(move, Move):
+            if isinstance(move, HostMigration):
                 ahead = f"{units.size(row.precopy.bytes)} running, " if row.precopy else ""
                 text += f"; copied {ahead}{units.size(row.image_bytes)} paused"
-        elif move.step is Step.JOB_ENDED:
+        elif move.step is MigrationStep.JOB_ENDED:
             kind, text = "not moved", f"{row.error}"
         else:
             kind, text = "not moved", f"did not move {way}, {move.step.value}: {row.error}"
         self._fleet.journal.note(move.capsule.name, kind, text, move.by, move.number)
 
 
-def _remember(move: Story) -> None:
+def _remember(move: Migration) -> None:
     """Remember a failed dump or restore: plans show it as a warning until the capsule has moved."""
-    if move.step is Step.DONE:
+    if move.step is MigrationStep.DONE:
         move.capsule.failed = ""
     elif isinstance(move.error, StepFailed) and move.error.step in ("dump", "restore"):
         move.capsule.failed = f"its last move from here, {move.name}, failed: {move.error}"

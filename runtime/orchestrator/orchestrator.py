@@ -25,15 +25,15 @@ from ..daemon import notify, state_lock
 from ..daemon.cluster_file import ClusterFile
 from ..messages import Message
 from ..messages.words import request_to
-from ..migration.story import Story
+from ..migration.story import Migration
 from ..model.ownership import Ruling, is_stray
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from .catch_up import CatchUp
-from .desk import Desk
+from .desk import ApiServer
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .moves import Moves
+from .moves import MigrationService
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -44,7 +44,13 @@ BACKUP_S = 60.0
 """Seconds between two backups of the journal, if it was changed meanwhile."""
 
 FROM_AGENTS = (
-    *(messages.Beat, messages.Hello, messages.Claim, messages.Progressed, messages.Ended),
+    *(
+        messages.Heartbeat,
+        messages.Register,
+        messages.Claim,
+        messages.Progressed,
+        messages.CapsuleEnded,
+    ),
     messages.Relay,
 )
 """The only messages that the orchestrator accepts from an agent."""
@@ -59,9 +65,9 @@ class Orchestrator:
         self.fleet = Fleet(cluster)
         self.stopping = Stopping(self.fleet, self.switchboard)
         self.endings = Endings(self.fleet, self.switchboard, self.stopping)
-        self.moves = Moves(self.fleet, self.switchboard, self._move_over)
+        self.moves = MigrationService(self.fleet, self.switchboard, self._move_over)
         self.evacuation = Evacuation(self.fleet, self.moves)
-        self.desk = Desk(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
+        self.desk = ApiServer(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
         self.catch_up = CatchUp(self.fleet, self.endings.capsule_ended)
         self._decided = asyncio.Event()  # set once the journal is up to date
         switchboard.handler, switchboard.operators = self._from_agent, self.desk.serve_operator
@@ -128,8 +134,8 @@ class Orchestrator:
         """Return why a changed cluster file cannot be used; "" if it can."""
         return self.fleet.missing(host.name for host in cluster.hosts)
 
-    async def _move_over(self, move: Story) -> None:
-        if move.step is Step.LOST:
+    async def _move_over(self, move: Migration) -> None:
+        if move.step is MigrationStep.LOST:
             self.endings.capsule_ended(move.job, move.capsule, KILLED)
         self.evacuation.wake()
 
@@ -143,12 +149,12 @@ class Orchestrator:
                 hint="`liveshift keys add-operator NAME` makes one, where the cluster's keys are",
             )
         state.heard = time.monotonic()
-        if isinstance(ask, messages.Beat):
+        if isinstance(ask, messages.Heartbeat):
             self._beat(host, ask)
             if not state.told:  # an agent may not notice that it was cut off for a moment
                 raise Unreachable(f"{host} may have missed address books: it must report again")
             return None
-        if isinstance(ask, messages.Hello):
+        if isinstance(ask, messages.Register):
             state.digest = ask.digest
             if ask.digest != self.cluster.digest:
                 log.warning("%s runs with another cluster file than the orchestrator", host)
@@ -171,7 +177,7 @@ class Orchestrator:
         if isinstance(ask, messages.Progressed):
             self.moves.progressed(host, ask)
             return None
-        if isinstance(ask, messages.Ended):
+        if isinstance(ask, messages.CapsuleEnded):
             if waits := self.fleet.unreported():  # the owner is not known yet: report it again
                 raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
             found = self.fleet.find(ask.capsule)
@@ -186,7 +192,7 @@ class Orchestrator:
             return await self.desk.serve_relayed(host, ask.uid, request)
         raise AssertionError(ask)
 
-    def _look_for_lost(self, host: str, hello: messages.Hello) -> None:
+    def _look_for_lost(self, host: str, hello: messages.Register) -> None:
         """End the capsules that a host owns but no longer has: the host was switched off, say."""
         for job in self.fleet.jobs.values():
             for capsule in job.capsules.values():
@@ -197,7 +203,7 @@ class Orchestrator:
                     self.endings.capsule_ended(job, capsule, KILLED)
                     self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
-    def _beat(self, host: str, beat: messages.Beat) -> None:
+    def _beat(self, host: str, beat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]
         state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
         state.link = beat.link

@@ -29,7 +29,7 @@ from .. import messages
 from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
 from ..model.jobs import Capsule, Job
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.stopping")
@@ -41,7 +41,13 @@ ANSWER_S = 5.0
 """A person who sends a signal waits at most this many seconds for it to arrive."""
 
 FROZEN = frozenset(
-    {Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RETURNING, Step.ROLLING_BACK}
+    {
+        MigrationStep.FREEZING,
+        MigrationStep.COMMITTED,
+        MigrationStep.RESTORING,
+        MigrationStep.RETURNING,
+        MigrationStep.ROLLING_BACK,
+    }
 )
 """Steps of a move in which its capsule may be frozen."""
 

@@ -23,7 +23,7 @@ from .. import messages
 from ..config.timeouts import Timeouts
 from ..messages import Message
 from ..migration.ground import NoBoundary
-from ..model.collective_clock import Aim, CollectiveClock, Report
+from ..model.collective_clock import ClockReport, CollectiveClock, Targets
 from ..model.jobs import Job
 
 log = logging.getLogger("liveshift.gates")
@@ -245,7 +245,7 @@ class Attempt:
             return NOTHING_COUNTED
         clock = CollectiveClock(self._hosts)
         for host, answer in armed:
-            clock.hear(host, Report(0, answer.numbers, False, answer.pairs))
+            clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))
         try:
             async with asyncio.timeout(self._limits.quiesce):
                 while True:
@@ -268,7 +268,7 @@ class Attempt:
 
     async def _steer(self, clock: CollectiveClock) -> None:
         """Send every host its targets, until all hosts have reached the newest ones."""
-        asked: dict[asyncio.Task[messages.Aimed], str] = {}
+        asked: dict[asyncio.Task[messages.TargetsSet], str] = {}
         try:
             while not clock.converged:
                 for host in {*clock.due(), *(set(clock.debtors) - set(asked.values()))}:
@@ -282,19 +282,19 @@ class Attempt:
             for task in asked:
                 task.cancel()
 
-    def _aim(self, host: str, aim: Aim) -> asyncio.Task[messages.Aimed]:
-        message = messages.Aim(
+    def _aim(self, host: str, aim: Targets) -> asyncio.Task[messages.TargetsSet]:
+        message = messages.SetTargets(
             self._job.name, self._number, aim.version, aim.targets, LOOK_S, aim.pairs
         )
         limit = LOOK_S + self._limits.suspicion
-        return asyncio.ensure_future(_answer(self._ask, host, message, limit, messages.Aimed))
+        return asyncio.ensure_future(_answer(self._ask, host, message, limit, messages.TargetsSet))
 
     async def _shut(self, clock: CollectiveClock) -> bool:
         """Close the gates and drain the streams; return True if all ranks are at their targets."""
         shut = messages.Shut(self._job.name, self._number)
         still = True
         for host, answer in await self._all(
-            shut, self._limits.answer(self._limits.restore), messages.Aimed
+            shut, self._limits.answer(self._limits.restore), messages.TargetsSet
         ):
             self._stop_at(answer.obstacles)
             still = still and answer.reached
@@ -353,8 +353,8 @@ class Attempt:
         return list(zip(self._hosts, answers, strict=True))
 
 
-def _report(answer: messages.Aimed) -> Report:
-    return Report(answer.version, answer.raised, answer.reached, answer.pairs)
+def _report(answer: messages.TargetsSet) -> ClockReport:
+    return ClockReport(answer.version, answer.raised, answer.reached, answer.pairs)
 
 
 def hosts_of(job: Job) -> list[str]:

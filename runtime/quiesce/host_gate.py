@@ -13,17 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...interposer.layout import ASKS, CommunicatorState, Want
+from ...interposer.layout import ASKS, CommunicatorState, WantedState
 from ...interposer.orders import OrderedPage
 from ...interposer.page import Clock, Communicator, PageError, Waiting
-from ..model.collective_clock import Pair, Report
-from .thread_places import Place, places
+from ..model.collective_clock import ClockReport, Pair
+from .thread_places import ThreadPlace, places
 
 _READINGS = 3  # tries to read a page that changes meanwhile; after them the caller looks again
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class GateObstacle:
     """A reason, in words, why there is no boundary. ``fatal``: this attempt can't succeed."""
 
     pid: int
@@ -33,7 +33,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class PendingReturns:
     """Operations from which a process must still return: after ``returned``, up to ``target``.
 
     ``operation``: the last one on that clock. ``sender`` and ``receiver`` are ranks within the
@@ -50,7 +50,7 @@ class Debt:
     returned: int
     target: int
     begun: bool
-    threads: tuple[Place, ...]
+    threads: tuple[ThreadPlace, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +77,14 @@ class HostGate:
         self._alive = alive
         self._attempt = 0
         self._lease_ms = self._limit_ms = 0
-        self._want = Want.OPEN
+        self._want = WantedState.OPEN
         self._version = 0
         self._targets: dict[int, int] = {}
         self._pairs: dict[int, Pair] = {}  # by id of a clock that a process may have to make
         self._told: set[int] = set()  # clocks that the orchestrator knows from us
 
     @property
-    def want(self) -> Want:
+    def want(self) -> WantedState:
         """The order that the gates were given last."""
         return self._want
 
@@ -99,7 +99,7 @@ class HostGate:
         ``attempt`` must differ from every earlier attempt on these pages.
         """
         self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
-        self._want, self._version = Want.ARMED, 0
+        self._want, self._version = WantedState.ARMED, 0
         self._targets, self._pairs, self._told = {}, {}, set()
         for process in self._processes:
             self._arm(process)
@@ -108,10 +108,10 @@ class HostGate:
         """Add a process that has appeared; close its gate at once if the others are closed."""
         process = _Process(page)
         self._processes.append(process)
-        if self._want != Want.OPEN:
+        if self._want != WantedState.OPEN:
             self._arm(process)
 
-    def announced(self) -> Report | None:
+    def announced(self) -> ClockReport | None:
         """Return the report with version 0, what has begun here; None while a group is being begun.
 
         The report is exact: operations that are announced later wait for targets.
@@ -127,7 +127,7 @@ class HostGate:
                 clocks = [clock for clock in process.page.clocks() if clock.id in numbers]
                 self._note_pairs(pairs, clocks, process)
         self._told |= numbers.keys()
-        return Report(0, numbers, False, pairs)
+        return ClockReport(0, numbers, False, pairs)
 
     def aim(
         self, version: int, targets: Mapping[int, int], pairs: Mapping[int, Pair] | None = None
@@ -138,14 +138,14 @@ class HostGate:
         """
         if version <= self._version:
             return
-        self._version, self._want = version, Want.TARGET
+        self._version, self._want = version, WantedState.TARGET
         self._targets.update(targets)
         self._pairs.update(pairs or {})
         for process in self._living():
             if process.begun is not None or self._read_begun(process):
                 self._give_targets(process)
 
-    def look(self) -> Report:
+    def look(self) -> ClockReport:
         """Return the Report for the orchestrator. Call this after :meth:`announced`.
 
         If a process has made a clock that other processes here have already, it gets the target at
@@ -156,30 +156,32 @@ class HostGate:
         pairs: dict[int, Pair] = {}
         for process in self._living():
             if process.begun is None:
-                reached = self._read_begun(process) and self._want != Want.ARMED and reached
+                reached = self._read_begun(process) and self._want != WantedState.ARMED and reached
                 self._note_begun(numbers, process)
-            if process.begun is not None and process.aimed < 0 and self._want >= Want.TARGET:
+            if process.begun is not None and process.aimed < 0 and self._want >= WantedState.TARGET:
                 # This process appeared after the others got their targets.
-                reached, self._want = False, Want.TARGET
+                reached, self._want = False, WantedState.TARGET
                 self._give_targets(process)
             with self._guarded(process):
                 reached = self._look(process, numbers, pairs) and reached
             reached = reached and not process.trouble
         self._told |= numbers.keys()
         beyond = any(number > self._targets.get(clock, 0) for clock, number in numbers.items())
-        return Report(self._version, numbers, reached and not beyond and self._version > 0, pairs)
+        return ClockReport(
+            self._version, numbers, reached and not beyond and self._version > 0, pairs
+        )
 
     def close(self) -> None:
         """Let nothing pass any more; if all targets were reached, they are the boundary.
 
         A process stays armed if we don't know what it has begun: :meth:`look` asks it first.
         """
-        self._want = Want.CLOSED
+        self._want = WantedState.CLOSED
         for process in self._living():
             if process.begun is None:
                 continue
             with self._guarded(process):
-                process.page.give(Want.CLOSED, self._attempt, self._version)
+                process.page.give(WantedState.CLOSED, self._attempt, self._version)
                 process.aimed = self._version
 
     def still(self) -> bool:
@@ -188,11 +190,11 @@ class HostGate:
         False may mean that a thread was about to pass beyond a target: :meth:`look` reports the
         number to the orchestrator, whose next aim lets the thread pass.
         """
-        return self._want == Want.CLOSED and self.look().reached
+        return self._want == WantedState.CLOSED and self.look().reached
 
     def open(self) -> None:
         """Let operations pass again, on every page that can still be written."""
-        self._want = Want.OPEN
+        self._want = WantedState.OPEN
         for process in self._processes:
             with suppress(PageError):
                 process.page.open()
@@ -210,10 +212,10 @@ class HostGate:
                 process.page.close()
         self._processes = []
 
-    def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[Debt]:
+    def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[PendingReturns]:
         """List what the processes owe. ``host_pid`` returns the pid of a page's process in our pid
         namespace, or None if it is not known."""
-        found: list[Debt] = []
+        found: list[PendingReturns] = []
         for process in self._living():
             with self._guarded(process):
                 made = process.page.clocks()
@@ -224,7 +226,7 @@ class HostGate:
                 found += _debts(process.page, self._targets, lacking, host_pid(process.page))
         return found
 
-    def obstacles(self) -> list[Obstacle]:
+    def obstacles(self) -> list[GateObstacle]:
         """List what prevents a boundary, apart from debts."""
         found = []
         for process in self._living():
@@ -234,7 +236,7 @@ class HostGate:
             if process.trouble:
                 notes = [(process.trouble, True)]
             page = process.page
-            found += [Obstacle(page.pid, page.rank, text, fatal) for text, fatal in notes]
+            found += [GateObstacle(page.pid, page.rank, text, fatal) for text, fatal in notes]
         return found
 
     def _living(self) -> Iterator[_Process]:
@@ -274,7 +276,7 @@ class HostGate:
             process.page.set_targets({c.row: t for c, t in wanted if c.target != t})
             process.asks = self._asks(process.page, {clock.id for clock in clocks})
             process.page.set_asks((clock, *ask) for clock, ask in process.asks.items())
-            process.page.give(Want.TARGET, self._attempt, self._version)
+            process.page.give(WantedState.TARGET, self._attempt, self._version)
             process.aimed = self._version
 
     def _asks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
@@ -326,7 +328,7 @@ class HostGate:
             # The page has room for ASKS clocks at a time; the next ones may fit in now.
             behind = behind or ASKS < len(process.asks) > len(missing)
         if behind:
-            self._want = Want.TARGET
+            self._want = WantedState.TARGET
             self._give_targets(process)
         return reached and not behind
 
@@ -387,7 +389,7 @@ def _debts(
     targets: Mapping[int, int],
     lacking: Mapping[int, tuple[Pair, int]],
     host_pid: int | None,
-) -> list[Debt]:
+) -> list[PendingReturns]:
     clocks = page.clocks()
     owing = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
     if not owing and not lacking:
@@ -399,7 +401,7 @@ def _debts(
     at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
     threads = tuple(places(host_pid, at_gate, {clock.owner for clock in owing}))
     return [
-        Debt(
+        PendingReturns(
             pid=page.pid,
             rank=page.rank,
             communicator=names.get(clock.communicator, f"communicator {clock.id:016x}"),
@@ -413,7 +415,7 @@ def _debts(
         )
         for clock in owing
     ] + [
-        Debt(page.pid, page.rank, by_id.get(communicator, f"communicator {communicator:016x}"),
+        PendingReturns(page.pid, page.rank, by_id.get(communicator, f"communicator {communicator:016x}"),
              sender, receiver, "none", 0, target, False, threads)
         for (communicator, sender, receiver), target in lacking.values()
     ]  # fmt: skip
@@ -441,7 +443,7 @@ def _name(made: Communicator) -> str:
     return made.name or f"{made.library.name.lower()} communicator {made.ordinal}"
 
 
-def page_problem(path: Path, error: PageError) -> Obstacle:
+def page_problem(path: Path, error: PageError) -> GateObstacle:
     """Return the obstacle for a page that can't be opened (damaged, or of another layout)."""
     pid = int(path.name) if path.name.isascii() and path.name.isdecimal() else 0
-    return Obstacle(pid, None, error.message, True)
+    return GateObstacle(pid, None, error.message, True)

@@ -34,7 +34,7 @@ _STATES = {"R": "running", "S": "asleep", "D": "in the kernel", "T": "stopped", 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ThreadPlace:
     """Where a thread is. ``tid``: its gettid() in the capsule; ``where``: "asleep in futex"."""
 
     tid: int
@@ -44,13 +44,13 @@ class Place:
 
 def places(
     host_pid: int | None, at_gate: Mapping[int, str], first: Collection[int] = ()
-) -> list[Place]:
+) -> list[ThreadPlace]:
     """Return the threads of a process: first those at the gate, then ``first``, then the others.
 
     ``at_gate`` and ``first`` name threads by gettid() in the capsule. ``host_pid`` is the process's
     pid in our pid namespace; if it is None, or the process has ended, only ``at_gate`` is shown.
     """
-    found: dict[int, Place] = {}
+    found: dict[int, ThreadPlace] = {}
     if host_pid is not None:
         tasks = Path(f"/proc/{host_pid}/task")
         try:
@@ -63,13 +63,13 @@ def places(
                 found[place.tid] = place
     for tid, where in at_gate.items():
         if tid not in found:
-            found[tid] = Place(tid, "?", where)
+            found[tid] = ThreadPlace(tid, "?", where)
     main = min(found, default=0)
     order = sorted(found, key=lambda t: (t not in at_gate, t not in first, t != main, t))
     return [found[tid] for tid in order[:PLACES]]
 
 
-def _place(task: Path, at_gate: Mapping[int, str]) -> Place | None:
+def _place(task: Path, at_gate: Mapping[int, str]) -> ThreadPlace | None:
     """Return the place of one thread; None if it has ended meanwhile."""
     try:
         status = (task / "status").read_text("utf-8", "replace")
@@ -79,7 +79,7 @@ def _place(task: Path, at_gate: Mapping[int, str]) -> Place | None:
     tid = int(fields.get("NSpid", fields.get("Pid", "0")).split()[-1])
     name = "".join(c if c.isprintable() else "?" for c in fields.get("Name", "?"))
     if tid in at_gate:
-        return Place(tid, name, at_gate[tid])
+        return ThreadPlace(tid, name, at_gate[tid])
     letter = fields.get("State", "?")[:1]
     where = _STATES.get(letter, f"state {letter}")
     call = _read(task / "syscall").split(" ", 1)[0]
@@ -88,7 +88,7 @@ def _place(task: Path, at_gate: Mapping[int, str]) -> Place | None:
     waits = _read(task / "wchan")
     if waits not in ("", "0"):
         where += f" ({waits})"
-    return Place(tid, name, where)
+    return ThreadPlace(tid, name, where)
 
 
 def _read(path: Path) -> str:

@@ -46,7 +46,7 @@ from .header import (
     read_header,
     read_page_header,
 )
-from .lane import Destination
+from .lane import ImageDestination
 from .lanes import Lanes
 from .ordered_lane import WINDOW
 from .page_streams import PageStreams
@@ -61,8 +61,8 @@ __all__ = [
     "OVERHEAD",
     "PAGE_TABLE",
     "WINDOW",
-    "Destination",
     "Header",
+    "ImageDestination",
     "Inlet",
     "Lanes",
     "PageHeader",

@@ -54,7 +54,7 @@ class Pages(Protocol):
         """The pages that were named but are not here: (inner pid, address, pages)."""
 
 
-class Seal:
+class IncomingSeal:
     """The destination's end of one key, and the next number of each lane under it.
 
     ``number``: the number of the question that brought the key. ``speaker``: the public key that
@@ -110,7 +110,7 @@ class Announced:
     limit: int
     pages: Pages | None = None
     lanes: int = 0
-    seal: Seal | None = None
+    seal: IncomingSeal | None = None
     clear: bool = False
     refused: str | None = None
     """Why the destination takes nothing more for this migration; None while it takes chunks."""
@@ -158,10 +158,12 @@ class Announced:
             )
         # A late question must not bring an earlier key back: that key's numbers would begin again.
         if seal is None or (header.number > seal.number and key != seal.key):
-            self.seal = Seal(key, header.number, speaker)
+            self.seal = IncomingSeal(key, header.number, speaker)
         return SEAL, header.number
 
-    def take_page(self, seal: Seal, header: PageHeader, data: memoryview, tag: bytes) -> PageAnswer:
+    def take_page(
+        self, seal: IncomingSeal, header: PageHeader, data: memoryview, tag: bytes
+    ) -> PageAnswer:
         """Take one chunk of another lane, which ``seal`` has opened, and return the answer."""
         expected, lane = seal.expected[header.lane], header.lane
         if self.refused is not None:

@@ -29,7 +29,7 @@ TICK_MS = 200
 
 
 @dataclass(frozen=True)
-class Destination:
+class ImageDestination:
     """The destination of a migration's image: its endpoint, and the keys of both sides.
 
     ``patience``: seconds of silence (GIVE_UP_S) after which the source gives up.
@@ -46,7 +46,7 @@ class Destination:
     def of(
         cls, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
         patience: float | None = None,
-    ) -> Destination:  # fmt: skip
+    ) -> ImageDestination:  # fmt: skip
         """Load the keys with which ``host`` reaches it; raises like the functions of keys.py."""
         own = keys.load_private(key_directory, host)
         public = keys.public_keys(key_directory)[destination]
@@ -65,7 +65,7 @@ class Pending(NamedTuple):
 class Lane:
     """One lane. Chunks are numbered from 0. ``window``: the most chunks that may be pending."""
 
-    def __init__(self, to: Destination, socket: zmq.Socket[bytes], window: int) -> None:
+    def __init__(self, to: ImageDestination, socket: zmq.Socket[bytes], window: int) -> None:
         self.socket = socket
         socket.linger = 0
         socket.sndhwm = 2 * window

@@ -20,7 +20,7 @@ import zmq
 from ...errors import LiveshiftError, StepFailed
 from .compression import Compressor
 from .header import CHUNK, HEADER, MEMORY, Kind, PageHeader, read_answer
-from .lane import Destination, Lane, Pending
+from .lane import ImageDestination, Lane, Pending
 from .seal import TAG, Opener, Sealer, Unsealed
 
 LANE_WINDOW = 16
@@ -55,7 +55,7 @@ class PageLane(Lane):
     """Lane ``index`` (from 1 on) at the source, with a sealer and a compressor of its own."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], to: Destination, index: int, key: bytes,
+        self, context: zmq.Context[zmq.Socket[bytes]], to: ImageDestination, index: int, key: bytes,
         compressor: Compressor, buffers: Buffers,
     ) -> None:  # fmt: skip
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)

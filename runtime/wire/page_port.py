@@ -27,7 +27,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ...cores import threads
 from ...errors import LiveshiftError
-from ..control.keyring import Known
+from ..control.keyring import KnownKeys
 from .announced import Announced
 from .header import CHUNK, PageHeader, read_page_header
 from .page_lane import LANE_WINDOW
@@ -53,11 +53,11 @@ class PagePort:
 
     def __init__(
         self, address: str, hosts: Iterable[str], find: Callable[[str], Announced | None],
-        known: Known,
+        known: KnownKeys,
     ) -> None:  # fmt: skip
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
-        self._workers = [_Worker(self, n) for n in range(threads(WORKERS))]
+        self._workers = [_ChunkWorker(self, n) for n in range(threads(WORKERS))]
         self._answers: deque[tuple[bytes, bytes]] = deque()  # (receiver's identity, answer)
         self._wake = -1
         self._complained = 0.0
@@ -160,7 +160,7 @@ class PagePort:
             log.error("%s", text)
 
 
-class _Worker:
+class _ChunkWorker:
     """A thread that opens and stores chunks, in the order in which they come."""
 
     def __init__(self, port: PagePort, number: int) -> None:

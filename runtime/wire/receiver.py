@@ -17,7 +17,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from ...cores import threads
 from ...errors import LiveshiftError
 from ..control import keys
-from ..control.keyring import NOBODY, Known
+from ..control.keyring import NOBODY, KnownKeys
 from .announced import Announced, Answer, Inlet, Pages
 from .header import CHUNK, LANES, OVERHEAD, SEAL, WANTS, Header, read_header
 from .ordered_lane import WINDOW
@@ -46,7 +46,7 @@ class Receiver:
         self._key_directory, self._host = key_directory, host
         self._open: dict[str, Announced] = {}
         self._complained = 0.0
-        self._known = Known(key_directory)
+        self._known = KnownKeys(key_directory)
         self.pages = PagePort(pages, hosts, self._open.get, self._known)
 
     def start(self) -> None:

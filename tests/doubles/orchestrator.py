@@ -33,10 +33,10 @@ from liveshift.runtime.messages import (
     MigrationRow,
     Phase,
 )
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 LENGTH = struct.Struct("<I")
-UNDER_WAY = (Step.PRECOPYING.value, Step.FREEZING.value)
+UNDER_WAY = (MigrationStep.PRECOPYING.value, MigrationStep.FREEZING.value)
 CHUNK = 4096
 """Most bytes of output in one answer, whole records or not: a reader has to cope."""
 
@@ -189,7 +189,7 @@ class Orchestrator:
             name = f"m{len(self.moves) + 1}"
             self.moves[name] = MigrationRow(
                 name=name, capsule=capsule, source=moved.host, destination=to, reason=reason,
-                by=by, epoch=moved.epoch, state=Step.FREEZING.value, asked=time.time(),
+                by=by, epoch=moved.epoch, state=MigrationStep.FREEZING.value, asked=time.time(),
                 seconds=0.5, frozen_s=0.2, image_bytes=0, bytes=123_000_000,
                 expected_bytes=246_000_000, link_rate=0.0, phases=[], error=None, hint=None,
                 predicted=self.prediction,
@@ -202,7 +202,7 @@ class Orchestrator:
         """The move's memory is being copied while the job trains; it does not stand yet."""
         with self.changed:
             self.moves[name] = msgspec.structs.replace(
-                self.moves[name], state=Step.PRECOPYING.value, frozen_s=0.0, precopy=rounds
+                self.moves[name], state=MigrationStep.PRECOPYING.value, frozen_s=0.0, precopy=rounds
             )
             self.changed.notify_all()
 
@@ -217,7 +217,7 @@ class Orchestrator:
             self.moves[name] = msgspec.structs.replace(
                 row,
                 epoch=moved.epoch,
-                state=(Step.FAILED if error else Step.DONE).value,
+                state=(MigrationStep.FAILED if error else MigrationStep.DONE).value,
                 seconds=1.25,
                 frozen_s=0.0 if isinstance(error, Refused) else 0.7,
                 image_bytes=0 if error else 246_000_000,
@@ -245,7 +245,7 @@ class Orchestrator:
             self.finish_move(name, Refused("its processes have gone"))
             row = self.moves[name]
             words = f"{row.capsule} ended with code {code} before it could move h1 → h2"
-            ended = msgspec.structs.replace(row, state=Step.JOB_ENDED.value, error=words)
+            ended = msgspec.structs.replace(row, state=MigrationStep.JOB_ENDED.value, error=words)
             self.moves[name] = ended
             self.end(row.capsule, code)
 
@@ -271,7 +271,7 @@ class Orchestrator:
             if error := self.refuse.get(type(ask)):
                 raise error
             match ask:
-                case messages.Run():
+                case messages.RunJob():
                     return self._run(ask)
                 case messages.GetStatus():
                     return self._status()
@@ -305,7 +305,7 @@ class Orchestrator:
                 case messages.GetMigration():
                     if ask.name not in self.moves:
                         raise NotFound(f'no migration "{ask.name}"')
-                    return messages.Migration(self.moves[ask.name])
+                    return messages.MigrationDetails(self.moves[ask.name])
                 case messages.WhoAmI():
                     may = ["read everybody's output"]
                     return messages.Me("root", "admin", "root", 0, "", "double", may, self.shared)
@@ -313,7 +313,7 @@ class Orchestrator:
                     return messages.Events(list(self._events(ask)))
             raise LiveshiftError(f"the double does not know {type(ask).__name__}")
 
-    def _run(self, ask: messages.Run) -> messages.Named:
+    def _run(self, ask: messages.RunJob) -> messages.Named:
         name = ask.name or f"job{len(self.jobs) + 1}"
         names = [f"{name}/{n}" for n in range(ask.nnodes)]
         hosts = list(self.hosts)
@@ -421,7 +421,7 @@ class Orchestrator:
             return messages.Planned(capsule.name, *way, checks, 0, 0)
         name = self.begin_move(capsule.name, way[1], ask.reason)
         self.moves[name] = msgspec.structs.replace(
-            self.moves[name], source=way[0], state=Step.DONE.value, seconds=1.25, frozen_s=0.7,
+            self.moves[name], source=way[0], state=MigrationStep.DONE.value, seconds=1.25, frozen_s=0.7,
             bytes=0, expected_bytes=0, phases=[Phase("restore", 0.5, 0.7, None, True)], kind="swap",
         )  # fmt: skip
         capsule.migration = None

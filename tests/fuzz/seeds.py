@@ -27,7 +27,7 @@ from zmq.utils import z85
 
 from liveshift.criu_glue.files import sparse, trees
 from liveshift.criu_glue.images.image_kinds import KINDS
-from liveshift.criu_glue.survey.epoll_sets import Entry
+from liveshift.criu_glue.survey.epoll_sets import EpollEntry
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import messages, wire
@@ -111,7 +111,7 @@ def answers() -> list[bytes]:
 def manifests_of(streams: dict[str, bytes]) -> bytes:
     sizes = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in streams.items()}
     gone = {"tmp": [b"gone", b"\xff"]}
-    pipes, epoll = {4026531: 20, 4026532: 21}, [Entry(1001, 3, 7, 1002, 7, 12, 25, 1 << 63)]
+    pipes, epoll = {4026531: 20, 4026532: 21}, [EpollEntry(1001, 3, 7, 1002, 7, 12, 25, 1 << 63)]
     made = manifests.Manifest(manifests.VERSION, "m1", "gpt/1", 9, sizes, pipes, gone, epoll)
     return manifests.encode(made)
 
@@ -119,7 +119,7 @@ def manifests_of(streams: dict[str, bytes]) -> bytes:
 def small_images() -> list[bytes]:
     """The common stream as a dump packs it, after a byte that says where it is cut."""
     sent = bytearray()
-    packer = packing.Packer(lambda _, raw: sent.extend(raw))
+    packer = packing.SmallImagePacker(lambda _, raw: sent.extend(raw))
     for name, size in (("core-1.img", 900), ("fs-1.img", 40), ("empty.img", 0)):
         if size:
             packer(name, bytes(range(size % 251)) * 4)

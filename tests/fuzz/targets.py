@@ -25,7 +25,7 @@ from liveshift.criu_glue.criu.capture import announced_name, announced_size
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.images import image_check
 from liveshift.criu_glue.images.image_kinds import ImageFile
-from liveshift.criu_glue.images.protobuf import Damaged, Message, fields
+from liveshift.criu_glue.images.protobuf import Damaged, ProtobufMessage, fields
 from liveshift.criu_glue.survey.survey import build_id
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
@@ -51,7 +51,7 @@ def _protobuf(data: bytes) -> None:
 
 def _walk(raw: memoryview, depth: int) -> None:
     try:
-        message = Message(raw)
+        message = ProtobufMessage(raw)
         numbers = [number for number, _ in fields(raw)]
     except Damaged:
         return
@@ -296,7 +296,7 @@ def _small_images(data: bytes) -> None:
     """The common stream of small images, in two pieces that are cut anywhere."""
     cut = data[0] * len(data) // 256 if data else 0
     kept: list[tuple[str, bytes]] = []
-    unpacker = small_images.Unpacker(lambda name, raw: kept.append((name, bytes(raw))))
+    unpacker = small_images.SmallImageUnpacker(lambda name, raw: kept.append((name, bytes(raw))))
     try:
         unpacker.write(data[1:cut])
         unpacker.write(data[max(1, cut) :])

@@ -21,7 +21,7 @@ from liveshift.runtime import messages, wire
 from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.control import local_socket
 from liveshift.runtime.model import manifest
-from liveshift.runtime.wire.announced import Announced, Seal
+from liveshift.runtime.wire.announced import Announced, IncomingSeal
 from liveshift.runtime.wire.compression import restore
 from liveshift.runtime.wire.page_port import PagePort
 from liveshift.runtime.wire.seal import TAG, Sealer
@@ -149,7 +149,7 @@ def sealed(data: bytes) -> None:
     taken: list[bytes] = []
     inlet: Any = SimpleNamespace(complete=False)
     pages = wire.PageStreams(lambda chunk: taken.append(bytes(chunk)))
-    entry = Announced("m1", "h0", inlet, 0, pages, 4, Seal(bytes(32), 1, "key"))
+    entry = Announced("m1", "h0", inlet, 0, pages, 4, IncomingSeal(bytes(32), 1, "key"))
     known: Any = SimpleNamespace(name_of=lambda key: "h0")
     port = PagePort("", [], {"m1": entry}.get, known)
     plain = memoryview(bytearray(wire.CHUNK))

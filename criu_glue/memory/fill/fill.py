@@ -37,7 +37,7 @@ _TICK_MS = 100
 
 
 @dataclass(frozen=True)
-class Filled:
+class PagesFilled:
     """What a fill has done so far."""
 
     phase: int
@@ -90,7 +90,7 @@ class FillEngine:
                 raise StepFailed("restore", f"memory cannot be filled: {said}")
             self._held = undo.pop_all()
 
-    def wait(self, until: float) -> Filled:
+    def wait(self, until: float) -> PagesFilled:
         """Return once every page of the table is in its place. CRIU must have restored the whole
         tree and wait in its hook. Raises StepFailed, also at ``until`` (monotonic seconds); then
         the caller must end the tree before :meth:`close`."""
@@ -110,7 +110,7 @@ class FillEngine:
                     f" filled in time, in {report.processes} processes",
                 )
 
-    def seen(self) -> Filled:
+    def seen(self) -> PagesFilled:
         """Return what the fill has done so far."""
         return self._report(0, 0)
 
@@ -126,11 +126,11 @@ class FillEngine:
         if not self._fill:
             raise StepFailed("restore", "the fill of memory was ended")
 
-    def _report(self, phase: int, wait_ms: int) -> Filled:
+    def _report(self, phase: int, wait_ms: int) -> PagesFilled:
         self._need_open()
         report = self._ffi.new("struct fill_report *")
         self._calls.fill_wait(self._fill, phase, wait_ms, report)
-        return Filled(
+        return PagesFilled(
             report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
             report.present, report.processes, report.events, report.placed * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),

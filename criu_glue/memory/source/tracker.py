@@ -24,8 +24,8 @@ from . import userfault
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
-from .pulling import Pace, Pulling, Sink, Stopped, Unhurried
-from .ring import Ring
+from .pulling import NoThrottle, Pulling, PullStopped, PullThrottle, Sink
+from .ring import ChunkRing
 from .source_engine import Pull, Ranges, known_categories
 from .standing import wait_stopped
 
@@ -39,7 +39,7 @@ threads would not help."""
 
 
 @dataclass(frozen=True)
-class Round:
+class TrackedRound:
     """The result of one round. ``dirty_bytes`` is the size of the pages listed as written,
     ``sent_bytes`` the size of the chunks sent, heads included."""
 
@@ -53,7 +53,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Standstill:
+class FrozenSet:
     """The result of the last pass. It took ``seconds``, of which the search for pages took
     ``scan_s``."""
 
@@ -84,7 +84,7 @@ class MemoryTracker:
         self._tasks = tasks
         self._compare = compare
         self._stopped = stopped
-        self._ring = Ring(slots)
+        self._ring = ChunkRing(slots)
         self._pulling = Pulling(threads or cores.threads(READERS), self._ring)
         self._family = Family()
         self._rounds = 0
@@ -106,9 +106,9 @@ class MemoryTracker:
         return sum(process.written.size for process in self._family)
 
     def round(
-        self, sink: Sink, pace: Pace | None = None,
+        self, sink: Sink, pace: PullThrottle | None = None,
         listed: Callable[[int], None] = lambda _: None,
-    ) -> Round:  # fmt: skip
+    ) -> TrackedRound:  # fmt: skip
         """Send the pages written since the last round. The first round sends all pages.
 
         Before each generation of processes is sent, ``listed`` gets the number of bytes listed so
@@ -125,21 +125,21 @@ class MemoryTracker:
             dirty += sum(process.written.size for process in there)
             try:
                 listed(dirty)
-            except Stopped:  # the caller decides that the round is not worth it
+            except PullStopped:  # the caller decides that the round is not worth it
                 for process in there:
                     process.interrupted()
                 raise
-            sent += self._pull(there, sink, pace or Unhurried())
+            sent += self._pull(there, sink, pace or NoThrottle())
             # Children may refer to pages of their parents only once those are on their way. If a
             # reference overtakes its page, the destination asks for the page.
             if sent and not self._ring.wait_all_free(self._stopped):
-                raise Stopped
+                raise PullStopped
             self._passes += 1
         self._rounds += 1
         why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
-        return Round(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
+        return TrackedRound(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait until CRIU has stopped every task. ``known``: whether CRIU itself reports that.
@@ -151,7 +151,7 @@ class MemoryTracker:
 
     def standstill(
         self, sink: Sink, hide: Callable[[dict[int, Ranges]], None] = lambda _: None
-    ) -> Standstill:
+    ) -> FrozenSet:
         """Send the delta. All tasks must be frozen. ``hide`` gets the ranges that the tracker
         carries, before the scan. Returns when the last chunk was handed on, not when it arrived.
 
@@ -173,9 +173,9 @@ class MemoryTracker:
         scanned = time.monotonic()
         sent = 0
         for generation in self._family.generations():
-            sent += self._pull(generation, sink, Unhurried(), all_there=True)
+            sent += self._pull(generation, sink, NoThrottle(), all_there=True)
         self._passes += 1
-        return Standstill(
+        return FrozenSet(
             dirty_bytes=sum(process.written.size for process in processes),
             sent_bytes=sent,
             table={
@@ -204,7 +204,7 @@ class MemoryTracker:
                     process.written.clear()
                 asked[inner] = process
                 process.sent.forget(address, address + pages * PAGE, process.written)
-        sent = self._pull(list(asked.values()), sink, Unhurried(), refer=False)
+        sent = self._pull(list(asked.values()), sink, NoThrottle(), refer=False)
         self._passes += 1
         return sent
 
@@ -229,7 +229,7 @@ class MemoryTracker:
         self._pulling.scan([lambda p=p: scan(p) for p in processes])  # type: ignore[misc]
 
     def _pull(
-        self, processes: list[Followed], sink: Sink, pace: Pace, refer: bool = True,
+        self, processes: list[Followed], sink: Sink, pace: PullThrottle, refer: bool = True,
         all_there: bool = False,
     ) -> int:  # fmt: skip
         """Read and send the listed pages of ``processes``. Return the bytes of the chunks.
@@ -265,12 +265,12 @@ class MemoryTracker:
         self._family.forget(process)
 
     def _send(
-        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, pace: Pace
+        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, pace: PullThrottle
     ) -> int:
         try:
             return self._pulling.pull(pulls, sink, pace, self._stopped)
         except BaseException as error:
-            self._broken = not isinstance(error, Stopped)
+            self._broken = not isinstance(error, PullStopped)
             for process in processes:
                 process.interrupted()
             raise

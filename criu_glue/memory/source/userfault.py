@@ -172,7 +172,7 @@ def _trapped(tid: int) -> bool:
             time.sleep(0.00005)
         elif isinstance(event[1], ptrace.Delivery):
             ptrace.resume(tid, event[1].signum)
-        elif isinstance(event[1], ptrace.Ended):
+        elif isinstance(event[1], ptrace.TraceeEnded):
             raise ProcessLookupError(errno.ESRCH, "it has ended", str(tid))
         else:
             return True

@@ -55,7 +55,7 @@ Table = Mapping[int, ProcessTable]
 """The table of a capsule, by inner pid."""
 
 
-class Want(NamedTuple):
+class WantedPages(NamedTuple):
     """Pages that the source only named and that the store does not have. The source must send
     them."""
 
@@ -189,15 +189,15 @@ class MemoryStore:
                     len(process.runs) // 16,
                 )  # fmt: skip
 
-    def wants(self) -> list[Want]:
+    def wants(self) -> list[WantedPages]:
         """Return the pages that references named and that the store still does not have."""
-        found: list[Want] = []
+        found: list[WantedPages] = []
         with self.in_use() as store:
             for pid, address in sorted((w.pid, w.address) for w in self._wanted(store)):
                 if found and found[-1][:2] == (pid, address - found[-1].pages * PAGE):
-                    found[-1] = Want(pid, found[-1].address, found[-1].pages + 1)
+                    found[-1] = WantedPages(pid, found[-1].address, found[-1].pages + 1)
                 else:
-                    found.append(Want(pid, address, 1))
+                    found.append(WantedPages(pid, address, 1))
         return found
 
     @property

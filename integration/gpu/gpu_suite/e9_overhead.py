@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from liveshift.interposer import page
-from liveshift.interposer.layout import Memory
+from liveshift.interposer.layout import MemoryKind
 from liveshift.interposer.library import library_path
 
 from .child import Child
@@ -62,7 +62,7 @@ def _seen(step: Step, what: str, variant: str, at_least: int) -> None:
             f"{what}, {variant}: the interposer saw {count} all-reduces, not {at_least}",
         )
         step.check(
-            (Memory.ARENA in kinds) == (variant == ARENA),
+            (MemoryKind.ARENA in kinds) == (variant == ARENA),
             f"{what}, {variant}: the memory is of the kinds {sorted(kinds)}",
         )
         step.figure(f"{what}/{variant}, all-reduces seen", count)

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from .... import units
-from ....criu_glue.capsule.room import Room, adopt, started
+from ....criu_glue.capsule.room import Sandbox, adopt, started
 from ....criu_glue.criu.early import EarlyCriu
 from ....criu_glue.criu.restore import RestoringTree
 from ....criu_glue.criu.tool import Criu
@@ -39,11 +39,11 @@ from ...daemon.faultpoints import reach
 from ...messages import Book, Frozen, Locate, Moved, Reserve
 from ...model.stopwatch import Stopwatch
 from ...wire import CHUNK, PAGE_TABLE, Lanes, Sender
-from ..departure.small_images import Packer
+from ..departure.small_images import SmallImagePacker
 from ..gpu.device_memory import TABLE, DeviceInlet, Pump, decode
 from ..gpu.devices import Devices, DeviceTree
 from ..host import carried_out
-from ..host.resident import Housing, Resident
+from ..host.resident import CapsuleFactory, RunningCapsule
 from .inbox import Inbox
 
 log = logging.getLogger("liveshift.arrival")
@@ -51,7 +51,7 @@ log = logging.getLogger("liveshift.arrival")
 NOTE = "arrival"
 
 
-class ArrivalNote(msgspec.Struct, frozen=True):
+class IncomingNote(msgspec.Struct, frozen=True):
     """What a restarted agent needs to know besides what the inbox keeps."""
 
     reserve: Reserve
@@ -60,14 +60,14 @@ class ArrivalNote(msgspec.Struct, frozen=True):
     gpus: Pairs = msgspec.field(default_factory=list)
 
 
-class Arrival:
+class IncomingMigration:
     """One capsule that comes to this host: a reserved room and the parts of its image.
 
     ``gpus``: the GPU on this host for each GPU of the source.
     """
 
     def __init__(
-        self, reserve: Reserve, resident: Resident, housing: Housing,
+        self, reserve: Reserve, resident: RunningCapsule, housing: CapsuleFactory,
         devices: DeviceTree | None = None, gpus: Pairs | None = None,
     ) -> None:  # fmt: skip
         self.migration = reserve.migration
@@ -103,18 +103,20 @@ class Arrival:
     def note(self) -> None:
         """Write down what :meth:`take_up` needs."""
         room = self.resident.room
-        note = ArrivalNote(self._reserve, room.init, room.started, self.gpus)
+        note = IncomingNote(self._reserve, room.init, room.started, self.gpus)
         (self.images / NOTE).write_bytes(msgspec.msgpack.encode(note))
 
     @classmethod
-    def take_up(cls, migration: str, housing: Housing, devices: Devices) -> Arrival | None:
+    def take_up(
+        cls, migration: str, housing: CapsuleFactory, devices: Devices
+    ) -> IncomingMigration | None:
         """The arrival that an earlier agent left; None without a complete image and its room."""
         try:
             raw = (housing.images(migration) / NOTE).read_bytes()
-            note = msgspec.msgpack.decode(raw, type=ArrivalNote)
+            note = msgspec.msgpack.decode(raw, type=IncomingNote)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
-        room = Room(housing.plan(note.reserve.spec), note.init, note.init_started)
+        room = Sandbox(housing.plan(note.reserve.spec), note.init, note.init_started)
         resident = housing.resident(note.reserve, room)
         here = cls(note.reserve, resident, housing, None, note.gpus)
         here._find_devices = lambda: devices.left(migration, resident)
@@ -317,7 +319,7 @@ class Arrival:
         """Send the whole image to another host, as its source did."""
         manifest = self.inbox.manifest
         self._need_memory()
-        packer = Packer(sender.send)
+        packer = SmallImagePacker(sender.send)
         for path in self.images.glob("*.img"):
             self._forward_file(functools.partial(packer, path.name), path)
         packer.finish()

@@ -25,14 +25,14 @@ from ....criu_glue.capsule.room import STDERR_FD, STDOUT_FD
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.memory.prefill.prefill import memory_left
-from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, Want, read_table
+from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, WantedPages, read_table
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams
 from ..departure import small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
-from ..host.resident import Resident
+from ..host.resident import RunningCapsule
 
 log = logging.getLogger("liveshift.inbox")
 
@@ -64,7 +64,7 @@ class Inbox:
     is set for a capsule with CUDA processes."""
 
     images: Path
-    resident: Resident
+    resident: RunningCapsule
     carried: tuple[str, ...] = ()
     devices: DeviceInlet | None = None
     memory_limit: int = 0
@@ -94,7 +94,7 @@ class Inbox:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._small = small_images.Unpacker(self._keep_small)
+        self._small = small_images.SmallImageUnpacker(self._keep_small)
         self._small_files = 0
         self.pages = PageStreams(self._take_pages, self._wanted_pages)
 
@@ -286,7 +286,7 @@ class Inbox:
                 self.memory_comes(memory)
         memory.write(chunk)
 
-    def _wanted_pages(self) -> list[Want]:
+    def _wanted_pages(self) -> list[WantedPages]:
         with self._lock:
             return self.memory.wants() if self.memory is not None and not self._closed else []
 

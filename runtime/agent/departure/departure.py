@@ -44,9 +44,9 @@ from ..gpu.device_memory import Pump
 from ..gpu.device_state import DeviceLost
 from ..gpu.devices import DeviceTree, has_cuda
 from ..host import carried_out
-from ..host.resident import ROOT_PID, Housing, Resident
-from .precopy import Delta, Precopy, words_of_delta, words_of_rounds
-from .small_images import Packer
+from ..host.resident import ROOT_PID, CapsuleFactory, RunningCapsule
+from .precopy import FinalDirtySet, PrecopyRounds, words_of_delta, words_of_rounds
+from .small_images import SmallImagePacker
 
 NOTE, PROMISED = "departure", "promised"
 """Files in the migration's directory: ``NOTE`` says that a freeze began, ``PROMISED`` that the
@@ -58,7 +58,7 @@ that keeps it here: before its ranks come to a boundary, and again after that.""
 UNLOCKED_POLL_S = 0.005
 
 
-class DepartureNote(msgspec.Struct, frozen=True):
+class OutgoingNote(msgspec.Struct, frozen=True):
     """What a restarted agent needs to know of a departure."""
 
     migration: str
@@ -66,7 +66,7 @@ class DepartureNote(msgspec.Struct, frozen=True):
     gpus: list[str] = msgspec.field(default_factory=list)
 
 
-def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
+def carried_trees(resident: RunningCapsule, housing: CapsuleFactory) -> list[Tree]:
     """What moves besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
 
     /dev/shm comes last, and only when the tree is frozen: it is memory.
@@ -79,14 +79,14 @@ def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
     return [*found, Tree("shm", shm, shm)]
 
 
-class Departure:
+class OutgoingMigration:
     """One capsule that leaves this host.
 
     ``gpus``: UUIDs of the GPUs that it uses here. They stay reserved while it may come back.
     """
 
     def __init__(
-        self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None,
+        self, migration: str, resident: RunningCapsule, housing: CapsuleFactory, sender: Sender | None = None,
         devices: DeviceTree | None = None,
     ) -> None:  # fmt: skip
         self.migration = migration
@@ -95,14 +95,14 @@ class Departure:
         self._sender = sender
         self._devices = devices
         self._find_devices: Callable[[], DeviceTree | None] = lambda: None
-        self.memory: Precopy | None = None
+        self.memory: PrecopyRounds | None = None
         self.full_dump = ""  # why CRIU's image carries all memory at the standstill; "" if not
         self.gpus: list[str] = []
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
         self._taken: dict[str, dict[str, Stamp]] = {}
         self._log = OutputSender(resident.room)
-        self._epoll: list[epoll_sets.Entry] = []
+        self._epoll: list[epoll_sets.EpollEntry] = []
         self._images = housing.images(migration)
         self._frozen = FrozenTree(resident.room, ROOT_PID, self._images)
         self._locked = False
@@ -110,9 +110,9 @@ class Departure:
 
     @classmethod
     def take_up(
-        cls, migration: str, resident: Resident, housing: Housing,
+        cls, migration: str, resident: RunningCapsule, housing: CapsuleFactory,
         find_devices: Callable[[], DeviceTree | None],
-    ) -> Departure:  # fmt: skip
+    ) -> OutgoingMigration:  # fmt: skip
         """A departure that an earlier agent left in a freeze or holding a frozen tree.
 
         ``find_devices`` is called when the departure goes on, and again if the GPU helper was
@@ -197,7 +197,7 @@ class Departure:
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         self._images.mkdir(parents=True, exist_ok=True)
-        note = DepartureNote(self.migration, self.resident.spec.name, self.gpus)
+        note = OutgoingNote(self.migration, self.resident.spec.name, self.gpus)
         (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
         if self._devices is not None:
             self._devices.save(watch)
@@ -215,7 +215,7 @@ class Departure:
         if self.memory is not None:
             page_filter = PageFilter(self._images)
             self.memory.lanes.until = self._wire.until
-            delta = Delta(self.memory, self._wire, page_filter, self._wire.until)
+            delta = FinalDirtySet(self.memory, self._wire, page_filter, self._wire.until)
         try:
             removed = self._dump_tree(watch, criu, left, page_filter, delta)
             if delta is not None:
@@ -263,10 +263,10 @@ class Departure:
 
     def _dump_tree(
         self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None,
-        delta: Delta | None,
+        delta: FinalDirtySet | None,
     ) -> dict[str, list[str]]:  # fmt: skip
         with watch.phase("dump", frozen=True) as lap:
-            packer = Packer(self._wire.send)
+            packer = SmallImagePacker(self._wire.send)
             self._frozen.dump(
                 criu, packer, deadline_s,
                 page_filter, delta.look if delta is not None else lambda: None, self._epoll,

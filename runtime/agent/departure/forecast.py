@@ -11,10 +11,10 @@ from ....criu_glue.memory.source.tracker import MemoryTracker
 from ....criu_glue.survey.footprint import footprint
 from ....criu_glue.survey.found import Footprint
 from ....errors import LiveshiftError
-from ...config.cluster import Precopy
+from ...config.cluster import PrecopySettings
 from ...cost.model import LOOK_S
 from ...messages import Writing
-from ..host.resident import Resident
+from ..host.resident import RunningCapsule
 from .precopy import full_dump_because
 
 log = logging.getLogger("liveshift.forecast")
@@ -27,7 +27,7 @@ LONG_LOOK_S = 1.0
 
 
 def look(
-    host: str, resident: Resident, settings: Precopy, watch: bool
+    host: str, resident: RunningCapsule, settings: PrecopySettings, watch: bool
 ) -> tuple[Footprint, Writing | None, str]:
     """Return (its size, what it writes if ``watch``, why only a full dump is possible).
 
@@ -39,7 +39,7 @@ def look(
 
 
 def look_at_writing(
-    resident: Resident, looks: int = LOOKS, long_s: float = LONG_LOOK_S
+    resident: RunningCapsule, looks: int = LOOKS, long_s: float = LONG_LOOK_S
 ) -> Writing | None:
     """What its processes write within the next seconds, from ``looks`` short looks and a long one;
     None if the tracker cannot see that."""

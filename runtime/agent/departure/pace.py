@@ -67,7 +67,7 @@ NAP_S = 0.25
 """The longest single sleep, in seconds."""
 
 
-class Pace:
+class Throttle:
     """Each reading thread calls ``spent`` after each batch; ``spent`` sleeps as long as necessary.
 
     ``collectives`` returns the finished collectives of the job. ``usual`` is their rate per second

@@ -25,20 +25,20 @@ import msgspec
 from .... import units
 from ....criu_glue.capsule.tree import tasks
 from ....criu_glue.criu.page_filter import PageFilter
-from ....criu_glue.memory.source.pulling import Stopped
-from ....criu_glue.memory.source.tracker import MemoryTracker, Standstill
+from ....criu_glue.memory.source.pulling import PullStopped
+from ....criu_glue.memory.source.tracker import FrozenSet, MemoryTracker
 from ....criu_glue.survey import gpu_tasks
 from ....criu_glue.survey.footprint import footprint
 from ....errors import LiveshiftError
 from ...config.choices import Way
-from ...config.cluster import Precopy as Settings
+from ...config.cluster import PrecopySettings as Settings
 from ...cost import model as cost
 from ...messages import Chosen, Situation
 from ...model.link_rates import STANDSTILL
 from ...wire import PAGE_TABLE, Lanes, Sender, Wants
-from ..host.resident import Resident
-from .pace import Pace
-from .progress import Reporter
+from ..host.resident import RunningCapsule
+from .pace import Throttle
+from .progress import RoundsReporter
 
 log = logging.getLogger("liveshift.precopy")
 
@@ -61,7 +61,7 @@ quarter of their private bytes: each restored process would have its own copy.""
 
 
 @dataclass
-class Ahead:
+class CopiedAhead:
     """The result of the rounds; sizes in bytes."""
 
     rounds: int = 0
@@ -76,11 +76,11 @@ class Ahead:
     """Processes (inner pids) that the standstill must read in full, and why."""
 
 
-class Precopy:
+class PrecopyRounds:
     """The pre-copy of one capsule; it reports its progress to ``reporter``."""
 
     def __init__(
-        self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter,
+        self, resident: RunningCapsule, lanes: Lanes, settings: Settings, reporter: RoundsReporter,
         wants: Callable[[], Wants],
     ) -> None:  # fmt: skip
         """``wants`` asks the destination which of the pages that were only named it lacks."""
@@ -97,7 +97,7 @@ class Precopy:
         self._wants = wants
         by_collectives = resident.rate.usual() > 0
         usual = resident.rate if by_collectives else resident.computes
-        self._pace = Pace(
+        self._pace = Throttle(
             resident.collectives if by_collectives else resident.run_time.progress,
             usual.usual(), settings.slow_down, sleep=self._sleep, gap=usual.gap(),
             sees_all=by_collectives,
@@ -112,7 +112,7 @@ class Precopy:
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
         self._broken: LiveshiftError | None = None  # the error that ended keep_fresh's rounds
-        self._ahead = Ahead()
+        self._ahead = CopiedAhead()
         self.rate = 0.0
         """Measured bytes per second of the lanes; rounds are paced, so they show less than that."""
 
@@ -128,7 +128,7 @@ class Precopy:
             self._pace.least = self._speed_needed
         return self.chosen
 
-    def rounds(self, until: float) -> Ahead:
+    def rounds(self, until: float) -> CopiedAhead:
         """Send memory in the chosen way, until ``until`` (monotonic seconds) at the latest.
         Raises StepFailed if the destination refuses."""
         self._until = until
@@ -230,7 +230,7 @@ class Precopy:
             if not cost.pays(dirty, then, each, cost.standstill(given)):
                 self._not_worth = True
                 self._reporter.stopping(dirty)
-                raise Stopped
+                raise PullStopped
         self._reporter.listed(dirty)
 
     def _speed_needed(self) -> float:
@@ -254,7 +254,7 @@ class Precopy:
             done = self.tracker.round(sink, self._pace, self._look_at_list)
             self.lanes.finish()
             wanted = self._send_wanted()
-        except Stopped:
+        except PullStopped:
             # Chunks on several lanes overtake each other. These must arrive before the next round
             # reads and sends the same pages again.
             self.lanes.finish()
@@ -294,25 +294,25 @@ class Precopy:
         self.tracker.close()
 
 
-class Delta:
+class FinalDirtySet:
     """Sends the delta in a thread of its own while CRIU dumps the rest.
 
     ``table`` carries the table of pages; ``page_filter`` hides the tracked memory from CRIU.
     """
 
     def __init__(
-        self, precopy: Precopy, table: Sender, page_filter: PageFilter, until: float
+        self, precopy: PrecopyRounds, table: Sender, page_filter: PageFilter, until: float
     ) -> None:
         self._precopy, self._table = precopy, table
         self._filter, self._until = page_filter, until
-        self._found: Standstill | None = None
+        self._found: FrozenSet | None = None
         self._error: BaseException | None = None
         self._stop = threading.Event()
         precopy.interrupt_on(self._stop.is_set)
         self._thread = threading.Thread(target=self._run, name="delta", daemon=True)
         self._thread.start()
 
-    def finish(self) -> Standstill:
+    def finish(self) -> FrozenSet:
         """Return when the destination has the whole delta; raises the error that prevented it."""
         self._thread.join()
         if self._error is not None:
@@ -342,7 +342,7 @@ class Delta:
             self._error = error
 
 
-def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
+def full_dump_because(host: str, resident: RunningCapsule, settings: Settings) -> str:
     """Why ``host`` cannot send a capsule's memory while it trains, in words; "" if it can."""
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
@@ -369,7 +369,7 @@ def untrusted(pid: int) -> bool:
         return False
 
 
-def words_of_rounds(done: Ahead) -> str:
+def words_of_rounds(done: CopiedAhead) -> str:
     """A text such as "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
     if not done.rounds and not done.sent:
         return "no round: all memory goes while the job is paused"
@@ -386,5 +386,5 @@ def words_of_rounds(done: Ahead) -> str:
     return words
 
 
-def words_of_delta(found: Standstill) -> str:
+def words_of_delta(found: FrozenSet) -> str:
     return f"{units.size(found.dirty_bytes)} rewritten, found within {found.scan_s * 1e3:.0f} ms"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a pre-copy is: the source counts it and reports it several times a second.
 
-:class:`Reporter` counts in the threads that send; :class:`Teller` carries its reports from them to
+:class:`RoundsReporter` counts in the threads that send; :class:`ReportSender` carries its reports from them to
 the agent's event loop. Neither ever waits. If a report is lost, the next one makes up for it.
 """
 
@@ -25,7 +25,7 @@ WINDOW_S = 1.0
 """The rate is that of the last second: long enough to be steady, short enough to be current."""
 
 
-class Reporter:
+class RoundsReporter:
     """Counts the rounds of one pre-copy; any thread may call it.
 
     ``send`` must neither wait nor raise. Bytes are bytes of memory, uncompressed. Rounds are paced,
@@ -141,7 +141,7 @@ class Reporter:
         )  # fmt: skip
 
 
-class Teller:
+class ReportSender:
     """Sends reports one at a time, the newest of each migration. No caller waits for them.
 
     Make it in the event loop; any thread may call it. ``ask`` is like Line.ask; ``timeout`` is in

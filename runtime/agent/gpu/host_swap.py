@@ -26,7 +26,7 @@ from ....errors import LiveshiftError, StepFailed, Unreachable
 from ...daemon.faultpoints import reach
 from ...messages import Moved
 from ...model.stopwatch import Stopwatch
-from ..host.resident import Resident
+from ..host.resident import RunningCapsule
 from .device_state import DeviceLost, Saved
 from .devices import DeviceTree
 
@@ -72,14 +72,14 @@ class SwapNote(msgspec.Struct, frozen=True):
         return self.stage in ENDS
 
 
-def read(resident: Resident) -> SwapNote | None:
+def read(resident: RunningCapsule) -> SwapNote | None:
     """The note of the capsule's last swap; None if there is none or it cannot be read."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.msgpack.decode(_path(resident).read_bytes(), type=SwapNote)
     return None
 
 
-def write(resident: Resident, note: SwapNote) -> None:
+def write(resident: RunningCapsule, note: SwapNote) -> None:
     """Replace the capsule's note in one step."""
     path = _path(resident)
     path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
@@ -90,7 +90,7 @@ class HostSwap:
     """One swap of one capsule. Call :meth:`run`; after the agent's death, or when the helper could
     not be reached, call :meth:`finish`."""
 
-    def __init__(self, resident: Resident, note: SwapNote, tree: Tree) -> None:
+    def __init__(self, resident: RunningCapsule, note: SwapNote, tree: Tree) -> None:
         self.note = note
         self._resident = resident
         self._tree = tree
@@ -197,5 +197,5 @@ class HostSwap:
         write(self._resident, self.note)
 
 
-def _path(resident: Resident) -> Path:
+def _path(resident: RunningCapsule) -> Path:
     return resident.room.plan.directory / NOTE

@@ -13,7 +13,7 @@ from ....criu_glue.survey.found import Survey
 from ....interposer.page import PageError
 from ...messages import GpuSurvey, Reserve
 from ..host import host_facts, rank_pages
-from ..host.resident import Resident
+from ..host.resident import RunningCapsule
 from . import preflight as gpu_preflight
 from . import survey as gpu_survey
 from .preflight import GpuPlan
@@ -32,7 +32,7 @@ class GpuReservations:
         self.chosen: dict[str, str] = {}
         """GPUs of reservations that are being made at the moment."""
 
-    def survey(self, resident: Resident, found: Survey) -> GpuSurvey | None:
+    def survey(self, resident: RunningCapsule, found: Survey) -> GpuSurvey | None:
         """What a surveyed capsule uses of GPUs; None if it uses none. Blocks."""
         if not found.gpu_tasks:
             return None

@@ -17,9 +17,9 @@ import msgspec
 from ....criu_glue.survey.found import Survey
 from ....criu_glue.survey.gpu_tasks import GpuTask
 from ....cuda_snapshot.assignment import named
-from ....cuda_snapshot.devices import Gpu
+from ....cuda_snapshot.devices import NvmlGpu
 from ....interposer.inspection import KINDS, ProcessState
-from ....interposer.layout import Memory
+from ....interposer.layout import MemoryKind
 from ....interposer.page import PageError
 from ...messages import GpuHost, GpuProcess, GpuSurvey
 from ...model.troubles import Trouble
@@ -116,7 +116,7 @@ def _process(
 
 
 def _arena(page: ProcessState) -> int:
-    return sum(held.bytes for held in page.memory if held.kind == KINDS[Memory.ARENA])
+    return sum(held.bytes for held in page.memory if held.kind == KINDS[MemoryKind.ARENA])
 
 
 def _with_untold(
@@ -219,7 +219,7 @@ def _remarks(processes: list[GpuProcess], host: GpuHost, told: bool) -> Iterator
         yield "GPU memory", "NVML does not tell it by process at the source: taken for all in use"
 
 
-def _used(processes: list[GpuProcess], host: GpuHost) -> list[Gpu]:
+def _used(processes: list[GpuProcess], host: GpuHost) -> list[NvmlGpu]:
     uuids = {uuid for process in processes for uuid in process.used}
     return [gpu for gpu in host.gpus if gpu.uuid in uuids]
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp
-from .resident import Housing
+from .resident import CapsuleFactory
 
 
-def remember(housing: Housing, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
+def remember(housing: CapsuleFactory, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
     """Note the files that the capsule took along: carried path → (name → stamp)."""
     note = _note(housing, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(taken))
 
 
-def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None:
+def reconcile(housing: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
     """Remove the files that left with the capsule and did not come back; delete the note."""
     note = _note(housing, capsule)
     if not note.exists():
@@ -35,10 +35,10 @@ def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None
     note.unlink()
 
 
-def forget_job(housing: Housing, job: str) -> None:
+def forget_job(housing: CapsuleFactory, job: str) -> None:
     for note in _note(housing, f"{job}/0").parent.glob(f"{job}.*"):
         note.unlink(missing_ok=True)
 
 
-def _note(housing: Housing, capsule: str) -> Path:
+def _note(housing: CapsuleFactory, capsule: str) -> Path:
     return housing.cluster.paths.state / "carried-out" / capsule.replace("/", ".")

@@ -23,7 +23,7 @@ from ...config.cluster import Cluster
 from ...messages import Book
 from . import carried_out, rank_pages
 from .idle_cores import IdleCores
-from .resident import Housing, Resident, watch
+from .resident import CapsuleFactory, RunningCapsule, watch
 
 log = logging.getLogger("liveshift.house")
 T = TypeVar("T")
@@ -31,14 +31,16 @@ T = TypeVar("T")
 OUTPUT_POLL_S = 0.03
 
 
-class House:
+class CapsuleTable:
     """All capsules here; ``ended`` is called, in the event loop, when a command has ended."""
 
-    def __init__(self, cluster: Cluster, host: str, ended: Callable[[Resident], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, host: str, ended: Callable[[RunningCapsule], None]
+    ) -> None:
         self.cluster = cluster
         self.host = host
-        self.housing = Housing(cluster, host)
-        self.capsules: dict[str, Resident] = {}
+        self.housing = CapsuleFactory(cluster, host)
+        self.capsules: dict[str, RunningCapsule] = {}
         self.books: dict[str, Book] = {}
         self.idle = IdleCores()
         self.network = asyncio.Lock()
@@ -54,7 +56,7 @@ class House:
         for resident in await asyncio.to_thread(self.housing.returning):
             self.admit(resident)
 
-    def admit(self, resident: Resident) -> None:
+    def admit(self, resident: RunningCapsule) -> None:
         """Add the capsule to this host; from now on the house reports its end."""
         self.capsules[resident.spec.name] = resident
 
@@ -67,7 +69,7 @@ class House:
         else:
             gone()
 
-    def resident(self, capsule: str) -> Resident:
+    def resident(self, capsule: str) -> RunningCapsule:
         """The capsule of that name; raises NotFound when it is not here."""
         found = self.capsules.get(capsule)
         if found is None:
@@ -153,7 +155,7 @@ class House:
                 raise Refused(f"{ask.capsule} is frozen on {self.host} for a move")
             await asyncio.to_thread(resident.send_signal, ask.signum)
 
-    async def hold_signals(self, resident: Resident) -> None:
+    async def hold_signals(self, resident: RunningCapsule) -> None:
         """From now until the capsule is thawed, the house sends it no signal."""
         async with self._signals[resident.spec.name]:
             resident.still = True

@@ -27,8 +27,8 @@ from ...cost.lost_time import (
     NotMeasured,
     level,
 )
-from .house import House
-from .resident import Resident
+from .house import CapsuleTable
+from .resident import RunningCapsule
 
 LOOK_S = 0.05
 KEPT = 200
@@ -41,7 +41,7 @@ class _Part:
     """A move as this host saw it; the counts are those of ``clock``."""
 
     cpu: float  # CPU seconds of this agent when the move began here
-    resident: Resident | None = None
+    resident: RunningCapsule | None = None
     clock: str = ""
     rate: float = 0.0
     begin: float = 0.0
@@ -56,7 +56,7 @@ class _Part:
 class Measures:
     """Answers StartMeasure and EndMeasure."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: CapsuleTable) -> None:
         self._house = house
         self._parts: dict[str, _Part] = {}
 
@@ -81,7 +81,7 @@ class Measures:
         """This host expects the capsule: count CPU time from now on."""
         self._part(migration, cpu_s())
 
-    def runs(self, migration: str, resident: Resident) -> None:
+    def runs(self, migration: str, resident: RunningCapsule) -> None:
         """The capsule runs here from now on: note its count. May block for some ms."""
         if (part := self._parts.get(migration)) is not None:
             part.resident = resident
@@ -152,7 +152,7 @@ class Measures:
         return part
 
 
-def _reader(resident: Resident, clock: str) -> Callable[[], int]:
+def _reader(resident: RunningCapsule, clock: str) -> Callable[[], int]:
     """A function that reads ``clock`` of the capsule; it may block for some ms."""
     return resident.collectives if clock == COLLECTIVES else resident.run_time.progress
 

@@ -17,7 +17,7 @@ from ....interposer.layout import CommunicatorState
 from ....interposer.orders import OrderedPage, open_ordered
 from ....interposer.page import PageError, paths
 from ...messages import Member
-from .resident import Resident
+from .resident import RunningCapsule
 
 log = logging.getLogger("liveshift.gatekeeper")
 
@@ -27,7 +27,7 @@ def log_trouble(path: Path, error: PageError) -> None:
 
 
 def ordered_pages(
-    resident: Resident,
+    resident: RunningCapsule,
     known: Container[tuple[int, int]] = (),
     trouble: Callable[[Path, PageError], None] = log_trouble,
 ) -> Iterator[tuple[OrderedPage, int]]:
@@ -85,7 +85,7 @@ def lives(pid: int) -> bool:
 
 
 def states(
-    resident: Resident, trouble: Callable[[Path, PageError], None] = log_trouble
+    resident: RunningCapsule, trouble: Callable[[Path, PageError], None] = log_trouble
 ) -> list[ProcessState]:
     """What the capsule's processes hold; ``trouble`` receives pages that cannot be read."""
     found = []

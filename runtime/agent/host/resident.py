@@ -19,7 +19,7 @@ import msgspec
 from .... import units
 from ....criu_glue.capsule import output, room
 from ....criu_glue.capsule.mounts import Placement
-from ....criu_glue.capsule.room import Room, RoomPlan
+from ....criu_glue.capsule.room import Sandbox, SandboxPlan
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
 from ....criu_glue.network import network
@@ -38,7 +38,7 @@ ROOT_PID = room.PID_FLOOR + 1
 READ_LIMIT = 4 << 20
 
 
-class Note(msgspec.Struct, frozen=True):
+class CapsuleNote(msgspec.Struct, frozen=True):
     """A resident on disk; ``init_started`` tells its process 1 from a later one with that pid."""
 
     spec: CapsuleSpec
@@ -53,13 +53,13 @@ NOTE = "resident"
 
 
 @dataclass
-class Resident:
+class RunningCapsule:
     """A capsule that runs, is frozen or has ended on this host."""
 
     spec: CapsuleSpec
     epoch: int
     overlay: Overlay
-    room: Room
+    room: Sandbox
     leaving: bool = False  # a move, not the job, ends it here
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
@@ -149,7 +149,7 @@ class Resident:
 
     def note(self) -> None:
         """Write down what a restarted agent needs to know of the capsule."""
-        note = Note(
+        note = CapsuleNote(
             self.spec, self.epoch, self.overlay.vni, self.overlay.subnet, self.room.init,
             self.room.started,
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Fenced(TypedDict):
 
 
 @dataclass(frozen=True)
-class Housing:
+class CapsuleFactory:
     """How this host houses capsules: where their directories lie, and the cluster file."""
 
     cluster: Cluster
@@ -198,14 +198,14 @@ class Housing:
         hosts."""
         return self.cluster.paths.run / "images" / migration
 
-    def resident(self, reserve: Reserve, stands: Room) -> Resident:
+    def resident(self, reserve: Reserve, stands: Sandbox) -> RunningCapsule:
         """The capsule for which a room is reserved."""
         overlay = Overlay(reserve.book.vni, reserve.book.subnet)
-        return Resident(reserve.spec, reserve.epoch, overlay, stands)
+        return RunningCapsule(reserve.spec, reserve.epoch, overlay, stands)
 
-    def plan(self, spec: CapsuleSpec) -> RoomPlan:
+    def plan(self, spec: CapsuleSpec) -> SandboxPlan:
         paths = self.cluster.paths
-        return RoomPlan(
+        return SandboxPlan(
             directory=paths.state / "capsules" / spec.name.replace("/", "."),
             netns=Path("/run/netns") / netns_name(spec.name),
             hostname=spec.name.replace("/", "-"),
@@ -230,17 +230,17 @@ class Housing:
                 network.end_namespace(netns_name(directory.name))
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def returning(self) -> list[Resident]:
+    def returning(self) -> list[RunningCapsule]:
         """Capsules that an earlier agent left here; some may have ended since."""
         found = []
         for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
-            note = msgspec.msgpack.decode(path.read_bytes(), type=Note)
-            stands = Room(self.plan(note.spec), note.init, note.init_started)
-            here = Resident(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
+            note = msgspec.msgpack.decode(path.read_bytes(), type=CapsuleNote)
+            stands = Sandbox(self.plan(note.spec), note.init, note.init_started)
+            here = RunningCapsule(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
             found.append(here)  # if it has ended without a code, it went down with this host
         return found
 
-    def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:
+    def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> RunningCapsule:
         """Start a capsule afresh; raises LiveshiftError, and then leaves nothing behind."""
         self._need_interposer(spec)
         overlay = self.raise_overlay(book)
@@ -252,7 +252,7 @@ class Housing:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
             raise
-        resident = Resident(spec, epoch, overlay, stands)
+        resident = RunningCapsule(spec, epoch, overlay, stands)
         resident.note()
         return resident
 
@@ -267,7 +267,7 @@ class Housing:
                 " version of Python, which is part of that path",
             )
 
-    def house_empty(self, reserve: Reserve) -> Resident:
+    def house_empty(self, reserve: Reserve) -> RunningCapsule:
         """Build an empty, locked room for the tree that a Reserve announces."""
         spec = reserve.spec
         overlay = self.raise_overlay(reserve.book)
@@ -310,7 +310,7 @@ class Housing:
             "agents": [end for host in cluster.hosts for end in (host.data, host.pages)],
         }
 
-    def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
+    def fresh_directory(self, spec: CapsuleSpec) -> SandboxPlan:
         """Make the capsule's directory anew, without the files of an earlier stay on this host."""
         plan = self.plan(spec)
         shutil.rmtree(plan.directory, ignore_errors=True)
@@ -323,17 +323,17 @@ def netns_name(capsule: str) -> str:
     return "ls-" + capsule.replace("/", ".")
 
 
-def interposer_pages(stands: Room) -> list[Page]:
+def interposer_pages(stands: Sandbox) -> list[Page]:
     directory = stands.root / room.PAGES.lstrip("/")
     return list(pages(directory)) if directory.is_dir() else []
 
 
-def finished_by_pid(stands: Room) -> dict[int, int]:
+def finished_by_pid(stands: Sandbox) -> dict[int, int]:
     """The finished operations of each process, by its pid inside the capsule."""
     return {page.pid: page.finished for page in interposer_pages(stands)}
 
 
-def watch(resident: Resident, ended: Callable[[], None]) -> None:
+def watch(resident: RunningCapsule, ended: Callable[[], None]) -> None:
     """Call ``ended`` in this thread's event loop once the room's process 1 has ended."""
     loop = asyncio.get_running_loop()
     try:

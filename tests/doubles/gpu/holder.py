@@ -23,7 +23,7 @@ from pathlib import Path
 
 from liveshift.interposer import device_session as wire
 from liveshift.interposer.device_session import Op
-from liveshift.interposer.layout import Memory
+from liveshift.interposer.layout import MemoryKind
 
 MIB = 1 << 20
 u64, size_t = ctypes.c_ulonglong, ctypes.c_size_t
@@ -34,7 +34,7 @@ class Held:
     address: int
     size: int
     device: int
-    kind: Memory
+    kind: MemoryKind
     handle: int = 0
     here: bool = True
 
@@ -52,8 +52,10 @@ class Holder:
         for word in described.split(","):
             size, _, device = word.partition("@")
             self.current(int(device))
-            for kind in (Memory.ARENA, Memory.DEVICE):  # a small plain one beside each
-                held = self.make(int(size) * MIB if kind is Memory.ARENA else 4096, device, kind)
+            for kind in (MemoryKind.ARENA, MemoryKind.DEVICE):  # a small plain one beside each
+                held = self.make(
+                    int(size) * MIB if kind is MemoryKind.ARENA else 4096, device, kind
+                )
                 data = dice.randbytes(held.size)
                 self.call("cuMemcpyHtoD_v2", u64(held.address), data, size_t(held.size))
                 self.held.append(held)
@@ -68,9 +70,9 @@ class Holder:
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
 
-    def make(self, size: int, device: str, kind: Memory) -> Held:
+    def make(self, size: int, device: str, kind: MemoryKind) -> Held:
         at = u64()
-        if kind is Memory.DEVICE:
+        if kind is MemoryKind.DEVICE:
             self.call("cuMemAlloc_v2", ctypes.byref(at), size_t(size))
             return Held(at.value, size, int(device), kind)
         handle = u64()
