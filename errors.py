@@ -111,10 +111,16 @@ def no_such(message: str, name: str, known: Iterable[str], listed: str) -> NotFo
 BY_NAME: dict[str, type[LiveshiftError]] = {
     c.__name__: c
     for c in (
-        LiveshiftError, StepFailed, WrongUsage, NotFound, Refused, Unreachable, NotPermitted,
+        LiveshiftError,
+        StepFailed,
+        WrongUsage,
+        NotFound,
+        Refused,
+        Unreachable,
+        NotPermitted,
         *AT_SOURCE,
     )
-}  # fmt: skip
+}
 
 
 def to_wire(error: BaseException) -> tuple[str, str, str | None]:

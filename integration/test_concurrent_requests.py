@@ -124,8 +124,9 @@ def test_its_destination_is_tainted_it_arrives_and_moves_on(
     held.release(point)
     rows = over(lab, long, before + 2)
     assert [(row.source, row.destination, row.state) for row in rows[before:]] == [
-        ("h1", "h2", "done"), ("h2", rows[-1].destination, "done"),
-    ]  # fmt: skip
+        ("h1", "h2", "done"),
+        ("h2", rows[-1].destination, "done"),
+    ]
     assert long.seen(1).host == rows[-1].destination
 
 
@@ -391,8 +392,10 @@ def test_a_connection_that_is_opened_after_the_survey_is_told(
     machine, go = free_lab.lab.machine("ctl"), free_lab.place / "reach"
     server = subprocess.Popen(
         [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"

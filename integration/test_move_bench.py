@@ -203,8 +203,15 @@ def test_the_choice_is_held_against_each_way() -> None:
 
 
 def test_what_others_lose_and_what_a_move_takes_are_goals() -> None:
-    result = costing("auto", 1.0, by_hand_lost_s=2.9, restart_lost_s=21.0, cpu_s_per_gb=1.4,
-                     empty_s=11.0, memory_bytes=4e9)  # fmt: skip
+    result = costing(
+        "auto",
+        1.0,
+        by_hand_lost_s=2.9,
+        restart_lost_s=21.0,
+        cpu_s_per_gb=1.4,
+        empty_s=11.0,
+        memory_bytes=4e9,
+    )
     result.limit = Limits(1e9, Fixed(0.01, 0.1, 30_000_000))
     met = {goal.name: goal.met for goal in of_cost(result, [result])}
     assert met == {
@@ -255,15 +262,35 @@ def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> 
         Phase("finish", 9.0, 1.0),
     ]
     row = MigrationRow(
-        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 5.0, 50, 550, 0, 0.0, phases,
-        None, None,
-    )  # fmt: skip
+        "m1",
+        "a/0",
+        "h0",
+        "h1",
+        "",
+        "",
+        2,
+        "done",
+        100.0,
+        10.0,
+        5.0,
+        50,
+        550,
+        0,
+        0.0,
+        phases,
+        None,
+        None,
+    )
     times = [97.0, 98, 99, 100, 100.5, 102, 103.5, 110.0, 111.0, 112.0, 113.0]
     move = moved(row, times, begin=96.0)
     own = {phase.name: round(phase.own_s, 6) for phase in move.phases if phase.own_s}
     assert own == {
-        "dump": 1.0, "memory": 1.0, "commit": 1.0, "restore": 1.5, "interrupted step": 0.5,
-    }  # fmt: skip
+        "dump": 1.0,
+        "memory": 1.0,
+        "commit": 1.0,
+        "restore": 1.5,
+        "interrupted step": 0.5,
+    }
     assert move.unaccounted_s == pytest.approx(0.5)
     assert move.downtime_s == pytest.approx(5.5)
     assert (move.bytes_before, move.bytes_standing, move.delta_bytes) == (500, 50, 10)
@@ -281,9 +308,25 @@ LATE = [
 
 def a_late_row() -> MigrationRow:
     return MigrationRow(
-        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 2.0, 50, 550, 0, 0.0, LATE, None,
+        "m1",
+        "a/0",
+        "h0",
+        "h1",
+        "",
+        "",
+        2,
+        "done",
+        100.0,
+        10.0,
+        2.0,
+        50,
+        550,
+        0,
+        0.0,
+        LATE,
         None,
-    )  # fmt: skip
+        None,
+    )
 
 
 def test_a_step_that_is_longer_than_the_freeze_is_not_the_downtime() -> None:

@@ -346,8 +346,10 @@ def test_a_connection_to_outside_the_cluster_is_named_before_the_move_breaks_it(
     machine = lab.lab.machine("ctl")
     server = subprocess.Popen(
         [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"

@@ -27,9 +27,25 @@ FROZEN = [
 def a_row(number: int, asked: float, state: str = "done") -> MigrationRow:
     capsule = f"soak/{number % 2}"
     return MigrationRow(
-        f"m{number}", capsule, "h0", "h1", "", "", 2, state, asked, 2.0, 0.5, 0, 0, 0, 0.0, FROZEN,
-        None, None,
-    )  # fmt: skip
+        f"m{number}",
+        capsule,
+        "h0",
+        "h1",
+        "",
+        "",
+        2,
+        state,
+        asked,
+        2.0,
+        0.5,
+        0,
+        0,
+        0,
+        0.0,
+        FROZEN,
+        None,
+        None,
+    )
 
 
 def log(out: Path, rank: int, *times: float) -> None:

@@ -20,14 +20,29 @@ SAMPLE = 4096
 MAX_ERRNO = 4095
 """The largest errno value of Linux. We limit the number that a process sends to it."""
 
-REQUEST = LedgerRecord((
-    ("op", "I"), ("device", "i"), ("address", "Q"), ("size", "Q"), ("argument", "Q"),
-))  # fmt: skip
+REQUEST = LedgerRecord(
+    (
+        ("op", "I"),
+        ("device", "i"),
+        ("address", "Q"),
+        ("size", "Q"),
+        ("argument", "Q"),
+    )
+)
 
-REPLY = LedgerRecord((
-    ("op", "I"), ("result", "i"), ("address", "Q"), ("size", "Q"), ("value", "Q"), ("device", "i"),
-    ("kind", "I"), ("uuid", "16s"), ("trouble", "96s"),
-))  # fmt: skip
+REPLY = LedgerRecord(
+    (
+        ("op", "I"),
+        ("result", "i"),
+        ("address", "Q"),
+        ("size", "Q"),
+        ("value", "Q"),
+        ("device", "i"),
+        ("kind", "I"),
+        ("uuid", "16s"),
+        ("trouble", "96s"),
+    )
+)
 
 
 class Op(enum.IntEnum):

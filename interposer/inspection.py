@@ -36,9 +36,16 @@ KINDS: dict[int, str] = {
 }
 """Words for the kinds of memory, in the order in which a table lists them."""
 
-TAKES_ROOM = frozenset({
-    MemoryKind.DEVICE, MemoryKind.ARENA, MemoryKind.POOL, MemoryKind.MANAGED, MemoryKind.PHYSICAL, MemoryKind.NCCL,
-})  # fmt: skip
+TAKES_ROOM = frozenset(
+    {
+        MemoryKind.DEVICE,
+        MemoryKind.ARENA,
+        MemoryKind.POOL,
+        MemoryKind.MANAGED,
+        MemoryKind.PHYSICAL,
+        MemoryKind.NCCL,
+    }
+)
 """Kinds that take room in a GPU's memory and belong to this process. Physical memory counts once,
 and not again for each mapping."""
 
@@ -269,9 +276,14 @@ def _devices(page: PageFile, allocations: Iterable[Allocation]) -> list[DeviceUs
 
 
 MADE_BY = {
-    "I": "init", "A": "initAll", "S": "scalable", "s": "split", "k": "shrink", "g": "grow",
+    "I": "init",
+    "A": "initAll",
+    "S": "scalable",
+    "s": "split",
+    "k": "shrink",
+    "g": "grow",
     "G": "full mesh",
-}  # fmt: skip
+}
 
 
 def _peers(row: Communicator) -> Peers:

@@ -40,63 +40,155 @@ class LedgerRecord:
         return self.struct.iter_unpack(raw[: len(raw) // self.size * self.size])
 
 
-ORDER = LedgerRecord((
-    ("want", "I"), ("attempt", "I"), ("version", "I"), ("beat", "I"), ("lease_ms", "I"),
-    ("limit_ms", "I"), ("check", "I"), ("asked", "I"),
-))  # fmt: skip
+ORDER = LedgerRecord(
+    (
+        ("want", "I"),
+        ("attempt", "I"),
+        ("version", "I"),
+        ("beat", "I"),
+        ("lease_ms", "I"),
+        ("limit_ms", "I"),
+        ("check", "I"),
+        ("asked", "I"),
+    )
+)
 
-ANSWER = LedgerRecord((
-    ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
-    ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"), ("done_result", "I"),
-    ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"),
-    ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"), ("trouble", "160s"),
-))  # fmt: skip
+ANSWER = LedgerRecord(
+    (
+        ("reopened", "I"),
+        ("changes", "I"),
+        ("groups", "I"),
+        ("untracked", "I"),
+        ("unidentified", "Q"),
+        ("done_attempt", "I"),
+        ("done_version", "I"),
+        ("done_result", "I"),
+        ("done_want", "I"),
+        ("down", "I"),
+        ("unused", "I"),
+        ("drained_ns", "Q"),
+        ("torn_down_ns", "Q"),
+        ("rebuilt_ns", "Q"),
+        ("trouble", "160s"),
+    )
+)
 
-LEDGER = LedgerRecord((
-    ("made", "Q"), ("freed", "Q"), ("missed", "Q"), ("events", "Q"), ("graphs", "Q"),
-    ("graph_execs", "Q"), ("graphs_with_nccl", "Q"), ("driver", "I"), ("rows", "I"),
-))  # fmt: skip
+LEDGER = LedgerRecord(
+    (
+        ("made", "Q"),
+        ("freed", "Q"),
+        ("missed", "Q"),
+        ("events", "Q"),
+        ("graphs", "Q"),
+        ("graph_execs", "Q"),
+        ("graphs_with_nccl", "Q"),
+        ("driver", "I"),
+        ("rows", "I"),
+    )
+)
 
-IDENTITY = LedgerRecord((
-    ("magic", "8s"), ("layout", "I"), ("kinds", "I"), ("pid", "i"), ("rank", "i"),
-    ("world_size", "i"), ("local_rank", "i"), ("created_ns", "Q"), ("version", "24s"),
-    ("command", "64s"),
-))  # fmt: skip
+IDENTITY = LedgerRecord(
+    (
+        ("magic", "8s"),
+        ("layout", "I"),
+        ("kinds", "I"),
+        ("pid", "i"),
+        ("rank", "i"),
+        ("world_size", "i"),
+        ("local_rank", "i"),
+        ("created_ns", "Q"),
+        ("version", "24s"),
+        ("command", "64s"),
+    )
+)
 
-TABLES = LedgerRecord((
-    ("clocks", "I"), ("communicators", "I"), ("streams", "I"), ("unused", "I"), ("retired", "Q"),
-))  # fmt: skip
+TABLES = LedgerRecord(
+    (
+        ("clocks", "I"),
+        ("communicators", "I"),
+        ("streams", "I"),
+        ("unused", "I"),
+        ("retired", "Q"),
+    )
+)
 """The header's last fields before its rows: how many rows of the tables have been used."""
 
 COUNTER = LedgerRecord((("kind", "24s"), ("started", "Q")))
 
-THREAD = LedgerRecord((
-    ("tid", "i"), ("state", "I"), ("clock", "I"), ("wants", "I"), ("kind", "I"), ("unused", "I"),
-))  # fmt: skip
+THREAD = LedgerRecord(
+    (
+        ("tid", "i"),
+        ("state", "I"),
+        ("clock", "I"),
+        ("wants", "I"),
+        ("kind", "I"),
+        ("unused", "I"),
+    )
+)
 
 ASK = LedgerRecord((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
 
-CLOCK = LedgerRecord((
-    ("id", "Q"), ("announced", "Q"), ("returned", "Q"), ("raised", "Q"), ("target", "Q"),
-    ("communicator", "I"), ("from", "i"), ("to", "i"), ("owner", "i"), ("kind", "I"),
-    ("blocking", "I"),
-))  # fmt: skip
+CLOCK = LedgerRecord(
+    (
+        ("id", "Q"),
+        ("announced", "Q"),
+        ("returned", "Q"),
+        ("raised", "Q"),
+        ("target", "Q"),
+        ("communicator", "I"),
+        ("from", "i"),
+        ("to", "i"),
+        ("owner", "i"),
+        ("kind", "I"),
+        ("blocking", "I"),
+    )
+)
 
-COMMUNICATOR = LedgerRecord((
-    ("state", "I"), ("library", "I"), ("id", "Q"), ("parent", "Q"), ("size", "i"), ("rank", "i"),
-    ("device", "i"), ("made_by", "I"), ("ordinal", "I"), ("generation", "I"), ("name", "64s"),
-    ("unsafe", "128s"), ("fresh_id", "128s"), ("rebuild_id", "128s"), ("fresh_attempt", "I"),
-    ("rebuild_order", "I"), ("operations", "Q"),
-))  # fmt: skip
+COMMUNICATOR = LedgerRecord(
+    (
+        ("state", "I"),
+        ("library", "I"),
+        ("id", "Q"),
+        ("parent", "Q"),
+        ("size", "i"),
+        ("rank", "i"),
+        ("device", "i"),
+        ("made_by", "I"),
+        ("ordinal", "I"),
+        ("generation", "I"),
+        ("name", "64s"),
+        ("unsafe", "128s"),
+        ("fresh_id", "128s"),
+        ("rebuild_id", "128s"),
+        ("fresh_attempt", "I"),
+        ("rebuild_order", "I"),
+        ("operations", "Q"),
+    )
+)
 
-STREAM = LedgerRecord((
-    ("handle", "Q"), ("device", "i"), ("flags", "I"), ("priority", "i"), ("use", "I"),
-))  # fmt: skip
+STREAM = LedgerRecord(
+    (
+        ("handle", "Q"),
+        ("device", "i"),
+        ("flags", "I"),
+        ("priority", "i"),
+        ("use", "I"),
+    )
+)
 
-ALLOCATION = LedgerRecord((
-    ("address", "Q"), ("size", "Q"), ("handle", "Q"), ("stream", "Q"), ("kind", "I"),
-    ("device", "i"), ("flags", "Q"), ("serial", "Q"), ("unused", "Q"),
-))  # fmt: skip
+ALLOCATION = LedgerRecord(
+    (
+        ("address", "Q"),
+        ("size", "Q"),
+        ("handle", "Q"),
+        ("stream", "Q"),
+        ("kind", "I"),
+        ("device", "i"),
+        ("flags", "Q"),
+        ("serial", "Q"),
+        ("unused", "Q"),
+    )
+)
 
 COUNTERS, THREADS, ASKS = 64, 64, 128
 CLOCKS, COMMUNICATORS, STREAMS, ALLOCATIONS = 4096, 512, 1024, 65536

@@ -39,8 +39,10 @@ class OrderedPage(PageFile):
         self.inode = inode
         seen = self.order()
         self._attempt, self._version, self._beat = (
-            seen["attempt"], seen["version"], seen["beat"],
-        )  # fmt: skip
+            seen["attempt"],
+            seen["version"],
+            seen["beat"],
+        )
 
     @property
     def replaced(self) -> bool:

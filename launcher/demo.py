@@ -277,11 +277,23 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
     )
     rank = _rank(row.capsule)
     migration = report.ReportedMigration(
-        row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
-        phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
-        (rank,), lost_s=row.cost.lost_s if row.cost else None,
-        cost=moves.cost(row) if row.cost else "", expected=forecast.compared(row),
-    )  # fmt: skip
+        row.capsule,
+        row.source,
+        row.destination,
+        row.reason,
+        row.epoch,
+        row.asked,
+        row.asked,
+        phases,
+        0.0,
+        row.image_bytes,
+        row.precopy.bytes if row.precopy else 0,
+        row.link_rate,
+        (rank,),
+        lost_s=row.cost.lost_s if row.cost else None,
+        cost=moves.cost(row) if row.cost else "",
+        expected=forecast.compared(row),
+    )
     migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
     # The script prints its capsule's hostname, which moves with it. So name the host whose agent
     # found the rank instead. Before the commit nothing can run at the destination, after it nothing

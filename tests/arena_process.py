@@ -72,9 +72,13 @@ class Holder:
         if built.linked is None:
             environment["LD_PRELOAD"] = str(library.library_path())
         self.process = subprocess.Popen(
-            [str(built.program)], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [str(built.program)],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self._attempt = 0
         self.version = 0
 

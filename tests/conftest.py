@@ -22,9 +22,22 @@ from three_hosts import net, serve
 from tracked import job, pages, tracker
 
 __all__ = [
-    "call", "double", "ear", "environment", "gpt", "job", "key_directory", "net", "pages", "serve",
-    "start", "terminal", "tracker", "world", "world_2_32",
-]  # fmt: skip
+    "call",
+    "double",
+    "ear",
+    "environment",
+    "gpt",
+    "job",
+    "key_directory",
+    "net",
+    "pages",
+    "serve",
+    "start",
+    "terminal",
+    "tracker",
+    "world",
+    "world_2_32",
+]
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

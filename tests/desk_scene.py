@@ -45,8 +45,14 @@ relayed = "{relayed}"
 
 ALICE, BOB, VERA, OTTO, ADA, NINA, NOBODY = 1001, 1002, 1003, 1004, 1005, 1006, 4242
 USERS = {
-    "root": 0, "alice": ALICE, "bob": BOB, "vera": VERA, "otto": OTTO, "ada": ADA, "nina": NINA,
-}  # fmt: skip
+    "root": 0,
+    "alice": ALICE,
+    "bob": BOB,
+    "vera": VERA,
+    "otto": OTTO,
+    "ada": ADA,
+    "nina": NINA,
+}
 GROUPS = {"users": 100, "auditors": 200, "night": 300}
 MEMBERS = {"nina": [300, 200]}
 
@@ -78,9 +84,18 @@ class Stubs:
         self.told: list[str] = []
 
     def start(
-        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool,
-        gpu: GpuAsked | None, way: str, until: float | None,
-    ) -> Any:  # fmt: skip
+        self,
+        job: Job,
+        capsule: Capsule,
+        to: str,
+        reason: str,
+        by: str,
+        *,
+        verify: bool,
+        gpu: GpuAsked | None,
+        way: str,
+        until: float | None,
+    ) -> Any:
         self.told.append(f"move {capsule.name} {to} {reason} by {by}")
         return SimpleNamespace(name="m1")
 
@@ -91,9 +106,14 @@ class Stubs:
         return SimpleNamespace(name="m1")
 
     async def plan(
-        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None,
-        way: str = "", within: float | None = None,
-    ) -> Message:  # fmt: skip
+        self,
+        job: Job,
+        capsule: Capsule,
+        to: str,
+        gpu: GpuAsked | None = None,
+        way: str = "",
+        within: float | None = None,
+    ) -> Message:
         return messages.Planned(capsule.name, capsule.host, to, [], 0, 0)
 
     async def publish(self, job: Job) -> None:

@@ -81,8 +81,9 @@ table ip probe {{
         with net.on(host):
             done = subprocess.run(
                 ["nft", "-j", "list", "counter", "ip", "probe", "seen"],
-                check=True, capture_output=True,
-            )  # fmt: skip
+                check=True,
+                capture_output=True,
+            )
         return int(json.loads(done.stdout)["nftables"][1]["counter"]["packets"])
 
     yield read
@@ -114,8 +115,9 @@ def frame(
         return head + b"\x08\x06" + body + head[:6] + pack(destination) + words
     datagram = struct.pack("!HHHH", 6000, 6000, 8 + len(words), 0) + words
     length = 20 + len(datagram)
-    ip_head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, length, 0, 0, 64, 17, 0, pack(source),
-                          pack(destination))  # fmt: skip
+    ip_head = struct.pack(
+        "!BBHHHBBH4s4s", 0x45, 0, length, 0, 0, 64, 17, 0, pack(source), pack(destination)
+    )
     total = sum(struct.unpack("!10H", ip_head))
     check = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
     return head + b"\x08\x00" + ip_head[:10] + struct.pack("!H", check) + ip_head[12:] + datagram
@@ -137,8 +139,12 @@ def inject(netns: str, host: str, vni: int, payload: bytes, user: int | None = N
     with inside(netns):
         done = subprocess.run(
             ["/usr/bin/python3", "-Sc", program, host, packet.hex()],
-            check=True, capture_output=True, text=True, cwd="/", **identity,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            **identity,
+        )
     return done.stdout == "out\n"
 
 

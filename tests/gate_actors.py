@@ -46,9 +46,13 @@ class Process:
         made = self.world.program.communicators[which]
         library = Library.GLOO if made.blocking else Library.NCCL
         self.communicators[which] = self.world.lib.sim_communicator(
-            self.gate, library, made.id, len(made.members), made.members.index(self.rank),
+            self.gate,
+            library,
+            made.id,
+            len(made.members),
+            made.members.index(self.rank),
             f"c{which}".encode(),
-        )  # fmt: skip
+        )
         self.row((which, -1, -1))
 
     def row(self, key: Key) -> int:

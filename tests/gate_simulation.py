@@ -64,8 +64,10 @@ def main() -> int:
     folder = scratch()
     try:
         lib = build(folder)
-        print(f"{'style':10}{'programs':>9}{'stopped':>9}{'given up':>9}{'raises':>8}"
-              f"{'beyond':>8}{'seconds':>9}")  # fmt: skip
+        print(
+            f"{'style':10}{'programs':>9}{'stopped':>9}{'given up':>9}{'raises':>8}"
+            f"{'beyond':>8}{'seconds':>9}"
+        )
         for style in asked.styles:
             began = time.monotonic()
             seen = play_many(lib, style, range(asked.seed, asked.seed + each), folder)

@@ -28,11 +28,18 @@ H200 = "NVIDIA H200"
 
 def gpu(host: str = "a", index: int = 0, **fields: Any) -> NvmlGpu:
     given = {
-        "index": index, "uuid": f"GPU-{host}{index:07d}-0000", "name": H200,
-        "memory_bytes": 140 * GIB, "free_bytes": 139 * GIB, "pci_bus_id": f"0000:0{index}:00.0",
-        "compute_capability": (9, 0), "mig": False, "persistence": True, "processes": {},
+        "index": index,
+        "uuid": f"GPU-{host}{index:07d}-0000",
+        "name": H200,
+        "memory_bytes": 140 * GIB,
+        "free_bytes": 139 * GIB,
+        "pci_bus_id": f"0000:0{index}:00.0",
+        "compute_capability": (9, 0),
+        "mig": False,
+        "persistence": True,
+        "processes": {},
         "mps": False,
-    } | fields  # fmt: skip
+    } | fields
     return NvmlGpu(**given)
 
 
@@ -68,11 +75,26 @@ def page(
     memory = [AllocationsHeld(0, KINDS[MemoryKind.ARENA], 1, arena)] if arena else []
     memory += [AllocationsHeld(0, "device", 1, other)] if other else []
     return ProcessState(
-        pid=pid, rank=3, local_rank=0, command="python", version="0.1.0", driver=13000, begun={},
-        finished=0, memory=memory, devices=[DeviceUse(0, arena + other, 0, 0, 0)],
-        communicators=[], events=0, graphs=0, graph_execs=0, graphs_with_nccl=0, made=1, freed=0,
-        missed=0, obstacles=list(obstacles),
-    )  # fmt: skip
+        pid=pid,
+        rank=3,
+        local_rank=0,
+        command="python",
+        version="0.1.0",
+        driver=13000,
+        begun={},
+        finished=0,
+        memory=memory,
+        devices=[DeviceUse(0, arena + other, 0, 0, 0)],
+        communicators=[],
+        events=0,
+        graphs=0,
+        graph_execs=0,
+        graphs_with_nccl=0,
+        made=1,
+        freed=0,
+        missed=0,
+        obstacles=list(obstacles),
+    )
 
 
 class Driver:

@@ -94,10 +94,12 @@ class Lazy:
     def move(self, first: int, pages: int, to: int) -> None:
         """The pages go to page ``to``, whose memory was unmapped."""
         place = _libc.mremap(
-            ctypes.c_void_p(self.base + first * PAGE), ctypes.c_size_t(pages * PAGE),
-            ctypes.c_size_t(pages * PAGE), MREMAP_FIXED,
+            ctypes.c_void_p(self.base + first * PAGE),
+            ctypes.c_size_t(pages * PAGE),
+            ctypes.c_size_t(pages * PAGE),
+            MREMAP_FIXED,
             ctypes.c_void_p(self.base + to * PAGE),
-        )  # fmt: skip
+        )
         assert place == self.base + to * PAGE, os.strerror(ctypes.get_errno())
 
     def forked(self) -> int:

@@ -38,9 +38,12 @@ def page(n: int) -> bytes:
 
 
 def chunk(
-    pid: int, runs: Iterable[tuple[int, int, int]], payload: bytes = b"",
-    incarnation: int = 1, round_: int = 0,
-) -> bytes:  # fmt: skip
+    pid: int,
+    runs: Iterable[tuple[int, int, int]],
+    payload: bytes = b"",
+    incarnation: int = 1,
+    round_: int = 0,
+) -> bytes:
     """One chunk; runs of (address, pages, kind)."""
     packed = [struct.pack("<QII", *run) for run in runs]
     head = struct.pack("<4sIIII", b"LSM1", pid, incarnation, round_, len(packed))

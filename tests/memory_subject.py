@@ -75,9 +75,12 @@ def state(pid: int) -> str:
 def subject() -> Iterator[Subject]:
     """One in a session of its own, which ends with all that it has forked."""
     with subprocess.Popen(
-        [sys.executable, "-Sc", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+        [sys.executable, "-Sc", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         started = Subject(process)
         try:
             assert started.do("1 + 1") == "2"

@@ -35,8 +35,9 @@ class Hosts:
         keep = []
         for a in host.arrivals:
             if a.tree == "noted" and self.p.note_first:
-                s, host = self.runs(s, name, host._replace(copy="runs", m=a.m, epoch=a.at,
-                                                           fresh=a.fresh))  # fmt: skip
+                s, host = self.runs(
+                    s, name, host._replace(copy="runs", m=a.m, epoch=a.at, fresh=a.fresh)
+                )
             elif a.complete:
                 keep.append(a._replace(tree="", ask=0, tried=0))
         copy = host.copy
@@ -113,15 +114,26 @@ class Hosts:
                 after = self.claim(s, name, a.m, "coming", a.epoch, h.life, 0, False, 0)
                 yield f"{name} asks", after
 
-    def claim(self, s: State, name: str, m: int, side: str, epoch: int, life: int, attempt: int,
-              ready: bool, settle: int) -> State:  # fmt: skip
+    def claim(
+        self,
+        s: State,
+        name: str,
+        m: int,
+        side: str,
+        epoch: int,
+        life: int,
+        attempt: int,
+        ready: bool,
+        settle: int,
+    ) -> State:
         message = ("O", "Claim", m, side, name, epoch, life, attempt, ready, settle)
         return s if message in s.net else s._replace(net=s.net | {message})
 
     # ---- what it takes -------------------------------------------------------------------------
 
-    def take_reserve(self, s: State, name: str, h: Host, number: int, m: int, epoch: int,
-                     source: str) -> Iterator[State]:  # fmt: skip
+    def take_reserve(
+        self, s: State, name: str, h: Host, number: int, m: int, epoch: int, source: str
+    ) -> Iterator[State]:
         mine = h.arrival(m)
         other = h.copy or (self.p.one_arrival and h.arrivals)
         if other and mine is None:
@@ -132,19 +144,42 @@ class Hosts:
             s = put(s, name, h._replace(arrivals=(Arrival(m, epoch, h.life),)))
         yield send(s, "O", "Answer", number, "Reserved", mine.life if mine else h.life)
 
-    def take_freeze(self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int,
-                    life: int) -> Iterator[State]:  # fmt: skip
+    def take_freeze(
+        self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int, life: int
+    ) -> Iterator[State]:
         if h.begun >= m:  # it was told before, or that it is over
             yield s
             return
         if h.copy != "runs" or h.life != life:
             yield send(s, "O", "Answer", number, "StepFailed", "")
             return
-        yield put(s, name, h._replace(copy="frozen", m=m, shipping=True, ask=number, to=to,
-                                      there=there, begun=m, noted=True))  # fmt: skip
+        yield put(
+            s,
+            name,
+            h._replace(
+                copy="frozen",
+                m=m,
+                shipping=True,
+                ask=number,
+                to=to,
+                there=there,
+                begun=m,
+                noted=True,
+            ),
+        )
 
-    def take_manifest(self, s: State, name: str, h: Host, m: int, there: int, fresh: bool,
-                      source: str, life: int, number: int) -> Iterator[State]:  # fmt: skip
+    def take_manifest(
+        self,
+        s: State,
+        name: str,
+        h: Host,
+        m: int,
+        there: int,
+        fresh: bool,
+        source: str,
+        life: int,
+        number: int,
+    ) -> Iterator[State]:
         a = h.arrival(m)
         if a is None or a.life != there or a.complete or a.closed:
             yield s
@@ -160,16 +195,18 @@ class Hosts:
             s = put_arrival(s, name, a._replace(closed=True))
         yield send(s, "O", "Answer", number, "Arrived", a is not None and a.complete)
 
-    def take_forward(self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int
-                     ) -> Iterator[State]:  # fmt: skip
+    def take_forward(
+        self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int
+    ) -> Iterator[State]:
         a = h.arrival(m)
         if a is None or not a.complete:
             yield send(s, "O", "Answer", number, "NotFound", "")
         else:
             yield send(s, to, "Manifest", m, there, a.fresh, name, h.life, number)
 
-    def take_restore(self, s: State, name: str, h: Host, number: int, m: int, epoch: int
-                     ) -> Iterator[State]:  # fmt: skip
+    def take_restore(
+        self, s: State, name: str, h: Host, number: int, m: int, epoch: int
+    ) -> Iterator[State]:
         a = h.arrival(m)
         if h.copy and h.epoch == epoch and a is None:
             yield send(s, "O", "Answer", number, "Restored", "")
@@ -205,8 +242,19 @@ class Hosts:
         state = "runs" if h.copy else "nothing"
         yield send(s, "O", "Answer", number, "Settled", state) if number else s
 
-    def take_ruled(self, s: State, name: str, h: Host, m: int, side: str, life: int, attempt: int,
-                   ruling: str, epoch: int, settle: int) -> Iterator[State]:  # fmt: skip
+    def take_ruled(
+        self,
+        s: State,
+        name: str,
+        h: Host,
+        m: int,
+        side: str,
+        life: int,
+        attempt: int,
+        ruling: str,
+        epoch: int,
+        settle: int,
+    ) -> Iterator[State]:
         if life != h.life and self.p.matched:
             yield s
             return

@@ -35,11 +35,17 @@ SILENCE = "silence"
 SETTLED = ("Settled",)
 RESERVED = ("Reserved", "Refused")
 FITS = {
-    "Reserve": RESERVED, "spare": RESERVED, "Freeze": ("Frozen", "StepFailed"),
-    "Forward": ("Frozen", "NotFound"), "Progress": ("Arrived",),
+    "Reserve": RESERVED,
+    "spare": RESERVED,
+    "Freeze": ("Frozen", "StepFailed"),
+    "Forward": ("Frozen", "NotFound"),
+    "Progress": ("Arrived",),
     "Restore": ("Restored", "NotFound", "StepFailed"),
-    "Settle": SETTLED, "finish": SETTLED, "look": SETTLED, "known": SETTLED,
-}  # fmt: skip
+    "Settle": SETTLED,
+    "finish": SETTLED,
+    "look": SETTLED,
+    "known": SETTLED,
+}
 """What may answer what."""
 
 
@@ -61,8 +67,13 @@ class Orchestrator:
             yield from self.unanswered(spend(s, "silences"))
 
     def begin(self, s: State, to: str) -> State:
-        s = s._replace(step=MigrationStep.PREPARING, m=s.m + 1, source=s.owner[0], destination=to,
-                       surveyed=True)  # fmt: skip
+        s = s._replace(
+            step=MigrationStep.PREPARING,
+            m=s.m + 1,
+            source=s.owner[0],
+            destination=to,
+            surveyed=True,
+        )
         return ask(s, to, "Reserve", s.m, s.owner[1] + 1, s.source)
 
     def unanswered(self, s: State) -> Iterator[Change]:
@@ -80,8 +91,18 @@ class Orchestrator:
                     to(to(s, MigrationStep.PRECOPYING), MigrationStep.QUIESCING),
                     MigrationStep.FREEZING,
                 )
-                yield "freeze", ask(s, s.source, "Freeze", s.m, s.destination, value,
-                                    dict(s.hosts)[s.source].life)  # fmt: skip
+                yield (
+                    "freeze",
+                    ask(
+                        s,
+                        s.source,
+                        "Freeze",
+                        s.m,
+                        s.destination,
+                        value,
+                        dict(s.hosts)[s.source].life,
+                    ),
+                )
             else:
                 yield "roll back", self.roll_back(s)
         elif what == "Freeze":
@@ -188,8 +209,18 @@ class Orchestrator:
                 return
             passing = s._replace(tried=s.tried | {s.destination})
             if s.surveyed and self.spare(passing):
-                yield "to a spare", ask(passing, self.spare(passing), "Reserve", s.m,
-                                        s.owner[1] + 1, s.destination, what="spare")  # fmt: skip
+                yield (
+                    "to a spare",
+                    ask(
+                        passing,
+                        self.spare(passing),
+                        "Reserve",
+                        s.m,
+                        s.owner[1] + 1,
+                        s.destination,
+                        what="spare",
+                    ),
+                )
             yield "return", self.return_(to(s, MigrationStep.RETURNING), False)
 
     def spare(self, s: State) -> str:
@@ -226,8 +257,9 @@ class Orchestrator:
         """The source, which owns it, has said what it has."""
         if state in ("runs", "ended"):
             yield "returned", over(s, MigrationStep.FAILED)
-        elif state == "held" or (state == "unknown" and (
-                s.owner[2] or (gone and self.p.lost_for_sure))):  # fmt: skip
+        elif state == "held" or (
+            state == "unknown" and (s.owner[2] or (gone and self.p.lost_for_sure))
+        ):
             yield "again", self.return_(s, gone)
         elif gone or s.owner[2]:
             yield "lost", over(s, MigrationStep.LOST)
@@ -249,9 +281,15 @@ class Orchestrator:
         released = step is MigrationStep.ROLLING_BACK and self.p.perhaps_released
         if released and not dict(s.hosts)[s.source].copy:  # it may have run, and died since
             s = s._replace(forgiven=True)
-        return s._replace(owner=(host, epoch, granted and self.p.granted_is_kept), step=step,
-                          destination=destination, released=released, tried=frozenset(),
-                          surveyed=False, wait=Wait("take up"))  # fmt: skip
+        return s._replace(
+            owner=(host, epoch, granted and self.p.granted_is_kept),
+            step=step,
+            destination=destination,
+            released=released,
+            tried=frozenset(),
+            surveyed=False,
+            wait=Wait("take up"),
+        )
 
     def take_up(self, s: State) -> State:
         if s.step in (MigrationStep.RESUMING, MigrationStep.FINISHING):

@@ -134,8 +134,9 @@ class State(NamedTuple):
 
 
 def initial(names: str, budget: Budget) -> State:
-    hosts = tuple((n, Host(copy="runs", epoch=1, fresh=True) if n == names[0] else Host())
-                  for n in names)  # fmt: skip
+    hosts = tuple(
+        (n, Host(copy="runs", epoch=1, fresh=True) if n == names[0] else Host()) for n in names
+    )
     return State((names[0], 1, True), None, 0, "", "", Wait(), 0, hosts, frozenset(), budget)
 
 
@@ -144,8 +145,9 @@ def initial(names: str, budget: Budget) -> State:
 
 def reachable(s: State) -> bool:
     """Whether the capsule's newest state is somewhere: it runs, or is held, or is an image."""
-    return any((h.copy and h.fresh) or any(a.complete and a.fresh for a in h.arrivals)
-               for _, h in s.hosts)  # fmt: skip
+    return any(
+        (h.copy and h.fresh) or any(a.complete and a.fresh for a in h.arrivals) for _, h in s.hosts
+    )
 
 
 def stale(h: Host) -> Host:
@@ -170,8 +172,9 @@ def send(s: State, *message: Any) -> State:
     return s._replace(net=s.net | {message})
 
 
-def ask(s: State, host: str, kind: str, *body: Any, what: str = "", failed: int = 0,
-        gone: bool = False) -> State:  # fmt: skip
+def ask(
+    s: State, host: str, kind: str, *body: Any, what: str = "", failed: int = 0, gone: bool = False
+) -> State:
     """Ask a host, and wait for the answer."""
     number = s.asked + 1
     s = s._replace(asked=number, wait=Wait(what or kind, number, failed, gone))
@@ -198,9 +201,16 @@ def over(s: State, how: MigrationStep) -> State:
             ),
         )
         s = s._replace(net=stale_manifests(s.net))
-    return s._replace(step=None, wait=Wait(), ended=s.ended or how is MigrationStep.LOST,
-                      ends=(*s.ends, how), released=False, maybe=False, tried=frozenset(),
-                      surveyed=False)  # fmt: skip
+    return s._replace(
+        step=None,
+        wait=Wait(),
+        ended=s.ended or how is MigrationStep.LOST,
+        ends=(*s.ends, how),
+        released=False,
+        maybe=False,
+        tried=frozenset(),
+        surveyed=False,
+    )
 
 
 def unheard(s: State, name: str) -> State:

@@ -125,9 +125,14 @@ class Stage:
         return self.spare
 
     def predict(
-        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved,
-        way: str = "", within: float | None = None,
-    ) -> messages.Prediction:  # fmt: skip
+        self,
+        capsule: Capsule,
+        to: str,
+        look: messages.Inspected,
+        reserved: messages.Reserved,
+        way: str = "",
+        within: float | None = None,
+    ) -> messages.Prediction:
         return prediction.predict(prediction.Load.of(look, reserved.full_dump))
 
     def tell(self, move: Migration, text: str) -> None:

@@ -82,9 +82,14 @@ class World:
 
     @contextmanager
     def ranks(
-        self, name: str, count: int, folder: Path, *arguments: str, preload: bool = True,
+        self,
+        name: str,
+        count: int,
+        folder: Path,
+        *arguments: str,
+        preload: bool = True,
         **extra: str,
-    ) -> Iterator[Ranks]:  # fmt: skip
+    ) -> Iterator[Ranks]:
         """`count` processes of a program that go on while the context lasts."""
         (folder / "pages").mkdir(parents=True)
         environment = {
@@ -108,9 +113,11 @@ class World:
                 out = stack.enter_context(open(folder / f"out{rank}", "wb"))
                 process = subprocess.Popen(
                     [self.program(name), folder, str(rank), str(count), *arguments],
-                    env=environment | own | extra, stdin=subprocess.PIPE, stdout=out,
+                    env=environment | own | extra,
+                    stdin=subprocess.PIPE,
+                    stdout=out,
                     stderr=subprocess.STDOUT,
-                )  # fmt: skip
+                )
                 processes.append(process)
                 stack.callback(_end, process)
             yield Ranks(processes, folder)

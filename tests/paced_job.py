@@ -52,9 +52,15 @@ class Job:
         sees_all: bool = True,
     ) -> Throttle:
         return Throttle(
-            lambda: self.done, usual, share, lambda: self.now, self.rest, cpus, self.cost,
+            lambda: self.done,
+            usual,
+            share,
+            lambda: self.now,
+            self.rest,
+            cpus,
+            self.cost,
             sees_all=sees_all,
-        )  # fmt: skip
+        )
 
 
 class Steady(ReadingCost):

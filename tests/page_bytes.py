@@ -28,7 +28,18 @@ def page_bytes(
         )
     for i, (announced, returned) in enumerate(clocks):
         layout.CLOCK.struct.pack_into(
-            raw, layout.CLOCKS_AT + i * layout.CLOCK.size,
-            i + 1, announced, returned, 0, 0, 0, -1, -1, pid, 0, 1,
-        )  # fmt: skip
+            raw,
+            layout.CLOCKS_AT + i * layout.CLOCK.size,
+            i + 1,
+            announced,
+            returned,
+            0,
+            0,
+            0,
+            -1,
+            -1,
+            pid,
+            0,
+            1,
+        )
     return bytes(raw)

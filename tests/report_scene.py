@@ -44,10 +44,20 @@ def migration() -> ReportedMigration:
         ReportedPhase("finish", 0.1, 1.25),
     )
     return ReportedMigration(
-        capsule="gpt/1", source="h1", destination="h2", reason="ECC errors rising", epoch=2,
-        requested_at=BEGIN + 0.55, started_at=BEGIN + 0.6, phases=phases, unaccounted_s=0.07,
-        image_bytes=93_000_000, ahead_bytes=782_000_000, link_rate=812e6, ranks=(1,),
-    )  # fmt: skip
+        capsule="gpt/1",
+        source="h1",
+        destination="h2",
+        reason="ECC errors rising",
+        epoch=2,
+        requested_at=BEGIN + 0.55,
+        started_at=BEGIN + 0.6,
+        phases=phases,
+        unaccounted_s=0.07,
+        image_bytes=93_000_000,
+        ahead_bytes=782_000_000,
+        link_rate=812e6,
+        ranks=(1,),
+    )
 
 
 @pytest.fixture

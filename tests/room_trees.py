@@ -60,9 +60,16 @@ class Rooms:
         directory.mkdir()
         # CRIU's private prefix may lie below /tmp, where a room has its own.
         return SandboxPlan(
-            directory, Path("/run/netns") / name, "gpt-1", "", uid, uid, (),
-            (sys.prefix,), (str(self._place),),
-        )  # fmt: skip
+            directory,
+            Path("/run/netns") / name,
+            "gpt-1",
+            "",
+            uid,
+            uid,
+            (),
+            (sys.prefix,),
+            (str(self._place),),
+        )
 
     def start(self, program: str, uid: int = 0) -> Sandbox:
         return self.run([PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"], uid)

@@ -19,7 +19,10 @@ def complaints(units: Iterable[Path], empty: Path) -> list[str]:
 def _said(units: Iterable[Path]) -> list[str]:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units],
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     # Other units of the machine are read along; only what is said of ours counts.
     return [line for line in done.stderr.splitlines() if "liveshift" in line]

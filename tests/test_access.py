@@ -113,11 +113,20 @@ def test_names_that_nobody_has_are_told(caplog: pytest.LogCaptureFixture, tmp_pa
 @pytest.mark.parametrize(
     ("entry", "fits"),
     [
-        ("alice", True), ("@ops", True), ("EXAMPLE\\alice", True), ("alice@example.org", True),
-        ("svc_1$", True), ("", False), ("@", False), ("@@ops", False), ("a b", False),
-        ("a:b", False), ("a,b", False), (7, False),
+        ("alice", True),
+        ("@ops", True),
+        ("EXAMPLE\\alice", True),
+        ("alice@example.org", True),
+        ("svc_1$", True),
+        ("", False),
+        ("@", False),
+        ("@@ops", False),
+        ("a b", False),
+        ("a:b", False),
+        ("a,b", False),
+        (7, False),
     ],
-)  # fmt: skip
+)
 def test_what_can_be_an_entry(entry: object, fits: bool) -> None:
     text = CLUSTER.format(state="/x", relayed="user").replace('["ada"]', config.toml_value([entry]))
     if fits:
@@ -151,11 +160,17 @@ OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
 @pytest.mark.parametrize(
     ("ask", "needs"),
     [
-        (EVENTS, VIEW), (INSPECT, VIEW), (messages.GetEvents("a/0", 0), VIEW), (MOVE, OPERATE),
-        (SWAP, OPERATE), (STOP, OPERATE),
-        (messages.SignalJob("a", signal.SIGKILL), OPERATE), (HUP, ADMIN), (READ, ADMIN),
+        (EVENTS, VIEW),
+        (INSPECT, VIEW),
+        (messages.GetEvents("a/0", 0), VIEW),
+        (MOVE, OPERATE),
+        (SWAP, OPERATE),
+        (STOP, OPERATE),
+        (messages.SignalJob("a", signal.SIGKILL), OPERATE),
+        (HUP, ADMIN),
+        (READ, ADMIN),
     ],
-)  # fmt: skip
+)
 def test_a_job_is_its_owners_and_those_with_the_role(
     scene: Scene, ask: Message, needs: Role
 ) -> None:
@@ -220,9 +235,15 @@ def test_root_of_a_host_rules_that_host_and_no_other(scene: Scene) -> None:
     status = scene.at("h1", 0, messages.GetStatus())
     assert [job.name for job in status.jobs] == ["a", "b"], "what runs there"
     for ask in (
-        messages.SetTaint("h0", "mine"), messages.Untaint("h0"), MOVE, STOP, HUP, READ,
-        messages.GetEvents("c", 0), messages.Migrate("c/0", "h1", "", False),
-    ):  # fmt: skip
+        messages.SetTaint("h0", "mine"),
+        messages.Untaint("h0"),
+        MOVE,
+        STOP,
+        HUP,
+        READ,
+        messages.GetEvents("c", 0),
+        messages.Migrate("c/0", "h1", "", False),
+    ):
         with pytest.raises(NotPermitted, match=r"^root@h1 may not .* root has \"admin\", but"):
             scene.at("h1", 0, ask)
 
@@ -317,11 +338,34 @@ def test_status_shows_hosts_to_all_and_jobs_to_those_who_may_see_them(scene: Sce
 def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
     job = scene.fleet.jobs["a"]
     row = messages.MigrationRow(
-        "m7", "a/0", "h0", "h1", "why", "root", 1, "preparing", time.time(), 0, 0, 0, 0, 0, 0, [],
-        None, None,
-    )  # fmt: skip
-    move = SimpleNamespace(name="m7", job=job, capsule=job.capsules["a/0"], source="h0",
-                           destination="h1", step="preparing", row=lambda: row)  # fmt: skip
+        "m7",
+        "a/0",
+        "h0",
+        "h1",
+        "why",
+        "root",
+        1,
+        "preparing",
+        time.time(),
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        [],
+        None,
+        None,
+    )
+    move = SimpleNamespace(
+        name="m7",
+        job=job,
+        capsule=job.capsules["a/0"],
+        source="h0",
+        destination="h1",
+        step="preparing",
+        row=lambda: row,
+    )
     scene.fleet.moves["m7"] = cast(Any, move)
     for uid, sees in ((ALICE, True), (VERA, True), (BOB, False)):
         assert [m.name for m in scene.here(uid, messages.GetStatus()).moving] == ["m7"] * sees
@@ -343,12 +387,35 @@ def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
 def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None:
     job, cancelled = scene.fleet.jobs["a"], []
     row = messages.MigrationRow(
-        "m7", "a/0", "h0", "h1", "why", "root", 1, "done", time.time(), 0, 0, 0, 0, 0, 0, [],
-        None, None,
-    )  # fmt: skip
-    move = SimpleNamespace(name="m7", job=job, capsule=job.capsules["a/0"], source="h0",
-                           destination="h1", step="preparing", row=lambda: row,
-                           cancel=cancelled.append)  # fmt: skip
+        "m7",
+        "a/0",
+        "h0",
+        "h1",
+        "why",
+        "root",
+        1,
+        "done",
+        time.time(),
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        [],
+        None,
+        None,
+    )
+    move = SimpleNamespace(
+        name="m7",
+        job=job,
+        capsule=job.capsules["a/0"],
+        source="h0",
+        destination="h1",
+        step="preparing",
+        row=lambda: row,
+        cancel=cancelled.append,
+    )
     scene.fleet.moves["m7"] = cast(Any, move)
     ask = messages.Cancel("m7")
     for uid, what in ((BOB, "may not see m7"), (VERA, "may not cancel m7")):

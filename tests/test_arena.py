@@ -228,8 +228,10 @@ def test_a_session_lists_what_there_is_and_where(start: Start) -> None:
         again = session.ask(Op.NEXT, argument=0)
         session.end()
     assert {a: MemoryKind(one.kind) for a, one in found.items()} == {
-        small: MemoryKind.DEVICE, pool: MemoryKind.POOL, block: MemoryKind.ARENA,
-    }  # fmt: skip
+        small: MemoryKind.DEVICE,
+        pool: MemoryKind.POOL,
+        block: MemoryKind.ARENA,
+    }
     assert again in found.values()
     assert [found[a].device for a in (small, pool, block)] == [0, 0, 1]
     assert [found[a].uuid.hex()[:8] for a in (small, block)] == ["00000001", "00000002"]

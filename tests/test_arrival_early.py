@@ -134,10 +134,14 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
     assert restores.early.done == ["prepare", "restore", "close"]
     assert restores.tries == [
         {
-            "stopped": False, "fill": restores.engines[0], "early": restores.early, "epoll": [],
-            "pipes": {7: 1}, "deadline_s": DEADLINE_S,
+            "stopped": False,
+            "fill": restores.engines[0],
+            "early": restores.early,
+            "epoll": [],
+            "pipes": {7: 1},
+            "deadline_s": DEADLINE_S,
         }
-    ]  # fmt: skip
+    ]
     assert restores.engines[0].how == {"plan": "the plan", "spend": False}
     assert told.bytes == 5 + 4 * MB
     assert told.detail == "3.00 MB were in place"

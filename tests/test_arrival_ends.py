@@ -34,17 +34,24 @@ class Scene:
         plan = SimpleNamespace(uid=1000, gid=1000, groups=(), tmp=top / "tmp", log=top / "log")
         room = SimpleNamespace(plan=plan, init=4711, started=5, root=top / "root")
         self.resident: Any = SimpleNamespace(
-            spec=SimpleNamespace(name="gpt/1", index=1), room=room, epoch=0, leaving=False,
-            overlay=Overlay(7, "10.99.7.0/24"), note=self.noted("noted"),
-            unnote=self.noted("unnoted"), remove=self.noted("removed"),
-        )  # fmt: skip
+            spec=SimpleNamespace(name="gpt/1", index=1),
+            room=room,
+            epoch=0,
+            leaving=False,
+            overlay=Overlay(7, "10.99.7.0/24"),
+            note=self.noted("noted"),
+            unnote=self.noted("unnoted"),
+            remove=self.noted("removed"),
+        )
         placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
         timeouts = SimpleNamespace(suspicion=3.0)
         cluster = SimpleNamespace(timeouts=timeouts)
         self.housing: Any = SimpleNamespace(
-            host="h1", images=lambda migration: top / migration, placement=placement,
+            host="h1",
+            images=lambda migration: top / migration,
+            placement=placement,
             cluster=cluster,
-        )  # fmt: skip
+        )
         gpu = SimpleNamespace(used={"GPU-a": 1})
         self.reserve: Any = SimpleNamespace(
             migration="m1", source="h0", limit_bytes=0, gpu=gpu, book=BOOK, spec=None
@@ -54,9 +61,13 @@ class Scene:
             self.reserve, self.resident, self.housing, gpus=self.pairs
         )
         self.manifest: Any = SimpleNamespace(
-            streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)}, gone=dict, pipes={7: 1},
-            epoll=[], image_bytes=14, capsule="gpt/1",
-        )  # fmt: skip
+            streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)},
+            gone=dict,
+            pipes={7: 1},
+            epoll=[],
+            image_bytes=14,
+            capsule="gpt/1",
+        )
         self.here.inbox.landed = SimpleNamespace(manifest=self.manifest)
         monkeypatch.setattr(self.here.inbox, "close", self.noted("inbox closed"))
         tree = self.here._tree
@@ -66,9 +77,11 @@ class Scene:
             monkeypatch.setattr(tree, name, self.noted(name))
         monkeypatch.setattr(tree, "resumed", lambda: self.runs)
         for module, name in (
-            (arrival.image_check, "prepare"), (arrival.shared_sizes, "forget"),
-            (arrival.carried_out, "reconcile"), (arrival, "adopt"),
-        ):  # fmt: skip
+            (arrival.image_check, "prepare"),
+            (arrival.shared_sizes, "forget"),
+            (arrival.carried_out, "reconcile"),
+            (arrival, "adopt"),
+        ):
             monkeypatch.setattr(module, name, self.noted(name))
 
     def noted(self, what: str) -> Callable[..., None]:
@@ -85,9 +98,11 @@ class Scene:
         (self.here.images / TABLE).write_bytes(b"table")
         monkeypatch.setattr(arrival, "decode", lambda raw: [raw])
         devices = SimpleNamespace(
-            arrive=self.noted("arrive"), end=self.noted("end"), drop=self.noted("devices dropped"),
+            arrive=self.noted("arrive"),
+            end=self.noted("end"),
+            drop=self.noted("devices dropped"),
             take_up=lambda some=False: self.done.append(f"take_up some={some}"),
-        )  # fmt: skip
+        )
         self.here._find_devices = lambda: devices
         return devices
 
@@ -146,10 +161,13 @@ def test_an_image_whose_memory_is_used_up_is_not_restored(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("failed", "spent", "absent", "early", "used_up"),
     [
-        (0, True, 1, None, False), (3, True, 0, None, True), (3, False, 1, None, True),
-        (3, False, 0, None, False), (3, False, 1, "one", False),
+        (0, True, 1, None, False),
+        (3, True, 0, None, True),
+        (3, False, 1, None, True),
+        (3, False, 0, None, False),
+        (3, False, 1, "one", False),
     ],
-)  # fmt: skip
+)
 def test_an_attempt_may_leave_nothing_to_try_again_with(
     scene: Scene, failed: int, spent: bool, absent: int, early: Any, used_up: bool
 ) -> None:
@@ -268,8 +286,13 @@ def test_what_is_over_leaves_nothing_here(scene: Scene, monkeypatch: pytest.Monk
     monkeypatch.setattr(here.inbox, "forget_memory", forgotten)
     here.discard()
     assert scene.done == [
-        "inbox closed", "early dropped", "removed", "devices dropped", "early dropped", "memory",
-    ]  # fmt: skip
+        "inbox closed",
+        "early dropped",
+        "removed",
+        "devices dropped",
+        "early dropped",
+        "memory",
+    ]
     assert scene.resident.leaving
     assert not here.images.exists()
     here.discard()  # the orchestrator may say so twice
@@ -330,14 +353,20 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
     came: dict[str, list[bytes]] = {}
     sender: Any = SimpleNamespace(
         send=lambda stream, data: came.setdefault(stream, []).append(data),
-        send_manifest=lambda *a: sent.append(f"manifest {a}"), finish=scene.noted("sent"),
-    )  # fmt: skip
+        send_manifest=lambda *a: sent.append(f"manifest {a}"),
+        finish=scene.noted("sent"),
+    )
     lanes: Any = SimpleNamespace(pages=None, finish=scene.noted("lanes"), end=lambda: {1: 2})
     frozen = here.forward(sender, lanes)
     assert sent == [
-        "images", "pages", "lanes", "gpu memory", "pump ends",
-        f"manifest {('gpt/1', 14, {7: 1}, {}, {1: 2}, [])}", "sent",
-    ]  # fmt: skip
+        "images",
+        "pages",
+        "lanes",
+        "gpu memory",
+        "pump ends",
+        f"manifest {('gpt/1', 14, {7: 1}, {}, {1: 2}, [])}",
+        "sent",
+    ]
     assert (frozen.image_bytes, frozen.phases) == (14, [])
     assert packed == [("core-1.img", b"a core"), ("core-1.img", b"")]
     assert came["output:0"] == [b"said", b""]

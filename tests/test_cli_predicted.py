@@ -23,7 +23,9 @@ from liveshift.runtime.model.steps import MigrationStep
 GB, MB = 10**9, 10**6
 TASKS = "12 processes, 1000 mappings"
 COPIED = Prediction(
-    "pre-copy", "", 0.941,
+    "pre-copy",
+    "",
+    0.941,
     [
         Part("quiesce", 0.01),
         Part("dump", 0.144, None, TASKS),
@@ -32,12 +34,18 @@ COPIED = Prediction(
         Part("fill", 0.68, 2 * GB),
         Part("handover", 0.05, None, "commit, checks, grant, network"),
     ],
-    2 * GB, 4,
-)  # fmt: skip
+    2 * GB,
+    4,
+)
 DUMPED = Prediction(
-    "full dump", "too old", 0.25, [Part("dump", 0.25, GB), Part("gpu save", None, 80 * GB)], GB, 0,
+    "full dump",
+    "too old",
+    0.25,
+    [Part("dump", 0.25, GB), Part("gpu save", None, 80 * GB)],
+    GB,
+    0,
     "device memory, which no earlier move of this cluster tells of",
-)  # fmt: skip
+)
 THIRD = Rounds(3, 2300 * MB, 48 * MB, 12 * MB, 612e6, 0.061, 0.312)
 
 

@@ -141,9 +141,11 @@ def test_it_keeps_its_pid_and_command_line_and_no_descriptor(tmp_path: Path) -> 
     )
     done = subprocess.run(
         [sys.executable, str(script), "--config", "x y"],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
         env={k: v for k, v in os.environ.items() if k != "AGAIN"},
-    )  # fmt: skip
+    )
     first, second = done.stdout.splitlines()
     assert first == second
     assert "['--config', 'x y']" in first

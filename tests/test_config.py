@@ -47,9 +47,14 @@ def test_only_four_values_have_to_be_given() -> None:
     assert cluster.overlay == IPv4Network("10.99.0.0/16")
     assert [host.name for host in cluster.hosts] == ["h0", "h1"]
     assert cluster.host("h1") == HostSettings(
-        name="h1", address="10.88.0.11", data_port=7401, pages_port=7402, slots=1,
-        spare=Spare.FLOATING, memory=None,
-    )  # fmt: skip
+        name="h1",
+        address="10.88.0.11",
+        data_port=7401,
+        pages_port=7402,
+        slots=1,
+        spare=Spare.FLOATING,
+        memory=None,
+    )
     assert cluster.host("h1").data == Endpoint("10.88.0.11", 7401)
     assert cluster.host("h1").pages == Endpoint("10.88.0.11", 7402)
     assert cluster.paths == Paths() == Paths(criu=None, state=Path("/var/lib/liveshift"))

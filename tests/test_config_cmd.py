@@ -32,9 +32,18 @@ def test_validate_says_good_and_explains_the_deadlines(capsys: pytest.CaptureFix
     ladder, rules = rest.split("\n\n")
     rows = {line.split()[0]: line for line in ladder.splitlines()[1:]}
     assert list(rows) == [
-        "heartbeat", "suspicion", "gpu_lock", "quiesce", "freeze", "restore", "standstill",
-        "collective", "prepare", "precopy", "grace",
-    ]  # fmt: skip
+        "heartbeat",
+        "suspicion",
+        "gpu_lock",
+        "quiesce",
+        "freeze",
+        "restore",
+        "standstill",
+        "collective",
+        "prepare",
+        "precopy",
+        "grace",
+    ]
     assert rows["standstill"].split()[1:5] == ["300", "collective", "/", "2,"]
     assert re.search(r" 600  line \d+ +\S", rows["collective"])
     assert re.search(r"freeze \+ restore \+ 3 × suspicion = 255 ≤ standstill 300  +both a", rules)
@@ -50,9 +59,12 @@ def test_validate_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     steps = {step["name"]: step for step in told["deadlines"]}
     assert (steps["collective"]["seconds"], steps["collective"]["line"]) == (120, 12)
     assert steps["freeze"] == {
-        "name": "freeze", "seconds": 20, "line": 13, "derived": "",
+        "name": "freeze",
+        "seconds": 20,
+        "line": 13,
+        "derived": "",
         "reached": "no image yet: the job runs on at the source",
-    }  # fmt: skip
+    }
     assert (steps["restore"]["seconds"], steps["restore"]["line"]) == (24, None)
     assert steps["restore"]["derived"] == "2/5 of standstill"
     (rule,) = [rule for rule in told["rules"] if rule["bound"] == "standstill"]

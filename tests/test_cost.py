@@ -41,9 +41,14 @@ def played(gb: float, heat: str, link: str, cores: str, cpu: float = 2e-9) -> Pl
 def chosen(move: Played, learnt: cost.Learnt | None = None, within: float | None = None) -> Chosen:
     """As a source chooses: it looks at what is written only where that matters."""
     given = cost.situation(
-        int(move.size), None, min(move.link, COPY), FIXED_S, move.cores(), move.cores(),
+        int(move.size),
+        None,
+        min(move.link, COPY),
+        FIXED_S,
+        move.cores(),
+        move.cores(),
         learnt or cost.Learnt(),
-    )  # fmt: skip
+    )
     found = cost.choose(given, 120.0, within)
     if found.undecided:
         seen = msgspec.structs.replace(given, written=move.looked_at())
@@ -61,15 +66,42 @@ def row(found: Chosen, move: Played) -> MigrationRow:
         share = (lost - pause) / copying
         rounds = Rounds(1, int(move.sent), 0, 0, 0.0, share, None, min(move.link, COPY))
     said = Prediction(
-        "pre-copy", "", best.pause_s, [], int(move.size), how=best.way, because="",
-        lost_s=best.lost_s, slower_s=best.slower_s, empty_s=best.empty_s,
-        uncovered=best.uncovered, limited=best.speed < given.reach,
-    )  # fmt: skip
+        "pre-copy",
+        "",
+        best.pause_s,
+        [],
+        int(move.size),
+        how=best.way,
+        because="",
+        lost_s=best.lost_s,
+        slower_s=best.slower_s,
+        empty_s=best.empty_s,
+        uncovered=best.uncovered,
+        limited=best.speed < given.reach,
+    )
     phases = [Phase("pre-copy", 0.0, copying)]
     return MigrationRow(
-        "m1", "gpt/0", "h1", "h2", "", "", 2, "done", 0.0, empty, pause, 0, 0, 0, 0.0, phases,
-        None, None, precopy=rounds, predicted=said,
-    )  # fmt: skip
+        "m1",
+        "gpt/0",
+        "h1",
+        "h2",
+        "",
+        "",
+        2,
+        "done",
+        0.0,
+        empty,
+        pause,
+        0,
+        0,
+        0,
+        0.0,
+        phases,
+        None,
+        None,
+        precopy=rounds,
+        predicted=said,
+    )
 
 
 @pytest.mark.parametrize(("gb", "heat", "link", "cores"), CASES)
@@ -100,9 +132,16 @@ def test_the_first_move_of_all_is_not_dear_either(
 
 
 GIVEN = Situation(
-    size=4_000_000_000, written=Writing(10e6, 10_000_000, 1.0), link=1.25e9,
-    extra_s=0.0, reach=1.25e9, fixed_s=0.3, besides_s=1.0, per_byte=2e-9, idle=0.0,
-)  # fmt: skip
+    size=4_000_000_000,
+    written=Writing(10e6, 10_000_000, 1.0),
+    link=1.25e9,
+    extra_s=0.0,
+    reach=1.25e9,
+    fixed_s=0.3,
+    besides_s=1.0,
+    per_byte=2e-9,
+    idle=0.0,
+)
 
 
 def test_on_a_fast_link_and_busy_cores_a_job_is_stopped_and_on_a_slow_one_it_is_not() -> None:

@@ -25,9 +25,16 @@ def predicted(
     look = Inspected(SURVEY, FACTS, 5, footprint=size, writing=writing, cores=cores)
     found = predict(Load(size, writing=writing), lessons, LINK)
     return costed(
-        found, look, Reserved([], "", cores=cores), LINK, lessons, cost.Learnt(),
-        PrecopySettings(), Timeouts(), way,
-    )  # fmt: skip
+        found,
+        look,
+        Reserved([], "", cores=cores),
+        LINK,
+        lessons,
+        cost.Learnt(),
+        PrecopySettings(),
+        Timeouts(),
+        way,
+    )
 
 
 @pytest.mark.parametrize("writing", [None, Writing(50e6, 50 * 10**6, 1.0)])

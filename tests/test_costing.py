@@ -29,10 +29,14 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def costed(
-    scene: Scene, step: MigrationStep, *answers: messages.Message | Exception, begin: bool = True,
+    scene: Scene,
+    step: MigrationStep,
+    *answers: messages.Message | Exception,
+    begin: bool = True,
     phases: tuple[Phase, ...] = (Phase("dump", 0.2, 0.5, None, True),),
-    meanwhile: MigrationStep | None = None, frozen_s: float = 0.5,
-) -> tuple[Cost | None, str]:  # fmt: skip
+    meanwhile: MigrationStep | None = None,
+    frozen_s: float = 0.5,
+) -> tuple[Cost | None, str]:
     """The cost of a move that ended so, and what the history says of it."""
     scene.agents.answers[messages.StartMeasure] = [None]
     scene.agents.answers[messages.EndMeasure] = list(answers)

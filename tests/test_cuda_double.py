@@ -115,8 +115,10 @@ def test_memory_runs_out_and_comes_back(start: Start) -> None:
 
 def test_versions_follow_the_driver(start: Start) -> None:
     for driver, version, lock, reserve in (
-        ("580", 13000, 0, 0), ("570", 12080, 0, 0), ("560", 12060, 1, 0),
-    ):  # fmt: skip
+        ("580", 13000, 0, 0),
+        ("570", 12080, 0, 0),
+        ("560", 12060, 1, 0),
+    ):
         one = start(SIMCUDA_DRIVER=driver)
         assert one.do("version()") == version
         assert one.do("resolve('cuCheckpointProcessLock', 13000)") == lock
@@ -302,9 +304,14 @@ def test_a_checkpointed_process_is_dumped_by_criu_and_restored(
     environment = {"LD_LIBRARY_PATH": str(doubles.folder), "SIMCUDA_DEVICES": gpus(A)}
     with said.open("w") as out:
         target = subprocess.Popen(
-            [program], stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
-            cwd="/", start_new_session=True,
-        )  # fmt: skip
+            [program],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
     helper, there = start(gpus(A)), start(gpus(B))
     pid = target.pid
     until(lambda: said.read_text().count("round") >= 3)

@@ -109,8 +109,12 @@ def test_rates_are_kept_by_host(tmp_path: Path) -> None:
 
 def test_bits_are_said_as_interfaces_are_called() -> None:
     assert [bits(r) for r in (1e6, 9.4e8, 9.999e8, 2.5e10, 1.117e9)] == [
-        "1 Mbit/s", "940 Mbit/s", "1 Gbit/s", "25 Gbit/s", "1.12 Gbit/s"
-    ]  # fmt: skip
+        "1 Mbit/s",
+        "940 Mbit/s",
+        "1 Gbit/s",
+        "25 Gbit/s",
+        "1.12 Gbit/s",
+    ]
 
 
 # ---- the doctor and the status -----------------------------------------------------------------
@@ -134,9 +138,18 @@ def test_the_doctor_knows_a_machine_that_is_none_of_the_hosts() -> None:
 def row(warning: str, state: str = "up") -> HostRow:
     link = replace(look("h0", "10.88.0.10", measured(h1=1e9), [ETH]), warning=warning)
     return HostRow(
-        name="h0", address="10.88.0.10", state=state, spare="floating", slots=1, used=0,
-        taint=None, taint_by=None, memory_free=0, capsules=[], link=link,
-    )  # fmt: skip
+        name="h0",
+        address="10.88.0.10",
+        state=state,
+        spare="floating",
+        slots=1,
+        used=0,
+        taint=None,
+        taint_by=None,
+        memory_free=0,
+        capsules=[],
+        link=link,
+    )
 
 
 def test_status_shows_the_interface_and_warns() -> None:

@@ -84,8 +84,11 @@ def test_a_lab_that_cannot_be_removed_does_not_hide_why_the_demo_failed(
     monkeypatch.setattr(demo, "find_socket", fail)
     assert demo.main() == 1
     assert "h1 fell over" in capsys.readouterr().err
-    assert commands == [("lab", "down", "demo"), ("lab", "up", "demo", "--hosts", "3"),
-                        ("lab", "down", "demo")]  # fmt: skip
+    assert commands == [
+        ("lab", "down", "demo"),
+        ("lab", "up", "demo", "--hosts", "3"),
+        ("lab", "down", "demo"),
+    ]
 
 
 class Played:
@@ -106,8 +109,9 @@ class Played:
 
     def get(self, kind: type[Message], ask: Message, timeout: float = 0.0) -> Message:
         if isinstance(ask, GetEvents):
-            return Events([Event(n, 0.0, "moved/1", "move", "", "", r)
-                           for n, r in enumerate(self.rows)])  # fmt: skip
+            return Events(
+                [Event(n, 0.0, "moved/1", "move", "", "", r) for n, r in enumerate(self.rows)]
+            )
         if isinstance(ask, GetMigration):
             return MigrationDetails(next(row for row in self.rows if row.name == ask.name))
         assert isinstance(ask, GetInspection)
@@ -124,8 +128,26 @@ class Played:
 
 
 def a_row(name: str, state: MigrationStep, error: str | None = None) -> MigrationRow:
-    return MigrationRow(name, "moved/1", "h1", "h2", "", "", 1, state.value, 0.0, 1.0, 0.0, 0, 0, 0,
-                        0.0, [], error, None)  # fmt: skip
+    return MigrationRow(
+        name,
+        "moved/1",
+        "h1",
+        "h2",
+        "",
+        "",
+        1,
+        state.value,
+        0.0,
+        1.0,
+        0.0,
+        0,
+        0,
+        0,
+        0.0,
+        [],
+        error,
+        None,
+    )
 
 
 @pytest.fixture
@@ -172,9 +194,10 @@ def test_the_job_goes_on_until_enough_steps_were_made_after_the_move(
 
 
 @pytest.mark.parametrize(
-    ("rank", "more", "fails"), [(0, 20, True), (1, 20, True), (1, 40, False)],
+    ("rank", "more", "fails"),
+    [(0, 20, True), (1, 20, True), (1, 40, False)],
     ids=["the other one", "the moved one", "they have ended"],
-)  # fmt: skip
+)
 def test_every_rank_must_still_be_found_near_the_last_step(
     played: Played, rank: int, more: int, fails: bool
 ) -> None:
@@ -263,12 +286,23 @@ def test_a_rank_that_its_hosts_agent_does_not_find_there_has_not_moved(
     ("rows", "words"),
     [
         ([], "no migration began"),
-        ([a_row("m1", MigrationStep.JOB_ENDED, "moved/1 ended with code 0 before it could move h1 → h2")],
-         "moved/1 ended with code 0 before it could move h1 → h2"),
-        ([a_row("m1", MigrationStep.FAILED, "no memory there")], "moved/1 stays on h1: no memory there"),
+        (
+            [
+                a_row(
+                    "m1",
+                    MigrationStep.JOB_ENDED,
+                    "moved/1 ended with code 0 before it could move h1 → h2",
+                )
+            ],
+            "moved/1 ended with code 0 before it could move h1 → h2",
+        ),
+        (
+            [a_row("m1", MigrationStep.FAILED, "no memory there")],
+            "moved/1 stays on h1: no memory there",
+        ),
     ],
     ids=["none", "overtaken", "failed"],
-)  # fmt: skip
+)
 def test_without_a_move_the_demo_says_why(
     played: Played, rows: list[MigrationRow], words: str
 ) -> None:

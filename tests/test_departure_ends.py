@@ -118,8 +118,14 @@ def test_devices_are_emptied_before_the_network_is_shut_and_filled_after_it_open
     gone._devices = Devices(scene)
     scene.fails = "all is there"
     assert scene.freeze() == [
-        "devices saved", LOCKED, "dump", "all is there", "thaw", OPENED, "devices back",
-    ]  # fmt: skip
+        "devices saved",
+        LOCKED,
+        "dump",
+        "all is there",
+        "thaw",
+        OPENED,
+        "devices back",
+    ]
     assert not gone.resident.still
     assert not gone._images.exists()
 
@@ -179,13 +185,24 @@ def test_the_manifest_has_what_is_gone_and_the_output_is_whole_before_it(
     )
     frozen = gone.freeze(NO_CRIU, 10.0)
     assert scene.done == [
-        LOCKED, "dump", "settled", "output", "all is there", "remembered", "pin",
-        "manifest gpt/1 {'tmp': ['gone']}", "all is there after the promise",
-    ]  # fmt: skip
+        LOCKED,
+        "dump",
+        "settled",
+        "output",
+        "all is there",
+        "remembered",
+        "pin",
+        "manifest gpt/1 {'tmp': ['gone']}",
+        "all is there after the promise",
+    ]
     assert frozen.image_bytes == 0
     assert {phase.name for phase in frozen.phases if phase.frozen} == {
-        "lock", "dump", "files", "ship", "promise",
-    }  # fmt: skip
+        "lock",
+        "dump",
+        "files",
+        "ship",
+        "promise",
+    }
 
 
 def test_files_that_have_changed_go_again_and_those_that_went_are_named(
@@ -231,9 +248,13 @@ def test_one_that_has_gone_leaves_nothing_here(
     gone._images.mkdir(parents=True)
     gone.finish()
     assert scene.done == [
-        "unplug ('overlay', 'ls-gpt.1', 1)", "removed, leaving=True", "released",
-        "devices dropped", "log closed", "wire closed",
-    ]  # fmt: skip
+        "unplug ('overlay', 'ls-gpt.1', 1)",
+        "removed, leaving=True",
+        "released",
+        "devices dropped",
+        "log closed",
+        "wire closed",
+    ]
     assert memory.done == ["close"]
     assert not gone._images.exists()
 
@@ -312,8 +333,9 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     gone._look_once_more()
     assert gone._epoll == ["an entry"]
     assert (moved.bytes, [phase.detail for phase in moved.phases][1:]) == (
-        40, ["full dump: it is small"],
-    )  # fmt: skip
+        40,
+        ["full dump: it is small"],
+    )
     assert moved.phases[0].bytes == 40
     monkeypatch.setattr(departure, "changing", lambda *_: Changing((), ()))
     OutgoingMigration._send_changes(gone)
@@ -382,8 +404,10 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     assert untils[0][0] == untils[0][1] < float("inf")
     assert (gone._sender.until, memory.lanes.until) == (float("inf"), float("inf"))
     assert [done for done in scene.done if done in ("packed", "delta", "pump")] == [
-        "packed", "delta", "pump",
-    ]  # fmt: skip
+        "packed",
+        "delta",
+        "pump",
+    ]
     assert {"delta ends", "pump ends"} <= set(scene.done)
     assert [frozen.image_bytes, *sizes] == [66, 66]
     laps = {phase.name: (phase.bytes, phase.detail) for phase in frozen.phases}

@@ -35,9 +35,13 @@ class Scene:
             placement=SimpleNamespace(carried=[]), images=lambda _migration: images
         )
         wire: Any = SimpleNamespace(
-            finish=self.note("all is there"), send=None, streams={}, bytes=0,
-            send_manifest=self.note("manifest"), close=lambda: None,
-        )  # fmt: skip
+            finish=self.note("all is there"),
+            send=None,
+            streams={},
+            bytes=0,
+            send_manifest=self.note("manifest"),
+            close=lambda: None,
+        )
         self.departure = OutgoingMigration("m1", resident, housing, wire)
         for name in ("dump", "thaw", "pin"):
             monkeypatch.setattr(self.departure._frozen, name, self.note(name))
@@ -87,9 +91,13 @@ def test_the_network_is_shut_before_the_dump_and_stays_so(scene: Scene) -> None:
     """What a peer sends to an open socket of a frozen tree is acknowledged by the kernel, and is
     not in the image."""
     assert scene.freeze() == [
-        LOCKED, "dump", "all is there", "pin", "manifest after the promise",
+        LOCKED,
+        "dump",
+        "all is there",
+        "pin",
+        "manifest after the promise",
         "all is there after the promise",
-    ]  # fmt: skip
+    ]
     assert scene.departure.promised
 
 

@@ -48,11 +48,29 @@ def test_the_exit_code_is_what_the_rows_say(capsys: pytest.CaptureFixture[str]) 
 def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     _, told = _examined(capsys)
     assert {row["check"] for row in told["checks"]} >= {
-        "privileges", "CAP_SYS_RESOURCE", "kernel", "checkpoint/restore", "namespaces", "veth",
-        "bridge", "VXLAN", "nftables", "fence", "forwarding", "lab's bad links", "CRIU", "python",
-        "torch", "interposer", "memory", "pipe-max-size", "/run", "write tracking", "deadlines",
+        "privileges",
+        "CAP_SYS_RESOURCE",
+        "kernel",
+        "checkpoint/restore",
+        "namespaces",
+        "veth",
+        "bridge",
+        "VXLAN",
+        "nftables",
+        "fence",
+        "forwarding",
+        "lab's bad links",
+        "CRIU",
+        "python",
+        "torch",
+        "interposer",
+        "memory",
+        "pipe-max-size",
+        "/run",
+        "write tracking",
+        "deadlines",
         "GPU driver",
-    }  # fmt: skip
+    }
 
 
 def test_a_bad_criu_fails_and_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -61,8 +61,10 @@ def probe(request: pytest.FixtureRequest, folder: Path) -> Callable[..., list[st
     def ask(*words: object) -> list[str]:
         done = subprocess.run(
             [program, *map(str, words)],
-            env=os.environ | sanitizers.OPTIONS, capture_output=True, text=True,
-        )  # fmt: skip
+            env=os.environ | sanitizers.OPTIONS,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.splitlines()
 
@@ -118,9 +120,20 @@ def test_of_two_that_match_the_one_that_exports_the_name(
         folder, "libtwice.so.2", "int new(void) { return 2; } int old(void) { return 3; }"
     )
     assert probe(
-        "load", older, "load", newer, "find", "libtwice.so", "old", "find", "libtwice.so", "new",
-        "find", "libtwice.so.2", "old",
-    ) == ["1", "2", "3"]  # fmt: skip
+        "load",
+        older,
+        "load",
+        newer,
+        "find",
+        "libtwice.so",
+        "old",
+        "find",
+        "libtwice.so",
+        "new",
+        "find",
+        "libtwice.so.2",
+        "old",
+    ) == ["1", "2", "3"]
 
 
 def test_libc_itself(probe: Callable[..., list[str]]) -> None:
@@ -150,7 +163,11 @@ def test_a_thread_takes_no_signals_and_leaves_its_parent_as_it_was(
     sources += [INTERPOSER / "gate/thread.c", INTERPOSER / "hooks/elf_lookup.c"]
     compile_c(program, *flags, *sources, "-ldl")
     said = subprocess.run(
-        [program], env=os.environ | sanitizers.OPTIONS, stdout=subprocess.PIPE, text=True,
-        check=True, timeout=30,
-    ).stdout  # fmt: skip
+        [program],
+        env=os.environ | sanitizers.OPTIONS,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout
     assert said == "liveshift passed-on 11\n00\n"

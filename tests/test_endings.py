@@ -186,9 +186,25 @@ def test_a_move_whose_job_ended_while_no_orchestrator_ran_has_that_as_its_outcom
 ) -> None:
     """The journal still has it under way; nobody is asked about it, and it is not told of again."""
     row = MigrationRow(
-        "m7", "gone/1", "h1", "h2", "h1 is tainted", "root", 1, MigrationStep.PRECOPYING.value, 0.0, 1.0,
-        0.0, 0, 0, 0, 0.0, [], None, None,
-    )  # fmt: skip
+        "m7",
+        "gone/1",
+        "h1",
+        "h2",
+        "h1 is tainted",
+        "root",
+        1,
+        MigrationStep.PRECOPYING.value,
+        0.0,
+        1.0,
+        0.0,
+        0,
+        0,
+        0,
+        0.0,
+        [],
+        None,
+        None,
+    )
     fleet.journal.save_migration(7, row)
     under_way = fleet.journal.migrations_not_in([step.value for step in ENDS])
     assert [number for number, _ in under_way] == [7]

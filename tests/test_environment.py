@@ -29,8 +29,10 @@ def test_every_movable_variable_is_set_and_has_a_reason() -> None:
     env = made()
     assert env["NCCL_HOSTID"] == env["HOSTNAME"] == "gpt-1"
     assert (env["NCCL_RAS_ENABLE"], env["NCCL_NVLS_ENABLE"], env["NCCL_IB_DISABLE"]) == (
-        "0", "0", "1",
-    )  # fmt: skip
+        "0",
+        "0",
+        "1",
+    )
     assert env["GLOO_SOCKET_IFNAME"] == "eth0"
     for variable in MOVABLE:
         assert env[variable.name] == variable.of(PLACE)

@@ -73,9 +73,15 @@ class StandIn:
         return Planned(capsule.name, capsule.host, "h2", [], 0, 0, self.predicted[capsule.name])
 
     def start(
-        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *,
+        self,
+        job: Job,
+        capsule: Capsule,
+        to: str,
+        reason: str,
+        by: str,
+        *,
         until: float | None = None,
-    ) -> HostMigration:  # fmt: skip
+    ) -> HostMigration:
         assert not capsule.migration
         self.asked.append(capsule.name)
         if not self.room:
@@ -286,9 +292,11 @@ def test_a_failure_with_other_words_is_tried_again_soon(
             scene.fleet.capsule(name)[1].code = 0
         scene.taint("h1")
         errors = (
-            SourceFailed("dump", "one"), SourceFailed("dump", "two"), StepFailed("ship", "gone"),
+            SourceFailed("dump", "one"),
             SourceFailed("dump", "two"),
-        )  # fmt: skip
+            StepFailed("ship", "gone"),
+            SourceFailed("dump", "two"),
+        )
         for number, error in enumerate(errors, 1):
             await scene.until(lambda n=number: len(scene.moves.begun) == n)
             scene.moves.end(f"m{number}", MigrationStep.FAILED, error)

@@ -71,43 +71,62 @@ def test_a_log_that_says_nothing(log: Path) -> None:
 
 
 SAMPLES = (
-    ("Error (criu/files-ext.c:99): Can't dump file 5 of that type (unknown anon_inode:[io_uring])",
-     "holds an io_uring"),
-    ("Error (criu/files-ext.c:99): Can't dump file 3 of that type (anon_inode:[userfaultfd])",
-     "holds a userfaultfd"),
-    ("Error (criu/files.c:1): Can't lookup mount=24 for fd=10 path=/dev/null",
-     "on a mount that is not in its capsule"),
-    ("Error (criu/cr-dump.c:1703): Dump eventpoll (pid: 1001) failed with -1",
-     "an epoll set holds"),
-    ("Error (criu/tty.c:2286): tty: ctty inheritance detected sid/pgrp 1002",
-     "holds /dev/tty"),
-    ("Error (criu/tty.c:625): tty: Unable to open /dev/ptmx with specified index 32",
-     "/dev/pts/32"),
-    ("Error (criu/files-reg.c:1010): Can't dump ghost file /tmp/a b of 5000000 size, increase",
-     "uses /tmp/a b, which was deleted and has 5000000 bytes"),
-    ("Error (criu/sk-unix.c:881): unix: Can't dump half of stream unix connection. name: x",
-     "a UNIX socket outside"),
-    ("Error (criu/file-lock.c:1): Can not set posix lock!",
-     "a file lock of a task is held by another process"),
-    ("Error (criu/files-reg.c:1): File opt/data.bin has bad size 5 (expect 7)",
-     "has 5 bytes on the"),
-    ("Error (criu/files-reg.c:1): File opt/data.bin has bad mode 0100600 (expect 0100644)",
-     "has mode 100600 on the destination"),
-    ("Error (criu/files-reg.c:1): File usr/lib/libx.so has bad build-ID",
-     "is another build"),
-    ("Error (criu/files-reg.c:1): Can't open file opt/x on restore: No such file",
-     "the destination lacks /opt/x"),
-    ("pie: 1001: Error (criu/pie/restorer.c:1): Unable to create a thread: -17",
-     "id of a thread is"),
-    ("pie: 1001: Error (criu/pie/restorer.c:1): Unable to create a thread: -11",
-     "no more threads"),
-    ("Error (criu/cr-restore.c:1): Can't fork for 1001: File exists",
-     "pid 1001 is taken"),
-    ("Error (criu/image.c:1): Can't write: No space left on device",
-     "is full on the destination"),
-    ("Error (criu/mem.c:1): Can't map: Cannot allocate memory",
-     "has too little memory"),
-)  # fmt: skip
+    (
+        "Error (criu/files-ext.c:99): Can't dump file 5 of that type (unknown "
+        "anon_inode:[io_uring])",
+        "holds an io_uring",
+    ),
+    (
+        "Error (criu/files-ext.c:99): Can't dump file 3 of that type (anon_inode:[userfaultfd])",
+        "holds a userfaultfd",
+    ),
+    (
+        "Error (criu/files.c:1): Can't lookup mount=24 for fd=10 path=/dev/null",
+        "on a mount that is not in its capsule",
+    ),
+    (
+        "Error (criu/cr-dump.c:1703): Dump eventpoll (pid: 1001) failed with -1",
+        "an epoll set holds",
+    ),
+    ("Error (criu/tty.c:2286): tty: ctty inheritance detected sid/pgrp 1002", "holds /dev/tty"),
+    (
+        "Error (criu/tty.c:625): tty: Unable to open /dev/ptmx with specified index 32",
+        "/dev/pts/32",
+    ),
+    (
+        "Error (criu/files-reg.c:1010): Can't dump ghost file /tmp/a b of 5000000 size, increase",
+        "uses /tmp/a b, which was deleted and has 5000000 bytes",
+    ),
+    (
+        "Error (criu/sk-unix.c:881): unix: Can't dump half of stream unix connection. name: x",
+        "a UNIX socket outside",
+    ),
+    (
+        "Error (criu/file-lock.c:1): Can not set posix lock!",
+        "a file lock of a task is held by another process",
+    ),
+    (
+        "Error (criu/files-reg.c:1): File opt/data.bin has bad size 5 (expect 7)",
+        "has 5 bytes on the",
+    ),
+    (
+        "Error (criu/files-reg.c:1): File opt/data.bin has bad mode 0100600 (expect 0100644)",
+        "has mode 100600 on the destination",
+    ),
+    ("Error (criu/files-reg.c:1): File usr/lib/libx.so has bad build-ID", "is another build"),
+    (
+        "Error (criu/files-reg.c:1): Can't open file opt/x on restore: No such file",
+        "the destination lacks /opt/x",
+    ),
+    (
+        "pie: 1001: Error (criu/pie/restorer.c:1): Unable to create a thread: -17",
+        "id of a thread is",
+    ),
+    ("pie: 1001: Error (criu/pie/restorer.c:1): Unable to create a thread: -11", "no more threads"),
+    ("Error (criu/cr-restore.c:1): Can't fork for 1001: File exists", "pid 1001 is taken"),
+    ("Error (criu/image.c:1): Can't write: No space left on device", "is full on the destination"),
+    ("Error (criu/mem.c:1): Can't map: Cannot allocate memory", "has too little memory"),
+)
 """A line of each error that is known; what is said of it."""
 
 

@@ -225,10 +225,17 @@ def test_other_peoples_vxlan_is_let_alone(net: Net, serve: Serve) -> None:
         (b"\xff" * 6 + frame("10.99.7.2", "10.99.7.1", b"sent")[6:12] + b"\x86\xddsent" * 9, False),
     ],
     ids=[
-        "its own", "another's", "another's IP", "another's MAC", "the gateway's", "no capsule's",
-        "ARP for another", "ARP for itself", "IPv6",
+        "its own",
+        "another's",
+        "another's IP",
+        "another's MAC",
+        "the gateway's",
+        "no capsule's",
+        "ARP for another",
+        "ARP for itself",
+        "IPv6",
     ],
-)  # fmt: skip
+)
 def test_root_in_a_capsule_cannot_be_another(
     net: Net, ear: Callable[[str], Ear], what: bytes, heard: bool
 ) -> None:

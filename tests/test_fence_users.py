@@ -70,9 +70,16 @@ def reachable(net: Net) -> Net:
 def user_sends(words: str, *argv: str, user: int = NOBODY) -> subprocess.CompletedProcess[str]:
     """A short program of an ordinary user in this thread's network namespace."""
     return subprocess.run(
-        ["/usr/bin/python3", "-Sc", "import socket, sys\n" + words, *argv], capture_output=True,
-        text=True, cwd="/", user=user, group=NOBODY, extra_groups=[], timeout=30, check=False,
-    )  # fmt: skip
+        ["/usr/bin/python3", "-Sc", "import socket, sys\n" + words, *argv],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        user=user,
+        group=NOBODY,
+        extra_groups=[],
+        timeout=30,
+        check=False,
+    )
 
 
 @contextmanager
@@ -91,10 +98,16 @@ def user_serves(net: Net, host: str, address: str) -> Iterator[None]:
     with (
         net.on(host),
         subprocess.Popen(
-            ["/usr/bin/python3", "-Sc", program], stdout=subprocess.PIPE, text=True, cwd="/",
-            user=NOBODY, group=NOBODY, extra_groups=[], process_group=0,
+            ["/usr/bin/python3", "-Sc", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            process_group=0,
         ) as server,
-    ):  # fmt: skip
+    ):
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == "up\n"
@@ -191,11 +204,15 @@ def test_an_agents_end_leaves_the_rules_to_the_jobs_that_are_here(net: Net) -> N
         ("h2", frame("10.99.7.2", "10.99.7.1", b"forged", mac_from=OVERLAY.gateway)),
         ("h2", frame("192.0.2.1", "10.99.7.1", b"forged", mac_from=OVERLAY.gateway)),
         ("h1", frame("10.99.7.2", "10.99.7.1", b"forged", arp=True)),
-        ("h1", bytes.fromhex((mac("10.99.7.1") + mac("10.99.7.2")).replace(":", "")) + b"\x86\xdd"
-               + frame("10.99.7.2", "10.99.7.1", b"forged")[14:]),
+        (
+            "h1",
+            bytes.fromhex((mac("10.99.7.1") + mac("10.99.7.2")).replace(":", ""))
+            + b"\x86\xdd"
+            + frame("10.99.7.2", "10.99.7.1", b"forged")[14:],
+        ),
     ],
     ids=["another's IP", "behind the gateway's MAC", "as the world", "ARP", "IPv6"],
-)  # fmt: skip
+)
 def test_root_of_a_host_is_not_heard_for_a_capsule_elsewhere(
     net: Net, ear: Listen, host: str, payload: bytes
 ) -> None:
@@ -229,9 +246,10 @@ def test_a_users_traffic_in_somebody_elses_vxlan_goes_on(net: Net, serve: Serve)
 def tcp_as_user(address: str, user: int = NOBODY) -> str:
     """What a user of a host gets who opens a TCP connection to port 5000."""
     done = user_sends(
-        "line = socket.socket(); line.settimeout(5)\n"
-        "print(line.connect_ex((sys.argv[1], 5000)))", address, user=user,
-    )  # fmt: skip
+        "line = socket.socket(); line.settimeout(5)\nprint(line.connect_ex((sys.argv[1], 5000)))",
+        address,
+        user=user,
+    )
     return os.strerror(int(done.stdout))
 
 
@@ -240,8 +258,10 @@ def udp_as_user(address: str, words: str, user: int = NOBODY) -> None:
     user_sends(
         "kind, _, _, _, to = socket.getaddrinfo(sys.argv[1], 6000, type=socket.SOCK_DGRAM)[0]\n"
         "socket.socket(kind, socket.SOCK_DGRAM).sendto(sys.argv[2].encode(), to)",
-        address, words, user=user,
-    )  # fmt: skip
+        address,
+        words,
+        user=user,
+    )
 
 
 def test_users_of_hosts_do_not_reach_the_ports_of_capsules(
@@ -337,14 +357,23 @@ def test_a_service_goes_on_whose_connection_the_host_has_forgotten(net: Net) -> 
     address = UNDERLAY["h0"]
     with net.on("h0"):
         server = subprocess.Popen(
-            ["/usr/bin/python3", "-Sc",
-             "import socket, sys\n"
-             f"server = socket.create_server(({address!r}, 5000)); print('up', flush=True)\n"
-             "line, _ = server.accept()\n"
-             "for told in sys.stdin: line.sendall(told.encode())\n"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd="/",
-            user=NOBODY, group=NOBODY, extra_groups=[],
-        )  # fmt: skip
+            [
+                "/usr/bin/python3",
+                "-Sc",
+                "import socket, sys\n"
+                f"server = socket.create_server(({address!r}, 5000)); print('up', flush=True)\n"
+                "line, _ = server.accept()\n"
+                "for told in sys.stdin: line.sendall(told.encode())\n",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd="/",
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+        )
     with server:
         assert server.stdin is not None
         assert server.stdout is not None

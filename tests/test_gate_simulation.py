@@ -48,39 +48,69 @@ def test_programs_are_stopped_at_the_least_cut_and_end(lib: Any, folder: Path, s
 # What must be found out, in which programs, within how many of them.
 BROKEN = {
     "whoever comes raises for all debts": (
-        "gate.c", ": owner != 0 ? ANOTHERS", ": owner != 0 ? OWN", "plain", 40,
+        "gate.c",
+        ": owner != 0 ? ANOTHERS",
+        ": owner != 0 ? OWN",
+        "plain",
+        40,
     ),
     "numbers that wait count as taken": (
         "gate.c",
         "return announced > gate->waiting[row] ? announced - gate->waiting[row] : 0;",
-        "return announced;", "plain", 20,
+        "return announced;",
+        "plain",
+        20,
     ),
     "a raise is not told": (
-        "gate.c", "atomic_store(&clock->raised, number);", "", "pool", 20,
+        "gate.c",
+        "atomic_store(&clock->raised, number);",
+        "",
+        "pool",
+        20,
     ),
     "nobody loses patience": (
-        "gate.c", "debt == ANOTHERS && patient && visit->owed_ms < GATE_OWED_MS",
-        "debt == ANOTHERS", "crossed", 20,
+        "gate.c",
+        "debt == ANOTHERS && patient && visit->owed_ms < GATE_OWED_MS",
+        "debt == ANOTHERS",
+        "crossed",
+        20,
     ),
     "a pool's later operation waits for the earlier": (
-        "gate.c", "(patient || !in_flight(gate, wants, n))", "true", "pool", 60,
+        "gate.c",
+        "(patient || !in_flight(gate, wants, n))",
+        "true",
+        "pool",
+        60,
     ),
     "what is asked for is not owed": (
-        "gate.c", "uint32_t asked = atomic_load(&page->order.asked);", "uint32_t asked = 0;",
-        "pool", 40,
+        "gate.c",
+        "uint32_t asked = atomic_load(&page->order.asked);",
+        "uint32_t asked = 0;",
+        "pool",
+        40,
     ),
     "an agent that died is waited for": (
-        "gate.c", "lease != 0 && visit->silent_ms >= lease", "false", "crossed", 40,
+        "gate.c",
+        "lease != 0 && visit->silent_ms >= lease",
+        "false",
+        "crossed",
+        40,
     ),
     "once opened by itself, open for ever": (
-        "gate.c", "atomic_load(&gate->page->answer.reopened) == o.attempt",
-        "atomic_load(&gate->page->answer.reopened) != 0", "pool", 60,
+        "gate.c",
+        "atomic_load(&gate->page->answer.reopened) == o.attempt",
+        "atomic_load(&gate->page->answer.reopened) != 0",
+        "pool",
+        60,
     ),
     "targets let nothing pass while something is owed": (
-        "gate.c", "if (found == OWN)\n            return OWN;\n    }\n    uint32_t",
-        "if (found == OWN)\n            return ANOTHERS;\n    }\n    uint32_t", "plain", 60,
+        "gate.c",
+        "if (found == OWN)\n            return OWN;\n    }\n    uint32_t",
+        "if (found == OWN)\n            return ANOTHERS;\n    }\n    uint32_t",
+        "plain",
+        60,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BROKEN)

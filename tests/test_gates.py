@@ -399,10 +399,12 @@ def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
     ("members", "words"),
     [
         ([member(1), member(0)], "gloo over ranks 0-1"),
-        ([Member(5, "nccl", "tp", 3, r, w, 1) for r, w in enumerate((0, 2, 3))],
-         "nccl tp over ranks 0,2-3"),
+        (
+            [Member(5, "nccl", "tp", 3, r, w, 1) for r, w in enumerate((0, 2, 3))],
+            "nccl tp over ranks 0,2-3",
+        ),
         ([Member(5, "gloo", "", 1, 0, -1, 1)], "gloo over rank 0"),
     ],
-)  # fmt: skip
+)
 def test_communicators_in_words(members: list[Member], words: str) -> None:
     assert communicator_words(members) == words

@@ -185,8 +185,9 @@ def test_a_job_armed_at_random_moments_computes_the_same(
             assert p.answer()["unidentified"] == p.answer()["untracked"] == 0
             assert p.page().started == p.page().finished
             assert {c.state for c in p.communicators()} <= {
-                CommunicatorState.ENDED, CommunicatorState.LIVE,
-            }  # fmt: skip
+                CommunicatorState.ENDED,
+                CommunicatorState.LIVE,
+            }
     assert boundaries >= 2
 
 

@@ -79,8 +79,10 @@ class Seen:
 def run(built: Built, pages: Path, steps: str) -> tuple[Seen, str]:
     with subprocess.Popen(
         [built.folder / "program", *steps.split()],
-        env=built.environment(pages), stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        env=built.environment(pages),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         said = process.communicate(timeout=60)[0]
     assert process.returncode == 0
     seen = Seen(pages, process.pid)
@@ -208,8 +210,12 @@ def test_the_open_gate_costs_few_instructions(pages: Path) -> None:
         callgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
         said = subprocess.run(
             [*callgrind, program, "connect", "0", "7", "call", str(calls)],
-            env=env, capture_output=True, text=True, check=True, timeout=120,
-        ).stderr  # fmt: skip
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stderr
         found = re.search(r"Collected : (\d+)", said)
         assert found is not None, said
         return int(found[1])
@@ -224,10 +230,16 @@ def test_the_open_gate_costs_few_instructions(pages: Path) -> None:
 def test_busy_threads_are_stopped_at_random_moments(built: Built, pages: Path) -> None:
     """Contexts come, are used and go, children are forked; a thread of gloo's completes."""
     chance = random.Random(3)
-    with subprocess.Popen(
-        [built.folder / "busy"], env=built.environment(pages), bufsize=0,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process, ExitStack() as cleanup:  # fmt: skip
+    with (
+        subprocess.Popen(
+            [built.folder / "busy"],
+            env=built.environment(pages),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process,
+        ExitStack() as cleanup,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         cleanup.callback(process.kill)

@@ -20,9 +20,18 @@ H200, A100 = "NVIDIA H200", "NVIDIA A100"
 
 def gpu(index: int, host: str = "a", name: str = H200, free: int = 140 * GIB) -> NvmlGpu:
     return NvmlGpu(
-        index, f"GPU-{host}{index:07d}-0000", name, 140 * GIB, free, f"0000:0{index}:00.0",
-        (9, 0) if name == H200 else (8, 0), False, True, {}, False,
-    )  # fmt: skip
+        index,
+        f"GPU-{host}{index:07d}-0000",
+        name,
+        140 * GIB,
+        free,
+        f"0000:0{index}:00.0",
+        (9, 0) if name == H200 else (8, 0),
+        False,
+        True,
+        {},
+        False,
+    )
 
 
 def host(letter: str, count: int, name: str = H200) -> list[NvmlGpu]:
@@ -51,8 +60,9 @@ def test_the_largest_goes_where_most_is_free() -> None:
     there[0] = replace(there[0], free_bytes=50 * GIB)
     used = {source[0].uuid: 20 * GIB, source[1].uuid: 100 * GIB}
     assert dict(assign(source, used, there, {}, {})) == {
-        source[0].uuid: there[0].uuid, source[1].uuid: there[1].uuid,
-    }  # fmt: skip
+        source[0].uuid: there[0].uuid,
+        source[1].uuid: there[1].uuid,
+    }
 
 
 def test_the_same_pci_address_goes_before_the_most_memory() -> None:
@@ -85,8 +95,10 @@ def test_a_swap_is_a_whole_map_too() -> None:
     used = {here[0].uuid: 80 * GIB}
     pairs = assign(here, used, here, {}, {here[0].uuid: here[1].uuid})
     assert dict(pairs) == {
-        here[0].uuid: here[1].uuid, here[1].uuid: here[0].uuid, here[2].uuid: here[2].uuid,
-    }  # fmt: skip
+        here[0].uuid: here[1].uuid,
+        here[1].uuid: here[0].uuid,
+        here[2].uuid: here[2].uuid,
+    }
 
 
 def test_two_used_gpus_can_change_places() -> None:
@@ -112,11 +124,14 @@ def test_one_that_is_asked_for_may_be_used_by_others() -> None:
         ([replace(gpu(0, "b"), mig=True)], {}, "is partitioned by MIG"),
         ([replace(gpu(0, "b"), mps=True)], {}, "is shared by MPS clients"),
         ([gpu(0, "b")], {gpu(0, "b").uuid: "is promised to gpt/2 (m9)"}, "is promised to gpt/2"),
-        ([replace(gpu(0, "b"), memory_bytes=80 * GIB)], {},
-         "has less memory (85.9 GB, 108 GB needed)"),
+        (
+            [replace(gpu(0, "b"), memory_bytes=80 * GIB)],
+            {},
+            "has less memory (85.9 GB, 108 GB needed)",
+        ),
         ([gpu(0, "b", free=100 * GIB)], {}, "has 107 GB free, 108 GB needed"),
     ],
-)  # fmt: skip
+)
 def test_why_a_gpu_will_not_do_is_said(
     there: list[NvmlGpu], taken: dict[str, str], words: str
 ) -> None:

@@ -25,9 +25,12 @@ def process(pid: int, **used: int) -> GpuProcess:
 
 
 def survey(
-    *processes: GpuProcess, gpus: list[NvmlGpu] = GPUS, can_remap: bool = True,
-    problems: list[tuple[str, str]] | None = None, taken: dict[str, str] | None = None,
-) -> GpuSurvey:  # fmt: skip
+    *processes: GpuProcess,
+    gpus: list[NvmlGpu] = GPUS,
+    can_remap: bool = True,
+    problems: list[tuple[str, str]] | None = None,
+    taken: dict[str, str] | None = None,
+) -> GpuSurvey:
     host = GpuHost("580.159", (13, 0), can_remap, False, "", gpus, taken or {})
     return GpuSurvey(host, list(processes), problems or [], [], 1000 * GIB)
 
@@ -51,8 +54,11 @@ ONE = process(1001, g1=80)
 def test_the_two_change_places_and_all_others_stay(to: str, leave: str) -> None:
     plan = chosen(survey(ONE), to, leave)
     assert dict(plan.pairs) == {
-        UUIDS[0]: UUIDS[0], UUIDS[1]: UUIDS[3], UUIDS[2]: UUIDS[2], UUIDS[3]: UUIDS[1],
-    }  # fmt: skip
+        UUIDS[0]: UUIDS[0],
+        UUIDS[1]: UUIDS[3],
+        UUIDS[2]: UUIDS[2],
+        UUIDS[3]: UUIDS[1],
+    }
     assert [old for old, _ in plan.pairs] == UUIDS
     assert (plan.leave, plan.to, plan.pids, plan.bytes) == ("GPU 1", "GPU 3", [1001], 80 * GIB)
     rows = dict(plan.checks)

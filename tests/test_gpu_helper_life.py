@@ -213,8 +213,10 @@ def test_it_is_for_root_only(doubles: build.Doubles, helper: StartHelper, tmp_pa
     try:
         said = subprocess.run(
             [*drop, sys.executable, "-S", "-c", program, str(folder)],
-            capture_output=True, text=True, pass_fds=[folder],
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            pass_fds=[folder],
+        )
     finally:
         os.close(folder)
     assert said.stdout == "b''\n", said.stderr

@@ -84,9 +84,7 @@ def test_no_helper_there() -> None:
     assert what == "h1 has no usable GPU: no NVIDIA driver is installed"
     assert "liveshift doctor" in hint
     hanging = msgspec.structs.replace(THERE, gpus=[], why_none="NVML did not answer within 20 s")
-    assert trouble(here=hanging)[0] == (
-        "h1 has no usable GPU: NVML did not answer within 20 s"
-    )  # fmt: skip
+    assert trouble(here=hanging)[0] == ("h1 has no usable GPU: NVML did not answer within 20 s")
 
 
 @pytest.mark.parametrize(

@@ -348,9 +348,11 @@ def said(op: int, **fields: int) -> bytes:
     """A reply of that kind."""
     values = dict.fromkeys(("result", "address", "size", "value", "device", "kind"), 0) | fields
     return wire.REPLY.struct.pack(
-        op, *(values[name] for name in ("result", "address", "size", "value", "device", "kind")),
-        bytes(16), bytes(96),
-    )  # fmt: skip
+        op,
+        *(values[name] for name in ("result", "address", "size", "value", "device", "kind")),
+        bytes(16),
+        bytes(96),
+    )
 
 
 HELLO = said(wire.Op.HELLO, value=os.getpid(), kind=wire.PROTOCOL)

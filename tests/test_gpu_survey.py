@@ -80,8 +80,9 @@ def test_why_the_driver_copies_it(of: ProcessState | None, host: GpuHost, words:
 def test_what_its_page_tells_is_passed_on() -> None:
     managed = ProcessObstacle("1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc")
     assert trouble(of=page(1002, GIB, 0, managed)) == (
-        "process 1002 (python): 1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc"
-    )  # fmt: skip
+        "process 1002 (python): 1 piece (4096 bytes) of managed memory",
+        "allocate with cudaMalloc",
+    )
 
 
 def test_a_page_that_cannot_be_read_is_in_the_way() -> None:
@@ -103,12 +104,18 @@ def test_a_page_that_cannot_be_read_is_in_the_way() -> None:
     ("found", "words", "remedy"),
     [
         (replace(ONE, tracer=77), "is traced by process 77 (a debugger?)", "detach it"),
-        (replace(ONE, injected=("libToolsInjection64.so",)),
-         "has a CUDA tool in it: libToolsInjection64.so", "end the profiler"),
-        (replace(ONE, mps="/run/mps"), "through MPS (its daemon's pipes are in /run/mps)",
-         "stop the MPS daemon"),
+        (
+            replace(ONE, injected=("libToolsInjection64.so",)),
+            "has a CUDA tool in it: libToolsInjection64.so",
+            "end the profiler",
+        ),
+        (
+            replace(ONE, mps="/run/mps"),
+            "through MPS (its daemon's pipes are in /run/mps)",
+            "stop the MPS daemon",
+        ),
     ],
-)  # fmt: skip
+)
 def test_company_that_a_checkpoint_does_not_bear(found: GpuTask, words: str, remedy: str) -> None:
     what, hint = trouble(found, of=page(arena=GIB))
     assert what.startswith("process 1002 (python) ")
@@ -193,8 +200,10 @@ def test_memory_that_nvml_does_not_tell_by_process_is_counted_once() -> None:
     assert found is not None
     assert found.used == {host.gpus[0].uuid: 100 * GIB, host.gpus[1].uuid: GIB}
     assert found.by_driver("") == 81 * GIB
-    assert ("GPU memory", "NVML does not tell it by process at the source: taken for all in use"
-            ) in found.remarks  # fmt: skip
+    assert (
+        "GPU memory",
+        "NVML does not tell it by process at the source: taken for all in use",
+    ) in found.remarks
 
 
 def test_persistence_mode_off_is_worth_knowing() -> None:

@@ -23,7 +23,7 @@ from move_stage import (
     named,
     no_waiting,
     play_swap,
-)  # fmt: skip
+)
 
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
@@ -37,10 +37,13 @@ HAPPY = ["LookAtGpus h1", "SwapGpu h1", "Resume h1"]
 HELD, SWAPPED, STAYS, LOST, GONE = (
     messages.SwapSettled(state, why)
     for state, why in (
-        ("held", "its driver is busy"), ("swapped", ""), ("stays", "GPU 5 has no room"),
-        ("lost", "the driver cannot restore it"), ("gone", ""),
+        ("held", "its driver is busy"),
+        ("swapped", ""),
+        ("stays", "GPU 5 has no room"),
+        ("lost", "the driver cannot restore it"),
+        ("gone", ""),
     )
-)  # fmt: skip
+)
 
 
 def test_the_order_of_things() -> None:
@@ -75,8 +78,12 @@ def test_the_record() -> None:
     assert (row.state, row.epoch, row.reason, row.by) == ("done", 1, "ECC errors", "root")
     assert (row.image_bytes, row.bytes, row.expected_bytes) == (0, 0, 0)
     assert [phase.name for phase in row.phases] == [
-        "prepare", "quiesce", "restore", "reopen", "resume",
-    ]  # fmt: skip
+        "prepare",
+        "quiesce",
+        "restore",
+        "reopen",
+        "resume",
+    ]
     assert 0 < row.frozen_s <= row.seconds
 
 

@@ -41,9 +41,12 @@ def hold(tmp_path: Path) -> Iterator[Hold]:
             mount = 'mount --bind "$0" /dev && exec "$@"'
             inside = ["unshare", "-m", "sh", "-c", mount, str(dev), *inside]
         process = subprocess.Popen(
-            inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            inside,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={"PATH": os.environ["PATH"], **variables},
-        )  # fmt: skip
+        )
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "holding\n"

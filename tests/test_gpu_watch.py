@@ -91,8 +91,9 @@ def test_seats_and_who_sits_there(watch: Watch, process: CudaProcess) -> None:
     assert [gpu.uuid for gpu in host.gpus] == [A, B]
     assert (host.can_remap, host.mps) == (True, False)
     assert host.taken == {
-        A: "is promised to gpt/2 (m9)", B: f"is used by process {process.pid}",
-    }  # fmt: skip
+        A: "is promised to gpt/2 (m9)",
+        B: f"is used by process {process.pid}",
+    }
     assert here.seats([]) == [GpuSeat(A, MODEL, True), GpuSeat(B, MODEL, False)]
     assert not any(seat.free for seat in here.seats([A]))
     assert here.used_by([1, process.pid]) == [B]

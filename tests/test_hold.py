@@ -410,8 +410,11 @@ def test_a_number_that_two_threads_have_is_the_one_that_it_is_here(
     with subprocess.Popen([*command, program, path, "1", *kinds]) as outer:
         try:
             until(counters.all_began)
-            (pid,) = {process.pid for process in psutil.Process(outer.pid).children(recursive=True)
-                      if process.name() == program.name}  # fmt: skip
+            (pid,) = {
+                process.pid
+                for process in psutil.Process(outer.pid).children(recursive=True)
+                if process.name() == program.name
+            }
             there = {tid: threads.innermost(tid) for tid in threads.of(pid)}
             twice = [tid for tid in there if tid in there.values() and there[tid] != tid]
             assert twice, there

@@ -133,9 +133,12 @@ def machine(tmp_path: Path) -> MakeMachine:
         def run(*command: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
                 [programs / "enter", addresses[0], *command],
-                env=environment, capture_output=True, text=True, timeout=120,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
                 stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
 
         return Machine(place / "etc", run)
 

@@ -180,8 +180,9 @@ def test_what_is_owed_on_a_clock_that_is_not_made_yet(lib: Any, ranks: list[Proc
     assert not gate.look().reached
     debts = gate.debts(lambda _: None)
     assert [(d.rank, d.communicator, d.sender, d.receiver) for d in debts] == [
-        (0, "dp", 1, 0), (1, "dp", 1, 0),
-    ]  # fmt: skip
+        (0, "dp", 1, 0),
+        (1, "dp", 1, 0),
+    ]
     for process in (one, other):
         made = lib.sim_clock(process.gate, process.made, 1, 0)
         assert process.begin(made) == GO

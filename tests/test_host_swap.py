@@ -129,8 +129,13 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_one_process_after_the_other(scene: Scene) -> None:
     assert scene.run() is None
     assert scene.driver.done == [
-        "save 1001", "new 1001", "verify new 1001", "save 1002", "new 1002", "verify new 1002",
-    ]  # fmt: skip
+        "save 1001",
+        "new 1001",
+        "verify new 1001",
+        "save 1002",
+        "new 1002",
+        "verify new 1002",
+    ]
     assert scene.note == SwapNote("m7", Stage.SWAPPED, PAIRS, [], [1001, 1002])
     assert (scene.driver.where, scene.ended) == ({1001: "new", 1002: "new"}, [])
 
@@ -179,8 +184,12 @@ def test_where_the_state_is_on_the_other_gpu_there_is_only_on(scene: Scene) -> N
     scene.driver.fails["verify new 1001"] = [StepFailed("gpu", "its service thread is late")]
     assert scene.run() is None
     assert scene.driver.done[:5] == [
-        "save 1001", "new 1001", "verify new 1001", "new 1001", "verify new 1001",
-    ]  # fmt: skip
+        "save 1001",
+        "new 1001",
+        "verify new 1001",
+        "new 1001",
+        "verify new 1001",
+    ]
     assert scene.note.stage is Stage.SWAPPED
 
 
@@ -263,8 +272,10 @@ def test_what_cannot_arrive_goes_back(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [NO_ROOM]
     note = scene.left(Stage.BRINGING, "off", pids=[1001, 1002])
     assert (note.stage, note.why, scene.driver.where[1001]) == (
-        Stage.STAYS, str(NO_ROOM), "old",
-    )  # fmt: skip
+        Stage.STAYS,
+        str(NO_ROOM),
+        "old",
+    )
 
 
 def test_further_processes_are_not_begun(scene: Scene) -> None:

@@ -55,8 +55,12 @@ class Said:
 def cli(*words: str) -> Said:
     done = subprocess.run(
         [sys.executable, "-m", "liveshift.launcher", *words],
-        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     return Said(done.returncode, done.stdout, done.stderr)
 
 
@@ -199,8 +203,16 @@ class TestUnits:
         assert complaints([units / "liveshift-agent.service"], tmp_path) == []
 
     def test_a_host_of_no_cluster_is_refused(self, config: Path, tmp_path: Path) -> None:
-        done = cli("install-units", "agent", "--host", "h9", "-c", str(config), "--directory",
-                   str(tmp_path))  # fmt: skip
+        done = cli(
+            "install-units",
+            "agent",
+            "--host",
+            "h9",
+            "-c",
+            str(config),
+            "--directory",
+            str(tmp_path),
+        )
         assert (done.code, list(tmp_path.glob("*.service"))) == (4, [])
 
     def test_a_place_that_cannot_be_written_is_told(self, config: Path) -> None:

@@ -37,11 +37,22 @@ def test_what_criu_has_made_is_taken(plain: Image, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "x.img", "mountpoints-1.img", "netns-2.img", "userns-1.img", "creds-1001.img",
-        "apparmor.img", "core.img", "core-01.img", "core--1.img", "core-1001.img.img",
-        "inventory-1.img", "ghost-file-G.img", "reg-files.img", "tmpfs-1.tar.gz.img",
+        "x.img",
+        "mountpoints-1.img",
+        "netns-2.img",
+        "userns-1.img",
+        "creds-1001.img",
+        "apparmor.img",
+        "core.img",
+        "core-01.img",
+        "core--1.img",
+        "core-1001.img.img",
+        "inventory-1.img",
+        "ghost-file-G.img",
+        "reg-files.img",
+        "tmpfs-1.tar.gz.img",
     ],
-)  # fmt: skip
+)
 def test_kinds_that_no_capsule_has(plain: Image, user: User, name: str) -> None:
     (plain.directory / name).write_bytes(plain.file("core-1001").read_bytes())
     with pytest.raises(StepFailed, match="of a kind that no capsule's image has"):
@@ -86,9 +97,18 @@ def test_lengths_that_lead_out_of_a_file(rich: Image, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["inventory", "pstree", "files", "core-1001", "core-1002", "mm-1001", "ids-1001", "fs-1001",
-     "pagemap-1001"],
-)  # fmt: skip
+    [
+        "inventory",
+        "pstree",
+        "files",
+        "core-1001",
+        "core-1002",
+        "mm-1001",
+        "ids-1001",
+        "fs-1001",
+        "pagemap-1001",
+    ],
+)
 def test_images_that_are_missing_are_named(plain: Image, name: str) -> None:
     plain.file(name).unlink()
     with pytest.raises(StepFailed, match=f"the image is not complete: {name}.img is missing"):
@@ -109,10 +129,18 @@ def test_one_entry_where_criu_reads_one(plain: Image) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        b"\x08", b"\x08\x80", b"\x0a\x05abc", b"\x00\x01", b"\x0b", b"\x0c", b"\x09\0\0",
-        b"\x08" + b"\xff" * 9 + b"\x02", b"\x08" + b"\x80" * 11, b"\xff\xff\xff\xff\xff\x01\x00",
+        b"\x08",
+        b"\x08\x80",
+        b"\x0a\x05abc",
+        b"\x00\x01",
+        b"\x0b",
+        b"\x0c",
+        b"\x09\0\0",
+        b"\x08" + b"\xff" * 9 + b"\x02",
+        b"\x08" + b"\x80" * 11,
+        b"\xff\xff\xff\xff\xff\x01\x00",
     ],
-)  # fmt: skip
+)
 def test_bytes_that_are_no_message(raw: bytes) -> None:
     with pytest.raises(Damaged):
         ProtobufMessage(raw)
@@ -131,8 +159,12 @@ def test_a_message_is_read_as_it_was_written() -> None:
     inner = message.message(3)
     assert inner is not None
     for wrong in (
-        lambda: inner.uint(1), lambda: message.uint(2), lambda: message.raw(1),
-        lambda: message.uint(9), lambda: message.uint(4), lambda: message.raws(1),
-    ):  # fmt: skip
+        lambda: inner.uint(1),
+        lambda: message.uint(2),
+        lambda: message.raw(1),
+        lambda: message.uint(9),
+        lambda: message.uint(4),
+        lambda: message.raws(1),
+    ):
         with pytest.raises(Damaged):
             wrong()

@@ -23,9 +23,14 @@ def test_files_that_the_user_could_not_open(plain: Image) -> None:
     plain.make("etc/passwd", 0o644)
     plain.make("tmp/mine", 0o600, ALICE.uid)
     for number, (path, flags) in enumerate(
-        (("/etc/passwd", os.O_RDONLY), ("/tmp/mine", os.O_RDWR), ("/no", os.O_RDWR),
-         ("/etc/shadow", os.O_PATH), ("/etc", os.O_RDONLY | os.O_DIRECTORY))
-    ):  # fmt: skip
+        (
+            ("/etc/passwd", os.O_RDONLY),
+            ("/tmp/mine", os.O_RDWR),
+            ("/no", os.O_RDWR),
+            ("/etc/shadow", os.O_PATH),
+            ("/etc", os.O_RDONLY | os.O_DIRECTORY),
+        )
+    ):
         plain.reg(500 + number, path, flags)
     plain.check()
     plain.reg(600, "/etc/shadow", os.O_RDONLY)
@@ -90,9 +95,18 @@ def test_a_mapping_opens_its_file_anew(plain: Image) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [(10, "packet socket"), (12, "fanotify"), (14, "namespace"), (15, "tun device"),
-     (16, "plugin"), (19, "BPF map"), (0, "kind 0"), (99, "kind 99"), (65535, "kind 65535")],
-)  # fmt: skip
+    [
+        (10, "packet socket"),
+        (12, "fanotify"),
+        (14, "namespace"),
+        (15, "tun device"),
+        (16, "plugin"),
+        (19, "BPF map"),
+        (0, "kind 0"),
+        (99, "kind 99"),
+        (65535, "kind 65535"),
+    ],
+)
 def test_kinds_of_files_that_a_user_has_not(plain: Image, kind: int, words: str) -> None:
     plain.add_file((1, kind), (2, 500))
     with pytest.raises(StepFailed, match=f"with .*{words}"):

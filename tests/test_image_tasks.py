@@ -27,10 +27,16 @@ CREDS = (5, 10)
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (1, "uid 0"), (3, "euid 0"), (5, "suid 0"), (7, "fsuid 0"),
-        (2, "gid 0"), (4, "egid 0"), (6, "sgid 0"), (8, "fsgid 0"),
+        (1, "uid 0"),
+        (3, "euid 0"),
+        (5, "suid 0"),
+        (7, "fsuid 0"),
+        (2, "gid 0"),
+        (4, "egid 0"),
+        (6, "sgid 0"),
+        (8, "fsgid 0"),
     ],
-)  # fmt: skip
+)
 def test_a_task_of_root_in_a_users_capsule(
     plain: Image, task: str, number: int, words: str
 ) -> None:

@@ -136,8 +136,11 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
     assert host.inbox.complete
     assert host.inbox.manifest == sent
     assert sorted(p.name for p in host.images.iterdir()) == [
-        "came", "core-1001.img", "empty.img", "manifest",
-    ]  # fmt: skip
+        "came",
+        "core-1001.img",
+        "empty.img",
+        "manifest",
+    ]
     assert (host.images / "core-1001.img").read_bytes() == b"registers"
     assert (host.resident.room.plan.log / LOG[7:]).read_bytes() == b"lines"
     assert (host.carried / "model.pt").read_bytes() == b"weights"
@@ -145,10 +148,14 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
     again = host.landed()
     assert again.complete
     assert again.manifest == sent
-    assert again.came == host.inbox.came == {
-        "tmp": {".", "\udcff"},
-        str(host.carried): {".", "model.pt", "\udcff"},
-    }  # fmt: skip
+    assert (
+        again.came
+        == host.inbox.came
+        == {
+            "tmp": {".", "\udcff"},
+            str(host.carried): {".", "model.pt", "\udcff"},
+        }
+    )
     assert again.written == host.inbox.written
     assert again.bytes == host.inbox.bytes
     for inbox in (host.inbox, again):
@@ -225,12 +232,31 @@ def test_nothing_comes_after_an_end(host: Host) -> None:
 @pytest.mark.parametrize(
     "stream",
     [
-        "image:", "image:../x.img", "image:/x.img", "image:x", "image:.x.img", "image:manifest",
-        "image:restore-hook", "image:x.img\0", "image:x.img\n", "image:" + "x" * 80 + ".img",
-        "image:criu.conf", "tree:3:tmp", "tree:1:", "tree:1:carried:/etc", "tree:1:/etc",
-        "tree:1:carried:", "tree:tmp", "output:x", "", "x", "manifest:", "tree", "image",
+        "image:",
+        "image:../x.img",
+        "image:/x.img",
+        "image:x",
+        "image:.x.img",
+        "image:manifest",
+        "image:restore-hook",
+        "image:x.img\0",
+        "image:x.img\n",
+        "image:" + "x" * 80 + ".img",
+        "image:criu.conf",
+        "tree:3:tmp",
+        "tree:1:",
+        "tree:1:carried:/etc",
+        "tree:1:/etc",
+        "tree:1:carried:",
+        "tree:tmp",
+        "output:x",
+        "",
+        "x",
+        "manifest:",
+        "tree",
+        "image",
     ],
-)  # fmt: skip
+)
 def test_streams_that_no_image_has_are_refused(host: Host, stream: str) -> None:
     before = sorted(host.images.parent.parent.rglob("*"))
     with pytest.raises(StepFailed, match=r"no destination takes|not carried"):
@@ -365,8 +391,9 @@ def test_pages_of_two_lanes_are_stored_at_the_same_time(
     assert counted == [{}, {}]
     streams = host.inbox.pages.streams()
     assert {name: size for name, (size, _) in streams.items()} == {
-        "memory:1": len(chunk), "memory:2": len(chunk),
-    }  # fmt: skip
+        "memory:1": len(chunk),
+        "memory:2": len(chunk),
+    }
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:

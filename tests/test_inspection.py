@@ -19,9 +19,15 @@ from liveshift.interposer.page import PageError, opened
 
 MIB = 1 << 20
 LEDGER = {
-    "made": 9, "freed": 2, "missed": 0, "events": 3, "graphs": 1, "graph_execs": 1,
-    "graphs_with_nccl": 0, "driver": 13000,
-}  # fmt: skip
+    "made": 9,
+    "freed": 2,
+    "missed": 0,
+    "events": 3,
+    "graphs": 1,
+    "graph_execs": 1,
+    "graphs_with_nccl": 0,
+    "driver": 13000,
+}
 
 
 def write(
@@ -66,14 +72,19 @@ def test_bytes_by_kind_and_device(tmp_path: Path) -> None:
         write(
             tmp_path / "1234",
             [
-                (MemoryKind.DEVICE, 1, MIB, 0), (MemoryKind.DEVICE, 0, MIB, 0),
-                (MemoryKind.DEVICE, 0, 2 * MIB, 0), (MemoryKind.FREE, 0, 7, 0),
-                (MemoryKind.PHYSICAL, 0, 4 * MIB, 5), (MemoryKind.MAPPED, 0, 4 * MIB, 5),
-                (MemoryKind.RESERVED, -1, 64 * MIB, 0), (MemoryKind.PINNED, 0, 3 * MIB, 0), (77, 1, 5, 0),
+                (MemoryKind.DEVICE, 1, MIB, 0),
+                (MemoryKind.DEVICE, 0, MIB, 0),
+                (MemoryKind.DEVICE, 0, 2 * MIB, 0),
+                (MemoryKind.FREE, 0, 7, 0),
+                (MemoryKind.PHYSICAL, 0, 4 * MIB, 5),
+                (MemoryKind.MAPPED, 0, 4 * MIB, 5),
+                (MemoryKind.RESERVED, -1, 64 * MIB, 0),
+                (MemoryKind.PINNED, 0, 3 * MIB, 0),
+                (77, 1, 5, 0),
             ],
             [(16, 0, 0), (0, 0, 0), (17, 0, 3), (1, 1, 1)],
         )
-    )  # fmt: skip
+    )
     assert state.memory == [
         AllocationsHeld(0, "device", 2, 3 * MIB),
         AllocationsHeld(0, "physical", 1, 4 * MIB),
@@ -97,25 +108,50 @@ NO_CHECKPOINT = ", which the driver cannot checkpoint"
 @pytest.mark.parametrize(
     ("rows", "ledger", "what"),
     [
-        ([(MemoryKind.MANAGED, 0, MIB, 0)] * 2, {},
-         f"it holds 2.10 MB of managed memory in 2 pieces{NO_CHECKPOINT}"),
-        ([(MemoryKind.IMPORTED, 0, 9, 0)], {},
-         f"it holds 9 B of memory shared by CUDA IPC, opened here, in 1 piece{NO_CHECKPOINT}"),
-        ([(MemoryKind.EXPORTED, 0, 9, 0)], {},
-         f"it holds 9 B of memory shared by CUDA IPC, given away, in 1 piece{NO_CHECKPOINT}"),
-        ([(MemoryKind.IMPORTED, 0, 9, 3)], {},
-         f"it holds 9 B of memory with shareable handles, imported, in 1 piece{NO_CHECKPOINT}"),
-        ([(MemoryKind.EXPORTED, 0, 9, 3)], {},
-         f"it holds 9 B of memory with shareable handles, exported, in 1 piece{NO_CHECKPOINT}"),
-        ([(MemoryKind.EVENT, 0, 0, 0)], {},
-         f"it holds 1 piece of events with IPC handles{NO_CHECKPOINT}"),
-        ([(MemoryKind.MULTICAST, -1, 9, 3)], {},
-         f"it holds 9 B of multicast memory in 1 piece{NO_CHECKPOINT}"),
+        (
+            [(MemoryKind.MANAGED, 0, MIB, 0)] * 2,
+            {},
+            f"it holds 2.10 MB of managed memory in 2 pieces{NO_CHECKPOINT}",
+        ),
+        (
+            [(MemoryKind.IMPORTED, 0, 9, 0)],
+            {},
+            f"it holds 9 B of memory shared by CUDA IPC, opened here, in 1 piece{NO_CHECKPOINT}",
+        ),
+        (
+            [(MemoryKind.EXPORTED, 0, 9, 0)],
+            {},
+            f"it holds 9 B of memory shared by CUDA IPC, given away, in 1 piece{NO_CHECKPOINT}",
+        ),
+        (
+            [(MemoryKind.IMPORTED, 0, 9, 3)],
+            {},
+            f"it holds 9 B of memory with shareable handles, imported, in 1 piece{NO_CHECKPOINT}",
+        ),
+        (
+            [(MemoryKind.EXPORTED, 0, 9, 3)],
+            {},
+            f"it holds 9 B of memory with shareable handles, exported, in 1 piece{NO_CHECKPOINT}",
+        ),
+        (
+            [(MemoryKind.EVENT, 0, 0, 0)],
+            {},
+            f"it holds 1 piece of events with IPC handles{NO_CHECKPOINT}",
+        ),
+        (
+            [(MemoryKind.MULTICAST, -1, 9, 3)],
+            {},
+            f"it holds 9 B of multicast memory in 1 piece{NO_CHECKPOINT}",
+        ),
         ([], {"graphs_with_nccl": 2}, "2 CUDA graphs (with those instantiated from them) hold NCC"),
         ([], {"missed": 4}, "4 allocations or streams found no room in the process's page"),
-        ([(MemoryKind.DEVICE, 0, 9, 0)], {"driver": 12040}, "its driver is of CUDA 12.4, which cannot"),
+        (
+            [(MemoryKind.DEVICE, 0, 9, 0)],
+            {"driver": 12040},
+            "its driver is of CUDA 12.4, which cannot",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_restored_is_said_with_what_to_do(
     tmp_path: Path, rows: list[tuple[MemoryKind, int, int, int]], ledger: dict[str, int], what: str
 ) -> None:
@@ -128,14 +164,25 @@ def test_what_cannot_be_restored_is_said_with_what_to_do(
 def test_communicators_with_what_stands_in_their_way(tmp_path: Path) -> None:
     state = look(
         write(
-            tmp_path / "1234", [], [],
+            tmp_path / "1234",
+            [],
+            [],
             [
-                {"id": 0xAB, "parent": 0xCD, "size": 8, "rank": 3, "name": b"tp", "made_by": 115,
-                 "unsafe": b"windows were exported", "operations": 12, "generation": 2},
+                {
+                    "id": 0xAB,
+                    "parent": 0xCD,
+                    "size": 8,
+                    "rank": 3,
+                    "name": b"tp",
+                    "made_by": 115,
+                    "unsafe": b"windows were exported",
+                    "operations": 12,
+                    "generation": 2,
+                },
                 {"state": 3, "unsafe": b"an ended one is in nobody's way", "device": -1},
             ],
         )
-    )  # fmt: skip
+    )
     first, second = state.communicators
     assert (first.id, first.parent, first.made_by) == ("00000000000000ab", f"{0xCD:016x}", "split")
     assert (first.size, first.rank, first.operations, first.generation) == (8, 3, 12, 2)
@@ -206,8 +253,11 @@ def test_a_script_gets_all_of_it(gpt: Any, seen: ProcessState, call: Call) -> No
     (process,) = second["processes"]
     assert process["rank"] == seen.rank
     assert process["memory"][1] == {
-        "device": 0, "kind": "managed", "count": 1, "bytes": 1_000_000,
-    }  # fmt: skip
+        "device": 0,
+        "kind": "managed",
+        "count": 1,
+        "bytes": 1_000_000,
+    }
     assert [o["what"] for o in process["obstacles"]] == [seen.obstacles[0].what]
 
 

@@ -28,9 +28,17 @@ state = "{tmp_path}/state"
 """
     there = tmp_path / "lib/python3.99/site-packages/liveshift/interposer" / LIBRARY
     spec = CapsuleSpec(
-        name="gpt/1", job="gpt", index=1, argv=["true"], env={"LD_PRELOAD": f"{there}:libx.so"},
-        cwd="/", uid=0, gid=0, groups=[], hosts_file="",
-    )  # fmt: skip
+        name="gpt/1",
+        job="gpt",
+        index=1,
+        argv=["true"],
+        env={"LD_PRELOAD": f"{there}:libx.so"},
+        cwd="/",
+        uid=0,
+        gid=0,
+        groups=[],
+        hosts_file="",
+    )
     with pytest.raises(Refused, match=f"h1 has no {there}, which .* without gates") as refused:
         CapsuleFactory(config.parse(text).cluster, "h1").start(
             spec, Book("gpt", 1, "10.99.0.0/24", {}), 1

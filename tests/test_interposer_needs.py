@@ -18,9 +18,11 @@ MOVED = {
     "pthread_create": "thread_start",
     "pthread_sigmask": "sigprocmask, which is of one thread on Linux",
     "pthread_once": "a pthread_mutex, or an atomic",
-    "stat": "statx or open", "fstat": "statx or lseek", "lstat": "statx",
+    "stat": "statx or open",
+    "fstat": "statx or lseek",
+    "lstat": "statx",
     "__isoc23_strtol": "digits read by hand, see process.c",
-}  # fmt: skip
+}
 """What came into libc or got a new version later, and what to use."""
 
 UNDEFINED = re.compile(r"\bUND (?P<name>[\w.]+)(?:@(?P<version>[\w.]+))?")
@@ -57,8 +59,10 @@ def test_nothing_newer_than_the_oldest_glibc(symbol: str, version: str) -> None:
 def test_a_symbol_without_a_version_is_one_that_may_be_absent() -> None:
     """Such a name is looked for in whatever else is loaded; only the compiler's own may be."""
     assert {name for name, version in wanted() if not version} <= {
-        "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__",
-    }  # fmt: skip
+        "_ITM_deregisterTMCloneTable",
+        "_ITM_registerTMCloneTable",
+        "__gmon_start__",
+    }
 
 
 def test_no_library_but_libc_and_the_unwinder() -> None:

@@ -28,9 +28,14 @@ set = { OMP_NUM_THREADS = "1" }
 
 def request(**changes: object) -> RunJob:
     values: dict[str, object] = {
-        "name": "gpt", "nnodes": 2, "argv": ["torchrun", "train.py"], "env": {}, "cwd": "/work",
-        "gid": 100, "groups": [100, 7],
-    }  # fmt: skip
+        "name": "gpt",
+        "nnodes": 2,
+        "argv": ["torchrun", "train.py"],
+        "env": {},
+        "cwd": "/work",
+        "gid": 100,
+        "groups": [100, 7],
+    }
     return RunJob(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -55,13 +60,20 @@ def test_the_address_book_and_the_hosts_file_name_every_capsule() -> None:
     }
     spec = made.spec(made.capsules["gpt/1"], config.parse(CLUSTER).cluster)
     assert (spec.name, spec.index, spec.cwd, spec.uid, spec.gid, spec.groups) == (
-        "gpt/1", 1, "/work", 1000, 100, [100, 7],
-    )  # fmt: skip
+        "gpt/1",
+        1,
+        "/work",
+        1000,
+        100,
+        [100, 7],
+    )
     lines = spec.hosts_file.splitlines()
     assert "127.0.0.1 localhost" in lines
     assert [line for line in lines if line.startswith("10.")] == [
-        "10.99.0.1 gpt-0", "10.99.0.2 gpt-1", "10.99.0.3 gpt-2",
-    ]  # fmt: skip
+        "10.99.0.1 gpt-0",
+        "10.99.0.2 gpt-1",
+        "10.99.0.3 gpt-2",
+    ]
 
 
 def test_what_makes_a_rank_a_rank() -> None:
@@ -97,10 +109,14 @@ def test_nothing_in_the_environment_changes_with_a_move() -> None:
 
 def test_the_callers_variables_pass_as_the_cluster_file_says() -> None:
     caller = {
-        "PATH": "/opt/bin:/bin", "SECRET_TOKEN": "x", "OMP_NUM_THREADS": "8", "RANK": "99",
-        "NOTIFY_SOCKET": "/run/systemd/notify", "LIVESHIFT_CONFIG": "/etc/other.toml",
+        "PATH": "/opt/bin:/bin",
+        "SECRET_TOKEN": "x",
+        "OMP_NUM_THREADS": "8",
+        "RANK": "99",
+        "NOTIFY_SOCKET": "/run/systemd/notify",
+        "LIVESHIFT_CONFIG": "/etc/other.toml",
         "LD_PRELOAD": "/opt/tcmalloc.so",
-    }  # fmt: skip
+    }
     env = spec_env(job(env=caller), "gpt/1")
     assert env["PATH"] == "/opt/bin:/bin"
     assert env["OMP_NUM_THREADS"] == "1"

@@ -42,9 +42,25 @@ def owners(journal: Journal) -> dict[str, tuple[str, int]]:
 
 def row(number: int, capsule: str = "gpt/1", state: str = "done") -> MigrationRow:
     return MigrationRow(
-        f"m{number}", capsule, "h1", "h2", "asked for", "root", 2, state, 1.0, 2.0, 0.5, 10, 11,
-        12, 3.5e8, [Phase("dump", 0.1, 0.4, 10, True, "a detail")], None, None,
-    )  # fmt: skip
+        f"m{number}",
+        capsule,
+        "h1",
+        "h2",
+        "asked for",
+        "root",
+        2,
+        state,
+        1.0,
+        2.0,
+        0.5,
+        10,
+        11,
+        12,
+        3.5e8,
+        [Phase("dump", 0.1, 0.4, 10, True, "a detail")],
+        None,
+        None,
+    )
 
 
 def test_commit_passes_the_ownership_on_once(journal: Journal) -> None:
@@ -375,9 +391,12 @@ def test_the_disk_has_what_a_method_wrote_before_it_returns(path: Path, tmp_path
     library = tmp_path / "syncs.so"
     compile_c(library, "-shared", "-fPIC", tmp_path / "syncs.c")
     ran = subprocess.run(
-        [sys.executable, "-c", WRITES, path], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", WRITES, path],
+        capture_output=True,
+        text=True,
+        check=True,
         env=os.environ | {"LD_PRELOAD": str(library)},
-    )  # fmt: skip
+    )
     said = [line.split() for line in ran.stdout.splitlines()]
     assert len(said) == 10
     assert {name: int(count) for name, count in said if int(count) < 1} == {}

@@ -51,10 +51,18 @@ def test_init_makes_pairs_with_the_right_modes(tmp_path: Path, umask: int) -> No
         written = keys.init(directory, ["h0", "h1"])
     finally:
         os.umask(before)
-    assert sorted(str(p.relative_to(directory)) for p in written) == sorted(files(directory)) == [
-        "hosts/h0.key", "hosts/h1.key", "orchestrator.key",
-        "public/h0.pub", "public/h1.pub", "public/orchestrator.pub",
-    ]  # fmt: skip
+    assert (
+        sorted(str(p.relative_to(directory)) for p in written)
+        == sorted(files(directory))
+        == [
+            "hosts/h0.key",
+            "hosts/h1.key",
+            "orchestrator.key",
+            "public/h0.pub",
+            "public/h1.pub",
+            "public/orchestrator.pub",
+        ]
+    )
     for path in written:
         assert stat.S_IMODE(path.stat().st_mode) == (0o600 if path.suffix == ".key" else 0o644)
     assert stat.S_IMODE((directory / "hosts").stat().st_mode) == 0o700

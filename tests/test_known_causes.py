@@ -99,9 +99,14 @@ def test_there_is_a_scene_for_each_cause_in_a_capsule() -> None:
 @pytest.mark.parametrize("pattern", SCENES)
 @pytest.mark.root
 def test_the_survey_says_before_what_criu_says_after(
-    criu: Criu, rooms: Rooms, place: Path, sink: Sink, outside: str, pattern: str,
+    criu: Criu,
+    rooms: Rooms,
+    place: Path,
+    sink: Sink,
+    outside: str,
+    pattern: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     scene = SCENES[pattern]
     monkeypatch.setattr(lost_names, "MOST_DELETED", 4 << 20)
     monkeypatch.setattr(dump, "COMMON", [*dump.COMMON[:-1], str(4 << 20)])

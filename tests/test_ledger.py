@@ -60,9 +60,12 @@ class Holder:
         if built.linked is None:
             environment["LD_PRELOAD"] = str(library.library_path())
         self.process = subprocess.Popen(
-            [str(built.program), *story], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [str(built.program), *story],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def step(self, word: str) -> list[str]:
         """Wait for that step; the words that come with it."""
@@ -214,9 +217,10 @@ def test_a_library_that_python_loads_for_itself_is_recorded(tmp_path: Path) -> N
     pages = tmp_path / "pages"
     pages.mkdir()
     environment = {
-        "LD_LIBRARY_PATH": str(doubles.folder), "LD_PRELOAD": str(library.library_path()),
+        "LD_LIBRARY_PATH": str(doubles.folder),
+        "LD_PRELOAD": str(library.library_path()),
         "LIVESHIFT_PAGES": str(pages),
-    }  # fmt: skip
+    }
     subprocess.run([sys.executable, "-S", "-c", code], check=True, env=environment, timeout=60)
     (page,) = pages.iterdir()
     with opened(page) as file:

@@ -74,9 +74,15 @@ def several(job: Callable[[], MadeUp], asked: float, over: float) -> list[float]
 
 
 def held_up(
-    step_s: float, asked: float, over: float, seconds: float, *, begin: float, speed: float = 0.0,
+    step_s: float,
+    asked: float,
+    over: float,
+    seconds: float,
+    *,
+    begin: float,
+    speed: float = 0.0,
     collectives: int = 1,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """What is said of nine jobs that have this speed for so many seconds from ``begin`` on, and are
     moved then: each at another point of its steps."""
     found = []

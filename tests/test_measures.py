@@ -94,8 +94,12 @@ def test_one_that_has_left_is_asked_for_what_it_had_made() -> None:
     said = leaves(Capsule(), gone)
     assert time.monotonic() - began < 0.1, "nobody waits for a host that has nothing to watch"
     assert (said.clock, said.end, said.seconds, said.sent, said.why_not) == (
-        COLLECTIVES, None, 0.0, 246, ""
-    )  # fmt: skip
+        COLLECTIVES,
+        None,
+        0.0,
+        246,
+        "",
+    )
     assert said.rate == pytest.approx(RATE, rel=0.02)
     assert said.begin == pytest.approx(20 * RATE, abs=5)
     assert said.counted == pytest.approx(20 * RATE, abs=5)

@@ -75,17 +75,22 @@ def test_what_came_is_what_there_is_however_often_it_came(store: MemoryStore) ->
     store.write(chunk(7, [(BASE + PAGE, 1, DATA)], page(4), round_=1))
     store.write(chunk(7, [(BASE + 9 * PAGE, 1, DATA), (BASE + 2 * PAGE, 1, ZERO)], page(5)))
     store.write(chunk(8, [(BASE, 1, DATA)], page(6)))
-    store.end({
-        7: ProcessTable(1, packed([(BASE, 3), (BASE + 9 * PAGE, 2)])),
-        8: ProcessTable(1, struct.pack("<QQ", BASE, 1)),
-    })  # fmt: skip
+    store.end(
+        {
+            7: ProcessTable(1, packed([(BASE, 3), (BASE + 9 * PAGE, 2)])),
+            8: ProcessTable(1, struct.pack("<QQ", BASE, 1)),
+        }
+    )
     assert content(store) == {
         7: {
-            BASE: page(1), BASE + PAGE: page(4), BASE + 2 * PAGE: ZEROS,
-            BASE + 9 * PAGE: page(5), BASE + 10 * PAGE: ZEROS,
+            BASE: page(1),
+            BASE + PAGE: page(4),
+            BASE + 2 * PAGE: ZEROS,
+            BASE + 9 * PAGE: page(5),
+            BASE + 10 * PAGE: ZEROS,
         },
         8: {BASE: page(6)},
-    }  # fmt: skip
+    }
     assert store.size == 6 * PAGE
 
 
@@ -369,10 +374,12 @@ def test_lanes_write_at_the_same_time(tmp_path: Path) -> None:
     expected = {
         pid: {
             BASE + (n << 20) + k * PAGE: page(n * 10 + 2)
-            for n in range(60) if 7 + n % 2 == pid for k in range(255)
+            for n in range(60)
+            if 7 + n % 2 == pid
+            for k in range(255)
         }
         for pid in (7, 8)
-    }  # fmt: skip
+    }
     store.end(table(expected))
     assert content(store) == expected
     store.close()

@@ -89,8 +89,10 @@ def test_round_trip(kind: type[Message]) -> None:
 
 def test_another_library_reads_what_is_sent() -> None:
     assert msgpack.unpackb(encode_ask(7, messages.Untaint("h1"))) == {
-        "v": VERSION, "id": 7, "body": {"t": "Untaint", "host": "h1"},
-    }  # fmt: skip
+        "v": VERSION,
+        "id": 7,
+        "body": {"t": "Untaint", "host": "h1"},
+    }
     error = ("Refused", "no", None)
     assert msgpack.unpackb(encode_error(4, error)) == {"v": VERSION, "id": 4, "error": [*error]}
 
@@ -138,7 +140,7 @@ def test_nonsense_is_refused_in_words_or_understood(raw: bytes) -> None:
         ({"v": VERSION, "id": 1, "body": {"t": "Named", "name": "gpt"}}, "'Named'"),  # an answer
         ({"v": VERSION, "id": 1, "ok": {"t": "End", "capsule": "gpt/0"}}, "'End'"),  # an ask
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(frame: dict[str, object], words: str) -> None:
     with pytest.raises(LiveshiftError, match=words.replace("(", r"\(")):
         decode(msgpack.packb(frame))

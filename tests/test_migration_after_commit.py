@@ -31,7 +31,7 @@ from move_stage import (
     no_waiting,
     play,
     returned,
-)  # fmt: skip
+)
 
 from liveshift.errors import LiveshiftError, NotFound, SourceFailed, Unreachable
 from liveshift.runtime import messages
@@ -115,9 +115,10 @@ def test_when_that_spare_fails_too_the_source_gets_it_back() -> None:
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == [
-        *(f"commit h2 {n}" for n in (2, 3, 4)), *(f"commit h3 {n}" for n in (5, 6, 7)),
+        *(f"commit h2 {n}" for n in (2, 3, 4)),
+        *(f"commit h3 {n}" for n in (5, 6, 7)),
         "commit h1 8",
-    ]  # fmt: skip
+    ]
     assert move.step is MigrationStep.FAILED
 
 
@@ -178,8 +179,12 @@ def test_the_last_image_is_not_given_up_for_a_source_that_lost_its_copy() -> Non
     stage.fail("Settle h1", HELD, Unreachable("h1 is away"), NOTHING)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == [
-        "commit h2 2", "commit h2 3", "commit h2 4", "commit h1 5", "commit h2 6",
-    ]  # fmt: skip
+        "commit h2 2",
+        "commit h2 3",
+        "commit h2 4",
+        "commit h1 5",
+        "commit h2 6",
+    ]
     assert stage.sent(messages.RestoreCapsule)[-1].epoch == 6
     assert move.step is MigrationStep.DONE
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 6)

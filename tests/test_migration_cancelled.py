@@ -16,7 +16,7 @@ from move_stage import (
     a_move,
     a_swap,
     no_waiting,
-)  # fmt: skip
+)
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime.messages import Message

@@ -29,7 +29,7 @@ from move_stage import (
     named,
     no_waiting,
     play,
-)  # fmt: skip
+)
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
@@ -46,9 +46,15 @@ def test_the_order_of_things() -> None:
     assert move.step is MigrationStep.DONE
     assert move.error is None
     assert stage.steps == [
-        MigrationStep.PRECOPYING, MigrationStep.QUIESCING, MigrationStep.FREEZING, MigrationStep.COMMITTED, MigrationStep.RESTORING,
-        MigrationStep.RESUMING, MigrationStep.FINISHING, MigrationStep.DONE,
-    ]  # fmt: skip
+        MigrationStep.PRECOPYING,
+        MigrationStep.QUIESCING,
+        MigrationStep.FREEZING,
+        MigrationStep.COMMITTED,
+        MigrationStep.RESTORING,
+        MigrationStep.RESUMING,
+        MigrationStep.FINISHING,
+        MigrationStep.DONE,
+    ]
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
 
@@ -82,8 +88,9 @@ def test_the_gates_are_closed_before_the_freeze_and_opened_when_it_runs() -> Non
     move = play(stage)
     at = {name: stage.said.index(name) for name in ("Freeze h1", "Resume h2")}
     assert stage.gates == [
-        f"closed before {at['Freeze h1']}", f"open before {at['Resume h2']}",
-    ]  # fmt: skip
+        f"closed before {at['Freeze h1']}",
+        f"open before {at['Resume h2']}",
+    ]
     (quiesce,) = [phase for phase in move.row().phases if phase.name == "quiesce"]
     assert quiesce.detail == "paused after collective 7 of gloo over ranks 0-1"
 
@@ -121,8 +128,11 @@ def test_what_each_side_is_told() -> None:
     play(stage)
     (reserve,) = stage.sent(messages.Reserve)
     assert (reserve.migration, reserve.source, reserve.epoch, reserve.dry_run) == (
-        "m7", "h1", 2, False,
-    )  # fmt: skip
+        "m7",
+        "h1",
+        2,
+        False,
+    )
     assert reserve.survey == SURVEY
     assert reserve.spec.name == "gpt/1"
     (precopy,) = stage.sent(messages.StartPrecopy)
@@ -140,9 +150,19 @@ def test_the_record() -> None:
     assert (row.state, row.epoch, row.reason, row.by) == ("done", 2, "h1 is tainted", "root")
     assert (row.image_bytes, row.expected_bytes) == (1000, 320)
     assert [phase.name for phase in row.phases] == [
-        "prepare", "pre-copy", "quiesce", "dump", "messages", "commit", "restore", "messages",
-        "address book", "reopen", "resume", "finish",
-    ]  # fmt: skip
+        "prepare",
+        "pre-copy",
+        "quiesce",
+        "dump",
+        "messages",
+        "commit",
+        "restore",
+        "messages",
+        "address book",
+        "reopen",
+        "resume",
+        "finish",
+    ]
     assert 0 < row.frozen_s <= row.seconds
     assert row.error is None
 

@@ -207,9 +207,12 @@ def test_a_plan_learns_from_the_moves_of_its_own_job(scene: Scene) -> None:
         predicted = Prediction("pre-copy", "", 0.1, [Part("dump", 0.1, 10, "", 0.1)], 10)
         phases = [Phase("dump", 0.0, seconds, 10, True)]
         return msgspec.structs.replace(
-            row(number, capsule), frozen_s=seconds, phases=phases, predicted=predicted,
+            row(number, capsule),
+            frozen_s=seconds,
+            phases=phases,
+            predicted=predicted,
             precopy=Rounds(1, 10, 0, 0, 1e8),
-        )  # fmt: skip
+        )
 
     for number, (capsule, seconds) in enumerate((("gpt/0", 0.2), ("bert/1", 2.0)), 1):
         scene.fleet.journal.save_migration(number, moved(number, capsule, seconds))

@@ -66,14 +66,16 @@ def words(mutants: Iterator[python_mutants.Mutant]) -> set[tuple[str, str]]:
 def test_what_is_changed_in_python_is_what_it_does_and_no_words() -> None:
     made = list(python_mutants.mutants(SOURCE))
     assert words(iter(made)) == {
-        ("3", "4"), ("2", "3"), ("1", "2"),
+        ("3", "4"),
+        ("2", "3"),
+        ("1", "2"),
         ("self.ready() and limit < 3", "((self.ready()) or (limit < 3))"),
         ("limit < 3", "(limit <= 3)"),
         ("self.count += 1", "pass"),
         ('raise Refused("not 1 < 2", hint="x == y")', "pass"),
         ("return not self.over", "return None"),
         ("not self.over", "(self.over)"),
-    }  # fmt: skip
+    }
     raising = next(m for m in made if m.before.startswith("raise"))
     assert raising.line == 10
     assert raising.text == SOURCE.replace(raising.before, "pass")
@@ -85,15 +87,17 @@ def test_what_is_changed_in_c_is_what_functions_do() -> None:
         ("if (gate->count == 1 && n < MOST)", "if (gate->count == 2 && n < MOST)"),
         ("if (gate->count == 1 && n < MOST)", "if (gate->count == 1 || n < MOST)"),
         ("if (gate->count == 1 && n < MOST)", "if (gate->count == 1 && n <= MOST)"),
-        ("gate->count += n;", "gate->count -= n;"), ("gate->count += n;", ";"),
+        ("gate->count += n;", "gate->count -= n;"),
+        ("gate->count += n;", ";"),
         ("return true;", "return false;"),
         # What gives an enum or a struct is a function too, and its first line may open a block.
         ("for (int i = 0; i < gate->count; i++) {", "for (int i = 1; i < gate->count; i++) {"),
         ("for (int i = 0; i < gate->count; i++) {", "for (int i = 0; i <= gate->count; i++) {"),
         ("seen = i;", ";"),
         ("while (n != MOST)", "while (n == MOST)"),
-        ("gate->count -= n;", "gate->count += n;"), ("gate->count -= n;", ";"),
-    }  # fmt: skip
+        ("gate->count -= n;", "gate->count += n;"),
+        ("gate->count -= n;", ";"),
+    }
 
 
 def test_every_file_has_mutants_and_tests_and_what_is_explained_is_one_of_them() -> None:

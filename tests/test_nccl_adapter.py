@@ -112,10 +112,14 @@ def test_the_contract_holds_under_the_interposer(
     flags += sanitizers.first(world.linked) if world.linked else []
     target = program(source, tmp_path / name, [world.libnccl, world.libcuda], flags)
     (tmp_path / "pages").mkdir()
-    environment = os.environ | sanitizers.OPTIONS | {
-        "LD_LIBRARY_PATH": f"{world.libcuda.parent}:{world.libnccl.parent}",
-        "LIVESHIFT_PAGES": str(tmp_path / "pages"),
-    }  # fmt: skip
+    environment = (
+        os.environ
+        | sanitizers.OPTIONS
+        | {
+            "LD_LIBRARY_PATH": f"{world.libcuda.parent}:{world.libnccl.parent}",
+            "LIVESHIFT_PAGES": str(tmp_path / "pages"),
+        }
+    )
     if world.linked is None:
         environment["LD_PRELOAD"] = str(library.library_path())
     done = subprocess.run([target], env=environment, capture_output=True, text=True, timeout=90)
@@ -138,15 +142,33 @@ def test_a_function_that_this_nccl_lacks_is_named(world: World, tmp_path: Path) 
 def test_our_declarations_are_those_of_the_double(tmp_path: Path) -> None:
     """Two files written apart, for one ABI."""
     values = (
-        "sizeof(ncclUniqueId)", "ncclInProgress", "ncclRemoteError", "ncclInvalidUsage",
-        "NCCL_SPLIT_NOCOLOR", "sizeof(ncclWaitSignalDesc_t)", "sizeof(ncclTeam_t)",
-        "offsetof(CONFIG, blocking)", "offsetof(CONFIG, netName)", "offsetof(CONFIG, trafficClass)",
-        "offsetof(CONFIG, commName)", "offsetof(CALL_CONFIG, algSelection)", "MAGIC", "OPS",
-    )  # fmt: skip
-    ours = "CONFIG=struct nccl_config", "CALL_CONFIG=struct nccl_call_config", (
-        "MAGIC=NCCL_CONFIG_MAGIC"), "OPS=NCCL_NUM_OPS"  # fmt: skip
-    theirs = "CONFIG=ncclConfig_t", "CALL_CONFIG=ncclCollConfig_t", (
-        "MAGIC=NCCL_API_MAGIC"), "OPS=ncclNumOps"  # fmt: skip
+        "sizeof(ncclUniqueId)",
+        "ncclInProgress",
+        "ncclRemoteError",
+        "ncclInvalidUsage",
+        "NCCL_SPLIT_NOCOLOR",
+        "sizeof(ncclWaitSignalDesc_t)",
+        "sizeof(ncclTeam_t)",
+        "offsetof(CONFIG, blocking)",
+        "offsetof(CONFIG, netName)",
+        "offsetof(CONFIG, trafficClass)",
+        "offsetof(CONFIG, commName)",
+        "offsetof(CALL_CONFIG, algSelection)",
+        "MAGIC",
+        "OPS",
+    )
+    ours = (
+        "CONFIG=struct nccl_config",
+        "CALL_CONFIG=struct nccl_call_config",
+        ("MAGIC=NCCL_CONFIG_MAGIC"),
+        "OPS=NCCL_NUM_OPS",
+    )
+    theirs = (
+        "CONFIG=ncclConfig_t",
+        "CALL_CONFIG=ncclCollConfig_t",
+        ("MAGIC=NCCL_API_MAGIC"),
+        "OPS=ncclNumOps",
+    )
     printed = [f'printf("%lld\\n", (long long)({value}));' for value in values]
     source = tmp_path / "abi.c"
     source.write_text(

@@ -21,9 +21,18 @@ from sanitizers import BUILT  # noqa: E402
 OLD, DEFAULT, NEW = VERSIONS[0], run_nccl.DEFAULT, VERSIONS[-1]
 
 LATER = {
-    "AlltoAll", "CommGrow", "CommMemStats", "CommResume", "CommRevoke", "CommShrink",
-    "CommSuspend", "CommWindowRegister", "DevCommCreate", "PutSignal", "WinGetUserPtr",
-}  # fmt: skip
+    "AlltoAll",
+    "CommGrow",
+    "CommMemStats",
+    "CommResume",
+    "CommRevoke",
+    "CommShrink",
+    "CommSuspend",
+    "CommWindowRegister",
+    "DevCommCreate",
+    "PutSignal",
+    "WinGetUserPtr",
+}
 """Some of what came between 2.26 and 2.29.7."""
 
 

@@ -46,11 +46,17 @@ def test_those_that_are_left_alone_take_neither() -> None:
     left = {export.name for export in exports() if export.takes == "-"}
     params = {name for name in left if name.startswith("ncclParam")}
     assert left - params == {
-        "ncclGetErrorString", "ncclGetUniqueId", "ncclGetVersion",
-        "ncclGinInboxA2ACreateRequirement", "ncclGinOutboxCreateRequirement",
-        "ncclLLA2ACalcSlots", "ncclLLA2ACreateRequirement", "ncclLsaBarrierCreateRequirement",
-        "ncclResetDebugInit", "ncclResetDebugInitInternal",
-    }  # fmt: skip
+        "ncclGetErrorString",
+        "ncclGetUniqueId",
+        "ncclGetVersion",
+        "ncclGinInboxA2ACreateRequirement",
+        "ncclGinOutboxCreateRequirement",
+        "ncclLLA2ACalcSlots",
+        "ncclLLA2ACreateRequirement",
+        "ncclLsaBarrierCreateRequirement",
+        "ncclResetDebugInit",
+        "ncclResetDebugInitInternal",
+    }
 
 
 def test_the_real_ones_are_known_by_the_same_names() -> None:

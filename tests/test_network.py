@@ -37,8 +37,9 @@ def forwarding(net: Net, host: str, index: int) -> list[str]:
     with net.on(host):
         done = subprocess.run(
             ["bridge", "-json", "fdb", "show", "dev", OVERLAY.vxlan],
-            check=True, capture_output=True,
-        )  # fmt: skip
+            check=True,
+            capture_output=True,
+        )
     wanted = mac(OVERLAY.address(index))
     return [e["dst"] for e in json.loads(done.stdout) if e["mac"] == wanted and "dst" in e]
 

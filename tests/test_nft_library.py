@@ -19,8 +19,10 @@ def run(program: str) -> str:
     program = imports + textwrap.dedent(program)
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", program],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

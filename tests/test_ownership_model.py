@@ -61,9 +61,10 @@ PAIRS = {
 }
 OTHERS = (("agents", "silences"), ("doubles", "failures"), ("failures", "orchestrator"))
 LONG_PAIRS = [
-    pair for pair in itertools.combinations_with_replacement(sorted(FAULTS), 2)
+    pair
+    for pair in itertools.combinations_with_replacement(sorted(FAULTS), 2)
     if pair not in PAIRS and pair not in OTHERS
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("pair", "least"), PAIRS.items(), ids=lambda v: str(v))
@@ -136,10 +137,18 @@ def test_without_it_the_protocol_fails(part: str, value: Any, budget: dict[str, 
 def test_a_commit_while_it_rolls_back_is_seen_after_a_restart() -> None:
     """Else the source's copy ends, though nothing is restored yet."""
     complete_and_silent = [
-        "move to B", "B takes Reserve", "Reserved", "A takes Freeze", "A promises", "A ships",
-        "B takes Manifest", "no answer to Freeze", "no answer to Progress",
-        "no answer to Settle: is it complete?", "B takes Progress [5",
-    ]  # fmt: skip
+        "move to B",
+        "B takes Reserve",
+        "Reserved",
+        "A takes Freeze",
+        "A promises",
+        "A ships",
+        "B takes Manifest",
+        "no answer to Freeze",
+        "no answer to Progress",
+        "no answer to Settle: is it complete?",
+        "B takes Progress [5",
+    ]
     start = initial("AB", Budget(silences=3, orchestrator=1, hosts=1))
     for seen, sound in ((BEFORE_COMMIT, False), (Protocol.committed_from, True)):
         model = Model(Protocol(committed_from=seen))
@@ -152,39 +161,75 @@ When = Callable[[Side, bool, int, Owner, MigrationStep | None], bool]
 L, C = Side.LEAVING, Side.COMING
 
 OTHER_RULES: list[tuple[str, When, Ruling, dict[str, int]]] = [
-    ("the source runs before the commit",
-     lambda side, mine, _, __, step: side is L and mine and step in BEFORE_COMMIT,
-     Ruling.RUN, faults("silences")),
-    ("the source runs while it is restored",
-     lambda side, mine, _, __, step: side is L and step is MigrationStep.RESTORING, Ruling.RUN, faults()),
-    ("the source runs before it has it back",
-     lambda side, mine, _, __, step: side is L and step is MigrationStep.RETURNING,
-     Ruling.RUN, faults("silences")),
-    ("the source ends before it runs at the destination",
-     lambda side, mine, _, __, step: side is L and not mine and step in BEFORE_RUNNING,
-     Ruling.END, faults("hosts")),
-    ("the source never ends",
-     lambda side, mine, _, __, step: side is L and not mine and step in (MigrationStep.FINISHING, MigrationStep.DONE),
-     Ruling.WAIT, faults()),
-    ("the destination runs under any epoch",
-     lambda side, mine, _, __, step: side is C and mine, Ruling.RUN,
-     faults("silences", "silences", "agents")),
-    ("the destination runs while it returns",
-     lambda side, mine, _, __, step: side is C and not mine and step is MigrationStep.RETURNING,
-     Ruling.RUN, faults("silences")),
-    ("the image ends before the source has it back",
-     lambda side, mine, _, __, step: side is C and not mine and step is MigrationStep.RETURNING,
-     Ruling.END, faults("hosts", "silences")),
-    ("the image ends before the commit",
-     lambda side, mine, _, __, step: side is C and not mine and step in BEFORE_COMMIT,
-     Ruling.END, faults("hosts", "silences")),
-    ("the image ends before the order to restore it anew",
-     lambda side, mine, epoch, owner, step: side is C and mine and epoch != owner.epoch,
-     Ruling.END, faults("hosts", "failures")),
-    ("the image never ends",
-     lambda side, mine, epoch, owner, step: side is C and epoch != owner.epoch and step in ENDS,
-     Ruling.WAIT, faults("silences")),
-]  # fmt: skip
+    (
+        "the source runs before the commit",
+        lambda side, mine, _, __, step: side is L and mine and step in BEFORE_COMMIT,
+        Ruling.RUN,
+        faults("silences"),
+    ),
+    (
+        "the source runs while it is restored",
+        lambda side, mine, _, __, step: side is L and step is MigrationStep.RESTORING,
+        Ruling.RUN,
+        faults(),
+    ),
+    (
+        "the source runs before it has it back",
+        lambda side, mine, _, __, step: side is L and step is MigrationStep.RETURNING,
+        Ruling.RUN,
+        faults("silences"),
+    ),
+    (
+        "the source ends before it runs at the destination",
+        lambda side, mine, _, __, step: side is L and not mine and step in BEFORE_RUNNING,
+        Ruling.END,
+        faults("hosts"),
+    ),
+    (
+        "the source never ends",
+        lambda side, mine, _, __, step: (
+            side is L and not mine and step in (MigrationStep.FINISHING, MigrationStep.DONE)
+        ),
+        Ruling.WAIT,
+        faults(),
+    ),
+    (
+        "the destination runs under any epoch",
+        lambda side, mine, _, __, step: side is C and mine,
+        Ruling.RUN,
+        faults("silences", "silences", "agents"),
+    ),
+    (
+        "the destination runs while it returns",
+        lambda side, mine, _, __, step: side is C and not mine and step is MigrationStep.RETURNING,
+        Ruling.RUN,
+        faults("silences"),
+    ),
+    (
+        "the image ends before the source has it back",
+        lambda side, mine, _, __, step: side is C and not mine and step is MigrationStep.RETURNING,
+        Ruling.END,
+        faults("hosts", "silences"),
+    ),
+    (
+        "the image ends before the commit",
+        lambda side, mine, _, __, step: side is C and not mine and step in BEFORE_COMMIT,
+        Ruling.END,
+        faults("hosts", "silences"),
+    ),
+    (
+        "the image ends before the order to restore it anew",
+        lambda side, mine, epoch, owner, step: side is C and mine and epoch != owner.epoch,
+        Ruling.END,
+        faults("hosts", "failures"),
+    ),
+    (
+        "the image never ends",
+        lambda side, mine, epoch, owner, step: side is C and epoch != owner.epoch and step in ENDS,
+        Ruling.WAIT,
+        faults("silences"),
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -209,9 +254,11 @@ def test_with_another_rule_the_protocol_fails(
 
 
 @settings(
-    max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate],
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+)
 @given(
     st.sampled_from(["AB", "ABC"]),
     st.fixed_dictionaries({fault: st.integers(0, 3) for fault in FAULTS}),
@@ -250,8 +297,9 @@ def test_the_other_pairs(pair: tuple[str, str]) -> None:
 def test_deep(most: int) -> None:
     """Three faults of any kinds, or few of them with three hosts or two moves, which share the
     states that may be visited."""
-    budgets = [("AB", faults(*three))
-               for three in itertools.combinations_with_replacement(FAULTS, 3)]  # fmt: skip
+    budgets = [
+        ("AB", faults(*three)) for three in itertools.combinations_with_replacement(FAULTS, 3)
+    ]
     budgets += [("ABC", {"failures": 2, fault: 1 + 2 * (fault == "failures")}) for fault in FAULTS]
     budgets += [("AB", {"moves": 2, fault: 1}) for fault in FAULTS]
     total, whole, began = 0, 0, time.monotonic()
@@ -261,6 +309,8 @@ def test_deep(most: int) -> None:
         assert found.violation is None, (hosts, budget, str(found))
         total += found.states
         whole += found.states < each
-    print(f"{total} states of {len(budgets)} budgets, {whole} of them whole, "
-          f"in {time.monotonic() - began:.0f} s")  # fmt: skip
+    print(
+        f"{total} states of {len(budgets)} budgets, {whole} of them whole, "
+        f"in {time.monotonic() - began:.0f} s"
+    )
     assert total > most // 4

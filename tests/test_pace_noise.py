@@ -57,9 +57,15 @@ def lost(harm: float, step: float, seed: int, seen: float = 1.0) -> tuple[float,
     its usual speed, what it was taken for."""
     job, usual = Noisy(harm, step, seed), _usual(step)
     pace = Throttle(
-        lambda: job.done, usual * seen, 0.2, lambda: job.now, job.rest, 2, job.cost,
+        lambda: job.done,
+        usual * seen,
+        0.2,
+        lambda: job.now,
+        job.rest,
+        2,
+        job.cost,
         gap=max(0.5, step / 2),
-    )  # fmt: skip
+    )
     while job.now < 40:
         job.allowed = pace.rate
         job.read()

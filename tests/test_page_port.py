@@ -60,19 +60,27 @@ def test_what_does_not_open_is_neither_taken_nor_answered(
         head, body = good
         flipped = [bytes([body[0] ^ 1]) + body[1:], body[:-1] + bytes([body[-1] ^ 1])]
         elsewhere = [
-            PageHeader("m2", 1, 0, "memory", 0), PageHeader("m1", 2, 0, "memory", 0),
-            PageHeader("m1", 1, 1, "memory", 0), PageHeader("m1", 1, 0, "rate", 0),
-            PageHeader("m1", 1, 0, "memory", 20), PageHeader("m9", 1, 0, "memory", 0),
-        ]  # fmt: skip
+            PageHeader("m2", 1, 0, "memory", 0),
+            PageHeader("m1", 2, 0, "memory", 0),
+            PageHeader("m1", 1, 1, "memory", 0),
+            PageHeader("m1", 1, 0, "rate", 0),
+            PageHeader("m1", 1, 0, "memory", 20),
+            PageHeader("m9", 1, 0, "memory", 0),
+        ]
         bad = [
             *([head, other] for other in (*flipped, body[:-1], body + b"\0", b"", DATA)),
             *([raw(header), body] for header in elsewhere),
             [head, under(make_key(), PAGE)],
             [head, under(source.key, PAGE, direction="answers")],
             [head, under(second.key, PAGE)],
-            [head], [head, body, b"more"], [b"", body], [b"\xff" * 50, body], [head + b"\0", body],
-            [os.urandom(HEADER + 1), body], [head, os.urandom(CHUNK + TAG)],
-        ]  # fmt: skip
+            [head],
+            [head, body, b"more"],
+            [b"", body],
+            [b"\xff" * 50, body],
+            [head + b"\0", body],
+            [os.urandom(HEADER + 1), body],
+            [head, os.urandom(CHUNK + TAG)],
+        ]
         for frames in bad:
             assert source.say(frames, wait_s=0) is None
         assert source.say(good) == ("ack", 0)

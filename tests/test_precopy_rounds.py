@@ -29,9 +29,11 @@ class Counted(PrecopyRounds):
     def __init__(self) -> None:
         self.stops: list[int] = []
         resident: Any = SimpleNamespace(
-            collectives=lambda: 0, rate=UsualRate(), computes=UsualRate(),
+            collectives=lambda: 0,
+            rate=UsualRate(),
+            computes=UsualRate(),
             run_time=SimpleNamespace(progress=lambda: 0),
-        )  # fmt: skip
+        )
         lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None, pages=None, bytes=0)
         reporter: Any = SimpleNamespace(
             done=lambda: None, stopping=self.stops.append, listed=lambda _: None
@@ -127,9 +129,11 @@ class Named(Counted):
         self.lanes.finish = self._arrive  # type: ignore[method-assign]
         self._wants = self._ask
         tracker: Any = SimpleNamespace(
-            again=self._send, wait_frozen=lambda *_: None, close=lambda: None,
+            again=self._send,
+            wait_frozen=lambda *_: None,
+            close=lambda: None,
             standstill=lambda *_: FrozenSet(0, 0, {}, {}, 0.0, 0.0),
-        )  # fmt: skip
+        )
         self.tracker = tracker
 
     def _ask(self) -> Wants:
@@ -175,9 +179,16 @@ def test_a_round_asks_once() -> None:
 
 
 SLOW = Situation(
-    size=1_000_000_000, written=Writing(2e6, 2_000_000, 1.0), link=0.125e9, extra_s=0.0,
-    reach=0.125e9, fixed_s=0.3, besides_s=1.0, per_byte=1e-9, idle=0.0,
-)  # fmt: skip
+    size=1_000_000_000,
+    written=Writing(2e6, 2_000_000, 1.0),
+    link=0.125e9,
+    extra_s=0.0,
+    reach=0.125e9,
+    fixed_s=0.3,
+    besides_s=1.0,
+    per_byte=1e-9,
+    idle=0.0,
+)
 """A link of 1 Gbit/s, cold memory."""
 
 

@@ -231,13 +231,35 @@ ROUNDS = Rounds(3, GB, 0, 0, 1e9)
 
 
 def row(
-    predicted: Prediction | None, phases: list[Phase] = PHASES, job: str = "gpt",
-    precopy: Rounds | None = ROUNDS, frozen: float = 0.62, state: str = "done",
-) -> MigrationRow:  # fmt: skip
+    predicted: Prediction | None,
+    phases: list[Phase] = PHASES,
+    job: str = "gpt",
+    precopy: Rounds | None = ROUNDS,
+    frozen: float = 0.62,
+    state: str = "done",
+) -> MigrationRow:
     return MigrationRow(
-        "m1", f"{job}/1", "h1", "h2", "asked for", "root", 2, state, 1.0, 7.0, frozen, GB, GB, GB,
-        1e9, phases, None, None, precopy=precopy, predicted=predicted,
-    )  # fmt: skip
+        "m1",
+        f"{job}/1",
+        "h1",
+        "h2",
+        "asked for",
+        "root",
+        2,
+        state,
+        1.0,
+        7.0,
+        frozen,
+        GB,
+        GB,
+        GB,
+        1e9,
+        phases,
+        None,
+        None,
+        precopy=precopy,
+        predicted=predicted,
+    )
 
 
 def test_what_the_parts_of_a_move_took() -> None:
@@ -246,10 +268,15 @@ def test_what_the_parts_of_a_move_took() -> None:
     took = seen(move)
     assert took == pytest.approx(
         {
-            "quiesce": 0.02, "lock": 0.01, "dump": 0.10, "memory": 0.20, "files": 0.01,
-            "restore": 0.20, "handover": 0.10,
+            "quiesce": 0.02,
+            "lock": 0.01,
+            "dump": 0.10,
+            "memory": 0.20,
+            "files": 0.01,
+            "restore": 0.20,
+            "handover": 0.10,
         }
-    )  # fmt: skip
+    )
     assert sum(took.values()) == pytest.approx(stood(move))
 
 
@@ -308,14 +335,20 @@ def test_who_teaches_and_who_does_not() -> None:
 def test_the_rate_is_that_of_the_two_hosts() -> None:
     def between(source: str, destination: str, best: float) -> MigrationRow:
         return msgspec.structs.replace(
-            row(None), source=source, destination=destination,
+            row(None),
+            source=source,
+            destination=destination,
             precopy=Rounds(3, GB, 0, 0, 1e6, best=best),
-        )  # fmt: skip
+        )
 
     rows = [
-        between("h1", "h2", 2e9), between("h2", "h1", 4e9), between("h2", "h1", 3e9),
-        between("h1", "h3", 9e9), between("h1", "h2", 0.0), row(None, precopy=None),
-    ]  # fmt: skip
+        between("h1", "h2", 2e9),
+        between("h2", "h1", 4e9),
+        between("h2", "h1", 3e9),
+        between("h1", "h3", 9e9),
+        between("h1", "h2", 0.0),
+        row(None, precopy=None),
+    ]
     assert prediction.rate_between(rows, "h2", "h1") == 3e9
     assert prediction.rate_between(rows, "h2", "h3") is None
     load = Load(size(GB), writing=Writing(0.1e9, GB, 1.0))

@@ -82,8 +82,9 @@ def test_files_without_a_name_need_memory_once_for_the_image(criu: Criu) -> None
 def test_more_threads_than_may_run_here(criu: Criu, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = Limit("pids.max of /sys/fs/cgroup/agent", 4915, 700, "TasksMax=infinity")
     monkeypatch.setattr(task_limits, "tightest", lambda: tight)
-    rows = dict(preflight.check(replace(NOTHING, ids=tuple(range(1001, 1601))), HERE, HERE, criu,
-                                PLENTY))  # fmt: skip
+    rows = dict(
+        preflight.check(replace(NOTHING, ids=tuple(range(1001, 1601))), HERE, HERE, criu, PLENTY)
+    )
     assert rows["threads"].startswith("600 ids in use, room for 700 threads (pids.max of")
     refused = refusal(replace(NOTHING, ids=tuple(range(1001, 1701))), criu=criu)
     assert "it has 700 threads, and only 700 more can run on the destination: pids.max of" in str(
@@ -341,19 +342,23 @@ class Scene:
 
 SCENES = {
     r"File /?(\S.*) has bad size (\d+) \(expect (\d+)\)": Scene(
-        "File {0} has bad size 9 (expect 1234567)", ("/{0}", "1234567"),
+        "File {0} has bad size 9 (expect 1234567)",
+        ("/{0}", "1234567"),
         lambda place, _: _file(place, size=1234567),
     ),
     r"File /?(\S.*) has bad mode 0(\d+) \(expect 0(\d+)\)": Scene(
-        "File {0} has bad mode 0100644 (expect 0100755)", ("/{0}", "mode", "644", "755"),
+        "File {0} has bad mode 0100644 (expect 0100755)",
+        ("/{0}", "mode", "644", "755"),
         lambda place, _: _file(place, mode=0o100755),
     ),
     r"File /?(\S+) has bad build-ID": Scene(
-        "File {0} has bad build-ID", ("/{0}", "another build"),
+        "File {0} has bad build-ID",
+        ("/{0}", "another build"),
         lambda place, _: _file(place, build_id="00" * 20),
     ),
     r"Can't open file /?(\S+)": Scene(
-        "Can't open file {0} on restore: No such file", ("/{0}",),
+        "Can't open file {0} on restore: No such file",
+        ("/{0}",),
         lambda place, _: _file(place, path=str(place / "library.so") + ".1"),
     ),
     r"Unable to create a thread: -17": Scene(
@@ -369,10 +374,12 @@ SCENES = {
         "Can't write: No space left on device", ("memory file system for images",), _images_full
     ),
     r"Cannot allocate memory": Scene(
-        "Can't map: Cannot allocate memory", ("destination has", "memory"),
-        lambda *_: NOTHING, 200 << 20,
+        "Can't map: Cannot allocate memory",
+        ("destination has", "memory"),
+        lambda *_: NOTHING,
+        200 << 20,
     ),
-}  # fmt: skip
+}
 """By the pattern in ``KNOWN``."""
 
 

@@ -88,17 +88,35 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
     capsule = brain.fleet.jobs["a"].capsules["a/1"]
     look = msgspec.structs.replace(
         cast(messages.Inspected, ANSWERS[messages.Inspect]),
-        footprint=Footprint(10**9, 0, 1, 1, 0), full_dump="not today",
-    )  # fmt: skip
+        footprint=Footprint(10**9, 0, 1, 1, 0),
+        full_dump="not today",
+    )
     reserved = cast(messages.Reserved, ANSWERS[messages.Reserve])
     first = brain.moves.predict(capsule, "h2", look, reserved)
     assert (first.learnt, first.why) == (0, "not today")
     slow = messages.Phase("dump", 0.0, 10 * first.seconds, None, True)
     for number in range(1, 4):
         row = messages.MigrationRow(
-            f"m{number}", "a/1", "h1", "h2", "", "root", 2, "done", 1.0, 9.0, slow.seconds, 1, 1,
-            1, 0.0, [slow], None, None, predicted=first,
-        )  # fmt: skip
+            f"m{number}",
+            "a/1",
+            "h1",
+            "h2",
+            "",
+            "root",
+            2,
+            "done",
+            1.0,
+            9.0,
+            slow.seconds,
+            1,
+            1,
+            1,
+            0.0,
+            [slow],
+            None,
+            None,
+            predicted=first,
+        )
         brain.fleet.journal.save_migration(number, row)
     taught = brain.moves.predict(capsule, "h2", look, reserved)
     assert taught.learnt == 3

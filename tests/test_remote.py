@@ -418,10 +418,16 @@ def distant(gpt: Any, far: Far, remote: Remote, environment: dict[str, str]) -> 
 @pytest.mark.parametrize(
     "words",
     [
-        ("status",), ("status", "-o", "wide"), ("events",), ("migrate", "gpt/1", "--dry-run"),
-        ("whoami",), ("migrate", "gpt/7"), ("untaint", "h9"), ("logs", "gpt"),
+        ("status",),
+        ("status", "-o", "wide"),
+        ("events",),
+        ("migrate", "gpt/1", "--dry-run"),
+        ("whoami",),
+        ("migrate", "gpt/7"),
+        ("untaint", "h9"),
+        ("logs", "gpt"),
     ],
-)  # fmt: skip
+)
 def test_a_command_says_the_same_from_afar(
     distant: Any, call: Call, environment: dict[str, str], words: tuple[str, ...]
 ) -> None:

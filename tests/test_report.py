@@ -129,8 +129,9 @@ def test_the_longest_pause_is_the_one_reported(
         ReportedPhase("restore", 0.02, 0.02, frozen=True),
     )
     begin = migration.started_at + 2.01
-    back = replace(migration, source="h2", destination="h1", epoch=3, started_at=begin,
-                   phases=phases)  # fmt: skip
+    back = replace(
+        migration, source="h2", destination="h1", epoch=3, started_at=begin, phases=phases
+    )
     both = replace(report, migrations=(back, migration))
     assert as_json(both)["source"] == "h1"
     assert [round(m["downtime_s"], 3) for m in as_json(both)["migrations"]] == [0.1, 1.3]

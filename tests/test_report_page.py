@@ -122,12 +122,21 @@ def test_the_pause_has_one_number_and_the_others_say_what_they_are(
 def test_each_phase_has_one_bar_and_the_freeze_an_axis_of_its_own(report: DowntimeReport) -> None:
     html = render(report)
     before, zoomed = html.split('class="timeline zoomed"')
-    for name, there in [("prepare", before), ("finish", before), ("frozen", before),
-                        ("dump", zoomed), ("restore", zoomed), ("no step", zoomed)]:  # fmt: skip
+    for name, there in [
+        ("prepare", before),
+        ("finish", before),
+        ("frozen", before),
+        ("dump", zoomed),
+        ("restore", zoomed),
+        ("no step", zoomed),
+    ]:
         assert html.count(f'<span class="name">{name}</span>') == 1
         assert f'<span class="name">{name}</span>' in there
-    (width,) = re.findall(r'>dump</span><div class="track"><i class="bar still" '
-                          r'style="left:[\d.]+%;width:([\d.]+)%', zoomed)  # fmt: skip
+    (width,) = re.findall(
+        r'>dump</span><div class="track"><i class="bar still" '
+        r'style="left:[\d.]+%;width:([\d.]+)%',
+        zoomed,
+    )
     assert float(width) > 25, "of 1.3 s it took 0.4 s"
     assert "<details><summary>All phases as a table</summary><table>" in html
 
@@ -159,9 +168,13 @@ def test_the_label_of_the_pause_stands_at_it(report: DowntimeReport) -> None:
 
 def test_hostile_names_stay_words(report: DowntimeReport, migration: ReportedMigration) -> None:
     evil = replace(
-        migration, capsule=HOSTILE, reason=HOSTILE, source=HOSTILE, destination=HOSTILE,
+        migration,
+        capsule=HOSTILE,
+        reason=HOSTILE,
+        source=HOSTILE,
+        destination=HOSTILE,
         phases=(ReportedPhase(HOSTILE, 1.0, 0.0, detail=HOSTILE),),
-    )  # fmt: skip
+    )
     moved = tuple(
         replace(r, sha256=HOSTILE, steps=tuple(replace(s, host=HOSTILE) for s in r.steps))
         for r in report.moved
@@ -169,11 +182,17 @@ def test_hostile_names_stay_words(report: DowntimeReport, migration: ReportedMig
     page = Page(
         render(
             replace(
-                report, title=HOSTILE, command=HOSTILE, outcome=HOSTILE, moved=moved,
-                migrations=(evil,), environment={HOSTILE: HOSTILE}, reproduce=(HOSTILE,),
+                report,
+                title=HOSTILE,
+                command=HOSTILE,
+                outcome=HOSTILE,
+                moved=moved,
+                migrations=(evil,),
+                environment={HOSTILE: HOSTILE},
+                reproduce=(HOSTILE,),
             )
         )
-    )  # fmt: skip
+    )
     assert not {"script", "img"} & page.tags
     assert not {"src", "onerror"} & {name for name, _ in page.attributes}
     assert page.words.count(HOSTILE) >= 10

@@ -34,9 +34,26 @@ def test_phase_table_has_all_rows(migration: ReportedMigration) -> None:
 def test_the_total_of_events_counts_what_went_ahead() -> None:
     ahead = Rounds(4, 782_000_000, 0, 0, 1.0)
     row = MigrationRow(
-        "m1", "gpt/1", "h1", "h2", "", "root", 2, "done", 0.0, 1.0, 0.5, 93_000_000, 0, 0,
-        0.0, [], None, None, precopy=ahead,
-    )  # fmt: skip
+        "m1",
+        "gpt/1",
+        "h1",
+        "h2",
+        "",
+        "root",
+        2,
+        "done",
+        0.0,
+        1.0,
+        0.5,
+        93_000_000,
+        0,
+        0,
+        0.0,
+        [],
+        None,
+        None,
+        precopy=ahead,
+    )
     console = Console(width=110, record=True, file=StringIO())
     console.print(moves.phase_table(row))
     assert re.search(r"total\W+1\.000\W+100 %\W+875 MB", console.export_text())
@@ -61,8 +78,15 @@ def test_seconds(value: float, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(None, "–"), (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (246_400_000, "246 MB"),
-     (999_600_000, "1.00 GB"), (3.2e12, "3.20 TB")],
-)  # fmt: skip
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (246_400_000, "246 MB"),
+        (999_600_000, "1.00 GB"),
+        (3.2e12, "3.20 TB"),
+    ],
+)
 def test_size(value: float | None, words: str) -> None:
     assert q.size(value) == words

@@ -27,11 +27,12 @@ def test_a_room_has_everything_of_its_own(start: Start, plan: SandboxPlan) -> No
     host = os.uname().nodename
     spaces = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
     stands = start(
-        "sh", "-c",
+        "sh",
+        "-c",
         "hostname; echo $$; grep gpt-1 /etc/hosts; ls -A /tmp; ls -A /dev/shm; echo private"
         "> /tmp/mine; echo memory > /dev/shm/mine; ls /sys/class/net; wc -l < /proc/net/dev;"
         f"for n in {' '.join(spaces)}; do readlink /proc/self/ns/$n; done",
-    )  # fmt: skip
+    )
     assert ended(stands) == "exit 0"
     name, pid, line, *listing = said(stands).splitlines()
     assert (name, pid, line) == ("gpt-1", str(ROOT_PID), "10.99.0.2 gpt-1")
@@ -49,11 +50,13 @@ def test_a_room_has_everything_of_its_own(start: Start, plan: SandboxPlan) -> No
 def test_a_command_runs_as_the_person_who_asked(start: Start, plan: SandboxPlan) -> None:
     theirs = replace(plan, uid=NOBODY, gid=NOBODY, groups=(NOBODY, 7))
     stands = start(
-        "sh", "-c",
+        "sh",
+        "-c",
         f"id -u; id -g; id -G; pwd; touch /tmp/a /dev/shm/b {PAGES}/c; stat -c %a /tmp /dev/shm;"
         "ls /proc/1/root; echo $HOME-; grep SigIgn /proc/self/status",
-        plan=theirs, cwd="/usr",
-    )  # fmt: skip
+        plan=theirs,
+        cwd="/usr",
+    )
     assert ended(stands) == "exit 0"
     *lines, ignored = said(stands).splitlines()
     assert lines == ["65534", "65534", "65534 7", "/usr", "1777", "1777", "-"]
@@ -104,7 +107,8 @@ def test_hidden_directories_look_empty(
         server.listen()
         (secret / "socket").chmod(0o777)
         stands = start(
-            "sh", "-c",
+            "sh",
+            "-c",
             f"ls -A {secret}; stat -c '%a %u' {secret}; touch {secret}/mine; cat {secret}/key;"
             f"umount {secret} && echo away; umount -l {secret} && echo away;"
             f"mount -t tmpfs none /mnt && echo mounted; nsenter --mount=/proc/1/ns/mnt true &&"
@@ -113,7 +117,7 @@ def test_hidden_directories_look_empty(
             f"{PYTHON} -Sc 'import socket; s = socket.socket(socket.AF_UNIX);"
             f's.connect("{secret}/socket")\'',
             plan=hiding,
-        )  # fmt: skip
+        )
         ended(stands)
     assert said(stands) == "555 0\n", said(stands, STDERR)
     complaints = said(stands, STDERR)
@@ -149,10 +153,18 @@ SYS_RESOURCE = 24
 def test_root_in_a_room_does_not_run_the_machine(start: Start) -> None:
     """What it has, and some of what it therefore cannot do."""
     refused = (
-        "mknod /tmp/disk b 8 0", "chattr +i /tmp", "ip link set lo down", "ip link add x type veth",
-        "nft list tables", "mount -t tmpfs none /mnt", "umount /proc", "ls /proc/1/root/",
-        "readlink -v /proc/1/fd/20", "nsenter --target 1 --uts true", "unshare --net true",
-    )  # fmt: skip
+        "mknod /tmp/disk b 8 0",
+        "chattr +i /tmp",
+        "ip link set lo down",
+        "ip link add x type veth",
+        "nft list tables",
+        "mount -t tmpfs none /mnt",
+        "umount /proc",
+        "ls /proc/1/root/",
+        "readlink -v /proc/1/fd/20",
+        "nsenter --target 1 --uts true",
+        "unshare --net true",
+    )
     tried = ";".join(f"{command} >&2 && echo {command.split()[0]} worked" for command in refused)
     stands = start("sh", "-c", f"grep Cap /proc/self/status; {tried}; true")
     assert ended(stands) == "exit 0"

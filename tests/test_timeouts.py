@@ -43,9 +43,13 @@ def told(**given: float) -> list[str]:
     ],
 )
 def test_everything_follows_from_one_number(
-    collective: float, standstill: float, freeze: float, suspicion: float, heartbeat: float,
+    collective: float,
+    standstill: float,
+    freeze: float,
+    suspicion: float,
+    heartbeat: float,
     prepare: float,
-) -> None:  # fmt: skip
+) -> None:
     made = Timeouts(collective=collective)
     assert (made.standstill, made.freeze, made.restore) == (standstill, freeze, freeze)
     assert (made.suspicion, made.heartbeat) == (suspicion, heartbeat)
@@ -89,39 +93,76 @@ def test_a_quicker_suspicion_makes_a_shorter_ladder_possible() -> None:
 
 
 BROKEN = [  # what is given, which of it is blamed, what would do, and the sum that is told
-    ({"heartbeat": 2}, "12: timeouts.heartbeat: found 2.0, expected at most 1.66 (or"
-     " timeouts.collective at least 720)",
-     "3 × heartbeat 2 (timeouts.heartbeat, line 12) = 6 must fit into suspicion 5"),
-    ({"heartbeat": 2, "suspicion": 4}, "13: timeouts.suspicion: found 4.0, expected at least 6",
-     "= 6 must fit into suspicion 4 (timeouts.suspicion, line 13)"),
-    ({"prepare": 9}, "12: timeouts.prepare: found 9.0, expected at least 10",
-     "2 × suspicion 5 (collective / 120, from 1 to 10) = 10 must fit into prepare 9"),
+    (
+        {"heartbeat": 2},
+        "12: timeouts.heartbeat: found 2.0, expected at most 1.66 (or"
+        " timeouts.collective at least 720)",
+        "3 × heartbeat 2 (timeouts.heartbeat, line 12) = 6 must fit into suspicion 5",
+    ),
+    (
+        {"heartbeat": 2, "suspicion": 4},
+        "13: timeouts.suspicion: found 4.0, expected at least 6",
+        "= 6 must fit into suspicion 4 (timeouts.suspicion, line 13)",
+    ),
+    (
+        {"prepare": 9},
+        "12: timeouts.prepare: found 9.0, expected at least 10",
+        "2 × suspicion 5 (collective / 120, from 1 to 10) = 10 must fit into prepare 9",
+    ),
     ({"precopy": 9}, "12: timeouts.precopy: found 9.0, expected at least 10", "into precopy 9"),
     ({"freeze": 9}, "12: timeouts.freeze: found 9.0, expected at least 10", "into freeze 9"),
     ({"restore": 9}, "12: timeouts.restore: found 9.0, expected at least 10", "into restore 9"),
     ({"gpu_lock": 61}, "12: timeouts.gpu_lock: found 61.0, expected at most 60", "into freeze 120"),
-    ({"freeze": 200}, "12: timeouts.freeze: found 200.0, expected at most 165 (or"
-     " timeouts.collective at least 728)",
-     "freeze 200 (timeouts.freeze, line 12) + restore 120 (2/5 of standstill) + 3 × suspicion 5"
-     " (collective / 120, from 1 to 10) = 335 must fit into standstill 300 (collective / 2"),
-    ({"restore": 150, "freeze": 200}, "13: timeouts.freeze: found 200.0, expected at most 135",
-     "restore 150 (timeouts.restore, line 12)"),
-    ({"standstill": 100, "freeze": 60}, "12: timeouts.standstill: found 100.0, expected at least"
-     " 125", "restore 40 (2/5 of standstill)"),
-    ({"suspicion": 25}, "12: timeouts.suspicion: found 25.0, expected at most 20 (or"
-     " timeouts.collective at least 750)", "= 315 must fit into standstill 300"),
-    ({"standstill": 590}, "12: timeouts.standstill: found 590.0, expected at most 552 (or"
-     " timeouts.collective at least 641)",
-     "standstill 590 (timeouts.standstill, line 12) + 4 × suspicion 5 (collective / 120, from 1 to"
-     " 10) = 639.5 must fit into collective 600 (default)"),
-    ({"collective": 60, "standstill": 59}, "12: timeouts.collective: found 60.0, expected at least"
-     " 66", "standstill 59 (timeouts.standstill, line 13)"),
-    ({"collective": 20}, "12: timeouts.collective: found 20.0, expected at least 30:",
-     "freeze 4 (2/5 of standstill) + restore 4 (2/5 of standstill) + 3 × suspicion 1 (collective /"
-     " 120, from 1 to 10) = 11 must fit into standstill 10 (collective / 2, at most 600)"),
-    ({"freeze": 300, "restore": 300}, "12: timeouts.freeze: found 300.0, expected less, or left"
-     " out: then freeze is 120, restore is 120:", "= 615 must fit into standstill 300"),
-]  # fmt: skip
+    (
+        {"freeze": 200},
+        "12: timeouts.freeze: found 200.0, expected at most 165 (or"
+        " timeouts.collective at least 728)",
+        "freeze 200 (timeouts.freeze, line 12) + restore 120 (2/5 of standstill) + 3 × suspicion 5"
+        " (collective / 120, from 1 to 10) = 335 must fit into standstill 300 (collective / 2",
+    ),
+    (
+        {"restore": 150, "freeze": 200},
+        "13: timeouts.freeze: found 200.0, expected at most 135",
+        "restore 150 (timeouts.restore, line 12)",
+    ),
+    (
+        {"standstill": 100, "freeze": 60},
+        "12: timeouts.standstill: found 100.0, expected at least 125",
+        "restore 40 (2/5 of standstill)",
+    ),
+    (
+        {"suspicion": 25},
+        "12: timeouts.suspicion: found 25.0, expected at most 20 (or"
+        " timeouts.collective at least 750)",
+        "= 315 must fit into standstill 300",
+    ),
+    (
+        {"standstill": 590},
+        "12: timeouts.standstill: found 590.0, expected at most 552 (or"
+        " timeouts.collective at least 641)",
+        "standstill 590 (timeouts.standstill, line 12) + 4 × suspicion 5 (collective / 120, "
+        "from 1 to"
+        " 10) = 639.5 must fit into collective 600 (default)",
+    ),
+    (
+        {"collective": 60, "standstill": 59},
+        "12: timeouts.collective: found 60.0, expected at least 66",
+        "standstill 59 (timeouts.standstill, line 13)",
+    ),
+    (
+        {"collective": 20},
+        "12: timeouts.collective: found 20.0, expected at least 30:",
+        "freeze 4 (2/5 of standstill) + restore 4 (2/5 of standstill) + 3 × suspicion 1 "
+        "(collective /"
+        " 120, from 1 to 10) = 11 must fit into standstill 10 (collective / 2, at most 600)",
+    ),
+    (
+        {"freeze": 300, "restore": 300},
+        "12: timeouts.freeze: found 300.0, expected less, or left"
+        " out: then freeze is 120, restore is 120:",
+        "= 615 must fit into standstill 300",
+    ),
+]
 
 
 @pytest.mark.parametrize(("numbers", "start", "part"), BROKEN, ids=lambda part: str(part)[:50])

@@ -65,8 +65,11 @@ def top(tmp_path: Path) -> Iterator[Path]:
     for name, was in before.items():
         now = os.lstat(name)
         assert (now.st_mode, now.st_uid, now.st_mtime_ns, now.st_nlink) == (
-            was.st_mode, was.st_uid, was.st_mtime_ns, was.st_nlink,
-        )  # fmt: skip
+            was.st_mode,
+            was.st_uid,
+            was.st_mtime_ns,
+            was.st_nlink,
+        )
     assert {p.name for p in tmp_path.iterdir()} == {"outside", "top"}
 
 

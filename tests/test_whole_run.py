@@ -126,9 +126,13 @@ def test_every_list_is_run_and_a_skipped_test_is_a_failed_one(
     [("build/deep/result", 0), ("new", 1), ("notes/theirs", 1), ("cached.pyc", 1), ("own.pyc", 0)],
 )
 def test_what_tests_leave_in_the_checkout_is_named_and_fails_the_run(
-    runs: ModuleType, checkout: Path, tmp_path: Path, path: str, code: int,
+    runs: ModuleType,
+    checkout: Path,
+    tmp_path: Path,
+    path: str,
+    code: int,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     left = checkout / path
     left.parent.mkdir(parents=True, exist_ok=True)
     body = f"pathlib.Path({str(left)!r}).write_text('more')"
@@ -163,9 +167,13 @@ def test_without_git_a_run_counts_all_the_same(
     ids=["lacks it", "has it", "unknown", "other words"],
 )
 def test_only_what_the_machine_cannot_have_is_excepted_and_it_is_named(
-    runs: ModuleType, tmp_path: Path, reason: str, code: int, capfd: pytest.CaptureFixture[str],
+    runs: ModuleType,
+    tmp_path: Path,
+    reason: str,
+    code: int,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     facts = {"tenth leg": lambda: False, "shell": lambda: True}
     monkeypatch.setattr(runs.machine_needs, "FACTS", facts)
     bodies = {"first": f"pytest.skip({reason!r})", "second": "assert True"}

@@ -26,7 +26,7 @@ from wire_ends import (
     send_all,
     senders,
     traffic,
-)  # fmt: skip
+)
 from wire_mishaps import Fate, MiddleMan, Proxy, sometimes
 
 from liveshift.errors import StepFailed

@@ -23,7 +23,7 @@ from wire_ends import (
     send_all,
     senders,
     traffic,
-)  # fmt: skip
+)
 
 from liveshift.errors import StepFailed
 from liveshift.runtime import wire

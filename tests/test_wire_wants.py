@@ -104,13 +104,16 @@ PACKED = pack_wants(3, WANTED)
 @pytest.mark.parametrize(
     "raw",
     [
-        b"", PACKED[:7], PACKED[:-1], PACKED + struct.pack("<IIQ", 1, 1, 5),
+        b"",
+        PACKED[:7],
+        PACKED[:-1],
+        PACKED + struct.pack("<IIQ", 1, 1, 5),
         PACKED + struct.pack("<IIQ", 1, 0, 4096),
         PACKED + struct.pack("<IIQ", 1, 2, (1 << 47) - 4096),
         PACKED + struct.pack("<IIQ", 1, 1, 1 << 63),
         struct.pack("<Q", 1) + struct.pack("<IIQ", 1, (1 << 28) // 2 + 1, 0) * 2,
     ],
-)  # fmt: skip
+)
 def test_answers_that_no_destination_gives(raw: bytes) -> None:
     assert read_wants(PACKED) == WANTED
     with pytest.raises(

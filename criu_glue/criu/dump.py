@@ -77,9 +77,14 @@ class FrozenTree:
         self.image_bytes = 0
 
     def dump(
-        self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
-        look: Callable[[], None] = lambda: None, epoll: Sequence[EpollEntry] = (),
-    ) -> None:  # fmt: skip
+        self,
+        criu: Criu,
+        sink: Sink,
+        deadline_s: float,
+        page_filter: PageFilter | None = None,
+        look: Callable[[], None] = lambda: None,
+        epoll: Sequence[EpollEntry] = (),
+    ) -> None:
         """Freeze and dump the tree; calls ``look`` while CRIU works.
 
         ``epoll``: the entries that CRIU cannot dump, as they were found a moment ago. The image

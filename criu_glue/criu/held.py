@@ -48,10 +48,15 @@ class HeldCriu:
         self._hooked = False  # True if a hook may be waiting
 
     def start(
-        self, prefix: Sequence[str], command: Sequence[str], action: str,
-        mark: tuple[str, str] = ("none", "none"), pass_fds: Sequence[int] = (),
-        environment: Callable[[int], Mapping[str, str]] | None = None, config: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        prefix: Sequence[str],
+        command: Sequence[str],
+        action: str,
+        mark: tuple[str, str] = ("none", "none"),
+        pass_fds: Sequence[int] = (),
+        environment: Callable[[int], Mapping[str, str]] | None = None,
+        config: str = "",
+    ) -> None:
         """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
 
         The hook waits at ``action``. ``mark`` is an action and the name of a file that the hook
@@ -74,9 +79,12 @@ class HeldCriu:
             options = ["--config", f"/proc/self/fd/{directory}/{config}"] if config else []
             self._process = subprocess.Popen(
                 [*prefix, *become, *command, *options],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(*pass_fds, directory, hook), env={**os.environ, **own, **more},
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(*pass_fds, directory, hook),
+                env={**os.environ, **own, **more},
+            )
         finally:
             os.close(directory)
             os.close(hook)

@@ -74,10 +74,16 @@ class RestoringTree:
         self._memory = TreeMemory(images)
 
     def bring_up(
-        self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
-        stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
+        self,
+        criu: Criu,
+        pipes: dict[int, int],
+        deadline_s: float,
+        *,
+        stopped: bool = False,
+        fill: FillEngine | None = None,
+        early: EarlyCriu | None = None,
         epoll: Sequence[EpollEntry] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.

@@ -27,8 +27,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (
-        ("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64),
-    )  # fmt: skip
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
 
 
 class UnfitName(ValueError):

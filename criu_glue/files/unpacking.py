@@ -28,10 +28,17 @@ and some numbers."""
 
 _TYPES = frozenset(
     (
-        tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE,
-        tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.XHDTYPE,
+        tarfile.REGTYPE,
+        tarfile.AREGTYPE,
+        tarfile.LNKTYPE,
+        tarfile.SYMTYPE,
+        tarfile.DIRTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CHRTYPE,
+        tarfile.BLKTYPE,
+        tarfile.XHDTYPE,
     )
-)  # fmt: skip
+)
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE)
 _NO_ID = (1 << 32) - 1  # with this id chown(2) would leave the owner as it is
 _LATEST_S = 1 << 33

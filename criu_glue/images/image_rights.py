@@ -28,9 +28,13 @@ Files = Mapping[str, ImageFile]
 REG, PIPE, FIFO, INETSK, UNIXSK, EVENTFD, EVENTPOLL, INOTIFY, SIGNALFD = range(1, 10)
 PACKETSK, TTY, FANOTIFY, NETLINKSK, NS, TUN, EXT, TIMERFD, MEMFD, BPFMAP, PIDFD = range(10, 21)
 NAMES = {
-    PACKETSK: "a packet socket", FANOTIFY: "a fanotify group", NS: "a handle of a namespace",
-    TUN: "a tun device", EXT: "a file of a plugin", BPFMAP: "a BPF map",
-}  # fmt: skip
+    PACKETSK: "a packet socket",
+    FANOTIFY: "a fanotify group",
+    NS: "a handle of a namespace",
+    TUN: "a tun device",
+    EXT: "a file of a plugin",
+    BPFMAP: "a BPF map",
+}
 
 STREAM, DATAGRAM = 1, 2
 LINKED, GHOST, PROCFS = range(3)

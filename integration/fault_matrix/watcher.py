@@ -97,9 +97,12 @@ class Watcher(threading.Thread):
     """
 
     def __init__(
-        self, find_lab: Callable[[], Lab], capsule: str, pids: Collection[int],
+        self,
+        find_lab: Callable[[], Lab],
+        capsule: str,
+        pids: Collection[int],
         longest_gap_s: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name="watcher", daemon=True)
         self.changes: list[Change] = []
         self.marks: list[Mark] = []

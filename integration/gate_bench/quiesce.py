@@ -89,13 +89,20 @@ def run(size: int, boundaries: int, gap_s: float = 0.2) -> dict[str, Any]:
         ranks = []
         for rank in range(size):
             environment = os.environ | {
-                "RANK": str(rank), "WORLD_SIZE": str(size), "LD_PRELOAD": str(library_path()),
-                "LIVESHIFT_PAGES": str(pages), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LD_PRELOAD": str(library_path()),
+                "LIVESHIFT_PAGES": str(pages),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            }
             process = subprocess.Popen(
                 [sys.executable, JOB, folder / "store"],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             ranks.append(cleanup.enter_context(process))
             cleanup.callback(process.kill)
         said = [_line(process) for process in ranks]

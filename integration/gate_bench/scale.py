@@ -53,8 +53,11 @@ class Rank:
         tp, dp, pp = _id(1, stage, data), _id(2, tensor, stage), _id(3, tensor, data)
         self.rank = rank
         self.communicators = {
-            WORLD: ("world", rank), tp: ("tp", tensor), dp: ("dp", data), pp: ("pp", stage),
-        }  # fmt: skip
+            WORLD: ("world", rank),
+            tp: ("tp", tensor),
+            dp: ("dp", data),
+            pp: ("pp", stage),
+        }
         self.pairs: dict[int, tuple[int, int, int]] = {}
         forward, backward = [], []
         if stage > 0:

@@ -16,9 +16,11 @@ import torch.distributed as dist  # noqa: E402
 cores = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
 dist.init_process_group(
-    "gloo", init_method="file://" + sys.argv[1], rank=int(os.environ["RANK"]),
+    "gloo",
+    init_method="file://" + sys.argv[1],
+    rank=int(os.environ["RANK"]),
     world_size=int(os.environ["WORLD_SIZE"]),
-)  # fmt: skip
+)
 torch.manual_seed(7)
 layers = [torch.nn.Linear(192, 192) for _ in range(12)]  # several buckets: several all-reduces
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.2)

@@ -138,9 +138,17 @@ def main() -> None:
     listeners()
     heard = Heard()
     probes: dict[str, Callable[..., Any]] = {
-        "tcp": tcp, "udp": udp, "unix": unix, "list": listing, "read": read, "write": write,
-        "run": run, "say": say, "heard": heard.until, "rights": rights,
-    }  # fmt: skip
+        "tcp": tcp,
+        "udp": udp,
+        "unix": unix,
+        "list": listing,
+        "read": read,
+        "write": write,
+        "run": run,
+        "say": say,
+        "heard": heard.until,
+        "rights": rights,
+    }
     number = 0
     while not (out / "enough").exists():
         ask = out / f"{index}-ask-{number}.json"

@@ -221,16 +221,21 @@ class Scenario:
         for job in self.status().jobs:
             self.client.ask(messages.SignalJob(job.name, signal.SIGTERM), timeout=LONG_S)
         eventually(
-            lambda: all(job.state == "ended" for job in self.status().jobs), "every job's end",
+            lambda: all(job.state == "ended" for job in self.status().jobs),
+            "every job's end",
             LONG_S,
-        )  # fmt: skip
+        )
         after = self.daemon.cost()
         return after.when - before.when, after.cpu - before.cpu
 
     def look_for_wrong(self, when: str) -> None:
         """Each capsule runs once, on the host and under the epoch that the orchestrator names."""
-        owners = [(c.name, c.host, c.epoch) for job in self.status().jobs for c in job.capsules
-                  if c.code is None]  # fmt: skip
+        owners = [
+            (c.name, c.host, c.epoch)
+            for job in self.status().jobs
+            for c in job.capsules
+            if c.code is None
+        ]
         said = self.said("capsules")
         copies = [copy for crowd in said for copy in crowd.capsules]
         twice = [name for name, count in Counter(n for n, _, _ in copies).items() if count > 1]
@@ -267,9 +272,14 @@ class Scenario:
 
 
 def run(
-    hosts: int, moves: int = 50, rest_s: float = 10.0, pace: Pace | None = None,
-    under: Sequence[str] = (), tell: Tell = lambda _: None, keep: Path | None = None,
-) -> Run:  # fmt: skip
+    hosts: int,
+    moves: int = 50,
+    rest_s: float = 10.0,
+    pace: Pace | None = None,
+    under: Sequence[str] = (),
+    tell: Tell = lambda _: None,
+    keep: Path | None = None,
+) -> Run:
     """Everything, with so many hosts; raises LiveshiftError when a phase does not come to an end.
 
     ``under``: words to start the orchestrator with, instead of Python's; ``tell`` hears of each
@@ -296,9 +306,19 @@ def run(
         scene.client.close()
         scene.daemon.stop()
         return Run(
-            hosts, sum(sizes), len(sizes), connect_s, start_s, start_cpu, rest, moved, restart,
-            end_s, end_cpu, scene.wrong + _unfit(scene.cluster, rest, moved),
-        )  # fmt: skip
+            hosts,
+            sum(sizes),
+            len(sizes),
+            connect_s,
+            start_s,
+            start_cpu,
+            rest,
+            moved,
+            restart,
+            end_s,
+            end_cpu,
+            scene.wrong + _unfit(scene.cluster, rest, moved),
+        )
 
 
 @contextmanager

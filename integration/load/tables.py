@@ -118,9 +118,11 @@ def _growth(runs: Sequence[Run]) -> Table:
     """As a multiple of the first run; red where it grew faster than the number of hosts."""
     first = runs[0]
     table = Table(
-        title=f"Growth: times what it was with {first.hosts} hosts", box=box.SIMPLE_HEAD,
-        title_justify="left", pad_edge=False,
-    )  # fmt: skip
+        title=f"Growth: times what it was with {first.hosts} hosts",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        pad_edge=False,
+    )
     table.add_column("")
     for run in runs:
         table.add_column(f"{run.hosts} hosts", justify="right", no_wrap=True)

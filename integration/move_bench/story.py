@@ -135,9 +135,14 @@ def _compare_all(
 
 
 def _case(
-    lab: CaseLab, case: Case, alike: Result | None, effort: Effort, place: Path, kept: Path,
+    lab: CaseLab,
+    case: Case,
+    alike: Result | None,
+    effort: Effort,
+    place: Path,
+    kept: Path,
     tell: Tell,
-) -> Result:  # fmt: skip
+) -> Result:
     """``alike``: what was measured of the same job and link by another way."""
     result = Result(case)
 
@@ -167,9 +172,13 @@ def _case(
 
 
 def _ours(
-    lab: CaseLab, result: Result, session: Callable[[], LabSession], effort: Effort, kept: Path,
+    lab: CaseLab,
+    result: Result,
+    session: Callable[[], LabSession],
+    effort: Effort,
+    kept: Path,
     said: Tell,
-) -> Result:  # fmt: skip
+) -> Result:
     case = result.case
     with lab.trouble_noted(result, "ours"):
         if not _lacks(result, "ours"):

@@ -60,11 +60,20 @@ def links() -> Iterator[Finding]:
         yield _tried(
             "VXLAN",
             attempt(
-                *ip, "vx0", "type", "vxlan", "id", "77", "dstport", "4789", "nolearning",
-                "local", "127.0.0.1",
+                *ip,
+                "vx0",
+                "type",
+                "vxlan",
+                "id",
+                "77",
+                "dstport",
+                "4789",
+                "nolearning",
+                "local",
+                "127.0.0.1",
             ),
             "vxlan",
-        )  # fmt: skip
+        )
         rules = attempt(*in_it, "nft", "-f", "-", script=LOCK_AND_MASQUERADE)
         yield Finding(
             "nftables",

@@ -139,11 +139,15 @@ def uncordon(
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
         client.ask(Uncordon(host))
-    was = [] if row is None else [
-        word
-        for word, there in (("uncordoned", row.cordon), ("untainted", row.taint))
-        if there is not None
-    ]  # fmt: skip
+    was = (
+        []
+        if row is None
+        else [
+            word
+            for word, there in (("uncordoned", row.cordon), ("untainted", row.taint))
+            if there is not None
+        ]
+    )
     words = " and ".join(was) or "neither cordoned nor tainted"
     render.out().print(f"{host} is {words}: it takes work", soft_wrap=True)
 

@@ -97,8 +97,9 @@ def difference_strip(report: DowntimeReport, x: Range, marks: Sequence[float]) -
     text = "0" if largest == 0 else "no limit: a step is missing" if largest == math.inf else None
     note = f'<p class="note">max |difference|, all ranks = <b>{text or f"{largest:.3g}"}</b></p>'
     names = "".join(f'<span style="bottom:{100 * y.part(v):.1f}%">{v:.2g}</span>' for v in y.marks)
-    return note + plot(drawing, "Largest difference of losses over steps", y, "step", "", "strip",
-                       x, names)  # fmt: skip
+    return note + plot(
+        drawing, "Largest difference of losses over steps", y, "step", "", "strip", x, names
+    )
 
 
 def pace_chart(report: DowntimeReport, rank: int) -> str:
@@ -201,9 +202,11 @@ def plot(
     names = heights or "".join(
         f'<span style="bottom:{100 * y.part(v):.2f}%">{y.label(v)}</span>' for v in y.marks
     )
-    feet = "".join(
-        f'<span style="left:{100 * x.part(v):.2f}%">{x.label(v)}</span>' for v in x.marks
-    ) if x else ""  # fmt: skip
+    feet = (
+        "".join(f'<span style="left:{100 * x.part(v):.2f}%">{x.label(v)}</span>' for v in x.marks)
+        if x
+        else ""
+    )
     return (
         f'<div class="plot {kind}"><div class="y">{names}</div><div class="area">'
         f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '

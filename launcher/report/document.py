@@ -57,10 +57,15 @@ def as_json(report: DowntimeReport) -> dict[str, Any]:
 
 def run_as_json(run: RankRun) -> dict[str, Any]:
     steps = [
-        {"step": s.step, "loss": finite(s.loss), "loss_hex": s.loss.hex(), "time": s.time,
-         "host": s.host}
+        {
+            "step": s.step,
+            "loss": finite(s.loss),
+            "loss_hex": s.loss.hex(),
+            "time": s.time,
+            "host": s.host,
+        }
         for s in run.steps
-    ]  # fmt: skip
+    ]
     return {"rank": run.rank, "sha256": run.sha256, "hosts": list(run.hosts), "steps": steps}
 
 

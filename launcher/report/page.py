@@ -227,8 +227,14 @@ def rank_row(report: DowntimeReport, verdict: ReportVerdict, names: tuple[str, .
     made_on = [f"{host} ({count} steps)" for host, count in hosts_of(moved)]
     where = text(" → ".join(made_on) or "unknown")
     answer = f'<b class="{"good" if good else "bad"}">{"yes" if good else "no"}</b>'
-    cells = (str(verdict.rank), where, str(verdict.steps), str(verdict.equal),
-             f"<span>{digests}</span>", answer)  # fmt: skip
+    cells = (
+        str(verdict.rank),
+        where,
+        str(verdict.steps),
+        str(verdict.equal),
+        f"<span>{digests}</span>",
+        answer,
+    )
     made = (f'<td data-name="{n}">{cell}</td>' for n, cell in zip(names, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
 

@@ -44,9 +44,13 @@ class Plan:
             move.pop("t", None)
         reasons = {name: {"error": why, "hint": hint} for name, (why, hint) in self.refused.items()}
         return {
-            "host": self.host, "moves": moves, "refused": reasons, "free_slots": self.slots,
-            "lacking_slots": self.lacking, "empty_s": self.empty_s,
-        }  # fmt: skip
+            "host": self.host,
+            "moves": moves,
+            "refused": reasons,
+            "free_slots": self.slots,
+            "lacking_slots": self.lacking,
+            "empty_s": self.empty_s,
+        }
 
     def print(self) -> None:
         """Print a line for each capsule, and one for each warning."""

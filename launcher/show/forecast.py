@@ -50,9 +50,14 @@ def compared(row: MigrationRow) -> Expected | None:
     ]
     parts += [ExpectedPart(name, None, seconds) for name, seconds in took.items() if seconds]
     return Expected(
-        found.way, found.why, found.seconds, prediction.stood(row), tuple(parts), found.learnt,
+        found.way,
+        found.why,
+        found.seconds,
+        prediction.stood(row),
+        tuple(parts),
+        found.learnt,
         found.left_out,
-    )  # fmt: skip
+    )
 
 
 def table(expected: Expected) -> Table:

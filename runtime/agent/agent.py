@@ -154,10 +154,14 @@ class Agent:
     async def run(self) -> None:
         """Report to the orchestrator, and serve it and the local socket."""
         await asyncio.gather(
-            self.uplink.serve(), self._report(), self.porter.keep_asking(),
-            self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
+            self.uplink.serve(),
+            self._report(),
+            self.porter.keep_asking(),
+            self.gatekeeper.keep(),
+            self.gpus.keep(),
+            self._forget_device_memory(),
             heap.give_back(self.idle),
-        )  # fmt: skip
+        )
 
     def idle(self) -> bool:
         """Whether no move is under way that a restart of this agent would interrupt."""

@@ -66,10 +66,18 @@ class DestinationHandlers:
             full_dump = f"{self._house.host}: {full_dump}"
         ahead = not (ask.full_dump or full_dump)
         rows = await asyncio.to_thread(
-            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus,
-            ahead=ahead, host=self._house.host, capsules=self._house.cluster.paths.state,
+            preflight.check,
+            ask.survey,
+            ask.facts,
+            facts,
+            criu,
+            offered,
+            gpus,
+            ahead=ahead,
+            host=self._house.host,
+            capsules=self._house.cluster.paths.state,
             images=self._house.cluster.paths.run / "images",
-        )  # fmt: skip
+        )
         if ask.dry_run:
             cores = await asyncio.to_thread(self._house.idle.cores)
             return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)

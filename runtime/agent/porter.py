@@ -61,9 +61,13 @@ class MigrationRegistry:
         self.facts = host_facts.facts(criu)
         cluster, own = house.cluster, house.cluster.host(house.host)
         self.receiver = Receiver(
-            str(own.data), str(own.pages), cluster.paths.keys, house.host,
-            [host.address for host in cluster.hosts], clear=cluster.wire.seal == SealChoice.OFF,
-        )  # fmt: skip
+            str(own.data),
+            str(own.pages),
+            cluster.paths.keys,
+            house.host,
+            [host.address for host in cluster.hosts],
+            clear=cluster.wire.seal == SealChoice.OFF,
+        )
         self.gpus_swapped: dict[str, str] = {}  # uuid → reason in words, during GPU swaps
         self.departures: dict[str, OutgoingMigration] = {}
         self.arrivals: dict[str, IncomingMigration] = {}
@@ -123,9 +127,13 @@ class MigrationRegistry:
         """A sender to the host that will receive the capsule."""
         cluster = self._house.cluster
         return Sender(
-            ask.migration, ask.endpoint, cluster.paths.keys, self._house.host, ask.destination,
+            ask.migration,
+            ask.endpoint,
+            cluster.paths.keys,
+            self._house.host,
+            ask.destination,
             patience=2 * cluster.timeouts.suspicion,
-        )  # fmt: skip
+        )
 
     def lanes(self, beside: Sender) -> Lanes:
         """Lanes for pages, to the host of ``beside``. They come from this host's own address: the

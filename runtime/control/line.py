@@ -63,9 +63,15 @@ class Connection:
     """
 
     def __init__(
-        self, peer: str, send: Send | None, handler: Handler, *, life: int, largest: int,
+        self,
+        peer: str,
+        send: Send | None,
+        handler: Handler,
+        *,
+        life: int,
+        largest: int,
         why_not: WhyNot | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.peer = peer
         self.peer_life: int | None = None
         """The peer's life that we met last. Another life knows nothing of earlier asks."""

@@ -213,9 +213,13 @@ class Switchboard:
             self._weights[name] = Weight()
             assert self.handler is not None
             self.lines[name] = Connection(
-                name, None, self.handler, life=self._life, largest=FROM_ORCHESTRATOR,
+                name,
+                None,
+                self.handler,
+                life=self._life,
+                largest=FROM_ORCHESTRATOR,
                 why_not=lambda: reach.why_no_agent(name, self.agents.get(name)),
-            )  # fmt: skip
+            )
         line = self.lines[name]
         if self._routes.get(name) != identity:  # each reconnect has a new identity
             self._routes[name] = identity
@@ -276,9 +280,13 @@ class Uplink:
         self._send = outlet(socket, None, Weight())
         self._turned_away = False
         self.line = Connection(
-            "the orchestrator", None, handler, life=new_life(), largest=TO_ORCHESTRATOR,
+            "the orchestrator",
+            None,
+            handler,
+            life=new_life(),
+            largest=TO_ORCHESTRATOR,
             why_not=self._why_not,
-        )  # fmt: skip
+        )
         socket.connect(self._address)
 
     async def serve(self) -> None:

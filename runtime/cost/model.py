@@ -75,10 +75,18 @@ class Learnt:
 
 
 def situation(
-    size: int, written: Writing | None, link: float | None, fixed_s: float, source: Cores | None,
-    destination: Cores | None, learnt: Learnt, slow_down: float | None = None,
-    slower_stop: float = 1.0, refill_s: float = 0.0, first_fill_s: float = 0.0,
-) -> Situation:  # fmt: skip
+    size: int,
+    written: Writing | None,
+    link: float | None,
+    fixed_s: float,
+    source: Cores | None,
+    destination: Cores | None,
+    learnt: Learnt,
+    slow_down: float | None = None,
+    slower_stop: float = 1.0,
+    refill_s: float = 0.0,
+    first_fill_s: float = 0.0,
+) -> Situation:
     """Build the model's input from what is known.
 
     ``link``: None where no rate is known. ``slower_stop``: the factor by which sending in earlier
@@ -205,9 +213,15 @@ def _estimate(given: Situation, way: Way, speed: float) -> Estimate:
         left = again
     pause = given.fixed_s + memory_s(given, left)
     return Estimate(
-        way.value, speed, slower + pause, pause, given.besides_s + copying + pause, slower,
-        uncovered(given, speed) if rounds else 1.0, int(left),
-    )  # fmt: skip
+        way.value,
+        speed,
+        slower + pause,
+        pause,
+        given.besides_s + copying + pause,
+        slower,
+        uncovered(given, speed) if rounds else 1.0,
+        int(left),
+    )
 
 
 def written_in(given: Situation, seconds: float) -> float:
@@ -272,9 +286,12 @@ def _best(
 
 
 def _because(
-    best: Estimate, estimates: Sequence[Estimate], way: Way, max_pause: float,
+    best: Estimate,
+    estimates: Sequence[Estimate],
+    way: Way,
+    max_pause: float,
     within: float | None,
-) -> str:  # fmt: skip
+) -> str:
     if way is not Way.AUTO:
         return "asked for"
     others = [e for e in estimates if e.way != best.way]

@@ -188,11 +188,15 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     parts.append(_part(lessons, HANDOVER, handover, None, "commit, checks, grant, network"))
     unknown = any(part.seconds is None for part in parts)
     return Prediction(
-        load.way, load.full_dump, sum(part.seconds or 0.0 for part in parts),
-        parts, size.private, lessons.moves,
+        load.way,
+        load.full_dump,
+        sum(part.seconds or 0.0 for part in parts),
+        parts,
+        size.private,
+        lessons.moves,
         "device memory, which no earlier move of this cluster tells of" if unknown else "",
         filling=by,
-    )  # fmt: skip
+    )
 
 
 def besides_memory(prediction: Prediction) -> float:

@@ -38,9 +38,16 @@ class BeforePause(Migration):
     """The part of a migration to another host during which the job trains."""
 
     def __init__(
-        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Migration], None],
-    ) -> None:  # fmt: skip
+        self,
+        ground: MigrationContext,
+        number: int,
+        job: Job,
+        capsule: Capsule,
+        destination: str,
+        reason: str,
+        by: str,
+        changed: Callable[[Migration], None],
+    ) -> None:
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.to_gpu = self.from_gpu = ""  # the destination's GPU (UUID), and the GPU to leave
         self.copy_way = ""  # replaces precopy.way, if set
@@ -109,15 +116,28 @@ class BeforePause(Migration):
         return await self._ask(self.source, ask, limit, messages.Inspected)
 
     async def _reserve(
-        self, look: messages.Inspected, source: str, destination: str, limit: float,
+        self,
+        look: messages.Inspected,
+        source: str,
+        destination: str,
+        limit: float,
         wanted: Sequence[tuple[str, str]] = (),
-    ) -> messages.Reserved:  # fmt: skip
+    ) -> messages.Reserved:
         spec = self.job.spec(self.capsule, self._ground.cluster)
         reserve = messages.Reserve(
-            self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
-            self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
-            gpus_wanted=list(wanted), full_dump=look.full_dump,
-        )  # fmt: skip
+            self.name,
+            spec,
+            look.survey,
+            look.facts,
+            source,
+            self.capsule.epoch + 1,
+            self.job.book(),
+            limit_bytes(look),
+            dry_run=False,
+            gpu=look.gpu,
+            gpus_wanted=list(wanted),
+            full_dump=look.full_dump,
+        )
         return await self._ask(destination, reserve, limit, messages.Reserved)
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
@@ -129,11 +149,20 @@ class BeforePause(Migration):
         if within is not None and found is not None:  # no round after this, to pause in time
             sooner = max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S)
         precopy = messages.StartPrecopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint,
-            limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
-            self.copy_way or settings.way.value, found.given if found is not None else None,
-            max_pause(settings, self._limits), within or 0.0, sooner,
-        )  # fmt: skip
+            self.name,
+            self.capsule.name,
+            self.destination,
+            reserved.endpoint,
+            limit - self._limits.suspicion,
+            reserved.plain,
+            self.verify,
+            reserved.full_dump,
+            self.copy_way or settings.way.value,
+            found.given if found is not None else None,
+            max_pause(settings, self._limits),
+            within or 0.0,
+            sooner,
+        )
         began = time.monotonic()
         moved = await self._ask(self.source, precopy, limit, messages.Moved)
         self.times.take(moved.phases, began)

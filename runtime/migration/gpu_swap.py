@@ -34,18 +34,30 @@ class GpuSwap(Migration):
     cancellable = frozenset({MigrationStep.PREPARING, MigrationStep.QUIESCING})
 
     def __init__(
-        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, to: str, leave: str,
-        reason: str, by: str, changed: Callable[[Migration], None],
-    ) -> None:  # fmt: skip
+        self,
+        ground: MigrationContext,
+        number: int,
+        job: Job,
+        capsule: Capsule,
+        to: str,
+        leave: str,
+        reason: str,
+        by: str,
+        changed: Callable[[Migration], None],
+    ) -> None:
         super().__init__(ground, number, job, capsule, capsule.host, reason, by, changed)
         self._to, self._leave = to, leave
         self._way = capsule.host, f"{capsule.host} {_in_words(to)}"
 
     @classmethod
     def left_behind(
-        cls, ground: MigrationContext, job: Job, capsule: Capsule, row: MigrationRow,
+        cls,
+        ground: MigrationContext,
+        job: Job,
+        capsule: Capsule,
+        row: MigrationRow,
         changed: Callable[[Migration], None],
-    ) -> GpuSwap:  # fmt: skip
+    ) -> GpuSwap:
         """Return a swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
         number = int(row.name[1:])
         swap = cls(ground, number, job, capsule, "", "", row.reason, row.by, changed)

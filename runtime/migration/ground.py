@@ -58,9 +58,14 @@ class MigrationContext(Protocol):
         """Return another host that can take the capsule; raises Refused if there is none."""
 
     def predict(
-        self, capsule: Capsule, to: str, look: Inspected, reserved: Reserved, way: str = "",
+        self,
+        capsule: Capsule,
+        to: str,
+        look: Inspected,
+        reserved: Reserved,
+        way: str = "",
         within: float | None = None,
-    ) -> Prediction:  # fmt: skip
+    ) -> Prediction:
         """Predict what a move of this capsule to the host ``to`` costs. ``way`` replaces
         precopy.way; ``within``: seconds until the source host must be empty."""
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A migration to another host: :meth:`HostMigration.run` has all steps in order. The steps during which the
-job trains are in before_pause.py.
+"""A migration to another host: :meth:`HostMigration.run` has all steps in order. The steps during
+which the job trains are in before_pause.py.
 
 Before the commit any failure leads to ``_roll_back``: the source runs on as if nothing had
 happened. After the commit the capsule must run somewhere. The destination may try the restore
@@ -50,9 +50,16 @@ class HostMigration(BeforePause):
     cancellable = BEFORE_COMMIT
 
     def __init__(
-        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Migration], None],
-    ) -> None:  # fmt: skip
+        self,
+        ground: MigrationContext,
+        number: int,
+        job: Job,
+        capsule: Capsule,
+        destination: str,
+        reason: str,
+        by: str,
+        changed: Callable[[Migration], None],
+    ) -> None:
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
         self.released = False  # the source got the ruling "run", so its promise is over
@@ -60,12 +67,17 @@ class HostMigration(BeforePause):
 
     @classmethod
     def left_behind(
-        cls, ground: MigrationContext, job: Job, capsule: Capsule, row: MigrationRow,
+        cls,
+        ground: MigrationContext,
+        job: Job,
+        capsule: Capsule,
+        row: MigrationRow,
         changed: Callable[[Migration], None],
-    ) -> HostMigration:  # fmt: skip
+    ) -> HostMigration:
         """Return a move that an earlier orchestrator has left under way, for :meth:`take_up`."""
-        move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
-                   changed)  # fmt: skip
+        move = cls(
+            ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by, changed
+        )
         move.source, move.step, move.times = row.source, MigrationStep(row.state), Timeline.of(row)
         move.precopy, move.predicted = row.precopy, row.predicted
         move.released = move.step is MigrationStep.ROLLING_BACK  # it may be

@@ -46,9 +46,16 @@ class Migration(ABC):
     """The steps in which a person may cancel the migration."""
 
     def __init__(
-        self, ground: MigrationContext, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Migration], None],
-    ) -> None:  # fmt: skip
+        self,
+        ground: MigrationContext,
+        number: int,
+        job: Job,
+        capsule: Capsule,
+        destination: str,
+        reason: str,
+        by: str,
+        changed: Callable[[Migration], None],
+    ) -> None:
         self.number = number
         self.name = f"m{number}"
         self.job = job
@@ -120,17 +127,29 @@ class Migration(ABC):
         """Return the record of the migration as it is now, for status, events and reports."""
         times, (source, destination) = self.times, self.way
         return MigrationRow(
-            name=self.name, capsule=self.capsule.name, source=source, destination=destination,
-            reason=self.reason, by=self.by, epoch=self.capsule.epoch, state=self.step.value,
-            asked=times.asked, seconds=times.seconds(), frozen_s=times.standstill(),
-            image_bytes=times.image_bytes, bytes=times.bytes,
-            expected_bytes=times.expected_bytes, link_rate=times.link_rate(),
+            name=self.name,
+            capsule=self.capsule.name,
+            source=source,
+            destination=destination,
+            reason=self.reason,
+            by=self.by,
+            epoch=self.capsule.epoch,
+            state=self.step.value,
+            asked=times.asked,
+            seconds=times.seconds(),
+            frozen_s=times.standstill(),
+            image_bytes=times.image_bytes,
+            bytes=times.bytes,
+            expected_bytes=times.expected_bytes,
+            link_rate=times.link_rate(),
             phases=list(times.phases),
             error=str(self.error) if self.error else None,
             hint=self.error.hint if self.error else None,
-            kind=self.kind, precopy=self.precopy, predicted=self.predicted,
+            kind=self.kind,
+            precopy=self.precopy,
+            predicted=self.predicted,
             cost=self.cost,
-        )  # fmt: skip
+        )
 
     async def _quiesce(self) -> None:
         """Bring the job to a boundary; no rank enters a collective until the gates open again.

@@ -55,8 +55,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job. Its owner and "operate" may send these; other signals take "admin"."""
 
 CHANGING = (
-    messages.RunJob, messages.Migrate, messages.Cancel, messages.SignalJob, messages.EndUnknown,
-)  # fmt: skip
+    messages.RunJob,
+    messages.Migrate,
+    messages.Cancel,
+    messages.SignalJob,
+    messages.EndUnknown,
+)
 
 LOOKUPS = 2
 """This many threads look up users and groups: only they wait if a directory service hangs."""
@@ -68,9 +72,13 @@ class ApiServer:
     """Answers the requests of the command line."""
 
     def __init__(
-        self, fleet: Fleet, moves: MigrationService, endings: Endings, evacuation: Evacuation,
+        self,
+        fleet: Fleet,
+        moves: MigrationService,
+        endings: Endings,
+        evacuation: Evacuation,
         stopping: Stopping,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._fleet = fleet
         self._moves = moves
         self._endings = endings
@@ -293,9 +301,16 @@ class ApiServer:
             return await moves.plan(job, capsule, to, gpu, ask.way, within)
         until = None if within is None else time.monotonic() + within
         move = moves.start(
-            job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu, way=ask.way,
+            job,
+            capsule,
+            to,
+            reason,
+            who.shown,
+            verify=ask.verify,
+            gpu=gpu,
+            way=ask.way,
             until=until,
-        )  # fmt: skip
+        )
         return messages.Named(move.name)
 
     async def _cancel(self, who: Principal, ask: messages.Cancel) -> None:

@@ -163,9 +163,13 @@ class Evacuation:
                 continue
             try:
                 self._begun[capsule.name] = self._moves.start(
-                    job, capsule, "", f"{host} is tainted: {reason}", by,
+                    job,
+                    capsule,
+                    "",
+                    f"{host} is tainted: {reason}",
+                    by,
                     until=self._until(host, capsule.name),
-                )  # fmt: skip
+                )
             except LiveshiftError as error:
                 if self._refused.get(capsule.name) != str(error):  # note each reason once
                     self._refused[capsule.name] = str(error)

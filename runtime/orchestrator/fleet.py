@@ -121,10 +121,18 @@ class Fleet:
         """Return the hosts as the decisions about spares and placement need them."""
         taken = self.taken()
         return [
-            HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
-                     h.name in self.taints, self.hosts[h.name].gpus, h.name in self.cordons)
+            HostView(
+                h.name,
+                h.spare.value,
+                h.slots,
+                len(taken[h.name]),
+                self.is_up(h.name),
+                h.name in self.taints,
+                self.hosts[h.name].gpus,
+                h.name in self.cordons,
+            )
             for h in self.cluster.hosts
-        ]  # fmt: skip
+        ]
 
     def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
         """Return what the capsule needs of a destination's GPUs, from its source's last beat."""
@@ -163,7 +171,13 @@ class Fleet:
                 for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
             }
             jobs[name] = Job(
-                name, Overlay(vni, subnet), msgspec.convert(raw["run"], RunJob), raw["uid"], started,
-                capsules, state, code,
-            )  # fmt: skip
+                name,
+                Overlay(vni, subnet),
+                msgspec.convert(raw["run"], RunJob),
+                raw["uid"],
+                started,
+                capsules,
+                state,
+                code,
+            )
         return jobs

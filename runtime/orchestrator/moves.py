@@ -71,9 +71,11 @@ class MigrationService:
     """All migrations of the cluster."""
 
     def __init__(
-        self, fleet: Fleet, switchboard: Switchboard,
+        self,
+        fleet: Fleet,
+        switchboard: Switchboard,
         over: Callable[[Migration], Awaitable[None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.cluster: Cluster = fleet.cluster
         self._fleet = fleet
         self._switchboard = switchboard
@@ -86,10 +88,18 @@ class MigrationService:
         self._not_saved: set[int] = set()  # migrations whose last step the journal lacks
 
     def start(
-        self, job: Job, capsule: Capsule, to: str, reason: str, by: str,
-        *, verify: bool = False, gpu: GpuAsked | None = None, way: str = "",
+        self,
+        job: Job,
+        capsule: Capsule,
+        to: str,
+        reason: str,
+        by: str,
+        *,
+        verify: bool = False,
+        gpu: GpuAsked | None = None,
+        way: str = "",
         until: float | None = None,
-    ) -> HostMigration:  # fmt: skip
+    ) -> HostMigration:
         """Begin to move a capsule. Raises Refused, NotFound or Unreachable; then nothing has begun.
 
         ``verify``: compare every byte of device memory after the move. ``gpu``: the GPU to use on
@@ -106,9 +116,15 @@ class MigrationService:
         return move
 
     def start_swap(
-        self, job: Job, capsule: Capsule, gpu: GpuAsked, reason: str, by: str,
-        *, verify: bool = False,
-    ) -> GpuSwap:  # fmt: skip
+        self,
+        job: Job,
+        capsule: Capsule,
+        gpu: GpuAsked,
+        reason: str,
+        by: str,
+        *,
+        verify: bool = False,
+    ) -> GpuSwap:
         """Begin to move a capsule to another GPU of its host; raises as :meth:`start` does."""
         self._check_free(job, capsule)
         if self._fleet.hosts[capsule.host].gpus:  # else the swap asks the host, which knows more
@@ -190,11 +206,19 @@ class MigrationService:
 
         async def ask(look: messages.Inspected) -> messages.Reserved:
             reserve = messages.Reserve(
-                "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
-                capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
+                "plan",
+                job.spec(capsule, self.cluster),
+                look.survey,
+                look.facts,
+                capsule.host,
+                capsule.epoch + 1,
+                job.book(),
+                limit_bytes(look),
+                dry_run=True,
+                gpu=look.gpu,
                 gpus_wanted=[(left(capsule.name, look.gpu, gpu.leave), to_gpu)] if gpu else [],
                 full_dump=look.full_dump,
-            )  # fmt: skip
+            )
             reserved = await self.ask(destination, reserve, limit)
             assert isinstance(reserved, messages.Reserved)
             return reserved
@@ -211,9 +235,14 @@ class MigrationService:
         if capsule.failed:
             checks.append(("warning", capsule.failed))
         return messages.Planned(
-            capsule.name, capsule.host, destination, checks, expected_bytes(look),
-            look.carried_bytes, self.predict(capsule, destination, look, reserved, way, within),
-        )  # fmt: skip
+            capsule.name,
+            capsule.host,
+            destination,
+            checks,
+            expected_bytes(look),
+            look.carried_bytes,
+            self.predict(capsule, destination, look, reserved, way, within),
+        )
 
     async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
         """Say what a swap to another GPU of the same host would do and find; changes nothing."""
@@ -244,9 +273,14 @@ class MigrationService:
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
     def predict(
-        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved,
-        way: str = "", within: float | None = None,
-    ) -> messages.Prediction:  # fmt: skip
+        self,
+        capsule: Capsule,
+        to: str,
+        look: messages.Inspected,
+        reserved: messages.Reserved,
+        way: str = "",
+        within: float | None = None,
+    ) -> messages.Prediction:
         load = Load.of(look, look.full_dump or reserved.full_dump)
         rows = self._fleet.journal.migrations_in(MigrationStep.DONE.value, LESSONS)
         job = capsule.name.partition("/")[0]
@@ -256,16 +290,27 @@ class MigrationService:
         learnt = cost.learn(rows, job, frozenset({capsule.host, to}))
         timeouts = self._fleet.capsule(capsule.name)[0].timeouts(self.cluster)
         return costed(
-            found, look, reserved, rate or self._link(capsule.host, to), lessons, learnt,
-            self.cluster.precopy, timeouts, way, within,
-        )  # fmt: skip
+            found,
+            look,
+            reserved,
+            rate or self._link(capsule.host, to),
+            lessons,
+            learnt,
+            self.cluster.precopy,
+            timeouts,
+            way,
+            within,
+        )
 
     def _link(self, source: str, destination: str) -> float | None:
         """Return the bytes per second between two hosts: the measured rate, else the speed of the
         slower interface, else None."""
         links = [self._fleet.hosts[name].link for name in (source, destination)]
-        rates = [link.rates[to] for link, to in zip(links, (destination, source), strict=True)
-                 if link is not None and to in link.rates]  # fmt: skip
+        rates = [
+            link.rates[to]
+            for link, to in zip(links, (destination, source), strict=True)
+            if link is not None and to in link.rates
+        ]
         speeds = [link.speed / 8 for link in links if link is not None and link.speed]
         return rates[0] if rates else min(speeds, default=None)
 
@@ -278,9 +323,14 @@ class MigrationService:
             move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
         )
         asyncio.get_running_loop().call_later(  # the job is paused: do not wait for the disk
-            SOON_S, self._fleet.journal.note,
-            move.capsule.name, "boundary", boundary.words, move.by, move.number,
-        )  # fmt: skip
+            SOON_S,
+            self._fleet.journal.note,
+            move.capsule.name,
+            "boundary",
+            boundary.words,
+            move.by,
+            move.number,
+        )
         return boundary.words
 
     async def reopen(self, move: Migration) -> str:
@@ -365,8 +415,13 @@ class MigrationService:
         log.log(
             logging.DEBUG if ruling is Ruling.WAIT else logging.INFO,
             "%s: %s on %s, %s under epoch %d: %s",
-            claim.migration, claim.capsule, host, side.value, claim.epoch, ruling.value,
-        )  # fmt: skip
+            claim.migration,
+            claim.capsule,
+            host,
+            side.value,
+            claim.epoch,
+            ruling.value,
+        )
         return messages.Ruled(ruling.value, capsule.epoch)
 
     def _ended_as(self, migration: str) -> MigrationStep | None:
@@ -394,9 +449,13 @@ class MigrationService:
     def _destination(self, job: Job, capsule: Capsule, to: str) -> tuple[str, str]:
         self._check_free(job, capsule)
         chosen, why = choose_destination(
-            self._fleet.views(), capsule.name, capsule.host, to, avoid=self._failed_at(capsule),
+            self._fleet.views(),
+            capsule.name,
+            capsule.host,
+            to,
+            avoid=self._failed_at(capsule),
             gpus=self._fleet.gpu_need(capsule, capsule.host),
-        )  # fmt: skip
+        )
         return chosen.name, why
 
     def _seat(self, gpu: GpuAsked | None) -> str:

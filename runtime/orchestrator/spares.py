@@ -47,9 +47,13 @@ class HostView:
 
 
 def choose_destination(
-    hosts: Iterable[HostView], capsule: str, source: str, to: str,
-    avoid: Collection[str] = (), gpus: GpuNeed = NO_GPUS,
-) -> tuple[HostView, str]:  # fmt: skip
+    hosts: Iterable[HostView],
+    capsule: str,
+    source: str,
+    to: str,
+    avoid: Collection[str] = (),
+    gpus: GpuNeed = NO_GPUS,
+) -> tuple[HostView, str]:
     """Return the host to which a capsule moves, and why. With ``to`` empty this function chooses.
 
     It takes a dedicated spare first, then the emptiest floating host; hosts in ``avoid`` come last.

@@ -198,8 +198,11 @@ class Gates:
         for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:
             log.warning(
                 "job %s: communicator %x stays down: %d of its %d members have it still",
-                job.name, communicator, members[communicator], sizes[communicator],
-            )  # fmt: skip
+                job.name,
+                communicator,
+                members[communicator],
+                sizes[communicator],
+            )
             del ids[communicator]
         ranked = sorted(ids, key=lambda c: (order.get(c, 0), c))
         orders = {c: (n, ids[c]) for n, c in enumerate(ranked, start=1)}

@@ -415,10 +415,20 @@ def _debts(
         )
         for clock in owing
     ] + [
-        PendingReturns(page.pid, page.rank, by_id.get(communicator, f"communicator {communicator:016x}"),
-             sender, receiver, "none", 0, target, False, threads)
+        PendingReturns(
+            page.pid,
+            page.rank,
+            by_id.get(communicator, f"communicator {communicator:016x}"),
+            sender,
+            receiver,
+            "none",
+            0,
+            target,
+            False,
+            threads,
+        )
         for (communicator, sender, receiver), target in lacking.values()
-    ]  # fmt: skip
+    ]
 
 
 def _passed(clock: Clock, waiting: Sequence[Waiting]) -> int:

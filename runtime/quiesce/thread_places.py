@@ -18,17 +18,43 @@ PLACES = 24
 # System call numbers from the kernel's tables; other numbers are shown as they are.
 _CALLS = {
     "x86_64": {
-        0: "read", 1: "write", 7: "poll", 23: "select", 35: "nanosleep", 42: "connect",
-        43: "accept", 44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4",
-        202: "futex", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6",
-        271: "ppoll", 281: "epoll_pwait",
+        0: "read",
+        1: "write",
+        7: "poll",
+        23: "select",
+        35: "nanosleep",
+        42: "connect",
+        43: "accept",
+        44: "sendto",
+        45: "recvfrom",
+        46: "sendmsg",
+        47: "recvmsg",
+        61: "wait4",
+        202: "futex",
+        230: "clock_nanosleep",
+        232: "epoll_wait",
+        247: "waitid",
+        270: "pselect6",
+        271: "ppoll",
+        281: "epoll_pwait",
     },
     "aarch64": {
-        22: "epoll_pwait", 63: "read", 64: "write", 72: "pselect6", 73: "ppoll", 98: "futex",
-        101: "nanosleep", 115: "clock_nanosleep", 203: "connect", 206: "sendto", 207: "recvfrom",
-        211: "sendmsg", 212: "recvmsg", 260: "wait4",
+        22: "epoll_pwait",
+        63: "read",
+        64: "write",
+        72: "pselect6",
+        73: "ppoll",
+        98: "futex",
+        101: "nanosleep",
+        115: "clock_nanosleep",
+        203: "connect",
+        206: "sendto",
+        207: "recvfrom",
+        211: "sendmsg",
+        212: "recvmsg",
+        260: "wait4",
     },
-}.get(os.uname().machine, {})  # fmt: skip
+}.get(os.uname().machine, {})
 
 _STATES = {"R": "running", "S": "asleep", "D": "in the kernel", "T": "stopped", "t": "traced"}
 

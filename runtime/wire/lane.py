@@ -44,9 +44,14 @@ class ImageDestination:
 
     @classmethod
     def of(
-        cls, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
+        cls,
+        migration: str,
+        endpoint: str,
+        key_directory: Path,
+        host: str,
+        destination: str,
         patience: float | None = None,
-    ) -> ImageDestination:  # fmt: skip
+    ) -> ImageDestination:
         """Load the keys with which ``host`` reaches it; raises like the functions of keys.py."""
         own = keys.load_private(key_directory, host)
         public = keys.public_keys(key_directory)[destination]

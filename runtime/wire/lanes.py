@@ -52,9 +52,14 @@ class Lanes:
     until = float("inf")
 
     def __init__(
-        self, beside: Sender, endpoint: str, streams: int, compress: Compress = Compress.AUTO,
-        *, clear: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        beside: Sender,
+        endpoint: str,
+        streams: int,
+        compress: Compress = Compress.AUTO,
+        *,
+        clear: bool = False,
+    ) -> None:
         assert 1 <= streams <= LANES
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=threads(streams))

@@ -55,9 +55,14 @@ class PageLane(Lane):
     """Lane ``index`` (from 1 on) at the source, with a sealer and a compressor of its own."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], to: ImageDestination, index: int, key: bytes,
-        compressor: Compressor, buffers: Buffers,
-    ) -> None:  # fmt: skip
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        to: ImageDestination,
+        index: int,
+        key: bytes,
+        compressor: Compressor,
+        buffers: Buffers,
+    ) -> None:
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         # Spread the lanes over libzmq's threads: by itself libzmq would give all to the first.
         socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))

@@ -52,9 +52,12 @@ class PagePort:
     """
 
     def __init__(
-        self, address: str, hosts: Iterable[str], find: Callable[[str], Announced | None],
+        self,
+        address: str,
+        hosts: Iterable[str],
+        find: Callable[[str], Announced | None],
         known: KnownKeys,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
         self._workers = [_ChunkWorker(self, n) for n in range(threads(WORKERS))]

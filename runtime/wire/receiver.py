@@ -38,9 +38,15 @@ class Receiver:
     """
 
     def __init__(
-        self, address: str, pages: str, key_directory: Path, host: str, hosts: Iterable[str],
-        *, clear: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        pages: str,
+        key_directory: Path,
+        host: str,
+        hosts: Iterable[str],
+        *,
+        clear: bool = False,
+    ) -> None:
         self.address = address
         self._clear = clear
         self._key_directory, self._host = key_directory, host
@@ -76,9 +82,14 @@ class Receiver:
         self._context.term()
 
     def expect(
-        self, migration: str, source: str, inlet: Inlet, limit_bytes: int,
-        pages: Pages | None = None, lanes: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        migration: str,
+        source: str,
+        inlet: Inlet,
+        limit_bytes: int,
+        pages: Pages | None = None,
+        lanes: int = 0,
+    ) -> None:
         """Accept an image for a migration that the orchestrator announced.
 
         Only ``source`` may send it, and at most ``limit_bytes`` over all streams of lane 0.

@@ -30,9 +30,14 @@ class Sender:
     until = float("inf")
 
     def __init__(
-        self, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
+        self,
+        migration: str,
+        endpoint: str,
+        key_directory: Path,
+        host: str,
+        destination: str,
         patience: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         to = ImageDestination.of(migration, endpoint, key_directory, host, destination, patience)
         self._context = zmq.Context()
         self._lane = OrderedLane(self._context, to)

@@ -188,12 +188,26 @@ class Orchestrator:
             moved = self._capsule(capsule)
             name = f"m{len(self.moves) + 1}"
             self.moves[name] = MigrationRow(
-                name=name, capsule=capsule, source=moved.host, destination=to, reason=reason,
-                by=by, epoch=moved.epoch, state=MigrationStep.FREEZING.value, asked=time.time(),
-                seconds=0.5, frozen_s=0.2, image_bytes=0, bytes=123_000_000,
-                expected_bytes=246_000_000, link_rate=0.0, phases=[], error=None, hint=None,
+                name=name,
+                capsule=capsule,
+                source=moved.host,
+                destination=to,
+                reason=reason,
+                by=by,
+                epoch=moved.epoch,
+                state=MigrationStep.FREEZING.value,
+                asked=time.time(),
+                seconds=0.5,
+                frozen_s=0.2,
+                image_bytes=0,
+                bytes=123_000_000,
+                expected_bytes=246_000_000,
+                link_rate=0.0,
+                phases=[],
+                error=None,
+                hint=None,
                 predicted=self.prediction,
-            )  # fmt: skip
+            )
             moved.migration = name
             self._tell(capsule, "move", f"{name} begins: {moved.host} → {to}", by, name)
             return name
@@ -335,14 +349,23 @@ class Orchestrator:
     def _job_row(self, job: Job) -> JobRow:
         rows = [
             CapsuleRow(
-                name=c.name, index=n, state="ended" if c.code is not None
-                else "moving" if c.migration else "running",
-                host=c.host, epoch=c.epoch, address=f"10.99.1.{n + 2}", ranks=[2 * n, 2 * n + 1],
-                pids=12, resident=250_000_000, collectives=1234, rate=12.3, code=c.code,
-                migration=c.migration, output_trouble=c.output_trouble,
+                name=c.name,
+                index=n,
+                state="ended" if c.code is not None else "moving" if c.migration else "running",
+                host=c.host,
+                epoch=c.epoch,
+                address=f"10.99.1.{n + 2}",
+                ranks=[2 * n, 2 * n + 1],
+                pids=12,
+                resident=250_000_000,
+                collectives=1234,
+                rate=12.3,
+                code=c.code,
+                migration=c.migration,
+                output_trouble=c.output_trouble,
             )
             for n, c in enumerate(job.capsules.values())
-        ]  # fmt: skip
+        ]
         state = "running" if job.code is None else "ended"
         argv = " ".join(job.argv)
         return JobRow(job.name, state, argv, 0, job.started, 12.3, job.code, rows)
@@ -350,11 +373,20 @@ class Orchestrator:
     def _host_row(self, host: Host) -> HostRow:
         here = [c.name for c in self._everyone() if c.host == host.name and c.code is None]
         return HostRow(
-            name=host.name, address="10.88.0.10", state=host.state, spare="floating",
-            slots=host.slots, other_file=host.other_file,
-            used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
-            memory_free=7_000_000_000, capsules=here, gpus=host.gpus, cordon=host.cordon,
-        )  # fmt: skip
+            name=host.name,
+            address="10.88.0.10",
+            state=host.state,
+            spare="floating",
+            slots=host.slots,
+            other_file=host.other_file,
+            used=len(here),
+            taint=host.taint,
+            taint_by="root" if host.taint else None,
+            memory_free=7_000_000_000,
+            capsules=here,
+            gpus=host.gpus,
+            cordon=host.cordon,
+        )
 
     def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:
         capsule = self._capsule(ask.capsule)
@@ -421,9 +453,16 @@ class Orchestrator:
             return messages.Planned(capsule.name, *way, checks, 0, 0)
         name = self.begin_move(capsule.name, way[1], ask.reason)
         self.moves[name] = msgspec.structs.replace(
-            self.moves[name], source=way[0], state=MigrationStep.DONE.value, seconds=1.25, frozen_s=0.7,
-            bytes=0, expected_bytes=0, phases=[Phase("restore", 0.5, 0.7, None, True)], kind="swap",
-        )  # fmt: skip
+            self.moves[name],
+            source=way[0],
+            state=MigrationStep.DONE.value,
+            seconds=1.25,
+            frozen_s=0.7,
+            bytes=0,
+            expected_bytes=0,
+            phases=[Phase("restore", 0.5, 0.7, None, True)],
+            kind="swap",
+        )
         capsule.migration = None
         return messages.Named(name)
 

@@ -72,9 +72,12 @@ def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dic
     began = time.monotonic()
     try:
         done = subprocess.run(
-            command, env={**os.environ, "TMPDIR": place}, capture_output=True, check=False,
+            command,
+            env={**os.environ, "TMPDIR": place},
+            capture_output=True,
+            check=False,
             timeout=LONGEST_S + seconds,
-        )  # fmt: skip
+        )
     finally:
         shutil.rmtree(place, ignore_errors=True)
     wall = time.monotonic() - began

@@ -102,9 +102,14 @@ def with_atheris(target: Target, runs: int, seconds: float, seed: int, findings:
         (corpus / f"{n:04}").write_bytes(data)
     findings.mkdir(parents=True, exist_ok=True)
     arguments = [
-        sys.argv[0], str(corpus), f"-max_len={target.largest}", f"-seed={seed}", "-timeout=30",
-        "-rss_limit_mb=3000", f"-artifact_prefix={findings}/libfuzzer-{target.name}-",
-    ]  # fmt: skip
+        sys.argv[0],
+        str(corpus),
+        f"-max_len={target.largest}",
+        f"-seed={seed}",
+        "-timeout=30",
+        "-rss_limit_mb=3000",
+        f"-artifact_prefix={findings}/libfuzzer-{target.name}-",
+    ]
     arguments += [f"-runs={runs}"] if runs else []
     arguments += [f"-max_total_time={math.ceil(seconds)}"] if seconds else []
     atheris.Setup(arguments, one)

@@ -215,8 +215,12 @@ def _with_holes(
 def tars() -> list[bytes]:
     """As trees.pack makes them, before each a byte that says how they are unpacked."""
     reg, link, sym, fifo, char = (
-        tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE,
-    )  # fmt: skip
+        tarfile.REGTYPE,
+        tarfile.LNKTYPE,
+        tarfile.SYMTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CHRTYPE,
+    )
     made = [
         _tar((".", tarfile.DIRTYPE, {}), ("a", tarfile.DIRTYPE, {}), ("a/b", reg, {})),
         _tar(("a", reg, {}), ("b", link, {"linkname": "a"}), ("c", sym, {"linkname": "/x"})),
@@ -242,9 +246,26 @@ def pages() -> list[bytes]:
     layout.THREAD.struct.pack_into(raw, layout.THREADS_AT, 1234, ord("P"), 0, 1, 0, 0)
     layout.CLOCK.struct.pack_into(raw, layout.CLOCKS_AT, 77, 6, 5, 0, 6, 0, -1, -1, 1234, 0, 1)
     layout.COMMUNICATOR.struct.pack_into(
-        raw, layout.COMMUNICATORS_AT, 1, 2, 77, 0, 8, 3, 0, ord("I"), 1, 0, b"tp", b"", b"", b"",
-        0, 0, 5,
-    )  # fmt: skip
+        raw,
+        layout.COMMUNICATORS_AT,
+        1,
+        2,
+        77,
+        0,
+        8,
+        3,
+        0,
+        ord("I"),
+        1,
+        0,
+        b"tp",
+        b"",
+        b"",
+        b"",
+        0,
+        0,
+        5,
+    )
     return [bytes(raw), bytes(raw[: layout.HEADER_SIZE]), bytes(64)]
 
 

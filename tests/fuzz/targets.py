@@ -340,9 +340,24 @@ TARGETS: dict[str, Callable[[], Target]] = {
 }
 
 PACES = {
-    "frame": 20, "header": 20, "sealed": 10, "answer": 20, "manifest": 20, "announcement": 10,
-    "output": 10, "devices": 10, "device-reply": 20, "local-socket": 10, "elf": 10, "protobuf": 4,
-    "page": 4, "config": 4, "key": 4, "image-file": 4, "pagemap": 10, "compressed": 4,
+    "frame": 20,
+    "header": 20,
+    "sealed": 10,
+    "answer": 20,
+    "manifest": 20,
+    "announcement": 10,
+    "output": 10,
+    "devices": 10,
+    "device-reply": 20,
+    "local-socket": 10,
+    "elf": 10,
+    "protobuf": 4,
+    "page": 4,
+    "config": 4,
+    "key": 4,
+    "image-file": 4,
+    "pagemap": 10,
+    "compressed": 4,
     "small-images": 10,
-}  # fmt: skip
+}
 """Executions of a target for each one of the slowest."""

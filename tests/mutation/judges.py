@@ -7,11 +7,16 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "runtime/model/ownership.py": ("test_ownership.py", "test_ownership_model.py"),
     "runtime/orchestrator/journal.py": ("test_journal.py", "test_journal_trouble.py"),
     "runtime/orchestrator/journal_file.py": (
-        "test_journal_file.py", "test_journal.py", "test_journal_trouble.py",
+        "test_journal_file.py",
+        "test_journal.py",
+        "test_journal_trouble.py",
     ),
     "runtime/quiesce/gates.py": ("test_gates.py", "test_gates_opened.py"),
     "runtime/wire/announced.py": (
-        "test_announced.py", "test_wire_admission.py", "test_wire_wants.py", "test_page_port.py",
+        "test_announced.py",
+        "test_wire_admission.py",
+        "test_wire_wants.py",
+        "test_page_port.py",
         "test_wire.py",
     ),
     "criu_glue/network/network_lock.py": (
@@ -20,15 +25,23 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
     ),
     "runtime/agent/departure/departure.py": (
-        "test_departure_order.py", "test_departure_ends.py", "test_standing.py",
+        "test_departure_order.py",
+        "test_departure_ends.py",
+        "test_standing.py",
     ),
     "runtime/agent/arrival/arrival.py": (
-        "test_arrival_ends.py", "test_arrival_early.py", "test_arrival_taken_up.py",
-        "test_stale_arrival.py", "test_inbox.py",
+        "test_arrival_ends.py",
+        "test_arrival_early.py",
+        "test_arrival_taken_up.py",
+        "test_stale_arrival.py",
+        "test_inbox.py",
     ),
     "runtime/orchestrator/moves.py": (
-        "test_moves_rules.py", "test_moves_ground.py", "test_moves_begun.py",
-        "test_journal_trouble.py", "test_books.py",
+        "test_moves_rules.py",
+        "test_moves_ground.py",
+        "test_moves_begun.py",
+        "test_journal_trouble.py",
+        "test_books.py",
     ),
     "interposer/gate/gate.c": (
         "test_c_suite.py::test_program[plain-gate_rules]",
@@ -40,7 +53,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         # The others there break the gate by a passage's exact words, which a change may have taken.
         "test_gate_simulation.py::test_programs_are_stopped_at_the_least_cut_and_end",
     ),
-}  # fmt: skip
+}
 
 WORDS = "what people read, in all its forms, is not the protocol"
 PACE = "how long it waits, or how often it tries; not what it does"

@@ -64,9 +64,14 @@ class FillEngine:
     attempt needs its own FillEngine, and it must exist before CRIU starts."""
 
     def __init__(
-        self, images: Path, store: MemoryStore, threads: int | None = None, *,
-        plan: mmap.mmap | None = None, spend: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        images: Path,
+        store: MemoryStore,
+        threads: int | None = None,
+        *,
+        plan: mmap.mmap | None = None,
+        spend: bool = False,
+    ) -> None:
         """``threads``: how many threads copy; None: one for each core that may be used, at most 8;
         0: only pages that the tree asks for are copied. ``plan``: the plan of an early CRIU
         (prefill.py); pages that it has placed are not copied. ``spend``: the store frees the pages
@@ -131,10 +136,17 @@ class FillEngine:
         report = self._ffi.new("struct fill_report *")
         self._calls.fill_wait(self._fill, phase, wait_ms, report)
         return PagesFilled(
-            report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
-            report.present, report.processes, report.events, report.placed * PAGE,
+            report.phase,
+            report.filled * PAGE,
+            report.total * PAGE,
+            report.faults,
+            report.zeros,
+            report.present,
+            report.processes,
+            report.events,
+            report.placed * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),
-        )  # fmt: skip
+        )
 
 
 def _listen(images: Path) -> int:

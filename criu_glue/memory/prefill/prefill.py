@@ -167,9 +167,14 @@ class Prefill:
         for area in self._areas:
             with self._store.in_use() as store:
                 self.bytes -= self._drop(
-                    area, self._calls.store_outdated,
-                    store, area.pid, area.incarnation, area.start, area.end,
-                )  # fmt: skip
+                    area,
+                    self._calls.store_outdated,
+                    store,
+                    area.pid,
+                    area.incarnation,
+                    area.start,
+                    area.end,
+                )
 
     def search(self) -> object:
         """Return a new search that begins at the first block."""
@@ -199,9 +204,14 @@ class Prefill:
         with self._store.in_use() as store:
             for area in self._areas:
                 self._drop(
-                    area, self._calls.store_unplanned,
-                    store, raw, area.pid, area.start, area.end,
-                )  # fmt: skip
+                    area,
+                    self._calls.store_unplanned,
+                    store,
+                    raw,
+                    area.pid,
+                    area.start,
+                    area.end,
+                )
             self.bytes = self._calls.store_placed(store) * PAGE
         return found
 
@@ -324,9 +334,17 @@ class Prefill:
         self._plan[:] = raw
 
     def _order(
-        self, op: int, shift: int = 0, start: int = 0, end: int = 0, low: int = 0, high: int = 0,
-        *, count: int = 0, more: bytes = b"",
-    ) -> int:  # fmt: skip
+        self,
+        op: int,
+        shift: int = 0,
+        start: int = 0,
+        end: int = 0,
+        low: int = 0,
+        high: int = 0,
+        *,
+        count: int = 0,
+        more: bytes = b"",
+    ) -> int:
         try:
             self._orders.send(_ORDER.pack(op, count, start, end, low, high, shift) + more)
             answer = self._orders.recv(_ANSWER.size)

@@ -127,10 +127,16 @@ class Followed:
             path = f"/proc/{self.pid}/{name}"
             self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         return Pull(
-            self.pid, self._files[0], -1 if alone else self._files[1], inner=self.who.inner,
-            incarnation=self.incarnation, round=round, number=number, regions=self.written,
+            self.pid,
+            self._files[0],
+            -1 if alone else self._files[1],
+            inner=self.who.inner,
+            incarnation=self.incarnation,
+            round=round,
+            number=number,
+            regions=self.written,
             sent=self.sent,
-        )  # fmt: skip
+        )
 
     def _track(self) -> bool:
         if self._uffd is not None:

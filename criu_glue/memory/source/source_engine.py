@@ -135,9 +135,18 @@ class Pull:
     """The pages of one process that must be read. Any number of threads may read them."""
 
     def __init__(
-        self, pid: int, memory: int, pagemap: int, *, inner: int, incarnation: int, round: int,
-        number: int, regions: Regions, sent: Sent,
-    ) -> None:  # fmt: skip
+        self,
+        pid: int,
+        memory: int,
+        pagemap: int,
+        *,
+        inner: int,
+        incarnation: int,
+        round: int,
+        number: int,
+        regions: Regions,
+        sent: Sent,
+    ) -> None:
         """``memory``: the open /proc/PID/mem. ``pagemap``: the open /proc/PID/pagemap if the
         process may share pages with another one, else -1. ``number``: the number of the pass, which
         grows."""

@@ -76,10 +76,14 @@ class MemoryTracker:
     """
 
     def __init__(
-        self, tasks: Callable[[], Sequence[int]], compare: Callable[[int], bool] = lambda _: False,
-        *, stopped: Callable[[], bool] = lambda: False, threads: int | None = None,
+        self,
+        tasks: Callable[[], Sequence[int]],
+        compare: Callable[[int], bool] = lambda _: False,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        threads: int | None = None,
         slots: int = SLOTS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``stopped`` becomes true when the round must stop; ``threads``: how many threads read."""
         self._tasks = tasks
         self._compare = compare
@@ -106,9 +110,11 @@ class MemoryTracker:
         return sum(process.written.size for process in self._family)
 
     def round(
-        self, sink: Sink, pace: PullThrottle | None = None,
+        self,
+        sink: Sink,
+        pace: PullThrottle | None = None,
         listed: Callable[[int], None] = lambda _: None,
-    ) -> TrackedRound:  # fmt: skip
+    ) -> TrackedRound:
         """Send the pages written since the last round. The first round sends all pages.
 
         Before each generation of processes is sent, ``listed`` gets the number of bytes listed so
@@ -229,9 +235,13 @@ class MemoryTracker:
         self._pulling.scan([lambda p=p: scan(p) for p in processes])  # type: ignore[misc]
 
     def _pull(
-        self, processes: list[Followed], sink: Sink, pace: PullThrottle, refer: bool = True,
+        self,
+        processes: list[Followed],
+        sink: Sink,
+        pace: PullThrottle,
+        refer: bool = True,
         all_there: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Read and send the listed pages of ``processes``. Return the bytes of the chunks.
 
         ``refer``: processes may refer to pages of their parents. ``all_there``: each page must be

@@ -184,10 +184,14 @@ class MemoryStore:
                     who = f"process {pid}, {process.incarnation}"
                     raise StepFailed("ship", f"the table of memory names an invalid {who}")
                 self._do(
-                    "ship", self._calls.store_image, store, pid, process.incarnation,
+                    "ship",
+                    self._calls.store_image,
+                    store,
+                    pid,
+                    process.incarnation,
                     self._ffi.cast("uint64_t *", self._bytes(process.runs)),
                     len(process.runs) // 16,
-                )  # fmt: skip
+                )
 
     def wants(self) -> list[WantedPages]:
         """Return the pages that references named and that the store still does not have."""
@@ -316,9 +320,14 @@ class MemoryStore:
                 if len(rest) < extents * 16:
                     raise ValueError(f"process {pid} is cut off")
                 self._do(
-                    "restore", self._calls.store_image_again, store, pid, incarnation,
-                    self._ffi.cast("struct extent *", self._bytes(rest)), extents,
-                )  # fmt: skip
+                    "restore",
+                    self._calls.store_image_again,
+                    store,
+                    pid,
+                    incarnation,
+                    self._ffi.cast("struct extent *", self._bytes(rest)),
+                    extents,
+                )
                 rest = rest[extents * 16 :]
         if rest:
             raise ValueError(f"{len(rest)} bytes too many")

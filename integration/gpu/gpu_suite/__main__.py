@@ -106,8 +106,11 @@ def _machine(environment: dict[str, str]) -> Machine | None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "gpu_suite.machine"],
-            env=environment, stdout=subprocess.PIPE, text=True, timeout=120,
-        )  # fmt: skip
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
     except subprocess.TimeoutExpired:
         _say("the CUDA driver here does not answer")
         return None

@@ -41,9 +41,12 @@ def run(step: Step, work: Path, environment: dict[str, str], deadline_s: float) 
     with (work / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gpu_suite.step", step.name, str(work), str(deadline_s)],
-            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             code = process.wait(deadline_s)
         except subprocess.TimeoutExpired:

@@ -24,9 +24,13 @@ WITHOUT, CHANCE, GATE, ARENA = "without", "chance", "gate", "arena"
 VARIANTS = (WITHOUT, CHANCE, GATE, ARENA)
 RANKS = 2
 NCCL = {
-    "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_RAS_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_IB_DISABLE": "1",
-}  # fmt: skip
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NET": "Socket",
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+    "NCCL_IB_DISABLE": "1",
+}
 TURN_S = 0.04
 """About as long as a turn should last, so that clocks and wake-ups do not show."""
 

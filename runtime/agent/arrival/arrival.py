@@ -67,9 +67,13 @@ class IncomingMigration:
     """
 
     def __init__(
-        self, reserve: Reserve, resident: RunningCapsule, housing: CapsuleFactory,
-        devices: DeviceTree | None = None, gpus: Pairs | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        reserve: Reserve,
+        resident: RunningCapsule,
+        housing: CapsuleFactory,
+        devices: DeviceTree | None = None,
+        gpus: Pairs | None = None,
+    ) -> None:
         self.migration = reserve.migration
         self._devices = devices
         self._find_devices: Callable[[], DeviceTree | None] = lambda: None
@@ -376,9 +380,10 @@ class IncomingMigration:
             only = tuple(sorted(self.inbox.came.get(name.removeprefix("carried:"), set())))
         tree = trees.Tree(name, top, top, only)
         trees.pack(
-            tree, trees.listing(tree),
+            tree,
+            trees.listing(tree),
             lambda data: sender.send(stream, bytes(data)) if data else None,
-        )  # fmt: skip
+        )
         sender.send(stream, b"")
 
     def drop_tree(self) -> None:

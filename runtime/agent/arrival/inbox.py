@@ -372,9 +372,10 @@ def _need_memory() -> None:
     while (left := memory_left()) < LEFT:
         if time.monotonic() > until:
             raise StepFailed(
-                "ship", f"this host has no memory for more: {units.size(left)} are left",
+                "ship",
+                f"this host has no memory for more: {units.size(left)} are left",
                 hint="choose a host with more free memory, or free some of it there",
-            )  # fmt: skip
+            )
         time.sleep(0.01)
 
 

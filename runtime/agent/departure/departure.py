@@ -86,9 +86,13 @@ class OutgoingMigration:
     """
 
     def __init__(
-        self, migration: str, resident: RunningCapsule, housing: CapsuleFactory, sender: Sender | None = None,
+        self,
+        migration: str,
+        resident: RunningCapsule,
+        housing: CapsuleFactory,
+        sender: Sender | None = None,
         devices: DeviceTree | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.migration = migration
         self.resident = resident
         self._housing = housing
@@ -110,9 +114,12 @@ class OutgoingMigration:
 
     @classmethod
     def take_up(
-        cls, migration: str, resident: RunningCapsule, housing: CapsuleFactory,
+        cls,
+        migration: str,
+        resident: RunningCapsule,
+        housing: CapsuleFactory,
         find_devices: Callable[[], DeviceTree | None],
-    ) -> OutgoingMigration:  # fmt: skip
+    ) -> OutgoingMigration:
         """A departure that an earlier agent left in a freeze or holding a frozen tree.
 
         ``find_devices`` is called when the departure goes on, and again if the GPU helper was
@@ -262,15 +269,23 @@ class OutgoingMigration:
         return []
 
     def _dump_tree(
-        self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None,
+        self,
+        watch: Stopwatch,
+        criu: Criu,
+        deadline_s: float,
+        page_filter: PageFilter | None,
         delta: FinalDirtySet | None,
-    ) -> dict[str, list[str]]:  # fmt: skip
+    ) -> dict[str, list[str]]:
         with watch.phase("dump", frozen=True) as lap:
             packer = SmallImagePacker(self._wire.send)
             self._frozen.dump(
-                criu, packer, deadline_s,
-                page_filter, delta.look if delta is not None else lambda: None, self._epoll,
-            )  # fmt: skip
+                criu,
+                packer,
+                deadline_s,
+                page_filter,
+                delta.look if delta is not None else lambda: None,
+                self._epoll,
+            )
             packer.finish()
             lap.bytes = self._frozen.image_bytes
         reach("source.dumped")

@@ -78,11 +78,17 @@ class Throttle:
     """
 
     def __init__(
-        self, collectives: Callable[[], int], usual: float, share: float | None,
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-        cpus: float | None = None, cost: ReadingCost = OF_THIS_AGENT, gap: float = 0.0,
+        self,
+        collectives: Callable[[], int],
+        usual: float,
+        share: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        cpus: float | None = None,
+        cost: ReadingCost = OF_THIS_AGENT,
+        gap: float = 0.0,
         sees_all: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``sees_all``: whether ``collectives`` shows all that the job loses."""
         self._usual = usual
         self._sees_all = sees_all

@@ -80,9 +80,13 @@ class PrecopyRounds:
     """The pre-copy of one capsule; it reports its progress to ``reporter``."""
 
     def __init__(
-        self, resident: RunningCapsule, lanes: Lanes, settings: Settings, reporter: RoundsReporter,
+        self,
+        resident: RunningCapsule,
+        lanes: Lanes,
+        settings: Settings,
+        reporter: RoundsReporter,
         wants: Callable[[], Wants],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``wants`` asks the destination which of the pages that were only named it lacks."""
         self._stop = threading.Event()  # no round for now
         self._over = threading.Event()  # no round any more
@@ -90,18 +94,22 @@ class PrecopyRounds:
         self._sooner = float("inf")  # no round except the first continues after this
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
-            lambda: [task.pid for task in tasks(resident.room)], untrusted,
+            lambda: [task.pid for task in tasks(resident.room)],
+            untrusted,
             stopped=lambda: self._stopped(),
-        )  # fmt: skip
+        )
         self.lanes = lanes
         self._wants = wants
         by_collectives = resident.rate.usual() > 0
         usual = resident.rate if by_collectives else resident.computes
         self._pace = Throttle(
             resident.collectives if by_collectives else resident.run_time.progress,
-            usual.usual(), settings.slow_down, sleep=self._sleep, gap=usual.gap(),
+            usual.usual(),
+            settings.slow_down,
+            sleep=self._sleep,
+            gap=usual.gap(),
             sees_all=by_collectives,
-        )  # fmt: skip
+        )
         self._limit = settings.rounds
         self._way, self._forced = Way.ROUNDS, True
         self.chosen: Chosen | None = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a pre-copy is: the source counts it and reports it several times a second.
 
-:class:`RoundsReporter` counts in the threads that send; :class:`ReportSender` carries its reports from them to
-the agent's event loop. Neither ever waits. If a report is lost, the next one makes up for it.
+:class:`RoundsReporter` counts in the threads that send; :class:`ReportSender` carries its reports
+from them to the agent's event loop. Neither ever waits. If a report is lost, the next one makes up for it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class RoundsReporter:
     """
 
     def __init__(
-        self, send: Callable[[Progressed], None], migration: str, every_s: float = EVERY_S,
+        self,
+        send: Callable[[Progressed], None],
+        migration: str,
+        every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._send = send
         self._migration = migration
         self._every_s = every_s
@@ -136,9 +139,16 @@ class RoundsReporter:
         left = 0 if self._ended else max(0, self._dirty - (self._bytes - self._before))
         delta = self._delta / rate if self._delta is not None and rate else None
         return Progressed(
-            self._migration, self._round, self._bytes, self._dirty, left, self._rate(),
-            self._slow_down, delta, rate,
-        )  # fmt: skip
+            self._migration,
+            self._round,
+            self._bytes,
+            self._dirty,
+            left,
+            self._rate(),
+            self._slow_down,
+            delta,
+            rate,
+        )
 
 
 class ReportSender:

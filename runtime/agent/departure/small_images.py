@@ -76,7 +76,7 @@ class SmallImageUnpacker:
         self._rest = bytearray()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Raises StepFailed for bytes that no :class:`SmallImagePacker` sends, and what ``keep`` raises."""
+        """Raises StepFailed for bytes that no SmallImagePacker sends, and what ``keep`` raises."""
         self._rest += data
         at = 0
         while len(self._rest) - at >= _HEAD.size:

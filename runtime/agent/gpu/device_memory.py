@@ -31,9 +31,12 @@ Send = Callable[[str, bytes | memoryview], None]
 
 
 def send_memory(
-    helper: GpuHelper, migration: str, saved: Sequence[Saved], send: Send,
+    helper: GpuHelper,
+    migration: str,
+    saved: Sequence[Saved],
+    send: Send,
     stopped: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
+) -> None:
     """Send the device memory that the helper holds for ``saved``; StepFailed once ``stopped``."""
     for process in saved:
         if not process.blocks:

@@ -127,7 +127,7 @@ def members(page: OrderedPage) -> list[Member]:
         )
         for row in rows
         if row.state in live and row.id
-    ]  # fmt: skip
+    ]
     return found + ([unknown(world_rank)] if unseen else [])
 
 

@@ -150,9 +150,13 @@ class RunningCapsule:
     def note(self) -> None:
         """Write down what a restarted agent needs to know of the capsule."""
         note = CapsuleNote(
-            self.spec, self.epoch, self.overlay.vni, self.overlay.subnet, self.room.init,
+            self.spec,
+            self.epoch,
+            self.overlay.vni,
+            self.overlay.subnet,
+            self.room.init,
             self.room.started,
-        )  # fmt: skip
+        )
         path = self.room.plan.directory / NOTE
         path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
         path.with_suffix(".new").rename(path)

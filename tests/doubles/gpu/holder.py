@@ -182,10 +182,16 @@ class Holder:
         if held is not None:
             self.call("cuDeviceGetUuid_v2", uuid, held.device)
         return wire.REPLY.struct.pack(
-            op, result, held.address if held else 0, held.size if held else 0, value,
-            held.device if held else 0, held.kind if held else kind, uuid.raw,
+            op,
+            result,
+            held.address if held else 0,
+            held.size if held else 0,
+            value,
+            held.device if held else 0,
+            held.kind if held else kind,
+            uuid.raw,
             b"as the test wishes" if result else b"",
-        )  # fmt: skip
+        )
 
 
 def main(library: str, folder: str, described: str) -> None:
