@@ -20,7 +20,7 @@ from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.messages import Message, RunJob
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.desk import ApiServer
+from liveshift.runtime.orchestrator.api_server import ApiServer
 from liveshift.runtime.orchestrator.fleet import Fleet
 
 CLUSTER = """

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 
-from liveshift.criu_glue.capsule.room import Sandbox
+from liveshift.criu_glue.capsule.sandbox import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import Spared, ThreadHold

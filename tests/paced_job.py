@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from liveshift.runtime.agent.departure.pace import Throttle
+from liveshift.runtime.agent.departure.throttle import Throttle
 from liveshift.runtime.agent.host.reading_cost import ReadingCost
 
 BATCH = 4 << 20

@@ -12,7 +12,7 @@ import pytest
 from test_arrival_ends import NO_CRIU, Scene, scene
 
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.arrival import arrival
+from liveshift.runtime.agent.arrival import incoming_migration
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 __all__ = ["scene"]
@@ -67,14 +67,16 @@ class Restores:
         self.left = 1 << 40
         self.here._reserve.survey = SimpleNamespace(ids=(1001, 1002))
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(arrival, "time", clock)
-        monkeypatch.setattr(arrival, "FillEngine", self.engine)
-        monkeypatch.setattr(arrival, "memory_left", lambda: self.left)
+        monkeypatch.setattr(incoming_migration, "time", clock)
+        monkeypatch.setattr(incoming_migration, "FillEngine", self.engine)
+        monkeypatch.setattr(incoming_migration, "memory_left", lambda: self.left)
         monkeypatch.setattr(self.here._tree, "bring_up", self.bring_up)
-        monkeypatch.setattr(arrival.pids, "limit", lambda: 32768)
-        monkeypatch.setattr(arrival.pids, "place", lambda ids, end: self.ask(ids, end) or 300)
-        monkeypatch.setattr(arrival.pids, "of_image", lambda images: {1001, 1234})
-        monkeypatch.setattr(arrival.pids, "within_reach", self.within_reach)
+        monkeypatch.setattr(incoming_migration.pids, "limit", lambda: 32768)
+        monkeypatch.setattr(
+            incoming_migration.pids, "place", lambda ids, end: self.ask(ids, end) or 300
+        )
+        monkeypatch.setattr(incoming_migration.pids, "of_image", lambda images: {1001, 1234})
+        monkeypatch.setattr(incoming_migration.pids, "within_reach", self.within_reach)
 
     def ask(self, *what: object) -> None:
         self.asked.append(what)
@@ -113,7 +115,7 @@ def test_one_is_started_when_the_first_memory_comes(
     scene: Scene,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arrival, "EarlyCriu", Early)
+    monkeypatch.setattr(incoming_migration, "EarlyCriu", Early)
     here, criu, store = scene.here, object(), object()
     here.start_early(criu)
     assert here.placed == (0, False)
@@ -150,7 +152,7 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
 
 def test_what_is_in_place_already_needs_no_memory_twice(restores: Restores) -> None:
     """Only the rest is put into the tree while the store has it."""
-    restores.left = arrival.LEAST + MB
+    restores.left = incoming_migration.LEAST + MB
     restores.run()
     assert restores.engines[0].how["spend"] is False
     restores.left -= 1

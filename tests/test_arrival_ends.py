@@ -13,8 +13,8 @@ import pytest
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, StepFailed
-from liveshift.runtime.agent.arrival import arrival
-from liveshift.runtime.agent.arrival.arrival import NOTE, IncomingMigration
+from liveshift.runtime.agent.arrival import incoming_migration
+from liveshift.runtime.agent.arrival.incoming_migration import NOTE, IncomingMigration
 from liveshift.runtime.agent.gpu.device_memory import TABLE
 from liveshift.runtime.messages import Book
 from liveshift.runtime.model.stopwatch import Stopwatch
@@ -77,10 +77,10 @@ class Scene:
             monkeypatch.setattr(tree, name, self.noted(name))
         monkeypatch.setattr(tree, "resumed", lambda: self.runs)
         for module, name in (
-            (arrival.image_check, "prepare"),
-            (arrival.shared_sizes, "forget"),
-            (arrival.carried_out, "reconcile"),
-            (arrival, "adopt"),
+            (incoming_migration.image_check, "prepare"),
+            (incoming_migration.shared_sizes, "forget"),
+            (incoming_migration.carried_out, "reconcile"),
+            (incoming_migration, "adopt"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))
 
@@ -96,7 +96,7 @@ class Scene:
         """Device state came with the image."""
         self.manifest.streams[TABLE] = (1, 0)
         (self.here.images / TABLE).write_bytes(b"table")
-        monkeypatch.setattr(arrival, "decode", lambda raw: [raw])
+        monkeypatch.setattr(incoming_migration, "decode", lambda raw: [raw])
         devices = SimpleNamespace(
             arrive=self.noted("arrive"),
             end=self.noted("end"),
@@ -199,7 +199,7 @@ def test_a_tree_without_device_state_goes_on_as_any_where_there_is_a_helper(
 ) -> None:
     scene.here._devices = scene.with_devices(monkeypatch)
     if table:
-        monkeypatch.setattr(arrival, "decode", lambda _raw: [])
+        monkeypatch.setattr(incoming_migration, "decode", lambda _raw: [])
     else:
         del scene.manifest.streams[TABLE]
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
@@ -317,7 +317,7 @@ def test_a_room_that_has_ended_is_not_taken_for_another_process(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for began, stands in ((5, True), (6, False)):
-        monkeypatch.setattr(arrival, "started", lambda _pid, began=began: began)
+        monkeypatch.setattr(incoming_migration, "started", lambda _pid, began=began: began)
         assert scene.here.room_stands is stands
 
 
@@ -348,8 +348,8 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
             packed.append((name, data))
 
     pump = SimpleNamespace(finish=scene.noted("gpu memory"), stop=scene.noted("pump ends"))
-    monkeypatch.setattr(arrival, "Packer", Packer)
-    monkeypatch.setattr(arrival, "Pump", lambda devices, _send: devices and pump)
+    monkeypatch.setattr(incoming_migration, "Packer", Packer)
+    monkeypatch.setattr(incoming_migration, "Pump", lambda devices, _send: devices and pump)
     came: dict[str, list[bytes]] = {}
     sender: Any = SimpleNamespace(
         send=lambda stream, data: came.setdefault(stream, []).append(data),
@@ -382,11 +382,16 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
 def test_memory_is_kept_once_where_there_is_too_little_for_twice(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
-    assert [arrival._only_once(size) for size in (-5, 0, 100, 101)] == [False, False, False, True]
-    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST)
-    assert [arrival._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
-    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
+    monkeypatch.setattr(incoming_migration, "memory_left", lambda: incoming_migration.LEAST + 100)
+    assert [incoming_migration._only_once(size) for size in (-5, 0, 100, 101)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    monkeypatch.setattr(incoming_migration, "memory_left", lambda: incoming_migration.LEAST)
+    assert [incoming_migration._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
+    monkeypatch.setattr(incoming_migration, "memory_left", lambda: incoming_migration.LEAST + 100)
     engines: list[dict[str, Any]] = []
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:
@@ -394,7 +399,7 @@ def test_memory_is_kept_once_where_there_is_too_little_for_twice(
         seen = SimpleNamespace(bytes=3, placed=4)
         return SimpleNamespace(seen=lambda: seen)
 
-    monkeypatch.setattr(arrival, "FillEngine", engine)
+    monkeypatch.setattr(incoming_migration, "FillEngine", engine)
     watch = Stopwatch()
     for size in (100, 101):
         scene.here.inbox.memory = SimpleNamespace(size=size, spent=False, absent=0)

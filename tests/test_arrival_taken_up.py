@@ -16,13 +16,13 @@ import pytest
 from gpu_scenes import gpu_survey, process
 from test_preflight import HERE, NOTHING
 
-from liveshift.criu_glue.capsule.room import Sandbox, started
+from liveshift.criu_glue.capsule.sandbox import Sandbox, started
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.memory.store.store import MemoryStore
-from liveshift.runtime.agent.arrival import arrival
-from liveshift.runtime.agent.arrival.arrival import NOTE, IncomingMigration
+from liveshift.runtime.agent.arrival import incoming_migration
+from liveshift.runtime.agent.arrival.incoming_migration import NOTE, IncomingMigration
 from liveshift.runtime.agent.gpu.device_memory import TABLE
-from liveshift.runtime.agent.host.resident import CapsuleFactory, RunningCapsule
+from liveshift.runtime.agent.host.running_capsule import CapsuleFactory, RunningCapsule
 from liveshift.runtime.config.cluster import Files, Logs, Paths
 from liveshift.runtime.messages import Book, CapsuleSpec, Reserve
 from liveshift.runtime.model import manifest
@@ -174,7 +174,9 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inlets: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(arrival, "DeviceInlet", lambda *which: inlets.append(which) or which)
+    monkeypatch.setattr(
+        incoming_migration, "DeviceInlet", lambda *which: inlets.append(which) or which
+    )
     devices: Any = SimpleNamespace(helper="the helper")
     here = IncomingMigration(scene.reserve, scene.first.resident, scene.housing, devices, PAIRS)
     assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]

@@ -14,7 +14,7 @@ from moves_scene import Scene, play, until
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.messages import Cost, Phase, Worked
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.costing import Costing
 

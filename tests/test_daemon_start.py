@@ -20,7 +20,7 @@ from one_room import netns
 from liveshift.errors import LiveshiftError, NotPermitted
 from liveshift.launcher.client.client import Client
 from liveshift.runtime.agent import agent
-from liveshift.runtime.agent.host import resident
+from liveshift.runtime.agent.host import running_capsule
 from liveshift.runtime.config.cluster import load
 from liveshift.runtime.daemon.cluster_file import ClusterFile
 from liveshift.runtime.messages import GetStatus, SetTaint, Status
@@ -186,7 +186,7 @@ class TestAgent:
         """/run is no tmpfs here, so that what CRIU found out about the kernel would be mounted."""
         made = {
             "socket": place.run / "agent.sock" / "in the way",
-            "note": place.state / "capsules" / "gpt-0" / resident.NOTE,
+            "note": place.state / "capsules" / "gpt-0" / running_capsule.NOTE,
         }[flaw]
         made.parent.mkdir(parents=True)
         made.write_text("garbage")

@@ -15,8 +15,12 @@ from test_departure_order import INIT, LOCKED, OPENED, Scene, scene
 
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
-from liveshift.runtime.agent.departure import departure
-from liveshift.runtime.agent.departure.departure import NOTE, OutgoingMigration, OutgoingNote
+from liveshift.runtime.agent.departure import outgoing_migration
+from liveshift.runtime.agent.departure.outgoing_migration import (
+    NOTE,
+    OutgoingMigration,
+    OutgoingNote,
+)
 from liveshift.runtime.agent.gpu.device_state import DeviceLost
 
 __all__ = ["scene"]
@@ -133,7 +137,9 @@ def test_devices_are_emptied_before_the_network_is_shut_and_filled_after_it_open
 def test_devices_that_are_lost_end_the_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: Any = scene.departure
     gone._devices = Devices(scene, DeviceLost("gpu restore", "it hangs"))
-    monkeypatch.setattr(departure, "end", lambda room: scene.done.append(f"end {room.init}"))
+    monkeypatch.setattr(
+        outgoing_migration, "end", lambda room: scene.done.append(f"end {room.init}")
+    )
     with pytest.raises(DeviceLost, match="it hangs; so it was ended"):
         gone.thaw()
     assert scene.done[-1] == f"end {INIT}"
@@ -143,7 +149,7 @@ def test_a_capsule_whose_device_state_nobody_has_is_told_of(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone: Any = scene.departure
-    monkeypatch.setattr(departure, "has_cuda", lambda _: True)
+    monkeypatch.setattr(outgoing_migration, "has_cuda", lambda _: True)
     with pytest.raises(Unreachable, match="which has the device state of gpt/1"):
         gone.thaw()
     gone.resident.room.alive = lambda: False
@@ -165,7 +171,7 @@ def test_what_cannot_leave_is_found_while_it_can_go_on_here(
 ) -> None:
     gone: Any = scene.departure
     monkeypatch.setattr(gone, "_send_changes", lambda: OutgoingMigration._send_changes(gone))
-    monkeypatch.setattr(departure, "changing", lambda *_: found)
+    monkeypatch.setattr(outgoing_migration, "changing", lambda *_: found)
     with pytest.raises(StepFailed, match=said):
         gone.freeze(NO_CRIU, 10.0)
     assert scene.done == [LOCKED, "dump", "thaw", OPENED]
@@ -177,9 +183,9 @@ def test_the_manifest_has_what_is_gone_and_the_output_is_whole_before_it(
 ) -> None:
     gone: Any = scene.departure
     monkeypatch.setattr(gone, "_send_changes", lambda: {"tmp": ["gone"]})
-    monkeypatch.setattr(departure.output, "settle", lambda _: scene.done.append("settled"))
+    monkeypatch.setattr(outgoing_migration.output, "settle", lambda _: scene.done.append("settled"))
     monkeypatch.setattr(gone._log, "finish", lambda _: scene.done.append("output"))
-    monkeypatch.setattr(departure.carried_out, "remember", scene.note("remembered"))
+    monkeypatch.setattr(outgoing_migration.carried_out, "remember", scene.note("remembered"))
     monkeypatch.setattr(
         gone._sender, "send_manifest", lambda *a: scene.done.append(f"manifest {a[0]} {a[3]}")
     )
@@ -218,9 +224,9 @@ def test_files_that_have_changed_go_again_and_those_that_went_are_named(
         streams[stream] = streams.get(stream, b"") + data
 
     monkeypatch.setattr(gone._sender, "send", send)
-    monkeypatch.setattr(departure, "changing", lambda *_: Changing((), ()))
+    monkeypatch.setattr(outgoing_migration, "changing", lambda *_: Changing((), ()))
     tree = gone._trees[0]
-    listed = gone._listed["tmp"] = departure.trees.listing(tree)
+    listed = gone._listed["tmp"] = outgoing_migration.trees.listing(tree)
     gone._pack(tree, listed, 1)
     assert b"going" in streams["tree:1:tmp"]
     (tmp / "going").unlink()
@@ -240,7 +246,9 @@ def test_one_that_has_gone_leaves_nothing_here(
     resident.overlay, resident.netns, resident.leaving = "overlay", "ls-gpt.1", False
     resident.spec.index = 1
     resident.remove = lambda: scene.done.append(f"removed, leaving={resident.leaving}")
-    monkeypatch.setattr(departure.network, "unplug", lambda *a: scene.done.append(f"unplug {a}"))
+    monkeypatch.setattr(
+        outgoing_migration.network, "unplug", lambda *a: scene.done.append(f"unplug {a}")
+    )
     monkeypatch.setattr(gone._frozen, "release", scene.note("released"))
     monkeypatch.setattr(gone._log, "close", scene.note("log closed"))
     monkeypatch.setattr(gone._sender, "close", scene.note("wire closed"))
@@ -264,8 +272,10 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
 ) -> None:
     """Though its agent may have ended just before it shut the network, which then has no lock."""
     old: Any = scene.departure
-    monkeypatch.setattr(departure.FrozenTree, "take_up", lambda _: scene.done.append("taken up"))
-    monkeypatch.setattr(departure.FrozenTree, "thaw", lambda _: scene.done.append("thaw"))
+    monkeypatch.setattr(
+        outgoing_migration.FrozenTree, "take_up", lambda _: scene.done.append("taken up")
+    )
+    monkeypatch.setattr(outgoing_migration.FrozenTree, "thaw", lambda _: scene.done.append("thaw"))
     asked: list[str] = []
 
     def find() -> None:
@@ -274,7 +284,7 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
     here: Any = OutgoingMigration.take_up("m1", old.resident, old._housing, find)
     assert old.resident.still
     scene.fails = OPENED
-    monkeypatch.setattr(departure.network, "unlock", lambda _: _refused(scene))
+    monkeypatch.setattr(outgoing_migration.network, "unlock", lambda _: _refused(scene))
     here.thaw()
     assert scene.done == ["taken up", "thaw", OPENED]
     assert asked == ["devices"]
@@ -311,15 +321,15 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
         top.mkdir(parents=True)
         (top / "file").write_text(f"in {top.name}")
     gone._housing.placement.carried = [str(carried)]
-    gone._trees = departure.carried_trees(gone.resident, gone._housing)
+    gone._trees = outgoing_migration.carried_trees(gone.resident, gone._housing)
     gone._log.send_new = lambda _send: scene.done.append("output")
     monkeypatch.setattr(gone._sender, "send", lambda *chunk: chunks.append(chunk))
     monkeypatch.setattr(gone._sender, "bytes", 40)
     monkeypatch.setattr(
-        departure.network, "prepare_lock", lambda pid: scene.done.append(f"prepare {pid}")
+        outgoing_migration.network, "prepare_lock", lambda pid: scene.done.append(f"prepare {pid}")
     )
-    monkeypatch.setattr(departure.epoll_sets, "find", lambda _: (["an entry"], None))
-    monkeypatch.setattr(departure, "in_order", lambda *_: [])
+    monkeypatch.setattr(outgoing_migration.epoll_sets, "find", lambda _: (["an entry"], None))
+    monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: [])
     gone.full_dump = "it is small"
     moved = gone.precopy(time.monotonic())
     assert scene.done == ["output", f"prepare {INIT}", "all is there", "output"]
@@ -329,7 +339,7 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
         assert sent[-1] == b""
         assert b"in " in b"".join(sent)
     assert set(gone._listed) == {"tmp", f"carried:{carried}"}
-    monkeypatch.setattr(departure, "passing", lambda *_: [])
+    monkeypatch.setattr(outgoing_migration, "passing", lambda *_: [])
     gone._look_once_more()
     assert gone._epoll == ["an entry"]
     assert (moved.bytes, [phase.detail for phase in moved.phases][1:]) == (
@@ -337,7 +347,7 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
         ["full dump: it is small"],
     )
     assert moved.phases[0].bytes == 40
-    monkeypatch.setattr(departure, "changing", lambda *_: Changing((), ()))
+    monkeypatch.setattr(outgoing_migration, "changing", lambda *_: Changing((), ()))
     OutgoingMigration._send_changes(gone)
     assert set(gone._taken) == {str(carried)}
 
@@ -351,10 +361,12 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
     gone.memory = memory = Memory()
     rounds: list[float] = []
     memory.rounds = lambda until: rounds.append(until) or SimpleNamespace(sent=30)  # type: ignore[attr-defined]
-    monkeypatch.setattr(departure.network, "prepare_lock", lambda _: None)
-    monkeypatch.setattr(departure.epoll_sets, "find", lambda _: ([], None))
-    monkeypatch.setattr(departure, "in_order", lambda *_: [])
-    monkeypatch.setattr(departure, "words_of_rounds", lambda done: f"{done.sent} in rounds")
+    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _: None)
+    monkeypatch.setattr(outgoing_migration.epoll_sets, "find", lambda _: ([], None))
+    monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: [])
+    monkeypatch.setattr(
+        outgoing_migration, "words_of_rounds", lambda done: f"{done.sent} in rounds"
+    )
     moved = gone.precopy(77.0)
     assert rounds == [77.0]
     assert memory.done == ["keep_fresh"]
@@ -362,9 +374,9 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
 
 
 def test_single_files_go_by_themselves() -> None:
-    (tree,) = departure._single(Changing(("/var/log/train",), ()))
+    (tree,) = outgoing_migration._single(Changing(("/var/log/train",), ()))
     assert (tree.name, tree.source, tree.only) == ("open", Path("/"), ("var/log/train",))
-    assert departure._single(Changing((), ())) == []
+    assert outgoing_migration._single(Changing((), ())) == []
 
 
 def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,19 +387,19 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     gone._images = gone._images / "a directory" / "that is not there"
     untils: list[tuple[float, float]] = []
     gone._frozen.image_bytes = 21
-    monkeypatch.setattr(departure, "PageFilter", lambda _: None)
+    monkeypatch.setattr(outgoing_migration, "PageFilter", lambda _: None)
     found = SimpleNamespace(sent_bytes=5)
     delta = SimpleNamespace(
         look=None, finish=lambda: scene.done.append("delta") or found, stop=scene.note("delta ends")
     )
-    monkeypatch.setattr(departure, "Delta", lambda *_: delta)
-    monkeypatch.setattr(departure, "words_of_delta", lambda _: "pages again")
+    monkeypatch.setattr(outgoing_migration, "Delta", lambda *_: delta)
+    monkeypatch.setattr(outgoing_migration, "words_of_delta", lambda _: "pages again")
     pump = SimpleNamespace(
         bytes=9, finish=lambda: scene.done.append("pump") or 9, stop=scene.note("pump ends")
     )
-    monkeypatch.setattr(departure, "Pump", lambda *_: pump)
+    monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
-    monkeypatch.setattr(departure, "Packer", lambda _: packer)
+    monkeypatch.setattr(outgoing_migration, "Packer", lambda _: packer)
     gone._sender.streams = {"tree:1:tmp": 100, "image:x": 50, "output": 3}
     sizes: list[int] = []
     gone._sender.send_manifest = lambda *a: sizes.append(a[1])

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.departure import departure
-from liveshift.runtime.agent.departure.departure import PROMISED, OutgoingMigration
+from liveshift.runtime.agent.departure import outgoing_migration
+from liveshift.runtime.agent.departure.outgoing_migration import PROMISED, OutgoingMigration
 
 INIT = 4711
 LOCKED, OPENED = f"lock {INIT}", f"unlock {INIT}"
@@ -54,17 +54,17 @@ class Scene:
         self.entries: list[object] = []
         self.stale: list[list[tuple[str, str]]] = []
         take = lambda looks: looks.pop(0) if len(looks) > 1 else [*looks, []][0]  # noqa: E731
-        monkeypatch.setattr(departure, "passing", lambda *_: take(self.passing))
-        monkeypatch.setattr(departure, "in_order", lambda *_: {})
+        monkeypatch.setattr(outgoing_migration, "passing", lambda *_: take(self.passing))
+        monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: {})
         find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
-        monkeypatch.setattr(departure.epoll_sets, "find", find)
-        monkeypatch.setattr(departure.file_locks, "LOOK_S", 0.001)
-        monkeypatch.setattr(departure.output, "settle", lambda _room: None)
-        monkeypatch.setattr(departure.carried_out, "remember", lambda *_: None)
-        monkeypatch.setattr(departure, "has_cuda", lambda _resident: False)
+        monkeypatch.setattr(outgoing_migration.epoll_sets, "find", find)
+        monkeypatch.setattr(outgoing_migration.file_locks, "LOOK_S", 0.001)
+        monkeypatch.setattr(outgoing_migration.output, "settle", lambda _room: None)
+        monkeypatch.setattr(outgoing_migration.carried_out, "remember", lambda *_: None)
+        monkeypatch.setattr(outgoing_migration, "has_cuda", lambda _resident: False)
         for name in ("lock", "unlock"):
             noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
-            monkeypatch.setattr(departure.network, name, noted)
+            monkeypatch.setattr(outgoing_migration.network, name, noted)
 
     def note(self, what: str) -> Callable[..., None]:
         def do(*_: object) -> None:
@@ -130,17 +130,17 @@ def test_a_lock_that_is_let_go_of_within_a_moment_costs_no_move(scene: Scene) ->
 def test_before_the_ranks_are_stopped_a_moment_without_a_lock_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departure.network, "prepare_lock", lambda _init: None)
+    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _init: None)
     scene.departure._trees = []
     scene.passing = [held("/a"), held("/b"), []]
     scene.departure.precopy(time.monotonic() + 60)
     assert scene.passing == [[]]
     scene.passing, began = [held("/a")], time.monotonic()
-    monkeypatch.setattr(departure, "UNLOCKED_S", 0.1)
+    monkeypatch.setattr(outgoing_migration, "UNLOCKED_S", 0.1)
     scene.departure.precopy(time.monotonic() + 60)
     assert 0.1 < time.monotonic() - began < 2, "not for ever: the last look decides"
     scene.departure.abandon()
-    monkeypatch.setattr(departure, "UNLOCKED_S", 60)
+    monkeypatch.setattr(outgoing_migration, "UNLOCKED_S", 60)
     scene.departure.precopy(time.monotonic() + 60)
 
 

@@ -14,7 +14,7 @@ from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable, from_wire, to_wire
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
 from liveshift.runtime.agent.gpu.devices import CudaProcess, Devices, DeviceTree
-from liveshift.runtime.agent.host.resident import RunningCapsule
+from liveshift.runtime.agent.host.running_capsule import RunningCapsule
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 ONE, OTHER = CudaProcess(101, 1001, None), CudaProcess(102, 1002, None)

@@ -18,12 +18,12 @@ from liveshift.errors import Refused, Unreachable
 from liveshift.launcher.show.moves import outcome, raise_if_failed
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Forget, Message, MigrationRow, RunJob, StartPrecopy
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import ENDS, MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import MigrationService
+from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, RunJob
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import evacuation
 from liveshift.runtime.orchestrator.evacuation import Evacuation
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import MigrationService
+from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 CLUSTER = """
 [cluster]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.runtime.agent import destination
+from liveshift.runtime.agent import destination_handlers
 from liveshift.runtime.agent.host import run_time
 
 
@@ -38,9 +38,9 @@ def first_progress(
     restored: Restored, monkeypatch: pytest.MonkeyPatch, limit: float = 1.0
 ) -> tuple[str, float]:
     """What is said, and after how many seconds."""
-    monkeypatch.setattr(destination, "finished_by_pid", lambda room: room.look())
-    monkeypatch.setattr(destination, "RARE_S", 0.05)
-    serving: Any = object.__new__(destination.DestinationHandlers)
+    monkeypatch.setattr(destination_handlers, "finished_by_pid", lambda room: room.look())
+    monkeypatch.setattr(destination_handlers, "RARE_S", 0.05)
+    serving: Any = object.__new__(destination_handlers.DestinationHandlers)
     began = time.monotonic()
     said = asyncio.run(serving._first_progress(restored, limit))
     return said, time.monotonic() - began
@@ -101,5 +101,5 @@ def test_seconds_on_a_core_are_those_of_the_kernel(pids: dict[str, int]) -> None
     while run_time.ran_s([pids["computes"]]) - before["computes"] < 0.2:
         assert time.monotonic() < until, "it computes, and no time is counted"
         time.sleep(0.02)
-    assert run_time.ran_s([pids["sleeps"]]) - before["sleeps"] < destination.COMPUTES_S
+    assert run_time.ran_s([pids["sleeps"]]) - before["sleeps"] < destination_handlers.COMPUTES_S
     assert run_time.ran_s([os.getpid(), 2**22 - 1]) > 0, "a process that has gone counts nothing"

@@ -23,8 +23,8 @@ from liveshift.interposer.layout import WantedState
 from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
 from liveshift.runtime import messages
-from liveshift.runtime.agent import gatekeeper
-from liveshift.runtime.agent.gatekeeper import ClosedGates, GateHandlers
+from liveshift.runtime.agent import gate_handlers
+from liveshift.runtime.agent.gate_handlers import ClosedGates, GateHandlers
 from liveshift.runtime.agent.host.rank_pages import lives, unknown
 from liveshift.runtime.quiesce import services
 
@@ -46,9 +46,9 @@ class Host:
         self.silent = 0.0
         self.made: list[Process] = []
         self.before_each: Callable[[], None] = lambda: None
-        monkeypatch.setattr(gatekeeper, "ordered_pages", self.ordered_pages)
+        monkeypatch.setattr(gate_handlers, "ordered_pages", self.ordered_pages)
         self.cuda = False
-        monkeypatch.setattr(gatekeeper, "has_cuda", lambda _resident: self.cuda)
+        monkeypatch.setattr(gate_handlers, "has_cuda", lambda _resident: self.cuda)
         alive = SimpleNamespace(alive=lambda: True)
         resident = SimpleNamespace(spec=SimpleNamespace(job="gpt"), room=alive)
         house = SimpleNamespace(
@@ -233,7 +233,7 @@ def test_the_job_goes_on_when_the_orchestrator_has_fallen_silent(host: Host) -> 
 
 
 def test_more_processes_than_there_is_room_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gatekeeper, "MOST_PAGES", 2)
+    monkeypatch.setattr(gate_handlers, "MOST_PAGES", 2)
     made = [host.start(rank) for rank in range(4)]
     armed, _ = host.play(lambda: host.keeper.arm(ARM), lambda: host.keeper.open(OPEN))
     assert any("more than 2 processes" in words for words in armed.obstacles)

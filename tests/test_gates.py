@@ -15,9 +15,9 @@ from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message
-from liveshift.runtime.migration.ground import NoBoundary
+from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.moves import MigrationService
+from liveshift.runtime.orchestrator.migration_service import MigrationService
 from liveshift.runtime.quiesce import gates
 from liveshift.runtime.quiesce.gates import Gates, communicator_words
 

@@ -14,7 +14,7 @@ from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Message
-from liveshift.runtime.migration.ground import NoBoundary
+from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.quiesce import gates
 from liveshift.runtime.quiesce.gates import NOTHING_COUNTED, Gates
 

@@ -27,8 +27,8 @@ from move_stage import (
 
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.ground import NoBoundary
 from liveshift.runtime.model.steps import ALLOWED_IN_SWAP, ENDS, MigrationStep
 
 __all__ = ["no_waiting"]

@@ -17,9 +17,9 @@ import pytest
 
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.unpacking import Unpacker
-from liveshift.runtime.agent.departure import departure
-from liveshift.runtime.agent.departure.departure import OutgoingMigration
-from liveshift.runtime.agent.host.house import CapsuleTable
+from liveshift.runtime.agent.departure import outgoing_migration
+from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
+from liveshift.runtime.agent.host.capsule_table import CapsuleTable
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Moved
 
@@ -71,8 +71,8 @@ def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration
 def test_the_loop_goes_round_while_a_gigabyte_is_packed_and_unpacked(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departure.network, "prepare_lock", lambda _init: None)
-    monkeypatch.setattr(departure, "passing", lambda *_: [])
+    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _init: None)
+    monkeypatch.setattr(outgoing_migration, "passing", lambda *_: [])
     sent: list[int] = []
     (tmp_path / "there").mkdir()
     gone = leaving(full, Unpacker(tmp_path / "there"), sent)

@@ -16,13 +16,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from liveshift.criu_glue.capsule import room
+from liveshift.criu_glue.capsule import sandbox
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
 from liveshift.runtime.agent.gpu.devices import DeviceTree
 from liveshift.runtime.agent.gpu.host_swap import HostSwap, Stage, SwapNote
-from liveshift.runtime.agent.host.resident import RunningCapsule
+from liveshift.runtime.agent.host.running_capsule import RunningCapsule
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
@@ -121,7 +121,7 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     ended: list[object] = []
-    monkeypatch.setattr(room, "end", ended.append)
+    monkeypatch.setattr(sandbox, "end", ended.append)
     stands = SimpleNamespace(plan=SimpleNamespace(directory=tmp_path))
     return Scene(Driver(), cast(RunningCapsule, SimpleNamespace(room=stands)), ended)
 

@@ -16,8 +16,8 @@ from liveshift.criu_glue.network import network
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Refused
 from liveshift.runtime.agent.host import carried_out
-from liveshift.runtime.agent.host.house import CapsuleTable
-from liveshift.runtime.agent.host.resident import CapsuleFactory
+from liveshift.runtime.agent.host.capsule_table import CapsuleTable
+from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, Forget, Locate
 

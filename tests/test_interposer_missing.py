@@ -9,7 +9,7 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.interposer.library import LIBRARY
-from liveshift.runtime.agent.host.resident import CapsuleFactory
+from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, CapsuleSpec
 

@@ -19,13 +19,13 @@ from test_journal import OWNERS, journal, path, row
 
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Prediction, Rounds, RunJob
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.journal import Journal
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
-from liveshift.runtime.orchestrator.moves import MigrationService
+from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 __all__ = ["journal", "path"]
 
@@ -183,8 +183,8 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Migration
 def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     moves: MigrationService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liveshift.runtime.migration.migration import HostMigration
-    from liveshift.runtime.orchestrator import moves as module
+    from liveshift.runtime.migration.host_migration import HostMigration
+    from liveshift.runtime.orchestrator import migration_service as module
 
     monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
     fleet: Fleet = cast(Any, moves)._fleet

@@ -254,7 +254,7 @@ def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_direc
 def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
     key_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.control.line.RECONNECT_S", 0.2)
+    monkeypatch.setattr("liveshift.runtime.control.connection.RECONNECT_S", 0.2)
 
     async def scene() -> None:
         async with joined(key_directory) as ends:

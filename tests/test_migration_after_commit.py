@@ -35,7 +35,7 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, NotFound, SourceFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]

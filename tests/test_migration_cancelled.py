@@ -20,8 +20,7 @@ from move_stage import (
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime.messages import Message
-from liveshift.runtime.migration.migration import HostMigration
-from liveshift.runtime.migration.story import Migration
+from liveshift.runtime.migration.host_migration import HostMigration, Migration
 from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]

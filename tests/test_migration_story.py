@@ -33,7 +33,7 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.migration.ground import MOST_NAMED, NoBoundary, limit_bytes
+from liveshift.runtime.migration.context import MOST_NAMED, NoBoundary, limit_bytes
 from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
 
 __all__ = ["no_waiting"]

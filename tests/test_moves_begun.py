@@ -20,10 +20,10 @@ from liveshift.errors import NotFound, Refused, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.messages import MigrationRow, Part, Phase, Prediction, Rounds
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator import moves as module
+from liveshift.runtime.orchestrator import migration_service as module
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from liveshift.runtime.migration.gpu_swap import GpuSwap
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator import moves as module
+from liveshift.runtime.orchestrator import migration_service as module
 from liveshift.runtime.quiesce.gates import Boundary
 
 DOWN = Unreachable("communicators are down, and h0 does not answer")

@@ -18,7 +18,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.moves import MigrationService
+from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 __all__ = ["moves"]
 
@@ -122,7 +122,7 @@ def test_what_cannot_move_is_refused_before_anything_is_written(moves: Migration
 def test_an_answer_is_waited_for_while_its_host_is_up(
     moves: MigrationService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.orchestrator.moves.LIVENESS_LOOK_S", 0.01)
+    monkeypatch.setattr("liveshift.runtime.orchestrator.migration_service.LIVENESS_LOOK_S", 0.01)
     fleet, _ = seen(moves)
     cancelled: list[str] = []
 
@@ -152,7 +152,7 @@ def test_an_answer_is_waited_for_while_its_host_is_up(
 
 
 def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: MigrationService) -> None:
-    from liveshift.runtime.migration.migration import HostMigration
+    from liveshift.runtime.migration.host_migration import HostMigration
 
     fleet, capsule = seen(moves)
     over: list[str] = []

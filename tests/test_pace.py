@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from paced_job import BATCH, READS, Job, Steady, play
 
-from liveshift.runtime.agent.departure.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Throttle
+from liveshift.runtime.agent.departure.throttle import AIM, BURST_S, LEAST, UNSEEN_MOST, Throttle
 from liveshift.runtime.agent.host.reading_cost import BYTES_PER_CPU_SECOND, DEAREST, IDLE_S, LOOK
 
 

@@ -15,7 +15,7 @@ from statistics import mean
 import pytest
 from paced_job import BATCH, Job
 
-from liveshift.runtime.agent.departure.pace import Throttle
+from liveshift.runtime.agent.departure.throttle import Throttle
 
 VARIES = 0.15
 HICCUPS, LONG = 0.05, 2.5

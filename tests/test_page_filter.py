@@ -14,7 +14,7 @@ from captured import ROOT_PID, Sink, sink, until
 from page_chunks import Pages, anonymous_ranges
 from room_trees import Rooms, criu, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.room import Sandbox
+from liveshift.criu_glue.capsule.sandbox import Sandbox
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.page_filter import PageFilter

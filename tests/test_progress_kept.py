@@ -14,7 +14,7 @@ from liveshift.criu_glue.survey.footprint import Footprint
 from liveshift.runtime import messages
 from liveshift.runtime.cost.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.messages import Progressed, Rounds
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 

@@ -14,7 +14,7 @@ from link_harness import Ends, beat, free_address, joined, nothing, until
 
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.control import keys, line, reach
+from liveshift.runtime.control import connection, keys, reach
 from liveshift.runtime.control.link import Uplink
 from liveshift.runtime.messages.base import Answer, Message
 from liveshift.runtime.messages.words import ASKS
@@ -22,7 +22,7 @@ from liveshift.runtime.messages.words import ASKS
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(connection, "RECONNECT_S", 0.3)
 
 
 async def said(uplink: Uplink) -> Unreachable:
@@ -118,7 +118,7 @@ async def asked_of_gone_agent(key_directory: Path, agents: dict[str, str]) -> Un
     async with joined(key_directory) as ends:
         uplink = await ends.agent("h0")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(line, "RECONNECT_S", 10.0)
+            patch.setattr(connection, "RECONNECT_S", 10.0)
             await uplink.line.ask(beat(), 10)
         ends.switchboard.agents = agents
         await ends.stop(uplink)
@@ -151,7 +151,7 @@ def test_an_agent_that_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
         raise zmq.ZMQError(zmq.EAGAIN)
 
     async def scene() -> None:
-        there = line.Connection("h0", full, nothing, life=1, largest=10**6)
+        there = connection.Connection("h0", full, nothing, life=1, largest=10**6)
         with pytest.raises(Unreachable, match="h0 is connected, but has not taken the last") as no:
             await there.ask(messages.Forget("gpt"), 5)
         assert no.value.hint == "its log says more"

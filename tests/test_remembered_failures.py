@@ -12,10 +12,10 @@ from test_journal_trouble import moves
 
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.moves import MigrationService
+from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 __all__ = ["moves"]
 

@@ -16,9 +16,9 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.runtime import messages
-from liveshift.runtime.agent.destination import DestinationHandlers
+from liveshift.runtime.agent.destination_handlers import DestinationHandlers
 from liveshift.runtime.agent.host.measures import Measures
-from liveshift.runtime.agent.porter import MigrationRegistry
+from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.model.ownership import Ruling
 
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from held_threads import Counters, build
 from held_tree import hold_tree
 from room_trees import Rooms, criu, pipes_of, place, rooms
 
-from liveshift.criu_glue.capsule import room
-from liveshift.criu_glue.capsule.room import Sandbox
+from liveshift.criu_glue.capsule import sandbox
+from liveshift.criu_glue.capsule.sandbox import Sandbox
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.criu import restore
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -116,7 +116,7 @@ def arrive(
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
     pipes = pipes_of(here)
-    room.end(here)
+    sandbox.end(here)
     frozen.release()
     return Image(rooms.empty(), place / "arrived", pipes, counters)
 
@@ -383,7 +383,7 @@ def test_an_agent_that_dies_when_the_tree_was_to_run_is_followed_by_one_that_let
     assert taken_up(image).resumed()
     image.all_run()
     assert image.marks() == {"resumed", "unlocked"}
-    room.adopt(image.room)
+    sandbox.adopt(image.room)
 
 
 SENDER = """
@@ -474,7 +474,7 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
     pipes = pipes_of(here)
-    room.end(here)
+    sandbox.end(here)
     frozen.release()
     peer.unplug(here.plan.netns.name)
     there = rooms.empty()

@@ -17,7 +17,7 @@ from test_endings import a_fleet
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.runtime import messages
-from liveshift.runtime.migration.migration import HostMigration
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings

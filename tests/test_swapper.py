@@ -13,13 +13,13 @@ import pytest
 from test_gpu_choice import ONE, UUIDS, survey
 from test_host_swap import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 
-from liveshift.criu_glue.capsule import room
+from liveshift.criu_glue.capsule import sandbox
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.agent import swapper
+from liveshift.runtime.agent import gpu_swap_handlers
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
-from liveshift.runtime.agent.swapper import GpuSwapHandlers
+from liveshift.runtime.agent.gpu_swap_handlers import GpuSwapHandlers
 from liveshift.runtime.messages import GpuSurvey, SwapSettled
 
 T = TypeVar("T")
@@ -90,8 +90,8 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(swapper, "finished_by_pid", lambda _: {1001: 12})
-    monkeypatch.setattr(room, "end", lambda stands: setattr(made, "alive", False))
+    monkeypatch.setattr(gpu_swap_handlers, "finished_by_pid", lambda _: {1001: 12})
+    monkeypatch.setattr(sandbox, "end", lambda stands: setattr(made, "alive", False))
     made = Scene(tmp_path)
     return made
 
@@ -213,7 +213,7 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
         with pytest.raises(Refused, match="under way"):
             await scene.swapper.swap(SWAP)
         settling = asyncio.create_task(scene.swapper.settle(SETTLE))
-        assert not (await asyncio.wait({settling}, timeout=5 * swapper.POLL_S))[0]
+        assert not (await asyncio.wait({settling}, timeout=5 * gpu_swap_handlers.POLL_S))[0]
         go_on.set()
         await swapping
         return await settling

@@ -25,7 +25,7 @@ from liveshift.criu_glue.files.trees import Stamp, Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.host import carried_out
-from liveshift.runtime.agent.host.resident import CapsuleFactory
+from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.config import cluster as config
 
 Seen = dict[str, Any]

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .room import PRIVATE
+from .sandbox import PRIVATE
 
 PSEUDO = frozenset(
     [

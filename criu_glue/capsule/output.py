@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from .room import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Sandbox
+from .sandbox import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Sandbox
 
 HEADER = struct.Struct("<QII")
 STDOUT, STDERR = 1, 2

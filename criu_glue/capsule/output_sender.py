@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from . import output
-from .room import Sandbox
+from .sandbox import Sandbox
 
 Send = Callable[[str, bytes], None]
 

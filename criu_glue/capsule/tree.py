@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from .room import Sandbox
+from .sandbox import Sandbox
 
 
 def tasks(room: Sandbox) -> list[psutil.Process]:

@@ -28,7 +28,7 @@ import msgspec
 import psutil
 
 from ...errors import StepFailed
-from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox, enter
+from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
 from ..images import link_remaps
 from ..survey import epoll_sets

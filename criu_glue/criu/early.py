@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox, enter
+from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..memory import prefill as prefill_room
 from ..memory.prefill.mapped import PrefillLost
 from ..memory.prefill.prefill import ANSWER_S, BLOCK, LEAST, SPARE, NoHugePage, Prefill, memory_left

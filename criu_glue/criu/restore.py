@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import LiveshiftError, StepFailed
-from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox, adopt, enter, evict
+from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, adopt, enter, evict
 from ..capsule.tree import inner_pid, tasks
 from ..images import pids
 from ..images.image_kinds import ImageFile

@@ -16,7 +16,7 @@ import os
 import re
 from pathlib import Path
 
-from ..capsule.room import PRIVATE, Sandbox
+from ..capsule.sandbox import PRIVATE, Sandbox
 from ..files import below
 
 NAME = re.compile(r"link_remap\.[0-9]{1,10}")

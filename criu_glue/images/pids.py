@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.room import PID_FLOOR, Sandbox, enter
+from ..capsule.sandbox import PID_FLOOR, Sandbox, enter
 from .image_kinds import ImageFile
 from .protobuf import ProtobufMessage
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ..capsule.room import Sandbox
+from ..capsule.sandbox import Sandbox
 from ..capsule.tree import descriptors, inner_pid, tasks
 
 _OPEN = {1, 2, 4, 5, 8}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from ..capsule.room import Sandbox
+from ..capsule.sandbox import Sandbox
 from ..capsule.tree import tasks
 from .found import Footprint
 

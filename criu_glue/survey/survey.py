@@ -19,7 +19,7 @@ from typing import BinaryIO
 import psutil
 
 from ..capsule.mounts import PathKind, Placement
-from ..capsule.room import STDERR_FD, STDOUT_FD, Sandbox
+from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock, HeldLock

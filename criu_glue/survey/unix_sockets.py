@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..capsule.room import Sandbox
+from ..capsule.sandbox import Sandbox
 from ..capsule.tree import descriptors
 
 _CLONE_NEWNET = 0x40000000

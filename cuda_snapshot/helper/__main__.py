@@ -22,7 +22,7 @@ from ..devices import Nvml
 from ..fast_path.probe import FastPath
 from .calls import LOG
 from .control import Control
-from .holding import HoldingHandlers
+from .holding_handlers import HoldingHandlers
 from .memory_service import MemoryService
 from .operations import Operations
 from .server import Server

@@ -17,9 +17,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ...errors import LiveshiftError, NotFound, NotPermitted, Unreachable, from_wire
 from ...runtime.config.values import ORCHESTRATOR
+from ...runtime.control.connection import new_life
 from ...runtime.control.key_files import read_public
 from ...runtime.control.keys import load_pair
-from ...runtime.control.line import new_life
 from ...runtime.control.outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
 from ...runtime.messages import Frame, Here, There, decode, encode_ask
 from .context import Remote

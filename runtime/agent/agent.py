@@ -34,16 +34,16 @@ from ..daemon.tasks import Tasks
 from ..messages import Message
 from ..model import link_rates
 from .departure.progress import ReportSender
-from .destination import DestinationHandlers
-from .gatekeeper import GateHandlers
+from .destination_handlers import DestinationHandlers
+from .gate_handlers import GateHandlers
 from .gpu.watch import GpuWatch
+from .gpu_swap_handlers import GpuSwapHandlers
 from .host import data_link
-from .host.house import CapsuleTable
+from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
-from .host.resident import RunningCapsule
-from .porter import MigrationRegistry
-from .source import SourceHandlers
-from .swapper import GpuSwapHandlers
+from .host.running_capsule import RunningCapsule
+from .migration_registry import MigrationRegistry
+from .source_handlers import SourceHandlers
 
 log = logging.getLogger("liveshift.agent")
 

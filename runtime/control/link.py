@@ -33,8 +33,8 @@ from ..config.values import ORCHESTRATOR
 from ..messages import Here, Message, There, decode, encode_answer, encode_error
 from ..messages.words import request_to
 from . import keys, reach
+from .connection import Connection, Handler, Send, new_life
 from .keyring import NOBODY, Holder, KnownKeys
-from .line import Connection, Handler, Send, new_life
 from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
 from .served import Served
 

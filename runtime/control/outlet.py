@@ -13,7 +13,7 @@ from typing import Any, cast
 import zmq
 import zmq.asyncio
 
-from .line import Send
+from .connection import Send
 
 HEARTBEAT_MS = 1000
 """Milliseconds between ZMTP heartbeats. A dead peer's connection closes after five of them."""

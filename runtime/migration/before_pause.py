@@ -24,8 +24,8 @@ from ..model.gpu_asked import left
 from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
 from . import second_look
-from .ground import MigrationContext, expected_bytes, limit_bytes, what_breaks
-from .story import Migration
+from .context import MigrationContext, expected_bytes, limit_bytes, what_breaks
+from .migration import Migration
 
 LEAST_PRECOPY_S = 0.5
 """The copy of directories and output gets at least this many seconds, even close to a deadline."""

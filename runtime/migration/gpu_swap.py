@@ -20,8 +20,8 @@ from ..messages import MigrationRow
 from ..model.jobs import Capsule, Job
 from ..model.steps import ALLOWED_IN_SWAP, MigrationStep
 from ..model.timeline import Timeline
-from .ground import MigrationContext, as_ours
-from .story import Migration
+from .context import MigrationContext, as_ours
+from .migration import Migration
 
 log = logging.getLogger("liveshift.migration")
 

@@ -19,7 +19,7 @@ from ..cost.lost_time import AFTER_S, NotMeasured, lost_s
 from ..cost.prediction import stood
 from ..cost.words import in_words
 from ..messages import Cost, Message, Worked
-from ..migration.migration import HostMigration
+from ..migration.host_migration import HostMigration
 from ..model.steps import ENDS, MigrationStep
 from .fleet import Fleet
 

@@ -25,12 +25,12 @@ from .. import messages
 from ..cost.model import max_pause
 from ..cost.words import too_late
 from ..migration.before_pause import BeforePause
-from ..migration.story import Migration
+from ..migration.migration import Migration
 from ..model.jobs import Capsule
 from .evacuation_plan import EvacuationPlan
 from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
-from .moves import MigrationService
+from .migration_service import MigrationService
 
 RETRY_S = 30.0
 AT_MOST_S = 600.0

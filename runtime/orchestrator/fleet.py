@@ -15,7 +15,7 @@ from ...criu_glue.network.network import Overlay
 from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
 from ..messages import CapsuleState, DataLink, GpuSeat, Register, RunJob
-from ..migration.story import Migration
+from ..migration.migration import Migration
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
 from .journal import Journal

@@ -25,15 +25,15 @@ from ..daemon import notify, state_lock
 from ..daemon.cluster_file import ClusterFile
 from ..messages import Message
 from ..messages.words import request_to
-from ..migration.story import Migration
+from ..migration.migration import Migration
 from ..model.ownership import Ruling, is_stray
 from ..model.steps import MigrationStep
+from .api_server import ApiServer
 from .catch_up import CatchUp
-from .desk import ApiServer
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .moves import MigrationService
+from .migration_service import MigrationService
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")

@@ -22,7 +22,7 @@ from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..config.timeouts import Timeouts
 from ..messages import Message
-from ..migration.ground import NoBoundary
+from ..migration.context import NoBoundary
 from ..model.collective_clock import ClockReport, CollectiveClock, Targets
 from ..model.jobs import Job
 

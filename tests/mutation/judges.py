@@ -24,19 +24,19 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
     ),
-    "runtime/agent/departure/departure.py": (
+    "runtime/agent/departure/outgoing_migration.py": (
         "test_departure_order.py",
         "test_departure_ends.py",
         "test_standing.py",
     ),
-    "runtime/agent/arrival/arrival.py": (
+    "runtime/agent/arrival/incoming_migration.py": (
         "test_arrival_ends.py",
         "test_arrival_early.py",
         "test_arrival_taken_up.py",
         "test_stale_arrival.py",
         "test_inbox.py",
     ),
-    "runtime/orchestrator/moves.py": (
+    "runtime/orchestrator/migration_service.py": (
         "test_moves_rules.py",
         "test_moves_ground.py",
         "test_moves_begun.py",
@@ -215,33 +215,37 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         FUTEX.replace("NULL, 0", "NULL, 1"),
     ): "the kernel does not look at it: FUTEX_WAIT has no such argument",
     **{
-        ("runtime/agent/departure/departure.py", f'reach("source.{point}")', "pass"): FAULT
+        ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
     },
     **{
-        ("runtime/agent/departure/departure.py", f'lap.detail = "{words}"', "pass"): WORDS
+        ("runtime/agent/departure/outgoing_migration.py", f'lap.detail = "{words}"', "pass"): WORDS
         for words in ("the rest of the image, on its way", "interrupted")
     },
     (
-        "runtime/agent/departure/departure.py",
+        "runtime/agent/departure/outgoing_migration.py",
         "if left <= 0:",
         "if (left < 0):",
     ): "equal to the nanosecond",
     (
-        "runtime/agent/departure/departure.py",
+        "runtime/agent/departure/outgoing_migration.py",
         "class DepartureNote(msgspec.Struct, frozen=True):",
         "class DepartureNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
     **{
-        ("runtime/agent/arrival/arrival.py", f'reach("destination.{point}")', "pass"): FAULT
+        (
+            "runtime/agent/arrival/incoming_migration.py",
+            f'reach("destination.{point}")',
+            "pass",
+        ): FAULT
         for point in ("restoring", "devices_back", "granted")
     },
     (
-        "runtime/agent/arrival/arrival.py",
+        "runtime/agent/arrival/incoming_migration.py",
         "class ArrivalNote(msgspec.Struct, frozen=True):",
         "class ArrivalNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
-    ("runtime/agent/arrival/arrival.py", "return False", "return None"): AS_FALSE,
+    ("runtime/agent/arrival/incoming_migration.py", "return False", "return None"): AS_FALSE,
     (
         "criu_glue/network/network_lock.py",
         "elif table.flags & _DORMANT:",
@@ -326,7 +330,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         )
     },
     **{
-        ("runtime/orchestrator/moves.py", line, line.replace(*change)): PACE
+        ("runtime/orchestrator/migration_service.py", line, line.replace(*change)): PACE
         for line, change in (
             ("LIVENESS_LOOK_S = 0.5", ("0.5", "1.5")),
             ("PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4", ("50", "51")),
@@ -339,18 +343,22 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         )
     },
     (
-        "runtime/orchestrator/moves.py",
+        "runtime/orchestrator/migration_service.py",
         "KEEP_MOVES = 200",
         "KEEP_MOVES = 201",
     ): "a bound on what is kept",
-    ("runtime/orchestrator/moves.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
     (
-        "runtime/orchestrator/moves.py",
+        "runtime/orchestrator/migration_service.py",
+        "LESSONS = 50",
+        "LESSONS = 51",
+    ): "a bound on the effort",
+    (
+        "runtime/orchestrator/migration_service.py",
         "for host, result in zip(hosts, done, strict=True):",
         "for host, result in zip(hosts, done, strict=False):",
     ): EQUAL,
     (
-        "runtime/orchestrator/moves.py",
+        "runtime/orchestrator/migration_service.py",
         "if time.monotonic() > until:",
         "if (time.monotonic() >= until):",
     ): "equal to the nanosecond",

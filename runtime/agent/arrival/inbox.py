@@ -21,7 +21,7 @@ import xxhash
 
 from .... import units
 from ....criu_glue.capsule.output import SEGMENT
-from ....criu_glue.capsule.room import STDERR_FD, STDOUT_FD
+from ....criu_glue.capsule.sandbox import STDERR_FD, STDOUT_FD
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.memory.prefill.prefill import memory_left
@@ -32,7 +32,7 @@ from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams
 from ..departure import small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
-from ..host.resident import RunningCapsule
+from ..host.running_capsule import RunningCapsule
 
 log = logging.getLogger("liveshift.inbox")
 

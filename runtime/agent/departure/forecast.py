@@ -14,7 +14,7 @@ from ....errors import LiveshiftError
 from ...config.cluster import PrecopySettings
 from ...cost.model import LOOK_S
 from ...messages import Writing
-from ..host.resident import RunningCapsule
+from ..host.running_capsule import RunningCapsule
 from .precopy import full_dump_because
 
 log = logging.getLogger("liveshift.forecast")

@@ -36,9 +36,9 @@ from ...cost import model as cost
 from ...messages import Chosen, Situation
 from ...model.link_rates import STANDSTILL
 from ...wire import PAGE_TABLE, Lanes, Sender, Wants
-from ..host.resident import RunningCapsule
-from .pace import Throttle
+from ..host.running_capsule import RunningCapsule
 from .progress import RoundsReporter
+from .throttle import Throttle
 
 log = logging.getLogger("liveshift.precopy")
 

@@ -2,7 +2,8 @@
 """How far a pre-copy is: the source counts it and reports it several times a second.
 
 :class:`RoundsReporter` counts in the threads that send; :class:`ReportSender` carries its reports
-from them to the agent's event loop. Neither ever waits. If a report is lost, the next one makes up for it.
+from them to the agent's event loop. Neither ever waits. If a report is lost, the next one makes up
+for it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandbox
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....cuda_snapshot.checkpoint import CudaState
 from ....cuda_snapshot.helper.client import GpuHelper
@@ -38,7 +38,7 @@ from ....interposer.orders import OrderedPage
 from ...config.cluster import Cluster, FastPathChoice, Verify
 from ...model.stopwatch import Stopwatch
 from ..host.rank_pages import lives, ordered_pages
-from ..host.resident import RunningCapsule
+from ..host.running_capsule import RunningCapsule
 from .device_state import (
     DeviceLost,
     Saved,
@@ -343,7 +343,7 @@ class DeviceTree:
         """A session with the process's service thread, which serves nothing else meanwhile."""
         page = process.page
         assert page is not None
-        directory = self.resident.room.root / room.PAGES.lstrip("/")
+        directory = self.resident.room.root / sandbox.PAGES.lstrip("/")
         with self.helper.session(process.pid, directory, process.inner) as session:
             order = page.order()
             page.give(WantedState.DEVICES, order["attempt"], order["version"] + 1)

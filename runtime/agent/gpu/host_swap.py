@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandbox
 from ....errors import LiveshiftError, StepFailed, Unreachable
 from ...daemon.faultpoints import reach
 from ...messages import Moved
 from ...model.stopwatch import Stopwatch
-from ..host.resident import RunningCapsule
+from ..host.running_capsule import RunningCapsule
 from .device_state import DeviceLost, Saved
 from .devices import DeviceTree
 
@@ -182,7 +182,7 @@ class HostSwap:
     def _lose(self, tree: DeviceTree, why: str) -> None:
         """End the capsule: it would hang at its next CUDA call, and so would all of its job."""
         self._note(Stage.LOST, why=f"its device state is lost, so it was ended: {why}")
-        room.end(self._resident.room)
+        sandbox.end(self._resident.room)
         with contextlib.suppress(LiveshiftError):  # a restarted agent does it again
             tree.drop()
 

@@ -13,7 +13,7 @@ from ....criu_glue.survey.found import Survey
 from ....interposer.page import PageError
 from ...messages import GpuSurvey, Reserve
 from ..host import host_facts, rank_pages
-from ..host.resident import RunningCapsule
+from ..host.running_capsule import RunningCapsule
 from . import preflight as gpu_preflight
 from . import survey as gpu_survey
 from .preflight import GpuPlan

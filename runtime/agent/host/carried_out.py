@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp
-from .resident import CapsuleFactory
+from .running_capsule import CapsuleFactory
 
 
 def remember(housing: CapsuleFactory, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:

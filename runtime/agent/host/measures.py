@@ -27,8 +27,8 @@ from ...cost.lost_time import (
     NotMeasured,
     level,
 )
-from .house import CapsuleTable
-from .resident import RunningCapsule
+from .capsule_table import CapsuleTable
+from .running_capsule import RunningCapsule
 
 LOOK_S = 0.05
 KEPT = 200

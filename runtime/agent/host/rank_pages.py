@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandbox
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.files import below
 from ....interposer.inspection import ProcessState, inspect
@@ -17,7 +17,7 @@ from ....interposer.layout import CommunicatorState
 from ....interposer.orders import OrderedPage, open_ordered
 from ....interposer.page import PageError, paths
 from ...messages import Member
-from .resident import RunningCapsule
+from .running_capsule import RunningCapsule
 
 log = logging.getLogger("liveshift.gatekeeper")
 
@@ -41,7 +41,7 @@ def ordered_pages(
         with suppress(FileNotFoundError, ProcessLookupError):
             if lives(task.pid):
                 living[inner_pid(task.pid)] = task.pid
-    name = room.PAGES.lstrip("/")
+    name = sandbox.PAGES.lstrip("/")
     try:
         with below.opened(resident.room.root) as top:
             directory = below.open_below(top, name, os.O_RDONLY | os.O_DIRECTORY)

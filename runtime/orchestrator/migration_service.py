@@ -22,10 +22,10 @@ from ..daemon.tasks import Tasks
 from ..messages import Message, MigrationRow
 from ..messages.words import request_to
 from ..migration import second_look
+from ..migration.context import expected_bytes, limit_bytes, what_breaks
 from ..migration.gpu_swap import GpuSwap, way_of
-from ..migration.ground import expected_bytes, limit_bytes, what_breaks
-from ..migration.migration import HostMigration
-from ..migration.story import Migration
+from ..migration.host_migration import HostMigration
+from ..migration.migration import Migration
 from ..model.gpu_asked import GpuAsked, left, seat
 from ..model.jobs import Capsule, Job
 from ..model.ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ...criu_glue.capsule import output
-from ...criu_glue.capsule.room import SandboxPlan
+from ...criu_glue.capsule.sandbox import SandboxPlan
 from ...criu_glue.criu.tool import Criu
 from ...criu_glue.survey import along, connections
 from ...criu_glue.survey.found import Along, Footprint, Survey
@@ -24,13 +24,13 @@ from ..config.choices import Way
 from ..model import link_rates
 from . import files_along, preflight
 from .departure import forecast
-from .departure.departure import OutgoingMigration
+from .departure.outgoing_migration import OutgoingMigration
 from .departure.precopy import PrecopyRounds, full_dump_because
 from .departure.progress import RoundsReporter
-from .host.house import CapsuleTable
+from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
-from .host.resident import RunningCapsule
-from .porter import MigrationRegistry
+from .host.running_capsule import RunningCapsule
+from .migration_registry import MigrationRegistry
 
 SHORT_LOOK_S = 0.6
 """Seconds of the long look at what a capsule writes, if the choice of a way waits for it."""

@@ -26,7 +26,7 @@ from ..config.choices import Way
 from ..control.keyring import Holder
 from ..messages import Event, Message
 from ..messages.words import request_to
-from ..migration.migration import HostMigration
+from ..migration.host_migration import HostMigration
 from ..model.gpu_asked import asked
 from ..model.jobs import Capsule, Job, check_request, overlay_for
 from ..model.steps import MigrationStep
@@ -35,7 +35,7 @@ from .evacuation import Evacuation
 from .fleet import Fleet
 from .host_marks import HostMarks
 from .journal import shortened
-from .moves import MigrationService
+from .migration_service import MigrationService
 from .spares import place_job
 from .status import status
 from .stopping import Stopping

@@ -18,9 +18,9 @@ from .gpu import choice as gpu_choice
 from .gpu import host_swap
 from .gpu.devices import DeviceTree
 from .gpu.host_swap import HostSwap, Stage, SwapNote
-from .host.house import CapsuleTable
-from .host.resident import RunningCapsule, finished_by_pid
-from .porter import POLL_S, MigrationRegistry
+from .host.capsule_table import CapsuleTable
+from .host.running_capsule import RunningCapsule, finished_by_pid
+from .migration_registry import POLL_S, MigrationRegistry
 
 log = logging.getLogger("liveshift.swap")
 

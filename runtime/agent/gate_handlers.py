@@ -29,7 +29,7 @@ from ..model.collective_clock import ClockReport
 from ..quiesce import services
 from ..quiesce.host_gate import GateObstacle, HostGate, PendingReturns, page_problem
 from .gpu.devices import has_cuda
-from .host.house import CapsuleTable
+from .host.capsule_table import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
 
 log = logging.getLogger("liveshift.gatekeeper")

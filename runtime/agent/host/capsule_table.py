@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandbox
 from ....criu_glue.network import network
 from ....criu_glue.network.network import Overlay
 from ....errors import NotFound, Refused
@@ -23,7 +23,7 @@ from ...config.cluster import Cluster
 from ...messages import Book
 from . import carried_out, rank_pages
 from .idle_cores import IdleCores
-from .resident import CapsuleFactory, RunningCapsule, watch
+from .running_capsule import CapsuleFactory, RunningCapsule, watch
 
 log = logging.getLogger("liveshift.house")
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class CapsuleTable:
         if resident.epoch != ask.epoch:
             raise Refused(f"{ask.capsule} is here under epoch {resident.epoch}, not {ask.epoch}")
         if resident.code is None:
-            await asyncio.to_thread(room.end, resident.room)
+            await asyncio.to_thread(sandbox.end, resident.room)
 
     async def forget(self, ask: messages.Forget) -> None:
         async with self._forgetting:  # make_way waits here until an earlier removal is complete

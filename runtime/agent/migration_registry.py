@@ -27,15 +27,15 @@ from ..config.choices import SealChoice
 from ..daemon.tasks import Tasks
 from ..model.ownership import Ruling, Side
 from ..wire import Lanes, Receiver, Sender
-from .arrival.arrival import IncomingMigration
-from .departure import departure as leaving
-from .departure.departure import OutgoingMigration
+from .arrival.incoming_migration import IncomingMigration
+from .departure import outgoing_migration as leaving
+from .departure.outgoing_migration import OutgoingMigration
 from .gpu.devices import Devices
 from .gpu.reservations import GpuReservations
 from .gpu.watch import GpuWatch
 from .host import host_facts
-from .host.house import CapsuleTable
-from .host.resident import ROOT_PID, RunningCapsule
+from .host.capsule_table import CapsuleTable
+from .host.running_capsule import ROOT_PID, RunningCapsule
 
 log = logging.getLogger("liveshift.porter")
 

@@ -13,8 +13,8 @@ from ..messages import Inspected, Message, Prediction, Reserved
 from ..model.jobs import Capsule, Job
 
 if TYPE_CHECKING:
-    from .migration import HostMigration
-    from .story import Migration
+    from .host_migration import HostMigration
+    from .migration import Migration
 
 log = logging.getLogger("liveshift.migration")
 

@@ -17,9 +17,9 @@ from typing import TypedDict
 import msgspec
 
 from .... import units
-from ....criu_glue.capsule import output, room
+from ....criu_glue.capsule import output, sandbox
 from ....criu_glue.capsule.mounts import Placement
-from ....criu_glue.capsule.room import Sandbox, SandboxPlan
+from ....criu_glue.capsule.sandbox import Sandbox, SandboxPlan
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
 from ....criu_glue.network import network
@@ -32,7 +32,7 @@ from . import run_time
 from .run_time import RunTime
 from .usual_rate import UsualRate
 
-ROOT_PID = room.PID_FLOOR + 1
+ROOT_PID = sandbox.PID_FLOOR + 1
 """The pid of a capsule's root task inside the capsule: the first one above the floor."""
 
 READ_LIMIT = 4 << 20
@@ -171,7 +171,7 @@ class RunningCapsule:
     def remove(self) -> None:
         """End the room, and remove its network and directory. A second call does no harm."""
         if self.code is None:  # else its process 1 has ended, and its pid may be in use again
-            room.end(self.room)
+            sandbox.end(self.room)
         network.unplug(self.overlay, self.netns, self.spec.index)
         shutil.rmtree(self.room.plan.directory, ignore_errors=True)
 
@@ -251,7 +251,7 @@ class CapsuleFactory:
         plan = self.fresh_directory(spec)
         self._plug_in(overlay, spec, book.where, locked=False)
         try:
-            stands = room.start(plan, spec.argv, spec.env, spec.cwd)
+            stands = sandbox.start(plan, spec.argv, spec.env, spec.cwd)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
@@ -281,7 +281,7 @@ class CapsuleFactory:
         try:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
-            stands = room.build_empty(plan, ROOT_PID, last)
+            stands = sandbox.build_empty(plan, ROOT_PID, last)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
@@ -328,7 +328,7 @@ def netns_name(capsule: str) -> str:
 
 
 def interposer_pages(stands: Sandbox) -> list[Page]:
-    directory = stands.root / room.PAGES.lstrip("/")
+    directory = stands.root / sandbox.PAGES.lstrip("/")
     return list(pages(directory)) if directory.is_dir() else []
 
 

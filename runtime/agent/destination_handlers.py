@@ -22,13 +22,13 @@ from ..model.ownership import Ruling, Side
 from ..model.stopwatch import Stopwatch
 from ..wire import LANES
 from . import preflight
-from .arrival.arrival import IncomingMigration
+from .arrival.incoming_migration import IncomingMigration
 from .gpu.preflight import GpuPlan
 from .host import host_facts
-from .host.house import CapsuleTable
+from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
-from .host.resident import RunningCapsule, finished_by_pid
-from .porter import POLL_S, MigrationRegistry
+from .host.running_capsule import RunningCapsule, finished_by_pid
+from .migration_registry import POLL_S, MigrationRegistry
 
 log = logging.getLogger("liveshift.destination")
 

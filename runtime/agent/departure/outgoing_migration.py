@@ -24,7 +24,7 @@ import msgspec
 
 from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
-from ....criu_glue.capsule.room import STDERR_FD, STDOUT_FD, end
+from ....criu_glue.capsule.sandbox import STDERR_FD, STDOUT_FD, end
 from ....criu_glue.capsule.tree import in_order
 from ....criu_glue.criu.dump import FrozenTree
 from ....criu_glue.criu.page_filter import PageFilter
@@ -44,7 +44,7 @@ from ..gpu.device_memory import Pump
 from ..gpu.device_state import DeviceLost
 from ..gpu.devices import DeviceTree, has_cuda
 from ..host import carried_out
-from ..host.resident import ROOT_PID, CapsuleFactory, RunningCapsule
+from ..host.running_capsule import ROOT_PID, CapsuleFactory, RunningCapsule
 from .precopy import FinalDirtySet, PrecopyRounds, words_of_delta, words_of_rounds
 from .small_images import SmallImagePacker
 

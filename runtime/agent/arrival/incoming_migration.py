@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from .... import units
-from ....criu_glue.capsule.room import Sandbox, adopt, started
+from ....criu_glue.capsule.sandbox import Sandbox, adopt, started
 from ....criu_glue.criu.early import EarlyCriu
 from ....criu_glue.criu.restore import RestoringTree
 from ....criu_glue.criu.tool import Criu
@@ -43,7 +43,7 @@ from ..departure.small_images import SmallImagePacker
 from ..gpu.device_memory import TABLE, DeviceInlet, Pump, decode
 from ..gpu.devices import Devices, DeviceTree
 from ..host import carried_out
-from ..host.resident import CapsuleFactory, RunningCapsule
+from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from .inbox import Inbox
 
 log = logging.getLogger("liveshift.arrival")
