@@ -38,7 +38,7 @@ class OrderedPage(PageFile):
         super().__init__(fd, path)
         self.inode = inode
         seen = self.order()
-        self._attempt, self._version, self._beat = (
+        self._attempt, self._version, self._heartbeat = (
             seen["attempt"],
             seen["version"],
             seen["beat"],
@@ -58,7 +58,7 @@ class OrderedPage(PageFile):
         self._write_order("lease_ms", lease_ms)
         self._write_order("limit_ms", limit_ms)
         self.set_asks(())
-        self.beat()
+        self.heartbeat()
         self.give(WantedState.ARMED, attempt, 0)
 
     def give(self, want: WantedState, attempt: int, version: int) -> None:
@@ -75,10 +75,10 @@ class OrderedPage(PageFile):
         """Let operations pass again."""
         self.give(WantedState.OPEN, self._attempt, self._version)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Give a sign of life. Without it, threads at the gate open the gate after the lease."""
-        self._beat = (self._beat + 1) & 0xFFFFFFFF
-        self._write_order("beat", self._beat)
+        self._heartbeat = (self._heartbeat + 1) & 0xFFFFFFFF
+        self._write_order("beat", self._heartbeat)
 
     def set_targets(self, targets: Mapping[int, int]) -> None:
         """Write targets by clock row. Call it before the order that names their version."""

@@ -171,8 +171,8 @@ class Session:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.settimeout(PATIENCE_S)
-        self.hello = self.reply()
-        assert (self.hello.op, self.hello.kind) == (Op.HELLO, device_session.PROTOCOL)
+        self.register = self.reply()
+        assert (self.register.op, self.register.kind) == (Op.HELLO, device_session.PROTOCOL)
 
     def reply(self) -> SessionReply:
         packet, fds, _, _ = socket.recv_fds(self.connection, 4096, 4)

@@ -34,19 +34,19 @@ class Image:
         self.directory.mkdir()
         with tarfile.open(SEEDS / f"{name}.tar.xz") as archive:
             archive.extractall(self.directory)
-        self.room = place / "room"
+        self.sandbox = place / "room"
         for folder in ("tmp", "dev/shm", "usr/bin", "etc"):
-            (self.room / folder).mkdir(parents=True)
+            (self.sandbox / folder).mkdir(parents=True)
         for folder in ("tmp", "dev/shm"):
-            (self.room / folder).chmod(0o1777)
+            (self.sandbox / folder).chmod(0o1777)
         for directory in (place, *place.parents):
             directory.chmod(directory.stat().st_mode | 0o111)
 
     def check(self, user: User = ALICE) -> None:
-        image_check.check(self.directory, user, self.room)
+        image_check.check(self.directory, user, self.sandbox)
 
     def make(self, path: str, mode: int, uid: int = 0) -> Path:
-        made = self.room / path.lstrip("/")
+        made = self.sandbox / path.lstrip("/")
         made.touch()
         os.chown(made, uid, uid)
         made.chmod(mode)

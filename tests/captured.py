@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.capsule.sandbox import PID_FLOOR
+from liveshift.criu_glue.capsule.sandboxes import PID_FLOOR
 
 PYTHON = str(Path(sys.executable).resolve())  # not the environment's, which may lie below /tmp
 ENV = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}

@@ -157,7 +157,7 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.desk = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(4)))
+        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(4)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
         run = RunJob(name, len(hosts), ["train"], {}, "/", 100, [])
@@ -172,13 +172,13 @@ class Scene:
         return made
 
     def here(self, uid: int, ask: Message) -> Any:
-        return asyncio.run(self.desk.serve(uid, ask))
+        return asyncio.run(self.api.serve(uid, ask))
 
     def at(self, host: str, uid: int, ask: Message) -> Any:
-        return asyncio.run(self.desk.serve_relayed(host, uid, ask))
+        return asyncio.run(self.api.serve_relayed(host, uid, ask))
 
     def key(self, role: Role, ask: Message) -> Any:
-        return asyncio.run(self.desk.serve_operator(Holder("ops", role), ask))
+        return asyncio.run(self.api.serve_operator(Holder("ops", role), ask))
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ class World:
                 thread.visit.owed_ms = thread.visit.owed_ms + LOOK_MS if thread.owed else 0
         for agent in self.agents:
             if agent.gate is not None and agent.attempt:
-                agent.gate.beat()
+                agent.gate.heartbeat()
 
     def _deliver(self, agent: Agent) -> bool:
         if agent.inbox and (not agent.outbox or self.rng.random() < 0.5):

@@ -52,7 +52,7 @@ async def nothing(_peer: str, _ask: Message) -> Message | None:
     return None
 
 
-def beat(host: str = "h0") -> messages.Heartbeat:
+def heartbeat(host: str = "h0") -> messages.Heartbeat:
     return messages.Heartbeat(host, 1 << 30, [])
 
 

@@ -42,8 +42,8 @@ class Hosts:
                 keep.append(a._replace(tree="", ask=0, tried=0))
         copy = host.copy
         if copy == "runs" and not host.noted:  # taken for one that may not run
-            return put(s, name, Host(life=host.life + 1, arrivals=tuple(keep)))
-        host = host._replace(life=host.life + 1, shipping=False, ask=0, arrivals=tuple(keep))
+            return put(s, name, Host(boot_id=host.boot_id + 1, arrivals=tuple(keep)))
+        host = host._replace(boot_id=host.boot_id + 1, shipping=False, ask=0, arrivals=tuple(keep))
         if copy == "frozen":
             s, host = self.runs(s, name, host._replace(copy="runs"))
         return put(s, name, host)
@@ -87,7 +87,7 @@ class Hosts:
 
     def ship(self, s: State, name: str, h: Host) -> State:
         s = put(s, name, h._replace(shipping=False))
-        return send(s, h.to, "Manifest", h.m, h.there, h.fresh, name, h.life, h.ask)
+        return send(s, h.to, "Manifest", h.m, h.there, h.fresh, name, h.boot_id, h.ask)
 
     def over(self, a: Arrival) -> Arrival:
         """Its attempt to restore has ended, or there was none."""
@@ -105,13 +105,16 @@ class Hosts:
     def claims(self, s: State, name: str, h: Host) -> Iterator[Change]:
         """What its agent asks at every heartbeat."""
         if h.copy == "promised" and not h.shipping:
-            yield f"{name} claims", self.claim(s, name, h.m, "leaving", h.epoch, h.life, 0, True, 0)
+            yield (
+                f"{name} claims",
+                self.claim(s, name, h.m, "leaving", h.epoch, h.boot_id, 0, True, 0),
+            )
         for a in h.arrivals:
             if a.tree == "ready":
-                after = self.claim(s, name, a.m, "coming", a.at, h.life, a.attempt, True, 0)
+                after = self.claim(s, name, a.m, "coming", a.at, h.boot_id, a.attempt, True, 0)
                 yield f"{name} claims", after
             elif not a.tree:
-                after = self.claim(s, name, a.m, "coming", a.epoch, h.life, 0, False, 0)
+                after = self.claim(s, name, a.m, "coming", a.epoch, h.boot_id, 0, False, 0)
                 yield f"{name} asks", after
 
     def claim(
@@ -121,12 +124,12 @@ class Hosts:
         m: int,
         side: str,
         epoch: int,
-        life: int,
+        boot_id: int,
         attempt: int,
         ready: bool,
         settle: int,
     ) -> State:
-        message = ("O", "Claim", m, side, name, epoch, life, attempt, ready, settle)
+        message = ("O", "Claim", m, side, name, epoch, boot_id, attempt, ready, settle)
         return s if message in s.net else s._replace(net=s.net | {message})
 
     # ---- what it takes -------------------------------------------------------------------------
@@ -141,16 +144,16 @@ class Hosts:
             return
         if mine is None:
             # A room for the capsule: what another migration had there is overwritten.
-            s = put(s, name, h._replace(arrivals=(Arrival(m, epoch, h.life),)))
-        yield send(s, "O", "Answer", number, "Reserved", mine.life if mine else h.life)
+            s = put(s, name, h._replace(arrivals=(Arrival(m, epoch, h.boot_id),)))
+        yield send(s, "O", "Answer", number, "Reserved", mine.boot_id if mine else h.boot_id)
 
     def take_freeze(
-        self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int, life: int
+        self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int, boot_id: int
     ) -> Iterator[State]:
         if h.begun >= m:  # it was told before, or that it is over
             yield s
             return
-        if h.copy != "runs" or h.life != life:
+        if h.copy != "runs" or h.boot_id != boot_id:
             yield send(s, "O", "Answer", number, "StepFailed", "")
             return
         yield put(
@@ -177,15 +180,15 @@ class Hosts:
         there: int,
         fresh: bool,
         source: str,
-        life: int,
+        boot_id: int,
         number: int,
     ) -> Iterator[State]:
         a = h.arrival(m)
-        if a is None or a.life != there or a.complete or a.closed:
+        if a is None or a.boot_id != there or a.complete or a.closed:
             yield s
             return
         s = put_arrival(s, name, a._replace(complete=True, fresh=fresh))
-        if dict(s.hosts)[source].life == life:
+        if dict(s.hosts)[source].boot_id == boot_id:
             s = send(s, "O", "Answer", number, "Frozen", "")
         yield s
 
@@ -202,7 +205,7 @@ class Hosts:
         if a is None or not a.complete:
             yield send(s, "O", "Answer", number, "NotFound", "")
         else:
-            yield send(s, to, "Manifest", m, there, a.fresh, name, h.life, number)
+            yield send(s, to, "Manifest", m, there, a.fresh, name, h.boot_id, number)
 
     def take_restore(
         self, s: State, name: str, h: Host, number: int, m: int, epoch: int
@@ -230,12 +233,12 @@ class Hosts:
     def take_settle(self, s: State, name: str, h: Host, number: int, m: int) -> Iterator[State]:
         if h.m == m and h.copy in ("frozen", "promised"):
             if not h.shipping:
-                yield self.claim(s, name, m, "leaving", h.epoch, h.life, 0, True, number)
+                yield self.claim(s, name, m, "leaving", h.epoch, h.boot_id, 0, True, number)
             return
         a = h.arrival(m)
         if a is not None:
             if not a.tree:
-                yield self.claim(s, name, m, "coming", a.epoch, h.life, 0, False, number)
+                yield self.claim(s, name, m, "coming", a.epoch, h.boot_id, 0, False, number)
             return
         if h.copy == "runs":  # what was prepared here for that migration is dropped
             s = put(s, name, h._replace(begun=max(h.begun, m)))
@@ -249,13 +252,13 @@ class Hosts:
         h: Host,
         m: int,
         side: str,
-        life: int,
+        boot_id: int,
         attempt: int,
         ruling: str,
         epoch: int,
         settle: int,
     ) -> Iterator[State]:
-        if life != h.life and self.p.matched:
+        if boot_id != h.boot_id and self.p.matched:
             yield s
             return
         state = "held"

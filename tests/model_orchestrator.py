@@ -40,7 +40,7 @@ FITS = {
     "Freeze": ("Frozen", "StepFailed"),
     "Forward": ("Frozen", "NotFound"),
     "Progress": ("Arrived",),
-    "Restore": ("Restored", "NotFound", "StepFailed"),
+    "RestoreCapsule": ("Restored", "NotFound", "StepFailed"),
     "Settle": SETTLED,
     "finish": SETTLED,
     "look": SETTLED,
@@ -100,7 +100,7 @@ class Orchestrator:
                         s.m,
                         s.destination,
                         value,
-                        dict(s.hosts)[s.source].life,
+                        dict(s.hosts)[s.source].boot_id,
                     ),
                 )
             else:
@@ -119,7 +119,7 @@ class Orchestrator:
                 yield "rolled back", self.rolled_back(s, value)
         elif what == "finish":
             yield "done", over(s, MigrationStep.DONE)
-        elif what == "Restore":
+        elif what == "RestoreCapsule":
             yield from self.restored(s, kind, failed)
         elif what == "spare":
             if kind == "Reserved":
@@ -185,7 +185,7 @@ class Orchestrator:
 
     def restore(self, s: State, failed: int = 0) -> State:
         s = to(s, MigrationStep.RESTORING)
-        return ask(s, s.destination, "Restore", s.m, s.owner[1], failed=failed)
+        return ask(s, s.destination, "RestoreCapsule", s.m, s.owner[1], failed=failed)
 
     def restored(self, s: State, kind: str, failed: int) -> Iterator[Change]:
         if kind == "Restored":
@@ -306,7 +306,7 @@ class Orchestrator:
     # ---- what agents ask -----------------------------------------------------------------------
 
     def ruled(self, s: State, claim: Message) -> State:
-        _, _, m, side, host, epoch, life, attempt, ready, settle = claim
+        _, _, m, side, host, epoch, boot_id, attempt, ready, settle = claim
         has_ended = m < s.m or s.step is None
         step = s.step if not has_ended else s.ends[m - 1]
         key = (side, host, epoch, s.owner, step)
@@ -322,7 +322,7 @@ class Orchestrator:
             if s.owner[0] != host:
                 raise Violation(f"{host} is to run what is {s.owner}")
             now = dict(s.hosts)[host]
-            died = now.life != life and not now.copy and not now.arrivals
+            died = now.boot_id != boot_id and not now.copy and not now.arrivals
             # Having asked, it died: whether it was heard nobody can know.
             s = s._replace(owner=(*s.owner[:2], True), forgiven=s.forgiven or died)
             if side == "leaving" and m == s.m and s.step is not None:
@@ -330,4 +330,4 @@ class Orchestrator:
         late = attempt and s.owner[1] > epoch
         if ruling is Ruling.WAIT and not settle and not late:
             return s  # it asks again
-        return send(s, host, "Ruled", m, side, life, attempt, ruling.value, s.owner[1], settle)
+        return send(s, host, "Ruled", m, side, boot_id, attempt, ruling.value, s.owner[1], settle)

@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
 
     m: int
     epoch: int  # as reserved
-    life: int  # of the agent that reserved it
+    boot_id: int  # of the agent that reserved it
     complete: bool = False
     closed: bool = False  # takes nothing more
     fresh: bool = False  # the newest state of the capsule
@@ -71,7 +71,7 @@ class Arrival(NamedTuple):
 
 
 class Host(NamedTuple):
-    life: int = 1
+    boot_id: int = 1
     copy: str = ""  # "", runs, frozen (may thaw by itself), promised
     m: int = 0  # the migration that brought it, or that froze it
     epoch: int = 0

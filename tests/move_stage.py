@@ -100,7 +100,7 @@ class Stage:
         assert timeout > 0
         self.said.append(f"{kind} {host}")
         self.asks.append((host, message))
-        if kind == "Restore" and self.grants:
+        if kind == "RestoreCapsule" and self.grants:
             assert self.capsule is not None
             self.capsule.granted = True
         if f"{kind} {host}" == "Settle h1" and self.releases:

@@ -332,7 +332,7 @@ class Attempt:
     def _reached(self) -> bool:
         settled = True
         for each in self.pages:
-            each.beat()
+            each.heartbeat()
             before = each.answer()
             clocks = each.clocks()
             after = each.answer()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from captured import ENV, numbers, until
 
-from liveshift.criu_glue.capsule import output, sandbox
+from liveshift.criu_glue.capsule import output, sandboxes
 from liveshift.criu_glue.capsule.output import STDOUT, OutputRecord
-from liveshift.criu_glue.capsule.sandbox import Sandbox, SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ def start(plan: SandboxPlan) -> Iterator[Start]:
     rooms: list[Sandbox] = []
 
     def begin(*argv: str, cwd: str = "/", plan: SandboxPlan = plan) -> Sandbox:
-        rooms.append(sandbox.start(plan, argv, ENV, cwd))
+        rooms.append(sandboxes.start(plan, argv, ENV, cwd))
         return rooms[-1]
 
     yield begin
     for stands in rooms:
-        sandbox.end(stands)
+        sandboxes.end(stands)
 
 
 def ended(stands: Sandbox) -> str:

@@ -83,7 +83,7 @@ class Model(Orchestrator, Hosts):
                 self.trying = f"the agent of {name} dies"
                 yield self.trying, self.new_agent(spend(heard, "agents"), name, host)
             if s.budget.hosts and (host.copy or host.arrivals):
-                after = put(spend(heard, "hosts"), name, Host(life=host.life + 1))
+                after = put(spend(heard, "hosts"), name, Host(boot_id=host.boot_id + 1))
                 had = host.fresh or any(a.fresh for a in host.arrivals)
                 if self.may_run(s, name, host) or (had and not reachable(after)):
                     after = after._replace(forgiven=True)
@@ -109,9 +109,9 @@ class Model(Orchestrator, Hosts):
             elif kind == "Settle":
                 useless = x[2] not in (wanted, 0)
             elif kind == "Ruled":
-                useless = x[4] != hosts[x[0]].life
+                useless = x[4] != hosts[x[0]].boot_id
             elif kind == "Claim":
-                useless = not x[8] and x[6] != hosts[x[4]].life
+                useless = not x[8] and x[6] != hosts[x[4]].boot_id
             else:
                 continue
             if useless:

@@ -15,8 +15,8 @@ import pytest
 from captured import ENV, PYTHON, ROOT_PID, Sink, numbers, until
 from one_room import said
 
-from liveshift.criu_glue.capsule import output, sandbox
-from liveshift.criu_glue.capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, SandboxPlan
+from liveshift.criu_glue.capsule import output, sandboxes
+from liveshift.criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, SandboxPlan
 from liveshift.criu_glue.capsule.tree import in_order, tasks
 from liveshift.criu_glue.criu import tool
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -81,18 +81,18 @@ class Rooms:
         return started
 
     def run(self, argv: Sequence[str], uid: int = 0) -> Sandbox:
-        self._made.append(sandbox.start(self.plan(uid), argv, ENV, "/"))
+        self._made.append(sandboxes.start(self.plan(uid), argv, ENV, "/"))
         return self._made[-1]
 
     def empty(self, uid: int = 0) -> Sandbox:
-        stands = sandbox.build_empty(self.plan(uid), ROOT_PID, pids.RESERVED)
+        stands = sandboxes.build_empty(self.plan(uid), ROOT_PID, pids.RESERVED)
         self._made.append(stands)
         network.lock(stands.init)
         return stands
 
     def close(self) -> None:
         for stands in self._made:
-            sandbox.end(stands)
+            sandboxes.end(stands)
         for name in self._netns:
             subprocess.run(["ip", "netns", "del", name], check=True)
 
@@ -172,7 +172,7 @@ class Dumped:
 
     def end(self) -> None:
         """The tree is no longer where it was."""
-        sandbox.end(self.here)
+        sandboxes.end(self.here)
         self.frozen.release()
 
 

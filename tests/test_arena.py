@@ -223,7 +223,7 @@ def test_a_session_lists_what_there_is_and_where(start: Start) -> None:
     holder("device", 1)
     block = holder("malloc", 2 * MIB)
     with holder.session() as session:
-        assert session.hello.value == holder.pid
+        assert session.register.value == holder.pid
         found = {one.address: one for one in session.list()}
         again = session.ask(Op.NEXT, argument=0)
         session.end()

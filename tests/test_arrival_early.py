@@ -121,7 +121,7 @@ def test_one_is_started_when_the_first_memory_comes(
     assert here.placed == (0, False)
     here.inbox.memory_comes(store)
     early = here._early
-    assert early.given == (criu, scene.resident.room, here.images, store)
+    assert early.given == (criu, scene.resident.sandbox, here.images, store)
     assert early.done == ["begin"]
     assert here.placed == (3 * MB, True)
     here.inbox.stands_still()

@@ -32,10 +32,10 @@ class Scene:
         self.fails = ""
         self.runs = False
         plan = SimpleNamespace(uid=1000, gid=1000, groups=(), tmp=top / "tmp", log=top / "log")
-        room = SimpleNamespace(plan=plan, init=4711, started=5, root=top / "root")
+        sandbox = SimpleNamespace(plan=plan, init=4711, started=5, root=top / "root")
         self.resident: Any = SimpleNamespace(
             spec=SimpleNamespace(name="gpt/1", index=1),
-            room=room,
+            sandbox=sandbox,
             epoch=0,
             leaving=False,
             overlay=Overlay(7, "10.99.7.0/24"),
@@ -46,7 +46,7 @@ class Scene:
         placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
         timeouts = SimpleNamespace(suspicion=3.0)
         cluster = SimpleNamespace(timeouts=timeouts)
-        self.housing: Any = SimpleNamespace(
+        self.factory: Any = SimpleNamespace(
             host="h1",
             images=lambda migration: top / migration,
             placement=placement,
@@ -58,7 +58,7 @@ class Scene:
         )
         self.pairs: Any = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
         self.here: Any = IncomingMigration(
-            self.reserve, self.resident, self.housing, gpus=self.pairs
+            self.reserve, self.resident, self.factory, gpus=self.pairs
         )
         self.manifest: Any = SimpleNamespace(
             streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)},
@@ -80,7 +80,7 @@ class Scene:
             (incoming_migration.image_check, "prepare"),
             (incoming_migration.shared_sizes, "forget"),
             (incoming_migration.carried_out, "reconcile"),
-            (incoming_migration, "adopt"),
+            (incoming_migration, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))
 
@@ -138,7 +138,7 @@ def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scen
 
 
 def test_what_is_gone_at_the_source_goes_here_too_if_it_came_from_there(scene: Scene) -> None:
-    tmp = scene.resident.room.plan.tmp
+    tmp = scene.resident.sandbox.plan.tmp
     tmp.mkdir()
     for name in ("came", "was here"):
         (tmp / name).touch()
@@ -246,7 +246,7 @@ def test_one_that_could_not_be_let_go_has_no_task_unless_it_runs_after_all(
     ("runs", "fails", "went_well", "done"),
     [
         (False, "", True, ["let_run"]),
-        (True, "", True, ["adopt"]),
+        (True, "", True, ["hand_over"]),
         (False, "let_run", False, ["let_run", "drop", "unnoted"]),
     ],
 )
@@ -266,7 +266,9 @@ def test_it_takes_up_the_devices_too(
     scene.runs = runs
     assert scene.here.finish_letting_run() is True
     assert scene.done == (
-        ["take_up some=True", "end", "adopt"] if runs else ["take_up some=False", "let_run_held"]
+        ["take_up some=True", "end", "hand_over"]
+        if runs
+        else ["take_up some=False", "let_run_held"]
     )
 
 
@@ -318,12 +320,12 @@ def test_a_room_that_has_ended_is_not_taken_for_another_process(
 ) -> None:
     for began, stands in ((5, True), (6, False)):
         monkeypatch.setattr(incoming_migration, "started", lambda _pid, began=began: began)
-        assert scene.here.room_stands is stands
+        assert scene.here.sandbox_stands is stands
 
 
 def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images, output, memory, device memory, directories; the manifest comes last."""
-    here, plan, sent = scene.here, scene.resident.room.plan, scene.done
+    here, plan, sent = scene.here, scene.resident.sandbox.plan, scene.done
     scene.with_devices(monkeypatch)
     carried = plan.log.parent / "carried"
     for top in (plan.tmp, plan.log, carried):

@@ -16,7 +16,7 @@ import pytest
 from gpu_scenes import gpu_survey, process
 from test_preflight import HERE, NOTHING
 
-from liveshift.criu_glue.capsule.sandbox import Sandbox, started
+from liveshift.criu_glue.capsule.sandboxes import Sandbox, started
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.memory.store.store import MemoryStore
 from liveshift.runtime.agent.arrival import incoming_migration
@@ -41,7 +41,7 @@ class Scene:
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = Paths(state=top / "state", run=top / "run", keys=top / "keys")
         cluster: Any = SimpleNamespace(paths=paths, files=Files(), logs=Logs())
-        self.housing = CapsuleFactory(cluster, "h1")
+        self.factory = CapsuleFactory(cluster, "h1")
         gpu = gpu_survey(process({"GPU-b": 1}))
         self.reserve = Reserve(
             "m1", SPEC, NOTHING, HERE, "h0", 3, BOOK, 1 << 30, dry_run=False, gpu=gpu
@@ -58,10 +58,10 @@ class Scene:
         return self.found
 
     def arrive(self, init: int = OURS, since: int = 0) -> IncomingMigration:
-        room = Sandbox(self.housing.plan(SPEC), init, since or started(init))
-        room.plan.directory.mkdir(parents=True, exist_ok=True)
-        resident = self.housing.resident(self.reserve, room)
-        first = IncomingMigration(self.reserve, resident, self.housing, gpus=PAIRS)
+        sandbox = Sandbox(self.factory.plan(SPEC), init, since or started(init))
+        sandbox.plan.directory.mkdir(parents=True, exist_ok=True)
+        resident = self.factory.resident(self.reserve, sandbox)
+        first = IncomingMigration(self.reserve, resident, self.factory, gpus=PAIRS)
         first.note()
         return first
 
@@ -70,7 +70,7 @@ class Scene:
         manifest.save(self.first.images, found, {"/data": {"came"}}, {"tmp": {"put"}})
 
     def again(self) -> IncomingMigration | None:
-        return IncomingMigration.take_up("m1", self.housing, self.devices)
+        return IncomingMigration.take_up("m1", self.factory, self.devices)
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_a_complete_image_in_a_room_that_stands_is_taken_up(scene: Scene) -> Non
     assert here.complete
     assert (here.migration, here.source, here.gpus) == ("m1", "h0", PAIRS)
     assert (here.resident.spec, here.resident.epoch) == (SPEC, 3)
-    assert (here.resident.room.init, here.resident.room.started) == (OURS, started(OURS))
-    assert here.room_stands
+    assert (here.resident.sandbox.init, here.resident.sandbox.started) == (OURS, started(OURS))
+    assert here.sandbox_stands
     assert here.gpus_promised == ["GPU-y"], "they stay promised"
     assert (here.inbox.came, here.inbox.written) == ({"/data": {"came"}}, {"tmp": {"put"}})
     assert scene.trees == [here.images], "the tree goes on where the first agent has left it"
@@ -107,9 +107,9 @@ def test_its_devices_are_looked_for_once_they_are_needed(scene: Scene) -> None:
 
 
 def test_a_capsule_without_gpus_has_no_devices_to_look_for(scene: Scene) -> None:
-    room = scene.first.resident.room
+    sandbox = scene.first.resident.sandbox
     plain = IncomingMigration(
-        scene.reserve, scene.housing.resident(scene.reserve, room), scene.housing
+        scene.reserve, scene.factory.resident(scene.reserve, sandbox), scene.factory
     )
     plain.note()
     scene.complete("image:core-1.img")
@@ -178,10 +178,10 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
         incoming_migration, "DeviceInlet", lambda *which: inlets.append(which) or which
     )
     devices: Any = SimpleNamespace(helper="the helper")
-    here = IncomingMigration(scene.reserve, scene.first.resident, scene.housing, devices, PAIRS)
+    here = IncomingMigration(scene.reserve, scene.first.resident, scene.factory, devices, PAIRS)
     assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
     assert here.inbox.devices == inlets[0]
-    plain = IncomingMigration(scene.reserve, scene.first.resident, scene.housing)
+    plain = IncomingMigration(scene.reserve, scene.first.resident, scene.factory)
     assert len(inlets) == 1
     assert plain.inbox.devices is None
     assert plain.gpus == []

@@ -73,8 +73,8 @@ def says(brain: Orchestrator, host: str, ask: Message) -> Message | None:
     return asyncio.run(brain._from_agent(host, ask))
 
 
-def hello(brain: Orchestrator, host: str, life: str = "first") -> Books:
-    said = says(brain, host, Register(host, FACTS, {}, brain.cluster.digest, life))
+def register(brain: Orchestrator, host: str, boot_id: str = "first") -> Books:
+    said = says(brain, host, Register(host, FACTS, {}, brain.cluster.digest, boot_id))
     assert isinstance(said, Books)
     return said
 
@@ -109,7 +109,7 @@ def test_the_book_changes_with_the_owners(brain: Orchestrator) -> None:
 
 def test_the_job_s_own_hosts_are_told_first(brain: Orchestrator) -> None:
     for host in brain.fleet.hosts:
-        hello(brain, host)
+        register(brain, host)
     move_to_h2(brain)
     assert sorted(publish(brain)[:2]) == ["h0", "h2"]
     assert board(brain).told[2][0] == "h1"
@@ -117,30 +117,30 @@ def test_the_job_s_own_hosts_are_told_first(brain: Orchestrator) -> None:
 
 
 def test_an_agent_that_knows_another_orchestrator_is_to_say_hello(brain: Orchestrator) -> None:
-    beat = Heartbeat("h0", 7, [])
+    heartbeat = Heartbeat("h0", 7, [])
     with pytest.raises(Unreachable, match="h0 may have missed address books"):
-        says(brain, "h0", beat)
+        says(brain, "h0", heartbeat)
     assert brain.fleet.is_up("h0")
     assert brain.fleet.hosts["h0"].memory_free == 7, "its beat counts all the same"
-    assert [book.job for book in hello(brain, "h0").books] == ["a"]
-    assert says(brain, "h0", beat) is None
+    assert [book.job for book in register(brain, "h0").books] == ["a"]
+    assert says(brain, "h0", heartbeat) is None
 
 
 def test_a_host_that_was_away_for_a_moment_is_to_say_hello(brain: Orchestrator) -> None:
     for host in brain.fleet.hosts:
-        hello(brain, host)
+        register(brain, host)
     brain.fleet.hosts["h2"].heard -= LATE
     assert sorted(publish(brain)) == ["h0", "h1"]
     with pytest.raises(Unreachable):
         says(brain, "h2", Heartbeat("h2", 0, []))
     assert says(brain, "h1", Heartbeat("h1", 0, [])) is None
-    hello(brain, "h2")
+    register(brain, "h2")
     assert says(brain, "h2", Heartbeat("h2", 0, [])) is None
 
 
 def test_a_host_that_did_not_take_a_book_is_to_say_hello(brain: Orchestrator) -> None:
     for host in brain.fleet.hosts:
-        hello(brain, host)
+        register(brain, host)
     board(brain).silent = {"h1", "h2"}
     assert publish(brain) == ["h0"]
     for host in ("h1", "h2"):
@@ -151,11 +151,11 @@ def test_a_host_that_did_not_take_a_book_is_to_say_hello(brain: Orchestrator) ->
 
 def test_only_a_new_agent_has_lost_what_it_does_not_name(brain: Orchestrator) -> None:
     capsule = brain.fleet.jobs["a"].capsules["a/0"]
-    hello(brain, "h0", "first")  # the capsule has not been started yet
+    register(brain, "h0", "first")  # the capsule has not been started yet
     capsule.started = True
-    hello(brain, "h0", "first")  # said before it was told to start it, heard afterwards
+    register(brain, "h0", "first")  # said before it was told to start it, heard afterwards
     assert capsule.code is None
-    hello(brain, "h0", "second")
+    register(brain, "h0", "second")
     assert capsule.code == orchestrator.KILLED
 
 
@@ -168,8 +168,8 @@ def test_a_hosts_key_in_an_operators_place_is_not_permitted(brain: Orchestrator)
 
 def test_a_hello_with_another_digest_is_a_host_with_another_file(brain: Orchestrator) -> None:
     assert other_files(brain) == [], "none has said hello"
-    hello(brain, "h0")
+    register(brain, "h0")
     assert isinstance(says(brain, "h1", Register("h1", FACTS, {}, "another", "first")), Books)
     assert other_files(brain) == ["h1"]
-    hello(brain, "h1", "second")
+    register(brain, "h1", "second")
     assert other_files(brain) == [], "its agent has taken up the orchestrator's"

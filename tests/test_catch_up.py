@@ -73,14 +73,16 @@ def says(brain: Orchestrator, host: str, ask: Message) -> Any:
     return asyncio.run(brain._from_agent(host, ask))
 
 
-def hello(brain: Orchestrator, host: str, epochs: dict[str, int], **more: Any) -> messages.Books:
-    found = says(brain, host, Register(host, FACTS, epochs, brain.cluster.digest, "life", **more))
+def register(brain: Orchestrator, host: str, epochs: dict[str, int], **more: Any) -> messages.Books:
+    found = says(
+        brain, host, Register(host, FACTS, epochs, brain.cluster.digest, "boot_id", **more)
+    )
     assert isinstance(found, messages.Books)
     return found
 
 
 def here(brain: Orchestrator, ask: Message) -> Any:
-    return asyncio.run(brain.desk.serve(0, ask))
+    return asyncio.run(brain.api.serve(0, ask))
 
 
 def owners(brain: Orchestrator) -> dict[str, tuple[str, int, int | None]]:
@@ -97,9 +99,9 @@ LEAVING = Claim("m7", "a/1", "leaving", 1, ready=True)
 def test_nothing_is_decided_before_all_hosts_have_reported(restored: Orchestrator) -> None:
     """h1 still holds a/1 frozen for a move that the lost journal had committed to h2: told to run
     it, it would be the second copy."""
-    book = hello(restored, "h0", {"a/0": 1}).books[0]
+    book = register(restored, "h0", {"a/0": 1}).books[0]
     assert (book.job, book.where) == ("a", {}), "where the capsules are is not known yet"
-    hello(restored, "h1", {"a/1": 1})
+    register(restored, "h1", {"a/1": 1})
     assert says(restored, "h1", LEAVING).ruling == "wait"
     with pytest.raises(Unreachable):  # it is told again
         says(restored, "h1", messages.CapsuleEnded("a/1", 1, 0))
@@ -107,7 +109,7 @@ def test_nothing_is_decided_before_all_hosts_have_reported(restored: Orchestrato
         with pytest.raises(Refused, match="before h2 told what is there"):
             here(restored, ask)
     assert "waits for h2 to report" in here(restored, GetStatus()).trouble
-    hello(restored, "h2", {"a/1": 2})
+    register(restored, "h2", {"a/1": 2})
     assert owners(restored) == {"a/0": ("h0", 1, None), "a/1": ("h2", 2, None)}
     assert says(restored, "h1", LEAVING).ruling == "end"
     assert here(restored, GetStatus()).trouble == ""
@@ -116,9 +118,9 @@ def test_nothing_is_decided_before_all_hosts_have_reported(restored: Orchestrato
 def test_what_nobody_has_any_more_is_lost_and_what_has_ended_has_ended(
     restored: Orchestrator,
 ) -> None:
-    hello(restored, "h2", {})
-    hello(restored, "h1", {})
-    hello(restored, "h0", {"a/0": 1}, ended={"a/0": 0})
+    register(restored, "h2", {})
+    register(restored, "h1", {})
+    register(restored, "h0", {"a/0": 1}, ended={"a/0": 0})
     assert owners(restored) == {"a/0": ("h0", 1, 0), "a/1": ("h1", 1, 137)}
     assert restored.fleet.jobs["a"].code == 137
 
@@ -126,20 +128,20 @@ def test_what_nobody_has_any_more_is_lost_and_what_has_ended_has_ended(
 def test_nothing_is_decided_while_what_the_hosts_told_cannot_be_written(
     restored: Orchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hello(restored, "h0", {"a/0": 1})
-    hello(restored, "h1", {"a/1": 1})
+    register(restored, "h0", {"a/0": 1})
+    register(restored, "h1", {"a/1": 1})
 
     def full(*_: object) -> None:
         raise JournalTrouble("the disk is full", hint="make room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(restored.fleet.journal, "adopt", full)
+        patch.setattr(restored.fleet.journal, "hand_over", full)
         with pytest.raises(JournalTrouble):
-            hello(restored, "h2", {"a/1": 2})
+            register(restored, "h2", {"a/1": 2})
     assert "waits for h2 to report" in here(restored, GetStatus()).trouble
     with pytest.raises(Unreachable):
         says(restored, "h1", messages.CapsuleEnded("a/1", 1, 0))
-    hello(restored, "h2", {"a/1": 2})
+    register(restored, "h2", {"a/1": 2})
     assert owners(restored) == {"a/0": ("h0", 1, None), "a/1": ("h2", 2, None)}
 
 
@@ -147,7 +149,7 @@ def test_it_is_a_journal_like_any_other_afterwards(restored: Orchestrator, tmp_p
     """Numbers of moves that hosts may know are not used again, and the old move is over."""
     for host, epochs in (("h0", {"a/0": 1}), ("h1", {}), ("h2", {"a/1": 2})):
         assert restored.fleet.journal.file.restored
-        hello(restored, host, epochs)
+        register(restored, host, epochs)
     restored.fleet.journal.file.close()
     again = brain_on(tmp_path)
     assert not again.fleet.journal.file.restored
@@ -163,7 +165,7 @@ def test_it_is_a_journal_like_any_other_afterwards(restored: Orchestrator, tmp_p
 
 def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> None:
     brain = brain_on(tmp_path)
-    hello(brain, "h1", {"old/0": 3})
+    register(brain, "h1", {"old/0": 3})
     seen = CapsuleState("old/0", 3, 7, 10**9, 5, 0.0, [0], "python train.py")
     says(brain, "h1", Heartbeat("h1", 1 << 30, [seen]))
     (unknown,) = here(brain, GetStatus()).unknown
@@ -182,7 +184,7 @@ def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> N
 def test_the_name_and_the_epochs_of_an_unknown_job_are_not_used_again(tmp_path: Path) -> None:
     """The backup was made before job5 began: the next name would be job5 again, its epoch 1."""
     brain = brain_on(tmp_path)
-    hello(brain, "h1", {"job5/0": 3, "job5/1": 4})
+    register(brain, "h1", {"job5/0": 3, "job5/1": 4})
     seen = [CapsuleState(f"job5/{n}", 3 + n, 7, 10**9, 5, 0.0, [0], "x") for n in range(2)]
     says(brain, "h1", Heartbeat("h1", 1 << 30, seen))
     here(brain, EndUnknown("h1", "job5"))
@@ -196,7 +198,7 @@ def test_the_name_and_the_epochs_of_an_unknown_job_are_not_used_again(tmp_path: 
 
 def test_one_unknown_job_is_ended_and_others_stay_unknown(tmp_path: Path) -> None:
     brain = brain_on(tmp_path)
-    hello(brain, "h1", {"old/0": 3, "older/0": 2})
+    register(brain, "h1", {"old/0": 3, "older/0": 2})
     both = [CapsuleState(f"{name}/0", 3, 7, 10**9, 5, 0.0, [0], "x") for name in ("old", "older")]
     says(brain, "h1", Heartbeat("h1", 1 << 30, both))
     here(brain, EndUnknown("h1", "old"))
@@ -209,7 +211,7 @@ def test_a_job_that_is_just_being_forgotten_is_not_unknown(tmp_path: Path) -> No
     brain = brain_on(tmp_path)
     brain.fleet.journal.add_job("old", 1, "10.99.0.0/24", b"", {"old/0": (0, "h1")})
     brain.fleet.journal.remove_job("old")
-    hello(brain, "h1", {})
+    register(brain, "h1", {})
     seen = CapsuleState("old/0", 1, 7, 10**9, 5, 0.0, [0], "python train.py")
     says(brain, "h1", Heartbeat("h1", 1 << 30, [seen]))
     assert here(brain, GetStatus()).unknown == []

@@ -14,7 +14,7 @@ from one_room import Start, netns, plan, said, start
 from room_trees import Rooms, count, criu, moved, place, rooms
 
 from liveshift.criu_glue.capsule.mounts import Placement
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.survey.survey import changing, databases, survey
 

@@ -138,7 +138,7 @@ def test_devices_that_are_lost_end_the_room(scene: Scene, monkeypatch: pytest.Mo
     gone: Any = scene.departure
     gone._devices = Devices(scene, DeviceLost("gpu restore", "it hangs"))
     monkeypatch.setattr(
-        outgoing_migration, "end", lambda room: scene.done.append(f"end {room.init}")
+        outgoing_migration, "end", lambda sandbox: scene.done.append(f"end {sandbox.init}")
     )
     with pytest.raises(DeviceLost, match="it hangs; so it was ended"):
         gone.thaw()
@@ -152,7 +152,7 @@ def test_a_capsule_whose_device_state_nobody_has_is_told_of(
     monkeypatch.setattr(outgoing_migration, "has_cuda", lambda _: True)
     with pytest.raises(Unreachable, match="which has the device state of gpt/1"):
         gone.thaw()
-    gone.resident.room.alive = lambda: False
+    gone.resident.sandbox.alive = lambda: False
     gone.thaw()
     gone._devices = Devices(scene)
     gone.thaw()
@@ -215,7 +215,7 @@ def test_files_that_have_changed_go_again_and_those_that_went_are_named(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gone: Any = scene.departure
-    tmp = gone.resident.room.plan.tmp
+    tmp = gone.resident.sandbox.plan.tmp
     (tmp / "kept").mkdir(parents=True)
     (tmp / "going").write_text("x")
     streams: dict[str, bytes] = {}
@@ -281,7 +281,7 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
     def find() -> None:
         asked.append("devices")
 
-    here: Any = OutgoingMigration.take_up("m1", old.resident, old._housing, find)
+    here: Any = OutgoingMigration.take_up("m1", old.resident, old._factory, find)
     assert old.resident.still
     scene.fails = OPENED
     monkeypatch.setattr(outgoing_migration.network, "unlock", lambda _: _refused(scene))
@@ -317,11 +317,11 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     gone: Any = scene.departure
     chunks: list[tuple[str, bytes]] = []
     carried = tmp_path / "carried"
-    for top in (gone.resident.room.plan.tmp, gone.resident.room.root / "dev/shm", carried):
+    for top in (gone.resident.sandbox.plan.tmp, gone.resident.sandbox.root / "dev/shm", carried):
         top.mkdir(parents=True)
         (top / "file").write_text(f"in {top.name}")
-    gone._housing.placement.carried = [str(carried)]
-    gone._trees = outgoing_migration.carried_trees(gone.resident, gone._housing)
+    gone._factory.placement.carried = [str(carried)]
+    gone._trees = outgoing_migration.carried_trees(gone.resident, gone._factory)
     gone._log.send_new = lambda _send: scene.done.append("output")
     monkeypatch.setattr(gone._sender, "send", lambda *chunk: chunks.append(chunk))
     monkeypatch.setattr(gone._sender, "bytes", 40)
@@ -392,7 +392,7 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     delta = SimpleNamespace(
         look=None, finish=lambda: scene.done.append("delta") or found, stop=scene.note("delta ends")
     )
-    monkeypatch.setattr(outgoing_migration, "Delta", lambda *_: delta)
+    monkeypatch.setattr(outgoing_migration, "FinalDirtySet", lambda *_: delta)
     monkeypatch.setattr(outgoing_migration, "words_of_delta", lambda _: "pages again")
     pump = SimpleNamespace(
         bytes=9, finish=lambda: scene.done.append("pump") or 9, stop=scene.note("pump ends")

@@ -28,10 +28,10 @@ class Scene:
         self.fails = ""
         self._images = images
         plan = SimpleNamespace(tmp=images / "tmp", log=images / "log")
-        room: Any = SimpleNamespace(plan=plan, init=INIT, root=images, alive=lambda: True)
-        room.pipe_inode = lambda fd: fd
-        resident: Any = SimpleNamespace(room=room, spec=SimpleNamespace(name="gpt/1"))
-        housing: Any = SimpleNamespace(
+        sandbox: Any = SimpleNamespace(plan=plan, init=INIT, root=images, alive=lambda: True)
+        sandbox.pipe_inode = lambda fd: fd
+        resident: Any = SimpleNamespace(sandbox=sandbox, spec=SimpleNamespace(name="gpt/1"))
+        factory: Any = SimpleNamespace(
             placement=SimpleNamespace(carried=[]), images=lambda _migration: images
         )
         wire: Any = SimpleNamespace(
@@ -42,7 +42,7 @@ class Scene:
             send_manifest=self.note("manifest"),
             close=lambda: None,
         )
-        self.departure = OutgoingMigration("m1", resident, housing, wire)
+        self.departure = OutgoingMigration("m1", resident, factory, wire)
         for name in ("dump", "thaw", "pin"):
             monkeypatch.setattr(self.departure._frozen, name, self.note(name))
         monkeypatch.setattr(self.departure, "_send_changes", dict)
@@ -59,7 +59,7 @@ class Scene:
         find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
         monkeypatch.setattr(outgoing_migration.epoll_sets, "find", find)
         monkeypatch.setattr(outgoing_migration.file_locks, "LOOK_S", 0.001)
-        monkeypatch.setattr(outgoing_migration.output, "settle", lambda _room: None)
+        monkeypatch.setattr(outgoing_migration.output, "settle", lambda _sandbox: None)
         monkeypatch.setattr(outgoing_migration.carried_out, "remember", lambda *_: None)
         monkeypatch.setattr(outgoing_migration, "has_cuda", lambda _resident: False)
         for name in ("lock", "unlock"):

@@ -30,8 +30,8 @@ from room_trees import (
     states,
 )
 
-from liveshift.criu_glue.capsule import output, sandbox
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule import output, sandboxes
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.restore import RestoringTree
@@ -264,7 +264,7 @@ def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
         sink.ended.clear()
         frozen.dump(criu, sink, 60)
         if attempt:
-            sandbox.end(here)
+            sandboxes.end(here)
             frozen.release()
         else:
             frozen.thaw()

@@ -18,7 +18,7 @@ from room_trees import Rooms, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import in_order
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.tool import Criu

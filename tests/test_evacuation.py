@@ -50,7 +50,7 @@ class StandIn:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.cluster = fleet.cluster
-        self.room = True
+        self.sandbox = True
         self.asked: list[str] = []
         self.begun: list[str] = []
         self._number = 0
@@ -84,7 +84,7 @@ class StandIn:
     ) -> HostMigration:
         assert not capsule.migration
         self.asked.append(capsule.name)
-        if not self.room:
+        if not self.sandbox:
             raise Refused(f"no spare can take {capsule.name}", hint="add a host")
         self.untils[capsule.name] = until
         self._number += 1
@@ -195,7 +195,7 @@ def test_without_a_spare_it_is_said_once_and_tried_when_there_is_one(play: Play)
     """And at once, not when a while is over: a host has come, or a slot has been freed."""
 
     async def act(scene: Scene) -> None:
-        scene.moves.room = False
+        scene.moves.sandbox = False
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.asked) >= 3)
         for _ in range(3):
@@ -204,7 +204,7 @@ def test_without_a_spare_it_is_said_once_and_tried_when_there_is_one(play: Play)
         assert scene.untold() == [
             f"no spare can take {n} (add a host)" for n in ("a/0", "a/1", "b/1")
         ]
-        scene.moves.room = True
+        scene.moves.sandbox = True
         scene.evacuation.wake()
         await scene.until(lambda: scene.moves.begun)
 

@@ -23,7 +23,7 @@ class Restored:
 
     def __init__(self, finished: list[int], ran: list[float], code: int | None = None) -> None:
         self.finished = {1001: finished[0]}
-        self.room = self  # only handed on
+        self.sandbox = self  # only handed on
         self.code = code
         self._finished, self._ran = finished[1:], ran
 
@@ -38,7 +38,7 @@ def first_progress(
     restored: Restored, monkeypatch: pytest.MonkeyPatch, limit: float = 1.0
 ) -> tuple[str, float]:
     """What is said, and after how many seconds."""
-    monkeypatch.setattr(destination_handlers, "finished_by_pid", lambda room: room.look())
+    monkeypatch.setattr(destination_handlers, "finished_by_pid", lambda sandbox: sandbox.look())
     monkeypatch.setattr(destination_handlers, "RARE_S", 0.05)
     serving: Any = object.__new__(destination_handlers.DestinationHandlers)
     began = time.monotonic()

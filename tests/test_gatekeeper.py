@@ -50,13 +50,13 @@ class Host:
         self.cuda = False
         monkeypatch.setattr(gate_handlers, "has_cuda", lambda _resident: self.cuda)
         alive = SimpleNamespace(alive=lambda: True)
-        resident = SimpleNamespace(spec=SimpleNamespace(job="gpt"), room=alive)
-        house = SimpleNamespace(
+        resident = SimpleNamespace(spec=SimpleNamespace(job="gpt"), sandbox=alive)
+        capsule_table = SimpleNamespace(
             host="h0",
             capsules={"gpt/0": resident},
             cluster=SimpleNamespace(timeouts=SimpleNamespace(suspicion=1.0)),
         )
-        self.keeper = GateHandlers(house, lambda: self.silent)  # type: ignore[arg-type]
+        self.keeper = GateHandlers(capsule_table, lambda: self.silent)  # type: ignore[arg-type]
 
     def start(self, rank: int = 0, pid: int = 0) -> Process:
         process = Process(self.lib, self.folder, rank)
@@ -265,7 +265,7 @@ def test_a_page_that_was_closed_is_an_error_of_that_page(host: Host) -> None:
     page.close()
     with open(host.folder / "another", "w+b") as another:  # takes the descriptor's number
         with pytest.raises(PageError):
-            page.beat()
+            page.heartbeat()
         with pytest.raises(PageError):
             page.give(WantedState.CLOSED, 1, 1)
         assert another.read() == b""

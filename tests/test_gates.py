@@ -385,11 +385,11 @@ def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
             opened.append(f"forgot {job}")
 
     cluster = SimpleNamespace(timeouts=LIMITS)
-    ground = SimpleNamespace(
+    context = SimpleNamespace(
         _gates=Opening(), cluster=cluster, _others_at_gates=lambda _: [], tell=lambda *_: None
     )
     move = SimpleNamespace(job=job)
-    said = asyncio.run(MigrationService.reopen(ground, move))  # type: ignore[arg-type]
+    said = asyncio.run(MigrationService.reopen(context, move))  # type: ignore[arg-type]
     assert (said, opened) == (
         ("the job has ended", ["gpt", "forgot gpt"]) if fails else ("rebuilt", ["gpt"])
     )

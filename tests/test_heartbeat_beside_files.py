@@ -51,9 +51,9 @@ def full(tmp_path: Path) -> Iterator[Path]:
 def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration:
     """A departure that has files alone, on a wire that leads straight to the destination's disk."""
     plan = SimpleNamespace(tmp=top, log=top.parent / "log")
-    room: Any = SimpleNamespace(plan=plan, init=0, root=top.parent)
-    resident: Any = SimpleNamespace(room=room, spec=SimpleNamespace(name="gpt/1"))
-    housing: Any = SimpleNamespace(
+    sandbox: Any = SimpleNamespace(plan=plan, init=0, root=top.parent)
+    resident: Any = SimpleNamespace(sandbox=sandbox, spec=SimpleNamespace(name="gpt/1"))
+    factory: Any = SimpleNamespace(
         placement=SimpleNamespace(carried=[]), images=lambda _migration: top.parent / "images"
     )
 
@@ -63,7 +63,7 @@ def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration
             unpacker.write(data)
 
     wire: Any = SimpleNamespace(send=send, finish=unpacker.finish, bytes=0)
-    gone = OutgoingMigration("m1", resident, housing, wire)
+    gone = OutgoingMigration("m1", resident, factory, wire)
     gone._log = SimpleNamespace(send_new=lambda _send: None)  # type: ignore[assignment]
     return gone
 
@@ -76,13 +76,13 @@ def test_the_loop_goes_round_while_a_gigabyte_is_packed_and_unpacked(
     sent: list[int] = []
     (tmp_path / "there").mkdir()
     gone = leaving(full, Unpacker(tmp_path / "there"), sent)
-    house: Any = SimpleNamespace(_locks=defaultdict(asyncio.Lock))
+    capsule_table: Any = SimpleNamespace(_locks=defaultdict(asyncio.Lock))
 
     async def beat_beside() -> tuple[float, float]:
         """The longest time between two turns of the loop, and what the files took."""
         began = last = time.monotonic()
         work: asyncio.Task[Moved] = asyncio.ensure_future(
-            CapsuleTable.blocking(house, "gpt/1", lambda: gone.precopy(began + 600))
+            CapsuleTable.blocking(capsule_table, "gpt/1", lambda: gone.precopy(began + 600))
         )
         longest = 0.0
         while not work.done():

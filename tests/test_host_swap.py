@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from liveshift.criu_glue.capsule import sandbox
+from liveshift.criu_glue.capsule import sandboxes
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
@@ -121,9 +121,9 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     ended: list[object] = []
-    monkeypatch.setattr(sandbox, "end", ended.append)
+    monkeypatch.setattr(sandboxes, "end", ended.append)
     stands = SimpleNamespace(plan=SimpleNamespace(directory=tmp_path))
-    return Scene(Driver(), cast(RunningCapsule, SimpleNamespace(room=stands)), ended)
+    return Scene(Driver(), cast(RunningCapsule, SimpleNamespace(sandbox=stands)), ended)
 
 
 def test_one_process_after_the_other(scene: Scene) -> None:
@@ -212,7 +212,7 @@ def test_device_state_that_is_lost_ends_the_capsule(
     assert scene.note.stage is Stage.LOST
     assert scene.note.why.startswith("its device state is lost, so it was ended: ")
     assert why in scene.note.why
-    assert scene.ended == [scene.resident.room]
+    assert scene.ended == [scene.resident.sandbox]
 
 
 def test_going_back_is_tried_twice(scene: Scene) -> None:
@@ -311,6 +311,6 @@ def test_checksums_go_with_the_note(scene: Scene) -> None:
 
 def test_a_note_that_cannot_be_read_is_none(scene: Scene) -> None:
     assert host_swap.read(scene.resident) is None
-    path = scene.resident.room.plan.directory / host_swap.NOTE
+    path = scene.resident.sandbox.plan.directory / host_swap.NOTE
     path.write_bytes(msgspec.msgpack.encode({"migration": "m7", "stage": "flying"}))
     assert host_swap.read(scene.resident) is None

@@ -44,7 +44,7 @@ def done() -> list[str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[str]) -> CapsuleTable:
+def capsule_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[str]) -> CapsuleTable:
     """It has the book of a job that has ended, in subnet 7."""
     made = CapsuleTable(
         config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster, "h0", lambda _: None
@@ -55,7 +55,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[str]) -> C
     monkeypatch.setattr(
         CapsuleFactory, "raise_overlay", lambda self, book, **_: done.append("raise")
     )
-    monkeypatch.setattr(carried_out, "forget_job", lambda housing, job: None)
+    monkeypatch.setattr(carried_out, "forget_job", lambda factory, job: None)
     return made
 
 
@@ -63,28 +63,30 @@ NEW = Book("new", 7, SUBNET, {"10.99.6.1": ("h1", 2)})
 
 
 def test_what_an_earlier_job_left_goes_before_a_new_one_has_its_subnet(
-    house: CapsuleTable, done: list[str]
+    capsule_table: CapsuleTable, done: list[str]
 ) -> None:
-    house.capsules["old/0"] = cast(Any, Capsule(done))
-    asyncio.run(house.locate(Locate(NEW)))
+    capsule_table.capsules["old/0"] = cast(Any, Capsule(done))
+    asyncio.run(capsule_table.locate(Locate(NEW)))
     assert done == ["remove", "lower", "raise", "locate"]
-    assert house.capsules == {}
-    assert set(house.books) == {"new"}
+    assert capsule_table.capsules == {}
+    assert set(capsule_table.books) == {"new"}
 
 
 def test_a_late_word_does_not_take_the_subnet_from_the_new_job(
-    house: CapsuleTable, done: list[str]
+    capsule_table: CapsuleTable, done: list[str]
 ) -> None:
-    house.books["new"] = NEW
-    asyncio.run(house.forget(Forget("old")))
+    capsule_table.books["new"] = NEW
+    asyncio.run(capsule_table.forget(Forget("old")))
     assert "lower" not in done
-    asyncio.run(house.forget(Forget("new")))
+    asyncio.run(capsule_table.forget(Forget("new")))
     assert done[-1] == "lower"
 
 
-def test_a_subnet_is_not_taken_from_what_runs_here(house: CapsuleTable, done: list[str]) -> None:
-    house.capsules["old/0"] = cast(Any, Capsule(done, code=None))
+def test_a_subnet_is_not_taken_from_what_runs_here(
+    capsule_table: CapsuleTable, done: list[str]
+) -> None:
+    capsule_table.capsules["old/0"] = cast(Any, Capsule(done, code=None))
     with pytest.raises(Refused, match=r"h0 still runs old/0 in the subnet 10\.99\.6\.0/24") as told:
-        asyncio.run(house.locate(Locate(NEW)))
+        asyncio.run(capsule_table.locate(Locate(NEW)))
     assert told.value.hint == "`liveshift stop old --unknown h0` ends it"
-    assert (done, set(house.books)) == ([], {"old"})
+    assert (done, set(capsule_table.books)) == ([], {"old"})

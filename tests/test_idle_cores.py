@@ -47,8 +47,8 @@ def test_what_was_busy_before_the_window_is_forgotten() -> None:
     seen = IdleCores()
     with busy((os.cpu_count() or 1) + 1):
         time.sleep(0.5)
-        seen.beat()
-    seen.beat()
+        seen.heartbeat()
+    seen.heartbeat()
     assert 0 <= seen.cores().idle <= usable()
 
 

@@ -50,7 +50,7 @@ def test_files_that_the_user_could_not_write(plain: Image) -> None:
 
 def test_links_lead_where_they_do_in_the_room(plain: Image) -> None:
     plain.make("etc/shadow", 0o600)
-    (plain.room / "tmp" / "mine").symlink_to("/etc/shadow")
+    (plain.sandbox / "tmp" / "mine").symlink_to("/etc/shadow")
     plain.reg(500, "/tmp/mine", os.O_RDONLY)
     with pytest.raises(StepFailed, match="open '/tmp/mine' for reading"):
         plain.check()

@@ -71,13 +71,13 @@ def deleted_path(plain: Image) -> bytes:
 def test_a_file_without_a_name_comes_back_in_the_capsules_own_tmp(
     plain: Image, path: bytes, then: bytes
 ) -> None:
-    (plain.room / "tmp" / "deep").mkdir()
-    (plain.room / "tmp" / "deep").chmod(0o1777)
+    (plain.sandbox / "tmp" / "deep").mkdir()
+    (plain.sandbox / "tmp" / "deep").chmod(0o1777)
     (number,) = [ProtobufMessage(raw).uint(1) for raw in plain.entries("remap-fpath")]
     plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
     others = plain.entries("files")
     for _ in range(2):  # an attempt that failed begins again
-        image_check.prepare(plain.directory, ALICE, plain.room)
+        image_check.prepare(plain.directory, ALICE, plain.sandbox)
         assert deleted_path(plain) == then
     assert len([raw for raw in plain.entries("files") if raw not in others]) == (then != path)
 
@@ -86,7 +86,7 @@ def test_so_does_one_of_what_is_mounted_below_it(
     plain: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkout below the host's /tmp is mounted there in a capsule, and is not the capsule's."""
-    (plain.room / "tmp" / "checkout" / "lib").mkdir(parents=True)
+    (plain.sandbox / "tmp" / "checkout" / "lib").mkdir(parents=True)
     real = statx.stat
 
     def mounted(path: str | Path) -> statx.Stat:
@@ -97,7 +97,7 @@ def test_so_does_one_of_what_is_mounted_below_it(
     (number,) = [ProtobufMessage(raw).uint(1) for raw in plain.entries("remap-fpath")]
     for path in (b"/tmp/checkout/lib/libx.so", b"/tmp/checkout/gone/too/libx.so"):
         plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
-        image_check.prepare(plain.directory, ALICE, plain.room)
+        image_check.prepare(plain.directory, ALICE, plain.sandbox)
         assert deleted_path(plain) == b"/tmp/libx.so"
 
 
@@ -113,7 +113,7 @@ def test_what_does_not_come_back_there_needs_its_users_rights(
     (ghost,) = [file.stem for file in plain.directory.glob("ghost-file-*.img")]
     plain.change(ghost, (3,), mode | 0o644)
     with pytest.raises(StepFailed, match=r"make '.*etc/.*', which its user 64001 may not do"):
-        image_check.prepare(plain.directory, ALICE, plain.room)
+        image_check.prepare(plain.directory, ALICE, plain.sandbox)
 
 
 LINK = "/dev/shm/link_remap.7"
@@ -155,7 +155,7 @@ def test_nothing_but_such_names_is_removed_by_a_restore(plain: Image) -> None:
 def test_a_name_that_is_none_of_crius(plain: Image, link: str, words: str) -> None:
     """Nor is it a way round the rights that its user has to the file."""
     secret = plain.make("/etc/secret", 0o600)
-    (plain.room / LINK.lstrip("/")).symlink_to("/etc/secret")
+    (plain.sandbox / LINK.lstrip("/")).symlink_to("/etc/secret")
     assert secret.exists()
     give_a_link(plain, link)
     with pytest.raises(StepFailed, match=words):

@@ -54,7 +54,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Resident:
-    room: Room
+    sandbox: Room
     spec: Spec = Spec()
 
 
@@ -142,7 +142,7 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
         "manifest",
     ]
     assert (host.images / "core-1001.img").read_bytes() == b"registers"
-    assert (host.resident.room.plan.log / LOG[7:]).read_bytes() == b"lines"
+    assert (host.resident.sandbox.plan.log / LOG[7:]).read_bytes() == b"lines"
     assert (host.carried / "model.pt").read_bytes() == b"weights"
 
     again = host.landed()

@@ -305,7 +305,7 @@ def test_numbers_of_a_journal_that_is_lost_are_not_used_again(journal: Journal, 
 
 
 def test_what_a_host_was_granted_by_a_lost_journal_is_its_own(journal: Journal, path: Path) -> None:
-    journal.adopt("gpt/1", "h2", 9)
+    journal.hand_over("gpt/1", "h2", 9)
     assert owners(Journal(path)) == {"gpt/0": ("h0", 1), "gpt/1": ("h2", 9)}
     assert granted(journal)
 

@@ -411,8 +411,8 @@ class TestTasks:
             ("/srv/liveshift-lab/a/h0/run", False),
             ("/var/lib/liveshift-lab/a/h0/state", False),
         ):
-            assert tasks._is_room(other + line.format(root=root), lab) is belongs
-        assert not tasks._is_room(other, lab)
+            assert tasks._is_sandbox(other + line.format(root=root), lab) is belongs
+        assert not tasks._is_sandbox(other, lab)
 
     def test_where_a_directory_lies(self) -> None:
         device, path = tasks._on_filesystem(Path("/proc/sys"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from link_harness import Handler, beat, joined, nothing, raw_peer, until
+from link_harness import Handler, heartbeat, joined, nothing, raw_peer, until
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
@@ -32,8 +32,8 @@ def test_either_side_asks_and_answers(key_directory: Path) -> None:
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", agent)
             facts = messages.HostFacts("6.1", "x86_64", "cpu", ["avx"], "4.2.1", "0.1")
-            hello = messages.Register("h0", facts, {"gpt/1": 2}, "digest")
-            books = await uplink.line.ask(hello, 10)
+            register = messages.Register("h0", facts, {"gpt/1": 2}, "digest")
+            books = await uplink.line.ask(register, 10)
             assert isinstance(books, messages.Books)
             assert books.books[0].where == {"10.99.0.1": ("h0", 3)}
             answer = await ends.switchboard.ask("h0", messages.ReadOutput("gpt/1", 41, 0), 10)
@@ -52,7 +52,7 @@ def test_errors_cross_with_their_kind_and_hint(key_directory: Path) -> None:
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             with pytest.raises(NotFound, match="gpt/7 is not on h0") as caught:
                 await ends.switchboard.ask("h0", messages.End("gpt/7", 1), 10)
             assert caught.value.hint == "look elsewhere"
@@ -73,7 +73,7 @@ def test_many_asks_at_once_each_get_their_own_answer(key_directory: Path) -> Non
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             asks = [messages.ReadOutput("gpt/0", n, 0) for n in range(200)]
             answers = await asyncio.gather(*(ends.switchboard.ask("h0", a, 20) for a in asks))
             assert [a.next for a in answers if isinstance(a, messages.Output)] == list(range(200))
@@ -91,7 +91,7 @@ def test_a_silent_peer_is_unreachable_after_the_deadline_and_a_late_answer_harms
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             with pytest.raises(
                 Unreachable, match=r"h0 did not answer the request to end a capsule within 0.1 s"
             ):
@@ -113,10 +113,10 @@ def test_an_agent_started_anew_takes_its_place_over(key_directory: Path) -> None
     async def scene() -> None:
         async with joined(key_directory) as ends:
             first = await ends.agent("h0", named("first"))
-            await first.line.ask(beat(), 10)
+            await first.line.ask(heartbeat(), 10)
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
-            await second.line.ask(beat(), 10)
+            await second.line.ask(heartbeat(), 10)
             answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 10)
             assert answer == messages.Named("second")
 
@@ -140,11 +140,11 @@ def test_an_unknown_key_does_not_get_past_the_handshake(
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", keys=stranger)
             with pytest.raises(Unreachable):
-                await uplink.line.ask(beat(), 1)
+                await uplink.line.ask(heartbeat(), 1)
             assert not heard
             assert not ends.switchboard.lines
             known = await ends.agent("h1")
-            await known.line.ask(beat("h1"), 10)
+            await known.line.ask(heartbeat("h1"), 10)
 
     asyncio.run(scene())
     assert heard == ["h1"]
@@ -167,9 +167,9 @@ def test_a_host_that_speaks_under_another_name_is_not_heard_and_hears_nothing(
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             real = await ends.agent("h0", agent)
-            await real.line.ask(beat(), 10)
+            await real.line.ask(heartbeat(), 10)
             with raw_peer(ends, keys.secret_path(key_directory, "h1"), identity=b"h0") as fake:
-                await fake.send(messages.encode_ask(1, beat("h0")))
+                await fake.send(messages.encode_ask(1, heartbeat("h0")))
                 assert messages.decode(await fake.recv()).id == 1  # its own ask is served, as h1's
                 answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 5)
                 assert answer == messages.Named("the real h0")
@@ -188,7 +188,7 @@ def test_a_frame_that_is_not_understood_is_dropped(
                 for raw in (b"", b"\xc1", b"\x93\x01\x02\x03", messages.encode_answer(99, None)):
                     await peer.send(raw)
                 await peer.send_multipart([b"two", b"parts"])
-                await peer.send(messages.encode_ask(7, beat()))
+                await peer.send(messages.encode_ask(7, heartbeat()))
                 refused = messages.decode(await peer.recv())
                 assert refused.error is not None, "of the first one, of the others nothing is said"
                 assert messages.decode(await peer.recv()).id == 7
@@ -200,7 +200,7 @@ def test_a_frame_that_is_not_understood_is_dropped(
 
 def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
     async def scene() -> None:
-        line = Connection("h0", lambda _raw: None, nothing, life=1, largest=1000)
+        line = Connection("h0", lambda _raw: None, nothing, boot_id=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
         await asyncio.sleep(0)
         line.drop()
@@ -214,10 +214,10 @@ def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
 def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
     """So an agent of another version has the reason in its own log, and no refusal is refused."""
     sent: list[bytes] = []
-    other = msgspec.msgpack.encode({"v": VERSION - 1, "id": 7, "body": {"t": "Here", "life": 1}})
+    other = msgspec.msgpack.encode({"v": VERSION - 1, "id": 7, "body": {"t": "Here", "boot_id": 1}})
 
     async def run() -> None:
-        line = Connection("h0", sent.append, nothing, life=1, largest=1000)
+        line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
         line.take(other)
         line.take(other)
         assert len(sent) == 1
@@ -235,7 +235,7 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
-        line = Connection("h0", sent.append, nothing, life=1, largest=1000)
+        line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
         await until(lambda: sent)
         number = messages.decode(sent[0]).id

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from link_harness import beat, host_key, joined, raw_peer, until
+from link_harness import heartbeat, host_key, joined, raw_peer, until
 
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
@@ -79,7 +79,7 @@ def test_answers_that_nobody_waits_for_and_old_ones_change_nothing(key_directory
     async def scene() -> None:
         async with joined(key_directory) as ends:
             with raw_peer(ends, host_key(key_directory)) as peer:
-                await peer.send(messages.encode_ask(1, beat()))
+                await peer.send(messages.encode_ask(1, heartbeat()))
                 await peer.recv()
                 asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
                 number = messages.decode(await peer.recv()).id
@@ -128,7 +128,7 @@ def test_asks_under_way_either_way_survive_a_rebind(
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             up = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 20))
             down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
@@ -159,7 +159,7 @@ def test_an_answer_that_was_lost_with_its_connection_is_sent_again(
     async def scene() -> None:
         async with joined(key_directory, answer) as ends:
             uplink = await ends.agent("h0", answer)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             up = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 20))
             down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
@@ -201,13 +201,13 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
     async def scene() -> None:
         async with joined(key_directory, named("first")) as ends:
             uplink = await ends.agent("h0")
-            await uplink.line.ask(beat(), 10)
-            life = uplink.line.peer_life
+            await uplink.line.ask(heartbeat(), 10)
+            boot_id = uplink.line.peer_boot_id
             asked = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 60))
             await until(lambda: "first Ended" in heard)
             await ends.stop(ends.switchboard)
             await until(lambda: uplink.line._send is None)  # it has noticed
-            waiting = asyncio.create_task(uplink.line.ask(beat(), 60))  # asked of nobody yet
+            waiting = asyncio.create_task(uplink.line.ask(heartbeat(), 60))  # asked of nobody yet
             await asyncio.sleep(0)
             await ends.start(named("second"))
             with pytest.raises(
@@ -216,7 +216,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
             ):
                 await asked
             assert await waiting == messages.Named("second")
-            assert uplink.line.peer_life != life
+            assert uplink.line.peer_boot_id != boot_id
             assert heard == ["first Beat", "first Ended", "second Beat"]
 
     asyncio.run(scene())
@@ -236,12 +236,12 @@ def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_direc
     async def scene() -> None:
         async with joined(key_directory) as ends:
             first = await ends.agent("h0", named("first"))
-            await first.line.ask(beat(), 10)
+            await first.line.ask(heartbeat(), 10)
             asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 60))
             await until(lambda: heard)
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
-            await second.line.ask(beat(), 10)
+            await second.line.ask(heartbeat(), 10)
             with pytest.raises(
                 Unreachable, match="lost contact to h0 during the request to end a c"
             ):
@@ -259,7 +259,7 @@ def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0")
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             await ends.stop(uplink)
 
             async def gone() -> bool:
@@ -284,9 +284,9 @@ def test_a_late_frame_of_a_broken_connection_costs_no_ask(key_directory: Path) -
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
             with raw_peer(ends, host_key(key_directory)) as old:
-                await old.send(messages.encode_ask(1, beat()))
+                await old.send(messages.encode_ask(1, heartbeat()))
                 await old.recv()
             routes = ends.switchboard._routes
             stale = routes["h0"]
@@ -299,7 +299,9 @@ def test_a_late_frame_of_a_broken_connection_costs_no_ask(key_directory: Path) -
                     asked.cancel()
                     await asyncio.gather(asked, return_exceptions=True)
                     return False
-                await uplink.line.ask(beat(), 10)  # no Here: it has been connected all the time
+                await uplink.line.ask(
+                    heartbeat(), 10
+                )  # no Here: it has been connected all the time
                 assert await asked == messages.Named("the agent")
                 return True
 

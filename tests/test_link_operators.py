@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from link_harness import beat, joined, nothing, raw_peer
+from link_harness import heartbeat, joined, nothing, raw_peer
 
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
@@ -38,11 +38,11 @@ def test_an_operator_asks_and_is_known_by_name_and_role(key_directory: Path) -> 
                     await peer.send(raw)
                     refused = messages.decode(await peer.recv())
                     assert (refused.id, (refused.error or ("",))[0]) == (0, "LiveshiftError")
-                await peer.send(messages.encode_ask(3, beat()))
+                await peer.send(messages.encode_ask(3, heartbeat()))
                 assert messages.decode(await peer.recv()).id == 3
         assert heard == [
             (Holder("ops", Role.OPERATE), messages.GetStatus()),
-            (Holder("ops", Role.OPERATE), beat()),
+            (Holder("ops", Role.OPERATE), heartbeat()),
         ]
         assert not ends.switchboard.lines
 

@@ -49,12 +49,14 @@ class MadeUp:
         return int(whole) * self.collectives + int(burst * self.collectives)
 
 
-def measured(job: MadeUp, asked: float, over: float, chance: Random, beat_s: float = 0.4) -> float:
+def measured(
+    job: MadeUp, asked: float, over: float, chance: Random, heartbeat_s: float = 0.4
+) -> float:
     """What the product says of a move from ``asked`` to ``over``."""
-    usual, now = UsualRate(), chance.random() * beat_s
+    usual, now = UsualRate(), chance.random() * heartbeat_s
     while now < asked:
-        usual.beat(now, job.count(now))
-        now += beat_s * (1 + 0.1 * chance.random())
+        usual.heartbeat(now, job.count(now))
+        now += heartbeat_s * (1 + 0.1 * chance.random())
     begin = usual.level(asked)
     assert begin is not None
     source = Worked(COLLECTIVES, begin, None, job.count(asked), usual.typical(), 0, 0)

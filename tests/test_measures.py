@@ -52,7 +52,7 @@ class Capsule:
         self.run_time = SimpleNamespace(progress=lambda at_once=False: self.count())
         usual = self.rate if self.clock == COLLECTIVES else self.computes
         for n in range(int(self.trained_s / 0.4)):
-            usual.beat(self.began + 0.4 * n, int(0.4 * n * RATE))
+            usual.heartbeat(self.began + 0.4 * n, int(0.4 * n * RATE))
 
     def count(self) -> int:
         return int(((self.stands_since or time.monotonic()) - self.began) * RATE)
@@ -69,8 +69,8 @@ def agent(*here: Capsule) -> tuple[Measures, dict[str, Capsule]]:
             raise NotFound(f"{name} is not here")
         return capsules[name]
 
-    house: Any = SimpleNamespace(host="h1", capsules=capsules, resident=resident)
-    return Measures(house), capsules
+    capsule_table: Any = SimpleNamespace(host="h1", capsules=capsules, resident=resident)
+    return Measures(capsule_table), capsules
 
 
 def leaves(capsule: Capsule, then: Callable[[Measures, dict[str, Capsule]], None]) -> Worked:

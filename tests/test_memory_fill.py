@@ -22,8 +22,8 @@ from held_tree import hold_tree
 from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said, states
 from test_dump_restore import criu_in
 
-from liveshift.criu_glue.capsule import output, sandbox
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule import output, sandboxes
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.page_filter import PageFilter
@@ -116,7 +116,7 @@ class Parted:
         shutil.copytree(self.here.plan.log, there.plan.log, dirs_exist_ok=True)
 
     def end_source(self) -> None:
-        sandbox.end(self.here)
+        sandboxes.end(self.here)
         self.frozen.release()
 
 

@@ -45,7 +45,7 @@ __all__ = ["no_waiting"]
 def test_a_restore_that_fails_is_tried_again(granted: bool) -> None:
     stage = Stage()
     stage.grants = granted
-    stage.fail("Restore", NOT_DONE)
+    stage.fail("RestoreCapsule", NOT_DONE)
     move = play(stage)
     assert stage.said == [*UP_TO_RESTORE, *AGAIN, *HAPPY[len(UP_TO_RESTORE) :]]
     assert move.step is MigrationStep.DONE
@@ -57,7 +57,7 @@ def test_a_restore_that_fails_is_tried_again(granted: bool) -> None:
 def test_a_restore_that_fails_twice_passes_the_capsule_back(granted: bool) -> None:
     stage = Stage()
     stage.grants = granted
-    stage.fail("Restore", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule", NOT_DONE, NOT_DONE)
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert stage.said == [*UP_TO_RESTORE, *AGAIN, "commit h2 4", *returned(5)]
@@ -87,7 +87,7 @@ def test_a_restore_that_fails_twice_is_done_on_another_spare() -> None:
 def test_a_restore_that_fails_for_a_cause_in_the_capsule_is_not_tried_again_anywhere() -> None:
     stage = Stage()
     stage.spare = "h3"
-    stage.fail("Restore", SourceFailed("restore", "it holds what CRIU cannot restore"))
+    stage.fail("RestoreCapsule", SourceFailed("restore", "it holds what CRIU cannot restore"))
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert stage.said == [*UP_TO_RESTORE, "commit h2 3", *returned(4)]
@@ -111,7 +111,7 @@ def test_a_spare_that_cannot_take_it_over_leaves_it_to_the_source(what: str, way
 def test_when_that_spare_fails_too_the_source_gets_it_back() -> None:
     stage = Stage()
     stage.spare = "h3"
-    stage.fail("Restore", *[NOT_DONE] * 4)
+    stage.fail("RestoreCapsule", *[NOT_DONE] * 4)
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == [
@@ -124,7 +124,7 @@ def test_when_that_spare_fails_too_the_source_gets_it_back() -> None:
 
 def test_a_destination_that_falls_silent_before_it_may_run_it_loses_it() -> None:
     stage = Stage()
-    stage.fail("Restore", Unreachable("h2 fell silent"))
+    stage.fail("RestoreCapsule", Unreachable("h2 fell silent"))
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert stage.said == [*UP_TO_RESTORE, *returned(3)]
@@ -135,7 +135,7 @@ def test_a_destination_where_it_may_run_is_waited_for() -> None:
     """However long it is silent: nobody else gets the capsule."""
     stage = Stage()
     stage.grants = True
-    stage.fail("Restore", *[Unreachable("h2 fell silent")] * 50)
+    stage.fail("RestoreCapsule", *[Unreachable("h2 fell silent")] * 50)
     move = play(stage)
     assert stage.said.count("Restore h2") == 51
     assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
@@ -146,7 +146,7 @@ def test_a_destination_where_it_may_run_is_waited_for() -> None:
 def test_a_destination_that_comes_back_without_what_it_ran_has_lost_it() -> None:
     stage = Stage()
     stage.grants = True
-    stage.fail("Restore", Unreachable("h2 fell silent"), NotFound("h2 has no image of it"))
+    stage.fail("RestoreCapsule", Unreachable("h2 fell silent"), NotFound("h2 has no image of it"))
     move = play(stage)
     assert move.step is MigrationStep.LOST
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
@@ -154,7 +154,7 @@ def test_a_destination_that_comes_back_without_what_it_ran_has_lost_it() -> None
 
 def test_an_image_that_has_gone_before_it_ran_passes_the_capsule_back() -> None:
     stage = Stage()
-    stage.fail("Restore", NotFound("h2 has no image of it"))
+    stage.fail("RestoreCapsule", NotFound("h2 has no image of it"))
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert stage.said == [*UP_TO_RESTORE, *returned(3)]
@@ -164,7 +164,7 @@ def test_an_image_that_has_gone_before_it_ran_passes_the_capsule_back() -> None:
 @pytest.mark.parametrize("silent", [1, 20])
 def test_while_the_source_is_away_the_destination_tries_on(silent: int) -> None:
     stage = Stage()
-    stage.fail("Restore", *[NOT_DONE] * 2 * silent)
+    stage.fail("RestoreCapsule", *[NOT_DONE] * 2 * silent)
     stage.fail("Settle h1", *[Unreachable("h1 is away")] * silent)
     move = play(stage)
     assert {word.split()[1] for word in stage.said if "commit" in word} == {"h2"}
@@ -175,7 +175,7 @@ def test_while_the_source_is_away_the_destination_tries_on(silent: int) -> None:
 def test_the_last_image_is_not_given_up_for_a_source_that_lost_its_copy() -> None:
     """It promised to take it, and is switched off before it does: the destination gets it back."""
     stage = Stage()
-    stage.fail("Restore", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule", NOT_DONE, NOT_DONE)
     stage.fail("Settle h1", HELD, Unreachable("h1 is away"), NOTHING)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == [
@@ -192,7 +192,7 @@ def test_the_last_image_is_not_given_up_for_a_source_that_lost_its_copy() -> Non
 
 def test_an_image_that_was_used_up_and_a_source_that_lost_its_copy_make_it_lost() -> None:
     stage = Stage()
-    stage.fail("Restore", NOT_DONE, NotFound("its image on h2 was used up"))
+    stage.fail("RestoreCapsule", NOT_DONE, NotFound("its image on h2 was used up"))
     stage.fail("Settle h1", NOTHING)
     move = play(stage)
     assert stage.said.count("Restore h2") == 2
@@ -202,7 +202,7 @@ def test_an_image_that_was_used_up_and_a_source_that_lost_its_copy_make_it_lost(
 
 def test_it_is_lost_when_no_side_has_it() -> None:
     stage = Stage()
-    stage.fail("Restore", NotFound("h2 has no image of it"))
+    stage.fail("RestoreCapsule", NotFound("h2 has no image of it"))
     stage.fail("Settle h1", NOTHING)
     move = play(stage)
     assert move.step is MigrationStep.LOST
@@ -211,7 +211,7 @@ def test_it_is_lost_when_no_side_has_it() -> None:
 
 def test_a_return_that_cannot_be_written_down_is_no_return() -> None:
     stage = Stage()
-    stage.fail("Restore", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule", NOT_DONE, NOT_DONE)
     stage.fail("Settle h1", HELD)
     stage.fail("commit", None, None, None, sqlite3.OperationalError("disk is full"))
     move = play(stage)

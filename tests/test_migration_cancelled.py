@@ -79,14 +79,17 @@ def test_a_complete_image_goes_on_when_the_source_has_gone_meanwhile() -> None:
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
 
-@pytest.mark.parametrize("at", ["Restore", "Resume"])
+@pytest.mark.parametrize("at", ["RestoreCapsule", "Resume"])
 def test_after_the_commit_it_is_refused_and_goes_on(at: str) -> None:
     stage = Cancelling(at)
     move = play(stage)
     assert stage.said == HAPPY
     assert move.step is MigrationStep.DONE
     (said,) = stage.refused
-    assert said == f"m7 is {'restoring' if at == 'Restore' else 'resuming'}: too late to cancel it"
+    assert (
+        said
+        == f"m7 is {'restoring' if at == 'RestoreProcess' else 'resuming'}: too late to cancel it"
+    )
     with pytest.raises(Refused, match="m7 is over: done"):
         move.cancel("alice")
 

@@ -75,7 +75,7 @@ def test_connections_that_were_opened_during_the_pre_copy_are_told_before_the_fr
     stage = Stage()
     stage.fail("Inspect", messages.Inspected(SURVEY, FACTS, 5, outside=["203.0.113.5:443"]))
     now = ["203.0.113.5:443", "203.0.113.6:80 (http)"]
-    stage.fail("Precopy", messages.Moved(10, [], outside=now))
+    stage.fail("StartPrecopy", messages.Moved(10, [], outside=now))
     play(stage)
     assert [line for line in stage.told if line.startswith("breaks ")] == [
         "breaks a connection to outside the cluster: 203.0.113.5:443",
@@ -254,7 +254,7 @@ def test_a_move_that_the_end_of_its_job_overtakes(at: int, known: bool) -> None:
 def test_an_undo_that_fails_on_one_side_is_done_on_the_other(host: str, way: Failure) -> None:
     """Who was not told asks by itself."""
     stage = Stage()
-    stage.fail("Precopy", Refused("no"))
+    stage.fail("StartPrecopy", Refused("no"))
     stage.fail(f"Settle {host}", way)
     move = play(stage)
     assert stage.said == [*BEFORE[:3], *UNDO]

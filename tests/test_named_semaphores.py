@@ -17,7 +17,7 @@ from captured import ROOT_PID, Sink, sink
 from one_room import said
 from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.restore import RestoringTree

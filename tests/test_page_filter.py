@@ -14,7 +14,7 @@ from captured import ROOT_PID, Sink, sink, until
 from page_chunks import Pages, anonymous_ranges
 from room_trees import Rooms, criu, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.page_filter import PageFilter
@@ -46,8 +46,8 @@ def _before_others() -> None:
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def host_pids(room: Sandbox) -> list[int]:
-    return [task.pid for task in tasks(room)]
+def host_pids(sandbox: Sandbox) -> list[int]:
+    return [task.pid for task in tasks(sandbox)]
 
 
 def dumped(sink: Sink) -> int:

@@ -38,9 +38,9 @@ def raw(header: PageHeader) -> bytes:
 
 
 def under(key: bytes, header: PageHeader, data: bytes = DATA, direction: str = "pages") -> bytes:
-    room = memoryview(bytearray(len(data) + TAG))
+    sandbox = memoryview(bytearray(len(data) + TAG))
     sealer = Sealer(key, direction)  # type: ignore[arg-type]
-    return bytes(sealer.seal(header.lane, header.number, raw(header), data, room))
+    return bytes(sealer.seal(header.lane, header.number, raw(header), data, sandbox))
 
 
 def two_arriving(key_directory: Path) -> tuple[Receiver, Store, Store]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from image_edits import encode
 from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.images import pids

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from link_harness import Ends, beat, free_address, joined, nothing, until
+from link_harness import Ends, free_address, heartbeat, joined, nothing, until
 
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
@@ -30,7 +30,7 @@ async def said(uplink: Uplink) -> Unreachable:
     serving = asyncio.create_task(uplink.serve())
     try:
         with pytest.raises(Unreachable) as caught:
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
@@ -119,7 +119,7 @@ async def asked_of_gone_agent(key_directory: Path, agents: dict[str, str]) -> Un
         uplink = await ends.agent("h0")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connection, "RECONNECT_S", 10.0)
-            await uplink.line.ask(beat(), 10)
+            await uplink.line.ask(heartbeat(), 10)
         ends.switchboard.agents = agents
         await ends.stop(uplink)
         while True:  # the closing of a connection takes a moment to be seen
@@ -151,7 +151,7 @@ def test_an_agent_that_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
         raise zmq.ZMQError(zmq.EAGAIN)
 
     async def scene() -> None:
-        there = connection.Connection("h0", full, nothing, life=1, largest=10**6)
+        there = connection.Connection("h0", full, nothing, boot_id=1, largest=10**6)
         with pytest.raises(Unreachable, match="h0 is connected, but has not taken the last") as no:
             await there.ask(messages.Forget("gpt"), 5)
         assert no.value.hint == "its log says more"

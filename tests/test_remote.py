@@ -348,8 +348,8 @@ def test_the_key_of_a_host_is_not_an_operators(
         async def agent() -> None:
             uplink = link.Uplink("h0", place.orchestrator, tmp_path / "keys", nothing)
             serving = asyncio.create_task(uplink.serve())
-            hello = messages.Register("h0", FACTS, {}, load(place.config).digest, "life")
-            answer = await uplink.line.ask(hello, 20)
+            register = messages.Register("h0", FACTS, {}, load(place.config).digest, "boot_id")
+            answer = await uplink.line.ask(register, 20)
             assert isinstance(answer, messages.Books)
             with pytest.raises(NotPermitted, match="is no operator's"):
                 await asyncio.to_thread(asked_with, Remote(place.orchestrator, key))

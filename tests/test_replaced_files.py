@@ -18,7 +18,7 @@ from room_trees import COUNTER, Rooms, count, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.mounts import Placement
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.survey.survey import survey

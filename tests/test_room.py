@@ -15,7 +15,7 @@ from captured import PYTHON, ROOT_PID
 from one_room import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.sandbox import PAGES, SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import PAGES, SandboxPlan
 
 __all__ = ["netns", "plan", "start"]
 

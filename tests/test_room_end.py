@@ -13,9 +13,9 @@ import pytest
 from captured import ENV, ROOT_PID, until
 from one_room import Start, ended, netns, plan, said, start
 
-from liveshift.criu_glue.capsule import sandbox
+from liveshift.criu_glue.capsule import sandboxes
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.sandbox import SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import SandboxPlan
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.images import pids
 from liveshift.errors import LiveshiftError
@@ -73,21 +73,21 @@ def test_ending_a_room_ends_all_of_it_at_once(start: Start) -> None:
     stands = start("sh", "-c", "trap '' TERM INT HUP; sleep 60 & sleep 60 & setsid sleep 60 & wait")
     until(lambda: len(tasks(stands)) == 4)
     everyone = tasks(stands)
-    sandbox.end(stands)
+    sandboxes.end(stands)
     until(lambda: not [t for t in everyone if t.is_running()])
     assert not stands.alive()
     assert tasks(stands) == []
-    sandbox.end(stands)  # may be said again
+    sandboxes.end(stands)  # may be said again
 
 
 @pytest.mark.root
 def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: SandboxPlan) -> None:
     without = replace(plan, netns=Path("/run/netns/ls-test-missing"))
     with pytest.raises(LiveshiftError, match=r"cannot build the room of gpt-1: .*ls-test-missing"):
-        sandbox.start(without, ["true"], ENV, "/")
+        sandboxes.start(without, ["true"], ENV, "/")
     missing = replace(plan, shared=("/tmp/ls-test-missing",))
     with pytest.raises(LiveshiftError, match="cannot take /tmp/ls-test-missing"):
-        sandbox.start(missing, ["true"], ENV, "/")
+        sandboxes.start(missing, ["true"], ENV, "/")
 
 
 @pytest.mark.root
@@ -97,23 +97,23 @@ def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(
 ) -> None:
     """As a restore does it: a task of the given pid, orphaned into the room, is its root task.
     One that ends before it is adopted was an attempt, and the room stays for the next."""
-    stands = sandbox.build_empty(plan, ROOT_PID, pids.RESERVED)
+    stands = sandboxes.build_empty(plan, ROOT_PID, pids.RESERVED)
     try:
         assert tasks(stands) == []
         orphan = "(echo out; echo err >&2; sleep 0.2; exit 5)"
-        ends = [f"/proc/{stands.init}/fd/{n}" for n in (sandbox.STDOUT_FD, sandbox.STDERR_FD)]
+        ends = [f"/proc/{stands.init}/fd/{n}" for n in (sandboxes.STDOUT_FD, sandboxes.STDERR_FD)]
         script = f"echo {ROOT_PID - 1} > /proc/sys/kernel/ns_last_pid; {orphan} & true"
-        command = [*sandbox.enter(stands), "sh", "-c", script]
+        command = [*sandboxes.enter(stands), "sh", "-c", script]
         with open(ends[0], "wb") as out, open(ends[1], "wb") as err:
             for attempt in range(2):
                 subprocess.run(command, check=True, stdout=out, stderr=err)
                 if attempt == 1 and early:
-                    sandbox.adopt(stands)
+                    sandboxes.hand_over(stands)
                     break
                 until(lambda: not tasks(stands))
                 assert stands.alive()
-        sandbox.adopt(stands)  # repeatable
+        sandboxes.hand_over(stands)  # repeatable
         assert ended(stands) == "exit 5"
         assert (said(stands), said(stands, STDERR)) == ("out\n" * 2, "err\n" * 2)
     finally:
-        sandbox.end(stands)
+        sandboxes.end(stands)

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from one_room import Start, ended, netns, plan, records, said, start
 
 from liveshift import units
-from liveshift.criu_glue.capsule import output, sandbox
+from liveshift.criu_glue.capsule import output, sandboxes
 from liveshift.criu_glue.capsule.output import HEADER, STDERR, STDOUT, OutputRecord
 from liveshift.criu_glue.capsule.output_sender import BLOCK, OutputSender
-from liveshift.criu_glue.capsule.sandbox import SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import SandboxPlan
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.agent.host.running_capsule import RunningCapsule
@@ -91,7 +91,7 @@ def test_settling_says_what_did_not_settle_and_who_has_ended(start: Start) -> No
     os.kill(stands.init, signal.SIGCONT)
     output.settle(stands)
     assert said(stands) == "late\n"
-    sandbox.end(stands)
+    sandboxes.end(stands)
     with pytest.raises(LiveshiftError, match="gpt-1 has ended: its first process is gone"):
         output.settle(stands)
 

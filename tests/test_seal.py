@@ -31,8 +31,8 @@ def sealed(sealer: Sealer, lane: int = 1, number: int = 0, data: bytes = DATA) -
 
 
 def opened(opener: Opener, raw: bytes, lane: int = 1, number: int = 0, head: bytes = HEAD) -> bytes:
-    room = memoryview(bytearray(CHUNK))
-    return bytes(opener.open(lane, number, head, memoryview(raw), room))
+    sandbox = memoryview(bytearray(CHUNK))
+    return bytes(opener.open(lane, number, head, memoryview(raw), sandbox))
 
 
 BOTH = pytest.mark.parametrize("clear", [False, True], ids=["sealed", "in clear"])
@@ -46,8 +46,8 @@ def test_it_comes_out_as_it_went_in(
     clear: bool, data: bytes, head: bytes, lane: int, number: int
 ) -> None:
     key = make_key(clear=clear)
-    room = memoryview(bytearray(400))
-    raw = bytes(Sealer(key, "pages").seal(lane, number, head, data, room))
+    sandbox = memoryview(bytearray(400))
+    raw = bytes(Sealer(key, "pages").seal(lane, number, head, data, sandbox))
     assert len(raw) == len(data) + TAG
     assert opened(Opener(key, "pages"), raw, lane, number, head) == data
 

@@ -36,7 +36,7 @@ class Scene(MigrationRegistry):
 
     def __init__(self) -> None:
         self._busy = set()
-        self._house = cast(Any, self)
+        self._capsule_table = cast(Any, self)
         self.ruling = Ruling.END
         self.may_go = threading.Event()
         self.may_go.set()
@@ -86,13 +86,13 @@ def test_what_is_just_being_taken_away_is_waited_for() -> None:
     scene.may_go.clear()
 
     async def both() -> None:
-        beat = asyncio.create_task(scene.ask_about("m16"))
+        heartbeat = asyncio.create_task(scene.ask_about("m16"))
         await asyncio.sleep(0)
         asked = asyncio.create_task(scene.reserve())
         await asyncio.sleep(PATIENCE_S / 4)
         assert (scene.discarded, asked.done()) == (0, False)
         scene.may_go.set()
-        assert await beat == "ended"
+        assert await heartbeat == "ended"
         await asked
 
     with pytest.raises(GotOn):

@@ -25,8 +25,8 @@ from held_threads import Counters, build
 from held_tree import hold_tree
 from room_trees import Rooms, criu, pipes_of, place, rooms
 
-from liveshift.criu_glue.capsule import sandbox
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule import sandboxes
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks
 from liveshift.criu_glue.criu import restore
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -50,13 +50,13 @@ OTHERS = ("busy", "sleep")
 class Image:
     """What has come of the tree, and where it may be restored."""
 
-    room: Sandbox
+    sandbox: Sandbox
     directory: Path
     pipes: dict[int, int]
     counters: Counters
 
     def tree(self) -> RestoringTree:
-        return RestoringTree(self.room, self.directory)
+        return RestoringTree(self.sandbox, self.directory)
 
     def stopped(self, criu: Criu) -> RestoringTree:
         tree = self.tree()
@@ -70,10 +70,10 @@ class Image:
 
     def states(self) -> set[str]:
         """Those of all threads."""
-        return {threads.state(tid) for task in tasks(self.room) for tid in threads.of(task.pid)}
+        return {threads.state(tid) for task in tasks(self.sandbox) for tid in threads.of(task.pid)}
 
     def locked(self) -> bool:
-        return network.locked(self.room.init)
+        return network.locked(self.sandbox.init)
 
     def runs(self, process: int, *names: str) -> None:
         before = self.counters.done(process)
@@ -94,8 +94,8 @@ class Image:
             self.stands(process, *OTHERS, "liveshift")
 
     def nothing_is_left(self) -> None:
-        assert tasks(self.room) == []
-        assert self.room.alive()
+        assert tasks(self.sandbox) == []
+        assert self.sandbox.alive()
         assert self.locked()
 
 
@@ -116,7 +116,7 @@ def arrive(
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
     pipes = pipes_of(here)
-    sandbox.end(here)
+    sandboxes.end(here)
     frozen.release()
     return Image(rooms.empty(), place / "arrived", pipes, counters)
 
@@ -143,7 +143,7 @@ def test_a_stopped_tree_is_held_and_only_the_spared_thread_runs_until_it_is_let_
     image.all_stand()
     assert image.marks() == {"at-door"}
     assert image.locked()
-    held = hold_tree(image.room, spared)
+    held = hold_tree(image.sandbox, spared)
     image.runs(0, "liveshift")
     image.stands(0, *OTHERS)
     image.stands(1, *OTHERS, "liveshift")
@@ -156,10 +156,10 @@ def test_a_stopped_tree_is_held_and_only_the_spared_thread_runs_until_it_is_let_
     assert held.held == frozenset()
     for process in (0, 1):  # a nanosleep that CRIU has dumped returns EINTR
         assert image.counters.wrong(process) in ({}, {"sleep": 1})
-    (root,) = (task for task in tasks(image.room) if inner_pid(task.pid) == ROOT_PID)
+    (root,) = (task for task in tasks(image.sandbox) if inner_pid(task.pid) == ROOT_PID)
     root.kill()
-    until(lambda: not image.room.alive())
-    assert image.room.plan.status.read_text() == "signal 9\n"
+    until(lambda: not image.sandbox.alive())
+    assert image.sandbox.plan.status.read_text() == "signal 9\n"
 
 
 def test_it_may_be_dropped_at_each_point_and_the_same_image_runs_at_last(
@@ -173,14 +173,14 @@ def test_it_may_be_dropped_at_each_point_and_the_same_image_runs_at_last(
     tree.drop()
     image.nothing_is_left()
     tree = image.stopped(criu)
-    held = hold_tree(image.room, spared)
+    held = hold_tree(image.sandbox, spared)
     image.runs(0, "liveshift")
     tree.drop()
     image.nothing_is_left()
     until(lambda: not held.held)
     held.end()
     tree = image.stopped(criu)
-    tree.let_run_held(hold_tree(image.room, spared))
+    tree.let_run_held(hold_tree(image.sandbox, spared))
     image.all_run()
 
 
@@ -195,10 +195,10 @@ def test_what_the_job_itself_had_stopped_stays_stopped_when_all_is_let_go(
 
     image = arrive(criu, rooms, place, sink, stop)
     tree = image.stopped(criu)
-    tree.let_run_held(hold_tree(image.room, spared))
+    tree.let_run_held(hold_tree(image.sandbox, spared))
     image.runs(0, *OTHERS, "liveshift")
     image.stands(1, *OTHERS, "liveshift")
-    (other,) = (task for task in tasks(image.room) if inner_pid(task.pid) != ROOT_PID)
+    (other,) = (task for task in tasks(image.sandbox) if inner_pid(task.pid) != ROOT_PID)
     assert threads.state(other.pid) == "T"
     other.resume()
     image.all_run()
@@ -208,8 +208,8 @@ def test_a_tree_of_which_a_process_was_killed_meanwhile_is_not_let_go(
     criu: Criu, image: Image
 ) -> None:
     tree = image.stopped(criu)
-    held = hold_tree(image.room, spared)
-    other = tasks(image.room)[-1]
+    held = hold_tree(image.sandbox, spared)
+    other = tasks(image.sandbox)[-1]
     other.kill()
     until(held.lost)
     with pytest.raises(StepFailed, match=f"process {other.pid} was killed while it was held"):
@@ -224,7 +224,7 @@ def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_run
         raise LiveshiftError("nft has gone")
 
     tree = image.stopped(criu)
-    held = hold_tree(image.room, spared)
+    held = hold_tree(image.sandbox, spared)
     with monkeypatch.context() as patched:
         patched.setattr(network, "unlock", refuse)
         with pytest.raises(StepFailed, match="gpt-1: nft has gone"):
@@ -232,7 +232,7 @@ def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_run
     assert not tree.resumed()
     image.nothing_is_left()
     tree = image.stopped(criu)
-    tree.let_run_held(hold_tree(image.room, spared))
+    tree.let_run_held(hold_tree(image.sandbox, spared))
     image.all_run()
 
 
@@ -240,7 +240,7 @@ def test_a_helper_that_dies_at_the_last_moment_leaves_nothing_stopped(
     criu: Criu, image: Image
 ) -> None:
     tree = image.stopped(criu)
-    held = hold_tree(image.room, spared)
+    held = hold_tree(image.sandbox, spared)
 
     class Dying:
         spare_from_exit = staticmethod(held.spare_from_exit)
@@ -262,7 +262,7 @@ def test_a_task_that_does_not_stay_stopped_is_named_and_nothing_is_left(
 
     def let_go_and_wake(held: HeldCriu, verdict: str, seconds: float) -> bool:
         ended = let_go(held, verdict, seconds)
-        for task in tasks(image.room):
+        for task in tasks(image.sandbox):
             task.resume()
         return ended
 
@@ -306,7 +306,7 @@ tree.let_run_held(held)
 def agent(image: Image, **points: str) -> Iterator[None]:
     """Another agent that gets as far as ``here()`` and is killed there."""
     steps = dict.fromkeys(("at_hook", "at_door", "held"), "") | points
-    given = base64.b64encode(pickle.dumps((image.room, image.directory, image.pipes))).decode()
+    given = base64.b64encode(pickle.dumps((image.sandbox, image.directory, image.pipes))).decode()
     command = [sys.executable, "-c", textwrap.dedent(AGENT).format(**steps), given]
     env = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as other:
@@ -330,7 +330,7 @@ def runs_at_the_next_attempt(criu: Criu, image: Image) -> None:
     tree.drop()
     image.nothing_is_left()
     tree = image.stopped(criu)
-    tree.let_run_held(hold_tree(image.room, spared))
+    tree.let_run_held(hold_tree(image.sandbox, spared))
     image.all_run()
 
 
@@ -356,7 +356,7 @@ def test_an_agent_that_dies_while_it_holds_takes_the_tree_along(criu: Criu, imag
         for process in (0, 1):
             image.runs(process, "liveshift")
             image.stands(process, *OTHERS)
-    until(lambda: tasks(image.room) == [])
+    until(lambda: tasks(image.sandbox) == [])
     runs_at_the_next_attempt(criu, image)
 
 
@@ -383,7 +383,7 @@ def test_an_agent_that_dies_when_the_tree_was_to_run_is_followed_by_one_that_let
     assert taken_up(image).resumed()
     image.all_run()
     assert image.marks() == {"resumed", "unlocked"}
-    sandbox.adopt(image.room)
+    sandboxes.hand_over(image.sandbox)
 
 
 SENDER = """
@@ -474,7 +474,7 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
     pipes = pipes_of(here)
-    sandbox.end(here)
+    sandboxes.end(here)
     frozen.release()
     peer.unplug(here.plan.netns.name)
     there = rooms.empty()

@@ -13,7 +13,7 @@ import pytest
 from test_gpu_choice import ONE, UUIDS, survey
 from test_host_swap import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 
-from liveshift.criu_glue.capsule import sandbox
+from liveshift.criu_glue.capsule import sandboxes
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent import gpu_swap_handlers
@@ -45,7 +45,7 @@ class Scene:
             plan=SimpleNamespace(directory=directory), alive=lambda: self.alive
         )
         spec = SimpleNamespace(name="gpt/3")
-        self.here: Any = SimpleNamespace(room=stands, spec=spec, code=None, finished={})
+        self.here: Any = SimpleNamespace(sandbox=stands, spec=spec, code=None, finished={})
         self.capsules = {"gpt/3": self.here}
         self.devices = self
         me = cast(Any, self)
@@ -91,7 +91,7 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(gpu_swap_handlers, "finished_by_pid", lambda _: {1001: 12})
-    monkeypatch.setattr(sandbox, "end", lambda stands: setattr(made, "alive", False))
+    monkeypatch.setattr(sandboxes, "end", lambda stands: setattr(made, "alive", False))
     made = Scene(tmp_path)
     return made
 

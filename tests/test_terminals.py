@@ -14,7 +14,7 @@ from room_trees import COUNTER, Rooms, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.sandbox import Sandbox
+from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.survey.survey import survey

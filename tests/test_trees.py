@@ -442,7 +442,7 @@ carried = ["{carried}"]
 [paths]
 state = "{tmp_path}/state"
 """
-    housing = CapsuleFactory(config.parse(text).cluster, "h0")
+    factory = CapsuleFactory(config.parse(text).cluster, "h0")
     (carried / "sub").mkdir(parents=True)
     for name in ("kept", "deleted elsewhere", "sub/deleted too", "another job's"):
         (carried / name).write_bytes(b"x")
@@ -451,22 +451,22 @@ state = "{tmp_path}/state"
     every = trees.listing(Tree("carried", carried, carried))
     taken = {str(carried): {name: every[name] for name in names}}
     (carried / "deleted elsewhere, used here").write_bytes(b"another job's lines")
-    carried_out.remember(housing, "gpt/1", taken)
-    carried_out.reconcile(housing, "gpt/0", {})  # somebody else comes
+    carried_out.remember(factory, "gpt/1", taken)
+    carried_out.reconcile(factory, "gpt/0", {})  # somebody else comes
     assert len(list(carried.rglob("*"))) == 6
-    carried_out.reconcile(housing, "gpt/1", {str(carried): {"kept", "new"}})
+    carried_out.reconcile(factory, "gpt/1", {str(carried): {"kept", "new"}})
     left = {p.name for p in carried.rglob("*")}
     assert left == {"kept", "another job's", "deleted elsewhere, used here"}
     (carried / "deleted elsewhere").touch()
     taken = {str(carried): trees.listing(Tree("carried", carried, carried))}
-    carried_out.reconcile(housing, "gpt/1", {str(carried): set()})  # the note is used up
+    carried_out.reconcile(factory, "gpt/1", {str(carried): set()})  # the note is used up
     assert (carried / "deleted elsewhere").exists()
-    carried_out.remember(housing, "gpt/1", taken)
-    carried_out.remember(housing, "gptx/1", taken)
-    carried_out.forget_job(housing, "gpt")
-    carried_out.reconcile(housing, "gpt/1", {str(carried): set()})
+    carried_out.remember(factory, "gpt/1", taken)
+    carried_out.remember(factory, "gptx/1", taken)
+    carried_out.forget_job(factory, "gpt")
+    carried_out.reconcile(factory, "gpt/1", {str(carried): set()})
     assert (carried / "deleted elsewhere").exists()
-    carried_out.reconcile(housing, "gptx/1", {str(carried): set()})
+    carried_out.reconcile(factory, "gptx/1", {str(carried): set()})
     assert not (carried / "deleted elsewhere").exists()
 
 

@@ -28,8 +28,8 @@ def seen(
         now += length
         marks += [now - burst * length * part / OF_A_STEP for part in reversed(range(OF_A_STEP))]
     rate = UsualRate()
-    for beat in range(int(seconds / BEAT) + 1):
-        rate.beat(beat * BEAT, INITIAL + bisect(marks, beat * BEAT))
+    for heartbeat in range(int(seconds / BEAT) + 1):
+        rate.heartbeat(heartbeat * BEAT, INITIAL + bisect(marks, heartbeat * BEAT))
     return rate
 
 
@@ -54,27 +54,27 @@ def test_nor_does_a_time_in_which_it_stood() -> None:
 def test_nothing_is_told_of_a_job_without_collectives_or_before_one_can_say() -> None:
     rate = UsualRate()
     assert rate.usual() == rate.now == 0.0
-    for beat in range(2 * BEATS):
-        rate.beat(beat * BEAT, 0)
+    for heartbeat in range(2 * BEATS):
+        rate.heartbeat(heartbeat * BEAT, 0)
         assert rate.usual() == 0.0
-    for beat, usual in enumerate([0.0, 0.0, 0.0, 0.0, 20.0]):
-        rate.beat((2 * BEATS + beat) * BEAT, 10 * (1 + beat))
+    for heartbeat, usual in enumerate([0.0, 0.0, 0.0, 0.0, 20.0]):
+        rate.heartbeat((2 * BEATS + heartbeat) * BEAT, 10 * (1 + heartbeat))
         assert rate.now == 20.0
         assert rate.usual() == usual
 
 
 def test_a_job_that_has_become_slower_is_not_held_to_what_it_was() -> None:
     rate = UsualRate()
-    for beat in range(BEATS):
-        rate.beat(beat * BEAT, 1 + 10 * beat)
+    for heartbeat in range(BEATS):
+        rate.heartbeat(heartbeat * BEAT, 1 + 10 * heartbeat)
     assert rate.usual() == 20.0
-    for beat in range(BEATS):
-        rate.beat((BEATS + beat) * BEAT, 10 * BEATS + 5 * beat)
+    for heartbeat in range(BEATS):
+        rate.heartbeat((BEATS + heartbeat) * BEAT, 10 * BEATS + 5 * heartbeat)
     assert rate.usual() == 10.0
 
 
 def test_a_process_that_ends_takes_its_count_along() -> None:
     rate = UsualRate()
-    for beat in range(BEATS):
-        rate.beat(beat * BEAT, 1000 - 5 * beat)
+    for heartbeat in range(BEATS):
+        rate.heartbeat(heartbeat * BEAT, 1000 - 5 * heartbeat)
     assert rate.now == rate.usual() == 0.0

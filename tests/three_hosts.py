@@ -183,7 +183,7 @@ def connected(netns: str, address: str, timeout: float = 5.0) -> socket.socket:
     return line
 
 
-def asked(line: socket.socket, word: str = "hello") -> str:
+def asked(line: socket.socket, word: str = "register") -> str:
     line.sendall(word.encode())
     return line.recv(100).decode()
 

@@ -106,8 +106,8 @@ class Source:
     def chunk(self, header: PageHeader, data: bytes) -> list[bytes]:
         """As it is sealed for the lane and the number that the header says."""
         raw = msgspec.msgpack.encode(header)
-        room = memoryview(bytearray(len(data) + seal.TAG))
-        return [raw, bytes(self.sealer.seal(header.lane, header.number, raw, data, room))]
+        sandbox = memoryview(bytearray(len(data) + seal.TAG))
+        return [raw, bytes(self.sealer.seal(header.lane, header.number, raw, data, sandbox))]
 
     def say(self, frames: list[bytes], wait_s: float = 10.0) -> tuple[str, object] | None:
         """Send them; the answer, None where none has come."""
@@ -118,8 +118,8 @@ class Source:
         lane = read_page_header(frames[0]).lane
         (number,) = ANSWER.unpack_from(raw)
         self.answers.append(number)
-        room = memoryview(bytearray(HEADER))
-        return read_answer(self.opener.open(lane, number, b"", raw[ANSWER.size :], room))
+        sandbox = memoryview(bytearray(HEADER))
+        return read_answer(self.opener.open(lane, number, b"", raw[ANSWER.size :], sandbox))
 
     def __enter__(self) -> Source:
         return self

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .sandbox import PRIVATE
+from .sandboxes import PRIVATE
 
 PSEUDO = frozenset(
     [

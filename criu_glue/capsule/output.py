@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from .sandbox import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Sandbox
+from .sandboxes import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Sandbox
 
 HEADER = struct.Struct("<QII")
 STDOUT, STDERR = 1, 2
@@ -114,44 +114,44 @@ def read(log: Path, offset: int, limit: int) -> tuple[int, bytes]:
     return at, b""
 
 
-def written(room: Sandbox) -> Written:
+def written(sandbox: Sandbox) -> Written:
     """Read what process 1 reports of the log; raises LiveshiftError if process 1 has ended."""
     try:
-        with open(f"/proc/{room.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
+        with open(f"/proc/{sandbox.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
             end, busy, lost, error = _PAGE.unpack(page.read(_PAGE.size))
     except (OSError, struct.error) as gone:
-        raise _ended(room) from gone
+        raise _ended(sandbox) from gone
     return Written(end, bool(busy), lost, error)
 
 
-def _ended(room: Sandbox) -> LiveshiftError:
-    return LiveshiftError(f"{room.plan.hostname} has ended: its first process is gone")
+def _ended(sandbox: Sandbox) -> LiveshiftError:
+    return LiveshiftError(f"{sandbox.plan.hostname} has ended: its first process is gone")
 
 
-def settle(room: Sandbox, deadline_s: float = 5.0) -> None:
+def settle(sandbox: Sandbox, deadline_s: float = 5.0) -> None:
     """Return when everything that the frozen tasks have written to their pipes is in the log.
 
     Raises LiveshiftError after ``deadline_s``, or if process 1 has ended.
     """
     until = time.monotonic() + deadline_s
     # The order matters: bytes that left a pipe are in the log, unless process 1 is busy with them.
-    while _in_pipes(room) or written(room).busy:
+    while _in_pipes(sandbox) or written(sandbox).busy:
         if time.monotonic() > until:
             raise LiveshiftError(
-                f"process 1 of {room.plan.hostname} did not settle its output within"
+                f"process 1 of {sandbox.plan.hostname} did not settle its output within"
                 f" {deadline_s:g} s"
             )
         time.sleep(0.0005)
 
 
-def _in_pipes(room: Sandbox) -> int:
+def _in_pipes(sandbox: Sandbox) -> int:
     """Bytes in the output pipes that process 1 has not read yet."""
     waiting = 0
     for number in (STDOUT_FD, STDERR_FD):
         try:
-            fd = os.open(f"/proc/{room.init}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+            fd = os.open(f"/proc/{sandbox.init}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
         except OSError as gone:
-            raise _ended(room) from gone
+            raise _ended(sandbox) from gone
         try:
             (bytes_,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
             waiting += bytes_

@@ -28,7 +28,7 @@ import msgspec
 import psutil
 
 from ...errors import StepFailed
-from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, enter
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
 from ..images import link_remaps
 from ..survey import epoll_sets
@@ -64,8 +64,8 @@ class FrozenTree:
     locks the network.
     """
 
-    def __init__(self, room: Sandbox, root_pid: int, directory: Path) -> None:
-        self._room = room
+    def __init__(self, sandbox: Sandbox, root_pid: int, directory: Path) -> None:
+        self._sandbox = sandbox
         self._root_pid = root_pid
         self._directory = directory
         self._criu = HeldCriu(directory)
@@ -100,7 +100,7 @@ class FrozenTree:
             self._take_out(epoll)
             preload = (page_filter.library,) if page_filter else ()
             self._criu.start(
-                enter(self._room),
+                enter(self._sandbox),
                 criu.command(*self._options(), preload=preload),
                 "post-dump",
                 environment=page_filter.environment if page_filter else None,
@@ -133,12 +133,12 @@ class FrozenTree:
             try:
                 epoll_sets.put_in(epoll_sets.unchanged(entries, pids), pids)
             except OSError as error:  # the tree must go on nevertheless
-                log.error("%s: an epoll set lacks a file: %s", self._room.plan.hostname, error)
+                log.error("%s: an epoll set lacks a file: %s", self._sandbox.plan.hostname, error)
             note.unlink()
 
     def _pids(self) -> dict[int, int]:
         """The capsule's pid → the host's pid, of the tree's processes."""
-        return {inner: pid for pid, inner in in_order(self._room, self._root_pid).items()}
+        return {inner: pid for pid, inner in in_order(self._sandbox, self._root_pid).items()}
 
     def take_up(self) -> None:
         """Take over the dump of an earlier agent; :meth:`thaw` then ends it at any stage."""
@@ -169,10 +169,10 @@ class FrozenTree:
         if self._criu.alive() and self._pinned:
             self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
         elif not self._criu.alive():  # CRIU was killed, so we undo what it would have undone
-            repair_mode.leave(task.pid for task in tasks(self._room))
-            link_remaps.clear(self._room)
+            repair_mode.leave(task.pid for task in tasks(self._sandbox))
+            link_remaps.clear(self._sandbox)
         if not self._criu.tell("stop"):
-            raise StepFailed("thaw", f"CRIU does not let go of {self._room.plan.hostname}")
+            raise StepFailed("thaw", f"CRIU does not let go of {self._sandbox.plan.hostname}")
         if self._pinned:
             self._signal(signal.SIGCONT)  # in case CRIU was killed just now
         self._criu.close()
@@ -192,7 +192,7 @@ class FrozenTree:
                 os.kill(task.pid, signum)
 
     def _tree(self) -> list[psutil.Process]:
-        for task in tasks(self._room):
+        for task in tasks(self._sandbox):
             with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
                 if inner_pid(task.pid) == self._root_pid:
                     return [task, *task.children(recursive=True)]
@@ -202,7 +202,7 @@ class FrozenTree:
         external = [
             arg
             for fd in (STDOUT_FD, STDERR_FD)
-            for arg in ("--external", f"pipe:[{self._room.pipe_inode(fd)}]")
+            for arg in ("--external", f"pipe:[{self._sandbox.pipe_inode(fd)}]")
         ]
         return [
             "dump",
@@ -232,6 +232,6 @@ class FrozenTree:
             cause = explain(self._directory / "dump.log")
             raise cause.of_dump()(
                 "dump",
-                f"CRIU could not dump {self._room.plan.hostname}: {cause.words}",
+                f"CRIU could not dump {self._sandbox.plan.hostname}: {cause.words}",
                 hint=HINT,
             )

@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, enter
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..memory import prefill as prefill_room
 from ..memory.prefill.mapped import PrefillLost
 from ..memory.prefill.prefill import ANSWER_S, BLOCK, LEAST, SPARE, NoHugePage, Prefill, memory_left
@@ -62,8 +62,8 @@ END_S = 1.0
 class EarlyCriu:
     """One early CRIU; ``images`` is the hidden directory into which the image comes."""
 
-    def __init__(self, criu: Criu, room: Sandbox, images: Path, store: MemoryStore) -> None:
-        self._command, self._room, self._images, self._store = criu, room, images, store
+    def __init__(self, criu: Criu, sandbox: Sandbox, images: Path, store: MemoryStore) -> None:
+        self._command, self._sandbox, self._images, self._store = criu, sandbox, images, store
         self.held = HeldCriu(images)
         self._prefill: Prefill | None = None
         self._ends: dict[int, int] = {}
@@ -246,10 +246,10 @@ class EarlyCriu:
         library = Path(str(files(prefill_room) / "prefill_shim.so"))
         try:
             for fd in (STDOUT_FD, STDERR_FD):
-                self._ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+                self._ends[fd] = os.open(f"/proc/{self._sandbox.init}/fd/{fd}", os.O_WRONLY)
             said = f"{theirs.fileno()}:{pages}:{prefill.plan_fd}"
             self.held.start(
-                enter(self._room),
+                enter(self._sandbox),
                 self._command.command(*RESTORE, "--lazy-pages", preload=[library]),
                 "post-restore",
                 mark=("post-resume", MARK),

@@ -73,7 +73,7 @@ KNOWN: tuple[KnownCause, ...] = (
         "a task holds /dev/tty, which CRIU cannot dump",
     ),
     _capsule(
-        "survey.terminals.of_room",
+        "survey.terminals.of_sandbox",
         r"Unable to open \S*ptmx with specified index (\d+)",
         "the capsule holds the terminal /dev/pts/{0} and too few below it, which CRIU cannot"
         " restore",

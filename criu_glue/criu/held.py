@@ -26,7 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...waiting import readable
-from ..capsule.sandbox import started
+from ..capsule.sandboxes import started
 from ..capsule.tree import inner_pid
 
 HOOK = Path(str(files(__package__) / "criu-hook"))

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import LiveshiftError, StepFailed
-from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox, adopt, enter, evict
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter, hand_over, kill_tree
 from ..capsule.tree import inner_pid, tasks
 from ..images import pids
 from ..images.image_kinds import ImageFile
@@ -65,10 +65,10 @@ class RestoreHold(Protocol):
 
 
 class RestoringTree:
-    """A tree that CRIU restores in ``room`` from the image files in ``images``."""
+    """A tree that CRIU restores in ``sandbox`` from the image files in ``images``."""
 
-    def __init__(self, room: Sandbox, images: Path) -> None:
-        self._room = room
+    def __init__(self, sandbox: Sandbox, images: Path) -> None:
+        self._sandbox = sandbox
         self._images = images
         self._criu = HeldCriu(images)
         self._memory = TreeMemory(images)
@@ -146,14 +146,14 @@ class RestoringTree:
         last = pids.place(pids.of_image(self._images), pids.limit())
         if last is None:
             raise self._failed("its tasks leave CRIU too few ids in a row")
-        pids.set_last(self._room, last)  # earlier attempts have used some ids
+        pids.set_last(self._sandbox, last)  # earlier attempts have used some ids
         try:
             for fd in (STDOUT_FD, STDERR_FD):
-                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+                ends[fd] = os.open(f"/proc/{self._sandbox.init}/fd/{fd}", os.O_WRONLY)
             for inode, fd in pipes.items():
                 options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
             self._criu.start(
-                enter(self._room),
+                enter(self._sandbox),
                 criu.command(*options),
                 "post-restore",
                 mark=("post-resume", mark),
@@ -179,7 +179,7 @@ class RestoringTree:
             raise self._failed(why)
         self._memory.end()
         self._criu.close()
-        adopt(self._room)
+        hand_over(self._sandbox)
 
     def stop_at_door(self, deadline_s: float) -> None:
         """Let CRIU release the tasks while every one of them stays stopped.
@@ -219,7 +219,7 @@ class RestoringTree:
         finally:  # ``resumed`` is written, so the tree runs even if the hold failed
             self._open_door(go_on)
             self._memory.end()
-            adopt(self._room)
+            hand_over(self._sandbox)
 
     def take_up(self) -> None:
         """Take over the restore of an earlier agent; let the tree run if that agent decided so."""
@@ -237,7 +237,7 @@ class RestoringTree:
         CRIU gets ``stop`` first, so that it removes what it put into the room, such as ghost files.
         """
         self._criu.tell("stop", STOP_S)
-        evict(self._room)
+        kill_tree(self._sandbox)
         self._memory.end()  # only after the kill: tasks would read unfilled memory as zeros
         if (self._images / "unlocked").exists():
             self._lock_again()
@@ -250,7 +250,7 @@ class RestoringTree:
 
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
-        network.unlock(self._room.init)
+        network.unlock(self._sandbox.init)
 
     def _need_memory(self) -> None:
         """Drop the tree and raise StepFailed if some of its memory is missing."""
@@ -265,7 +265,7 @@ class RestoringTree:
     def _tree(self) -> dict[int, int]:
         """The host's pid → the capsule's pid, of the tree's processes."""
         found = {}
-        for task in tasks(self._room) if self._room.alive() else []:
+        for task in tasks(self._sandbox) if self._sandbox.alive() else []:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found[task.pid] = inner_pid(task.pid)
         return found
@@ -303,7 +303,7 @@ class RestoringTree:
     def _lock_again(self) -> None:
         """Close the network again: without the tree's sockets the kernel would reset the peers."""
         try:
-            network.lock(self._room.init)
+            network.lock(self._sandbox.init)
         except LiveshiftError:
             if not self._ends():
                 raise
@@ -312,9 +312,9 @@ class RestoringTree:
     def _ends(self) -> bool:
         """True if the room ends within STOP_S, as an adopted room does after its tree."""
         until = time.monotonic() + STOP_S
-        while self._room.alive() and time.monotonic() < until:
+        while self._sandbox.alive() and time.monotonic() < until:
             time.sleep(0.01)
-        return not self._room.alive()
+        return not self._sandbox.alive()
 
     def _cause(self) -> Cause:
         return explain(self._images / "restore.log")
@@ -323,7 +323,7 @@ class RestoringTree:
         kind, words = StepFailed, why
         if isinstance(why, Cause):
             kind, words = why.of_restore(), why.words
-        return kind("restore", f"CRIU could not restore {self._room.plan.hostname}: {words}")
+        return kind("restore", f"CRIU could not restore {self._sandbox.plan.hostname}: {words}")
 
 
 def _send(pids: Iterable[int], signum: signal.Signals) -> None:

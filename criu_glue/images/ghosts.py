@@ -22,7 +22,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..capsule.sandbox import PRIVATE
+from ..capsule.sandboxes import PRIVATE
 from ..files import statx
 from .image_kinds import ImageFile
 from .image_rights import GHOST, REG

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.sandbox import PID_FLOOR, Sandbox, enter
+from ..capsule.sandboxes import PID_FLOOR, Sandbox, enter
 from .image_kinds import ImageFile
 from .protobuf import ProtobufMessage
 
@@ -54,9 +54,9 @@ def limit() -> int:
     return int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
-def in_use(room: Sandbox) -> tuple[int, ...]:
+def in_use(sandbox: Sandbox) -> tuple[int, ...]:
     """The ids of all threads, process groups and sessions of the room, ascending, without 1."""
-    proc, found = room.root / "proc", set[int]()
+    proc, found = sandbox.root / "proc", set[int]()
     for name in filter(str.isdigit, os.listdir(proc)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             stat = (proc / name / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -112,9 +112,9 @@ def highest(taken: Iterable[int]) -> int:
     return max(taken, default=PID_FLOOR)
 
 
-def set_last(room: Sandbox, last: int) -> None:
+def set_last(sandbox: Sandbox, last: int) -> None:
     """Set ``ns_last_pid`` of the room; raises LiveshiftError."""
-    script = [*enter(room, "--pid"), "sh", "-c", f"echo {last} > {LAST_PID}"]
+    script = [*enter(sandbox, "--pid"), "sh", "-c", f"echo {last} > {LAST_PID}"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LiveshiftError(f"cannot set {LAST_PID} of {room.plan.hostname}: {done.stderr}")
+        raise LiveshiftError(f"cannot set {LAST_PID} of {sandbox.plan.hostname}: {done.stderr}")

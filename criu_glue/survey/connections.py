@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ..capsule.sandbox import Sandbox
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, inner_pid, tasks
 
 _OPEN = {1, 2, 4, 5, 8}
@@ -66,19 +66,19 @@ class OutsideConnection:
         return words
 
 
-def outside(room: Sandbox, inside: Iterable[str], gateway: str) -> list[OutsideConnection]:
+def outside(sandbox: Sandbox, inside: Iterable[str], gateway: str) -> list[OutsideConnection]:
     """The connections to the ``gateway``, and those beyond loopback and the networks ``inside``.
 
     Returns [] for a capsule that has ended."""
     near = [ipaddress.ip_network(each) for each in (*inside, "127.0.0.0/8", "::1/128")]
     found = {
         inode: peer
-        for peer, inode in _sockets(room.init)
+        for peer, inode in _sockets(sandbox.init)
         if peer[0] == gateway or not _within(peer[0], near)
     }
     if not found:
         return []
-    holders = _holders(room, set(found))
+    holders = _holders(sandbox, set(found))
     return sorted(
         {OutsideConnection(*peer, *holders.get(inode, ())) for inode, peer in found.items()},
         key=lambda each: (each.peer, each.port, each.pid),
@@ -117,11 +117,11 @@ def _within(peer: str, networks: list[Network]) -> bool:
     return address.is_unspecified or any(address in network for network in networks)
 
 
-def _holders(room: Sandbox, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
+def _holders(sandbox: Sandbox, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
     """Inode of a socket → (capsule's pid, name, libraries) of the first process that has it."""
     targets = {f"socket:[{inode}]": inode for inode in inodes}
     held: dict[int, tuple[int, str, tuple[str, ...]]] = {}
-    for task in tasks(room):
+    for task in tasks(sandbox):
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             mine = {targets.get(target) for _, target in descriptors(task.pid)} - {None}
             if mine - held.keys():

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import psutil
 
 from ..capsule.mounts import PathKind, Placement
-from ..capsule.sandbox import STDERR_FD, STDOUT_FD, Sandbox
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock, HeldLock
@@ -77,23 +77,23 @@ class _Findings:
         return held + [(each, databases.REMEDY) for each in self.databases]
 
 
-def survey(room: Sandbox, root_pid: int, placement: Placement) -> Survey:
+def survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
     if the capsule has ended meanwhile."""
     try:
-        return _survey(room, root_pid, placement)
+        return _survey(sandbox, root_pid, placement)
     except (FileNotFoundError, psutil.NoSuchProcess) as gone:
-        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+        raise ProcessLookupError(f"{sandbox.plan.hostname} has just ended") from gone
 
 
-def _survey(room: Sandbox, root_pid: int, placement: Placement) -> Survey:
+def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
     seen: dict[int, int] = {}  # the host's pid → the capsule's
     on_gpus: list[GpuTask] = []
     resident = 0
-    init = psutil.Process(room.init)
-    own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
-    for task in tasks(room):
+    init = psutil.Process(sandbox.init)
+    own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+    for task in tasks(sandbox):
         try:
             inner = inner_pid(task.pid)
             who = _who(task.pid)
@@ -123,29 +123,29 @@ def _survey(room: Sandbox, root_pid: int, placement: Placement) -> Survey:
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
             continue  # the task has ended, so only its exit status is left
     if not seen:
-        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
-    found.problems |= dict.fromkeys(terminals.of_room(room.root))
+        raise ProcessLookupError(f"no task runs in {sandbox.plan.hostname}")
+    found.problems |= dict.fromkeys(terminals.of_sandbox(sandbox.root))
     for stale in file_locks.lasting(
-        epoll_sets.find(in_order(room, root_pid))[1],
-        lambda: epoll_sets.find(in_order(room, root_pid))[1],
+        epoll_sets.find(in_order(sandbox, root_pid))[1],
+        lambda: epoll_sets.find(in_order(sandbox, root_pid))[1],
     ):
         found.problems[stale] = None
-    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*seen.items()]))
-    for trouble in file_locks.lasting(found.passing, lambda: passing(room, placement)):
+    found.problems |= dict.fromkeys(unix_sockets.outside(sandbox, [*seen.items()]))
+    for trouble in file_locks.lasting(found.passing, lambda: passing(sandbox, placement)):
         found.problems[trouble] = None
-    mounts = placement.mounts_of(room.init)
+    mounts = placement.mounts_of(sandbox.init)
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
     for path, place in places.items():
         if place in (PathKind.PRIVATE, PathKind.CARRIED):
             continue
-        if (file := fingerprint(path, room.root)) is not None:
+        if (file := fingerprint(path, sandbox.root)) is not None:
             needed.append(replace(file, size=-1, mode=0) if place is PathKind.SHARED else file)
     for path, (device, inode) in sorted(found.shared.items()):
         # The file is not opened here, because that would break a lease.
-        if path not in found.needed and _is_at(room, path, device, inode):
+        if path not in found.needed and _is_at(sandbox, path, device, inode):
             needed.append(NeededFile(path, -1, "", 0, inode))
-    shm = os.statvfs(room.root / "dev/shm")
+    shm = os.statvfs(sandbox.root / "dev/shm")
     return Survey(
         pids=tuple(sorted(seen.values())),
         resident=resident,
@@ -156,17 +156,17 @@ def _survey(room: Sandbox, root_pid: int, placement: Placement) -> Survey:
         mapped_writable=tuple(sorted(found.mapped_writable)),
         problems=tuple(found.problems),
         gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
-        ids=pids.in_use(room),
+        ids=pids.in_use(sandbox),
         nameless=sum(found.nameless.values()),
     )
 
 
-def changing(room: Sandbox, placement: Placement) -> Changing:
+def changing(sandbox: Sandbox, placement: Placement) -> Changing:
     """Take the part of a survey that must be repeated once the tree is frozen.
 
     It takes a tenth of a survey's time. Raises ProcessLookupError if the capsule has ended.
     """
-    found = _look_again(room, placement, maps=True)
+    found = _look_again(sandbox, placement, maps=True)
     return Changing(
         tuple(sorted(found.single)),
         tuple(sorted(found.mapped_writable)),
@@ -175,21 +175,21 @@ def changing(room: Sandbox, placement: Placement) -> Changing:
     )
 
 
-def passing(room: Sandbox, placement: Placement) -> list[tuple[str, str]]:
+def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
     These are locks, and databases in a transaction. Raises ProcessLookupError as :func:`changing`.
     """
-    return _look_again(room, placement, maps=False).passing
+    return _look_again(sandbox, placement, maps=False).passing
 
 
-def _look_again(room: Sandbox, placement: Placement, *, maps: bool) -> _Findings:
+def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findings:
     found = _Findings()
     seen = 0
     try:
-        own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+        own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
         mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace, mostly one
-        for task in tasks(room):
+        for task in tasks(sandbox):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
                 if space not in mounts:
@@ -199,9 +199,9 @@ def _look_again(room: Sandbox, placement: Placement, *, maps: bool) -> _Findings
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
                 seen += 1
     except FileNotFoundError as gone:
-        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+        raise ProcessLookupError(f"{sandbox.plan.hostname} has just ended") from gone
     if not seen:
-        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+        raise ProcessLookupError(f"no task runs in {sandbox.plan.hostname}")
     return found
 
 
@@ -335,10 +335,10 @@ def _look_at_descriptors(
                 found.shared[target] = opened.st_dev, opened.st_ino
 
 
-def _is_at(room: Sandbox, path: str, device: int, inode: int) -> bool:
+def _is_at(sandbox: Sandbox, path: str, device: int, inode: int) -> bool:
     """True if an open file still has its name; programs often delete or replace their files."""
     with contextlib.suppress(OSError):
-        there = os.stat(room.root / path.lstrip("/"))
+        there = os.stat(sandbox.root / path.lstrip("/"))
         return (there.st_dev, there.st_ino) == (device, inode)
     return False
 

@@ -30,7 +30,7 @@ def of_task(pid: int, who: str) -> Iterator[Trouble]:
         )
 
 
-def of_room(root: Path) -> Iterator[Trouble]:
+def of_sandbox(root: Path) -> Iterator[Trouble]:
     """(what prevents a move, what to do) for all terminals of a room."""
     there = sorted(int(name) for name in os.listdir(root / "dev/pts") if name.isdigit())
     for free, number in enumerate(there):

@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..capsule.sandbox import Sandbox
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
 
 _CLONE_NEWNET = 0x40000000
@@ -49,12 +49,12 @@ class _Seen:
     waiting: set[int] = field(default_factory=set)
 
 
-def outside(room: Sandbox, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def outside(sandbox: Sandbox, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """(what prevents a move, what to do) for each connection to a socket outside the capsule.
 
     ``tree``: the host's pid and the capsule's pid of each process. Raises OSError.
     """
-    seen = _look(room)
+    seen = _look(sandbox)
     held = {pid: _held(pid) for pid, _ in tree}
     own = set[int]().union(*held.values())
     away = {inode: seen.peers[inode] for inode in own & seen.peers.keys()}
@@ -95,13 +95,13 @@ def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
     return found
 
 
-def _look(room: Sandbox) -> _Seen:
+def _look(sandbox: Sandbox) -> _Seen:
     found = _Seen()
     failed: list[OSError] = []
 
     def ask() -> None:
         try:
-            with open(f"/proc/{room.init}/ns/net", "rb") as namespace:
+            with open(f"/proc/{sandbox.init}/ns/net", "rb") as namespace:
                 if _libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                     number = ctypes.get_errno()
                     raise OSError(number, os.strerror(number), namespace.name)

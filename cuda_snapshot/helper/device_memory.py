@@ -114,7 +114,7 @@ class DeviceMemory:
                 self._settle_on(holding, block.gpu)
                 holding.pieces.append(self._created(block, block.gpu))
 
-    def adopt(self, key: str, given: Iterator[tuple[Block, int]]) -> KeyHolding:
+    def hand_over(self, key: str, given: Iterator[tuple[Block, int]]) -> KeyHolding:
         """Take memory over by descriptors, which the helper must close from then on. Raises as
         :meth:`create`."""
         with self._building(key, complete=True) as holding:

@@ -29,7 +29,7 @@ def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Blo
         for block in ours:
             yield block, session.export(block)
 
-    memory.adopt(key, exported())
+    memory.hand_over(key, exported())
     with memory.use(key) as holding:
         released = []
         try:

@@ -102,14 +102,14 @@ class ProcessSession:
                 if time.monotonic() >= deadline:
                     raise self._failed("only others connected to its session")
         self._remove_name()
-        hello, _ = self._answer(Op.HELLO, max(1.0, deadline - time.monotonic()))
-        if hello.result:
+        register, _ = self._answer(Op.HELLO, max(1.0, deadline - time.monotonic()))
+        if register.result:
             self.over = True
-            raise self._failed(f"it can't serve: {hello.failure}")
-        if hello.kind != wire.PROTOCOL or hello.value != self._inner:
+            raise self._failed(f"it can't serve: {register.failure}")
+        if register.kind != wire.PROTOCOL or register.value != self._inner:
             self.over = True
             raise self._failed(
-                f"it is process {hello.value} inside and speaks protocol {hello.kind}; "
+                f"it is process {register.value} inside and speaks protocol {register.kind}; "
                 f"{self._inner} and {wire.PROTOCOL} were expected"
             )
 

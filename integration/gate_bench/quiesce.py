@@ -76,7 +76,7 @@ def _wait(gate: HostGate, began: float) -> None:
         debts = gate.debts(lambda page: page.pid)
         obstacles = [obstacle.text for obstacle in gate.obstacles()]
         raise AssertionError(f"no boundary after {DEADLINE_S:.0f} s: {debts} {obstacles}")
-    gate.beat()
+    gate.heartbeat()
     time.sleep(LOOK_S)
 
 

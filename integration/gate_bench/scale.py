@@ -200,7 +200,7 @@ def run(ranks: int, seed: int = 1) -> dict[str, Any]:
         "hosts_cpu_s": round(wire.hosts_cpu_s, 4),
         "messages": sum(wire.kinds.values()),
         "messages_per_rank": round(sum(wire.kinds.values()) / ranks, 3),
-        "aims_per_host": round(wire.kinds["Aim"] / 2 / len(hosts), 2),
+        "aims_per_host": round(wire.kinds["SetTargets"] / 2 / len(hosts), 2),
         "bytes": wire.bytes,
     }
 

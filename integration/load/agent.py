@@ -103,7 +103,7 @@ class SimulatedAgent:
         the other then begin together."""
         self.may_answer.set()
         self._tally = tally
-        self._life = uuid.uuid4().hex
+        self._boot_id = uuid.uuid4().hex
         self._aims: dict[str, int] = {}  # by job: the version of its targets
         self._busy: set[str] = set()  # migrations that are being worked on here
         self._counts = itertools.count(1000)
@@ -137,11 +137,11 @@ class SimulatedAgent:
         while True:
             try:
                 if not greeted:
-                    await self._ask(self._hello())
+                    await self._ask(self._register())
                     greeted = True
                     self._tally().hellos += 1
                 began = time.monotonic()
-                await self._ask(self._beat())
+                await self._ask(self._heartbeat())
                 self._tally().round_trips.append(time.monotonic() - began)
             except LiveshiftError:
                 self._tally().silences += 1
@@ -162,12 +162,12 @@ class SimulatedAgent:
         self._tally().asked += 1
         return await self.uplink.line.ask(ask, self._cluster.timeouts.suspicion)
 
-    def _hello(self) -> messages.Register:
+    def _register(self) -> messages.Register:
         held = [*self.leaving.values(), *self.coming.values()]
         epochs = {copy.capsule: copy.epoch for copy in held} | self.capsules
-        return messages.Register(self.host, FACTS, epochs, self._digest, self._life)
+        return messages.Register(self.host, FACTS, epochs, self._digest, self._boot_id)
 
-    def _beat(self) -> messages.Heartbeat:
+    def _heartbeat(self) -> messages.Heartbeat:
         count = next(self._counts)
         states = [
             CapsuleState(name, epoch, 3, IMAGE_BYTES, count, 12.5, [0], "python train.py")

@@ -133,7 +133,7 @@ class Scenario:
             descriptors=after.descriptors,
             threads=after.threads,
             messages_per_s=2 * (seen.asked + seen.served) / (after.when - before.when),
-            beat=Spread.of(seen.round_trips),
+            heartbeat=Spread.of(seen.round_trips),
             status=Spread.of(clock.seconds),
             status_bytes=clock.bytes,
             around=Around(
@@ -177,7 +177,7 @@ class Scenario:
             cores=after.since(before),
             messages_per_s=2 * (seen.asked + seen.served) / seconds,
             claims=seen.claims,
-            beat=Spread.of(seen.round_trips),
+            heartbeat=Spread.of(seen.round_trips),
             status=Spread.of(clock.seconds),
             around=Around(
                 machine.crowd_since(around),
@@ -353,9 +353,11 @@ def _unfit(cluster: Cluster, rest: AtRest, moves: Moves) -> list[str]:
     found = [f"a migration failed: {error}" for error in moves.errors]
     if moves.done < moves.asked:
         found.append(f"{moves.asked - moves.done} of {moves.asked} migrations did not end well")
-    for when, beat in (("at rest", rest.beat), ("while moving", moves.beat)):
-        if beat.p99 >= suspicion:
-            found.append(f"{when} a beat's answer took {beat.p99:.1f} s (p99): hosts look lost")
+    for when, heartbeat in (("at rest", rest.heartbeat), ("while moving", moves.heartbeat)):
+        if heartbeat.p99 >= suspicion:
+            found.append(
+                f"{when} a beat's answer took {heartbeat.p99:.1f} s (p99): hosts look lost"
+            )
     silent = rest.silences + moves.silences
     if silent:
         found.append(f"the orchestrator left {silent} asks without an answer in time")

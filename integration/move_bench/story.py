@@ -229,9 +229,9 @@ def _compare(results: Sequence[Result], effort: Effort, place: Path, kept: Path)
 def _at_once(groups: Sequence[Sequence[Result]], effort: Effort) -> int:
     """So many runs that nobody times, as there are cores and memory for."""
     largest = sorted((results[0].case.size for results in groups), reverse=True)
-    room = psutil.virtual_memory().available - BESIDE
+    sandbox = psutil.virtual_memory().available - BESIDE
     count = max(1, cores.threads(len(groups)) // effort.threads)
-    while count > 1 and sum(largest[:count]) > room:
+    while count > 1 and sum(largest[:count]) > sandbox:
         count -= 1
     return count
 

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ...errors import LiveshiftError, NotFound, NotPermitted, Unreachable, from_wire
 from ...runtime.config.values import ORCHESTRATOR
-from ...runtime.control.connection import new_life
+from ...runtime.control.connection import new_boot_id
 from ...runtime.control.key_files import read_public
 from ...runtime.control.keys import load_pair
 from ...runtime.control.outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
@@ -39,10 +39,10 @@ class CurveLine:
 
     def __init__(self, remote: Remote) -> None:
         self.name = f"tcp://{remote.address}"
-        self.first = new_life()
+        self.first = new_boot_id()
         self._remote = remote
-        self._life = new_life()
-        self._numbers = iter(range(self._life, self._life + (1 << 32)))
+        self._boot_id = new_boot_id()
+        self._numbers = iter(range(self._boot_id, self._boot_id + (1 << 32)))
         self._socket: zmq.Socket[bytes] | None = None
         self._events: zmq.Socket[bytes] | None = None
         self._up = False  # both sides have shown their keys
@@ -103,11 +103,11 @@ class CurveLine:
         """Wait for a connection and ask for the orchestrator's life; None if it broke meanwhile."""
         self._connected(until)
         number = next(self._numbers)
-        answer = self._answered(number, encode_ask(number, Here(self._life)), until)
+        answer = self._answered(number, encode_ask(number, Here(self._boot_id)), until)
         if answer is not None and answer.error is not None:
             raise from_wire(*answer.error)
         if answer is not None and isinstance(answer.answer, There):
-            self._theirs = answer.answer.life
+            self._theirs = answer.answer.boot_id
         return self._theirs
 
     def _connected(self, until: float) -> None:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...criu_glue.capsule.sandbox import PRIVATE
+from ...criu_glue.capsule.sandboxes import PRIVATE
 from ...errors import WrongUsage
 
 SCRIPTS = (".py", ".sh")

@@ -130,14 +130,14 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
             if space not in rooms:
-                rooms[space] = _is_room(Path(f"/proc/{pid}/mountinfo").read_text(), ours)
+                rooms[space] = _is_sandbox(Path(f"/proc/{pid}/mountinfo").read_text(), ours)
             if rooms[space] or network(pid) in networks:
                 task = Task.of(pid)
                 found += [task] if task else []
     return found
 
 
-def _is_room(mountinfo: str, lab: tuple[str, str]) -> bool:
+def _is_sandbox(mountinfo: str, lab: tuple[str, str]) -> bool:
     """Whether /run/liveshift, in this mount namespace, is the ``run`` of a host of the lab."""
     for line in mountinfo.splitlines():
         _, _, device, root, point, *_ = line.split()

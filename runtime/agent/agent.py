@@ -59,35 +59,37 @@ class Agent:
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.cluster = cluster
         self.host = host
-        self.house = CapsuleTable(cluster, host, self._ended)
+        self.capsule_table = CapsuleTable(cluster, host, self._ended)
         self.gpus = GpuWatch(
             cluster.paths.run,
             cluster.gpu.libraries,
             cluster.gpu.fast_path is not FastPathChoice.OFF,
         )
-        self.porter = MigrationRegistry(self.house, _find_criu(cluster), self._claim, self.gpus)
-        self.measures = Measures(self.house)
-        self.source = SourceHandlers(self.house, self.porter, self.measures)
-        self.destination = DestinationHandlers(self.house, self.porter, self.measures)
-        self.swapper = GpuSwapHandlers(self.house, self.porter)
-        self.gatekeeper = GateHandlers(self.house, lambda: time.monotonic() - self._heard)
+        self.registry = MigrationRegistry(
+            self.capsule_table, _find_criu(cluster), self._claim, self.gpus
+        )
+        self.measures = Measures(self.capsule_table)
+        self.source = SourceHandlers(self.capsule_table, self.registry, self.measures)
+        self.destination = DestinationHandlers(self.capsule_table, self.registry, self.measures)
+        self.swapper = GpuSwapHandlers(self.capsule_table, self.registry)
+        self.gatekeeper = GateHandlers(self.capsule_table, lambda: time.monotonic() - self._heard)
         self.gatekeeper.closes = self.source.gates_close
         self.gatekeeper.opens = self.source.gates_open
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0
-        self._life = uuid.uuid4().hex
+        self._boot_id = uuid.uuid4().hex
         self._tasks = Tasks()
-        house, gates, swapper = self.house, self.gatekeeper, self.swapper
+        capsule_table, gates, swapper = self.capsule_table, self.gatekeeper, self.swapper
         source, destination = self.source, self.destination
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
-            messages.Signal: house.signal,
-            messages.End: house.end,
-            messages.Forget: house.forget,
-            messages.Locate: house.locate,
-            messages.ReadOutput: house.read_output,
-            messages.GetInspection: house.get_inspection,
+            messages.Signal: capsule_table.signal,
+            messages.End: capsule_table.end,
+            messages.Forget: capsule_table.forget,
+            messages.Locate: capsule_table.locate,
+            messages.ReadOutput: capsule_table.read_output,
+            messages.GetInspection: capsule_table.get_inspection,
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
             messages.StartPrecopy: source.precopy,
@@ -96,7 +98,7 @@ class Agent:
             messages.RestoreCapsule: destination.restore,
             messages.Forward: destination.forward,
             messages.Resume: destination.resume,
-            messages.Settle: self.porter.settle,
+            messages.Settle: self.registry.settle,
             messages.Progress: destination.progress,
             messages.StartMeasure: self.measures.start,
             messages.EndMeasure: self.measures.end,
@@ -123,8 +125,8 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         path = self.cluster.paths.run / "agent.sock"
         with contextlib.ExitStack() as undo:
-            self.porter.receiver.start()
-            undo.callback(self.porter.receiver.close)
+            self.registry.receiver.start()
+            undo.callback(self.registry.receiver.close)
             address = str(self.cluster.orchestrator)
             # The uplink comes first: the house reports at once a command that ended meanwhile.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
@@ -135,17 +137,17 @@ class Agent:
             undo.callback(listener.close)
             _memory_for_images(self.cluster.paths.run / "images", undo)
             await asyncio.to_thread(self._hold_fence, undo)
-            await self.porter.take_up()
+            await self.registry.take_up()
             await self.swapper.take_up()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
         # This mounts, and the mounts stay. A start that fails does not come this far.
-        await asyncio.to_thread(self.porter.keep_kernel_data)
+        await asyncio.to_thread(self.registry.keep_kernel_data)
         notify.ready()
 
     def _hold_fence(self, undo: contextlib.ExitStack) -> None:
         try:
-            self.house.housing.hold_fence()
+            self.capsule_table.factory.hold_fence()
         except LiveshiftError as error:  # no job will start here, but the host must stay visible
             log.error("users of this host can speak to capsules elsewhere as this host: %s", error)
         else:
@@ -156,7 +158,7 @@ class Agent:
         await asyncio.gather(
             self.uplink.serve(),
             self._report(),
-            self.porter.keep_asking(),
+            self.registry.keep_asking(),
             self.gatekeeper.keep(),
             self.gpus.keep(),
             self._forget_device_memory(),
@@ -165,14 +167,14 @@ class Agent:
 
     def idle(self) -> bool:
         """Whether no move is under way that a restart of this agent would interrupt."""
-        return not (self.porter.departures or self.porter.arrivals or self.swapper.unfinished())
+        return not (self.registry.departures or self.registry.arrivals or self.swapper.unfinished())
 
     def objection(self, cluster: Cluster) -> str:
         """Why this agent cannot start with a changed cluster file; "" if it can."""
         own = next((host for host in cluster.hosts if host.name == self.host), None)
         if own is None:
             return f"this host, {self.host}, is not in it any more: stop this agent"
-        if own.address != self.cluster.host(self.host).address and self.house.capsules:
+        if own.address != self.cluster.host(self.host).address and self.capsule_table.capsules:
             return f"the address of this host, {self.host}, differs, and capsules run here"
         return ""
 
@@ -182,20 +184,20 @@ class Agent:
         """Drop, once, what earlier moves left in the GPU helper: the helper outlives an agent."""
 
         def known() -> set[str]:
-            return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}
+            return {*self.registry.departures, *self.registry.arrivals, *self.swapper.unfinished()}
 
-        while not await asyncio.to_thread(self.porter.devices.drop_all_but, known):
+        while not await asyncio.to_thread(self.registry.devices.drop_all_but, known):
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _report(self) -> None:
         greeted: int | None = None  # the life of the orchestrator that had our Hello
         while True:
             try:
-                if greeted is None or greeted != self.uplink.line.peer_life:
-                    await self._hello()
-                    greeted = self.uplink.line.peer_life
+                if greeted is None or greeted != self.uplink.line.peer_boot_id:
+                    await self._register()
+                    greeted = self.uplink.line.peer_boot_id
                     log.info("reported to the orchestrator")
-                await self.uplink.line.ask(await self._beat(), self.cluster.timeouts.suspicion)
+                await self.uplink.line.ask(await self._heartbeat(), self.cluster.timeouts.suspicion)
                 self._heard = time.monotonic()
             except Unreachable as silent:
                 log.warning("%s", silent)
@@ -205,24 +207,24 @@ class Agent:
                 greeted = None
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
-    async def _hello(self) -> None:
-        here = self.house.capsules
+    async def _register(self) -> None:
+        here = self.capsule_table.capsules
         epochs = {name: c.epoch for name, c in here.items()}
-        for arrival in self.porter.arrivals.values():  # a granted one runs soon, but is not here
+        for arrival in self.registry.arrivals.values():  # a granted one runs soon, but is not here
             if arrival.granted:
                 epochs[arrival.resident.spec.name] = arrival.granted
         codes = {name: c.code for name, c in here.items() if c.code is not None}
-        hello = messages.Register(
-            self.host, self.porter.facts, epochs, self.cluster.digest, self._life, codes
+        register = messages.Register(
+            self.host, self.registry.facts, epochs, self.cluster.digest, self._boot_id, codes
         )
-        answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
+        answer = await self.uplink.line.ask(register, self.cluster.timeouts.suspicion)
         assert isinstance(answer, messages.Books)
         for book in answer.books:
             try:
-                await self.house.locate(messages.Locate(book))
+                await self.capsule_table.locate(messages.Locate(book))
             except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
-        await self.house.forget_unknown({book.job for book in answer.books})
+        await self.capsule_table.forget_unknown({book.job for book in answer.books})
 
     async def _claim(self, claim: messages.Claim) -> messages.Ruled:
         answer = await self.uplink.line.ask(claim, self.cluster.timeouts.suspicion)
@@ -230,12 +232,12 @@ class Agent:
             raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
         return answer
 
-    async def _beat(self) -> messages.Heartbeat:
-        self.house.idle.beat()
-        running = [c for c in self.house.capsules.values() if c.code is None]
+    async def _heartbeat(self) -> messages.Heartbeat:
+        self.capsule_table.idle.heartbeat()
+        running = [c for c in self.capsule_table.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.destination.memory_offered()
-        seats = self.gpus.seats(self.porter.gpus_taken())
+        seats = self.gpus.seats(self.registry.gpus_taken())
         return messages.Heartbeat(self.host, memory, states, seats, await self._data_link())
 
     async def _data_link(self) -> messages.DataLink:
@@ -247,7 +249,7 @@ class Agent:
         return self._link
 
     def _ended(self, resident: RunningCapsule) -> None:
-        if self.porter.holds(resident):
+        if self.registry.holds(resident):
             log.error("%s was killed while it was held frozen", resident.spec.name)
             return
         self._tasks.spawn(self._tell_ended(resident))
@@ -266,7 +268,7 @@ class Agent:
     async def _start(self, ask: messages.Start) -> None:
         env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
         spec = msgspec.structs.replace(ask.spec, env=env)
-        await self.house.start(msgspec.structs.replace(ask, spec=spec))
+        await self.capsule_table.start(msgspec.structs.replace(ask, spec=spec))
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """Pass on an ask of a command on this host: we say who asks, the orchestrator decides."""

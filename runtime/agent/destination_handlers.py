@@ -43,11 +43,13 @@ COMPUTES_S = 0.01
 class DestinationHandlers:
     """Answers Reserve, Progress, Restore, Forward and Resume."""
 
-    def __init__(self, house: CapsuleTable, porter: MigrationRegistry, measures: Measures) -> None:
-        self._house = house
-        self._porter = porter
+    def __init__(
+        self, capsule_table: CapsuleTable, registry: MigrationRegistry, measures: Measures
+    ) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
         self._measures = measures
-        self._own = house.cluster.host(house.host)
+        self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
 
     def memory_offered(self) -> int:
@@ -57,13 +59,13 @@ class DestinationHandlers:
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
         if not ask.dry_run:
             await self._take_away_stale(ask.spec.name)
-        async with self._porter.reservations.making(ask) as gpus:
+        async with self._registry.reservations.making(ask) as gpus:
             return await self._reserve(ask, gpus)
 
     async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
-        offered, facts, criu = self.memory_offered(), self._porter.facts, self._porter.criu
+        offered, facts, criu = self.memory_offered(), self._registry.facts, self._registry.criu
         if full_dump := MemoryTracker.probe():
-            full_dump = f"{self._house.host}: {full_dump}"
+            full_dump = f"{self._capsule_table.host}: {full_dump}"
         ahead = not (ask.full_dump or full_dump)
         rows = await asyncio.to_thread(
             preflight.check,
@@ -74,32 +76,32 @@ class DestinationHandlers:
             offered,
             gpus,
             ahead=ahead,
-            host=self._house.host,
-            capsules=self._house.cluster.paths.state,
-            images=self._house.cluster.paths.run / "images",
+            host=self._capsule_table.host,
+            capsules=self._capsule_table.cluster.paths.state,
+            images=self._capsule_table.cluster.paths.run / "images",
         )
         if ask.dry_run:
-            cores = await asyncio.to_thread(self._house.idle.cores)
+            cores = await asyncio.to_thread(self._capsule_table.idle.cores)
             return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)
         name = ask.spec.name
-        self._house.refuse_older(ask)
-        if name in self._house.capsules and self._house.capsules[name].code is None:
-            raise Refused(f"{name} is on {self._house.host} already")
-        await self._house.make_way(ask.book)
-        async with self._house.network:
-            resident = await self._house.blocking(
-                name, lambda: self._house.housing.house_empty(ask)
+        self._capsule_table.refuse_older(ask)
+        if name in self._capsule_table.capsules and self._capsule_table.capsules[name].code is None:
+            raise Refused(f"{name} is on {self._capsule_table.host} already")
+        await self._capsule_table.make_way(ask.book)
+        async with self._capsule_table.network:
+            resident = await self._capsule_table.blocking(
+                name, lambda: self._capsule_table.factory.capsule_table_empty(ask)
             )
         devices = None
         if ask.gpu is not None:
-            devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
-        arrival = IncomingMigration(ask, resident, self._house.housing, devices, gpus.pairs)
+            devices = await asyncio.to_thread(self._registry.devices.tree, ask.migration, resident)
+        arrival = IncomingMigration(ask, resident, self._capsule_table.factory, devices, gpus.pairs)
         arrival.note()
         self._measures.arriving(ask.migration)
         if criu is not None:
             arrival.start_early(criu)
-        self._porter.arrivals[ask.migration] = arrival
-        self._porter.receiver.expect(
+        self._registry.arrivals[ask.migration] = arrival
+        self._registry.receiver.expect(
             ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
         )
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
@@ -109,7 +111,7 @@ class DestinationHandlers:
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
         here = f"tcp://{self._own.data}"
-        cores = await asyncio.to_thread(self._house.idle.cores)
+        cores = await asyncio.to_thread(self._capsule_table.idle.cores)
         return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
 
     async def _take_away_stale(self, name: str) -> None:
@@ -117,16 +119,18 @@ class DestinationHandlers:
 
         One that is over may be in removal at this moment; this waits until that is complete.
         """
-        arrivals = self._porter.arrivals
+        arrivals = self._registry.arrivals
         for stale in [m for m, a in arrivals.items() if a.resident.spec.name == name]:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._house.cluster.timeouts.prepare / 2):
-                    await self._porter.idle(stale)
-            if await self._porter.ask_about(stale) == "held":
-                raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
+                async with asyncio.timeout(self._capsule_table.cluster.timeouts.prepare / 2):
+                    await self._registry.idle(stale)
+            if await self._registry.ask_about(stale) == "held":
+                raise Refused(
+                    f"{name} is arriving on {self._capsule_table.host} already, by {stale}"
+                )
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
-        arrival = self._porter.arrivals.get(ask.migration)
+        arrival = self._registry.arrivals.get(ask.migration)
         if arrival is None:
             return messages.Arrived(0, 0, False)
         making_room = False
@@ -135,41 +139,45 @@ class DestinationHandlers:
         else:
             making_room = await asyncio.to_thread(arrival.inbox.make_room, ask.stop)
         size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
-        taken = self._porter.receiver.received(ask.migration)
+        taken = self._registry.receiver.received(ask.migration)
         placed, placing = arrival.placed
         return messages.Arrived(taken, size, arrival.complete, placed, placing or making_room)
 
     async def restore(self, ask: messages.RestoreCapsule) -> messages.Moved:
         """Restore, ask, run. A repeated ask succeeds too if the capsule runs or is on its way."""
         name, migration = ask.capsule, ask.migration
-        await self._porter.idle(migration)  # an earlier ask for the same, whose caller gave up
-        here = self._house.capsules.get(name)
-        if here is not None and here.epoch == ask.epoch and migration not in self._porter.arrivals:
+        await self._registry.idle(migration)  # an earlier ask for the same, whose caller gave up
+        here = self._capsule_table.capsules.get(name)
+        if (
+            here is not None
+            and here.epoch == ask.epoch
+            and migration not in self._registry.arrivals
+        ):
             return messages.Moved(0, [])
-        arrival, criu = self._porter.arrivals.get(migration), self._porter.criu
-        if arrival is None or not arrival.room_stands:
-            raise NotFound(f"{self._house.host} has no image of {name} (any more)")
+        arrival, criu = self._registry.arrivals.get(migration), self._registry.criu
+        if arrival is None or not arrival.sandbox_stands:
+            raise NotFound(f"{self._capsule_table.host} has no image of {name} (any more)")
         assert criu is not None  # the preflight has checked this
         if ask.epoch <= arrival.failed_epoch:
             raise StepFailed("restore", f"the attempt under epoch {ask.epoch} has failed")
         if arrival.used_up:
             raise NotFound(
-                f"the image of {name} on {self._house.host} was used up by an attempt that failed:"
-                f" {arrival.failed}"
+                f"the image of {name} on {self._capsule_table.host} was used up by an attempt that"
+                f" failed: {arrival.failed}"
             )
-        with self._porter.working(migration):
+        with self._registry.working(migration):
             try:
                 moved = await self._restore(arrival, criu, ask)
             except BaseException as error:
                 arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
                 arrival.failed = str(error)
                 raise
-            self._house.admit(arrival.resident)
-            del self._porter.arrivals[migration]
+            self._capsule_table.admit(arrival.resident)
+            del self._registry.arrivals[migration]
         # In the background: the job is paused until its gates are opened here.
         self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, arrival.resident))
         await reached("destination.running")
-        self._porter.receiver.forget(migration)
+        self._registry.receiver.forget(migration)
         self._tasks.spawn(self._free_memory(arrival))
         return moved
 
@@ -184,33 +192,35 @@ class DestinationHandlers:
     ) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()
         # While CRIU works: the commit gave us the address, whether this attempt succeeds or not.
-        located = asyncio.ensure_future(self._house.locate(arrival.here(ask.epoch)))
+        located = asyncio.ensure_future(self._capsule_table.locate(arrival.here(ask.epoch)))
         try:
-            await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+            await self._capsule_table.blocking(
+                name, lambda: arrival.bring_up(criu, watch, ask.deadline)
+            )
         finally:
             await asyncio.wait({located})
         if (error := located.exception()) is not None:
-            await self._house.blocking(name, arrival.drop_tree)
+            await self._capsule_table.blocking(name, arrival.drop_tree)
             raise StepFailed("restore", f"its address could not be located here: {error}")
         await reached("destination.claiming")
         with watch.phase("grant", frozen=True):
             await self._may_run(arrival, ask.epoch)
-        arrival.resident.finished = finished_by_pid(arrival.resident.room)
-        return await self._house.blocking(
+        arrival.resident.finished = finished_by_pid(arrival.resident.sandbox)
+        return await self._capsule_table.blocking(
             name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
         )
 
     async def forward(self, ask: messages.Forward) -> messages.Frozen:
         """Send an image that could not be restored here to another spare."""
-        await self._porter.idle(ask.migration)
-        arrival = self._porter.arrivals.get(ask.migration)
+        await self._registry.idle(ask.migration)
+        arrival = self._registry.arrivals.get(ask.migration)
         if arrival is None or not arrival.complete:
-            raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
-        sender = self._porter.sender(ask)
-        lanes = self._porter.lanes(sender)
+            raise NotFound(f"{self._capsule_table.host} has no image of {ask.capsule}")
+        sender = self._registry.sender(ask)
+        lanes = self._registry.lanes(sender)
         try:
-            with self._porter.working(ask.migration):
-                return await self._house.blocking(
+            with self._registry.working(ask.migration):
+                return await self._capsule_table.blocking(
                     ask.capsule, lambda: arrival.forward(sender, lanes)
                 )
         finally:
@@ -226,7 +236,7 @@ class DestinationHandlers:
         claim = messages.Claim(arrival.migration, name, Side.COMING.value, epoch, ready=True)
         while True:
             try:
-                ruled = await self._porter.claim(claim)
+                ruled = await self._registry.claim(claim)
             except LiveshiftError as error:
                 log.warning("%s: may %s run here? %s", arrival.migration, name, error)
                 continue
@@ -235,14 +245,16 @@ class DestinationHandlers:
                 arrival.granted = epoch
                 return
             if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is under way
-                await self._house.blocking(name, arrival.drop_tree)
-                raise StepFailed("restore", f"{name} may not run on {self._house.host} any more")
-            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
+                await self._capsule_table.blocking(name, arrival.drop_tree)
+                raise StepFailed(
+                    "restore", f"{name} may not run on {self._capsule_table.host} any more"
+                )
+            await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
 
     async def resume(self, ask: messages.Resume) -> messages.Moved:
         """Wait until the job makes progress here: its first collective, or, if that does not come
         soon, time that its threads spend on a core."""
-        resident = self._house.resident(ask.capsule)
+        resident = self._capsule_table.resident(ask.capsule)
         watch_ = Stopwatch()
         with watch_.phase("resume") as lap:
             lap.detail = await self._first_progress(resident, ask.deadline)
@@ -250,14 +262,14 @@ class DestinationHandlers:
 
     async def _first_progress(self, resident: RunningCapsule, limit: float) -> str:
         """Return once the job goes on, or after ``limit`` seconds; return what was seen."""
-        before = resident.finished or finished_by_pid(resident.room)
+        before = resident.finished or finished_by_pid(resident.sandbox)
         began = time.monotonic()
         soon, until = began + RARE_S, began + limit
         if not any(before.values()):
             return "no collectives in this job"
         ran = await asyncio.to_thread(resident.ran_s)
         while True:
-            seen = finished_by_pid(resident.room)
+            seen = finished_by_pid(resident.sandbox)
             if any(seen.get(pid, 0) > count for pid, count in before.items()):
                 return "until the first collective"
             if resident.code is not None:

@@ -85,8 +85,8 @@ class GateHandlers:
     stuck for a while, an Arm and the OpenGate that gave it up can arrive together.
     """
 
-    def __init__(self, house: CapsuleTable, silence: Callable[[], float]) -> None:
-        self._house = house
+    def __init__(self, capsule_table: CapsuleTable, silence: Callable[[], float]) -> None:
+        self._capsule_table = capsule_table
         self._silence = silence
         self.closes: Callable[[str], None] = lambda _job: None
         self.opens: Callable[[str], None] = lambda _job: None
@@ -103,31 +103,35 @@ class GateHandlers:
             self.closes(ask.job)
             closed = await asyncio.to_thread(self._close_gates, ask)
             self._closed[ask.job] = closed
-        until = time.monotonic() + self._house.cluster.timeouts.suspicion / 2
+        until = time.monotonic() + self._capsule_table.cluster.timeouts.suspicion / 2
         begun = await closed.use(closed.gate.announced)
         while begun is None and time.monotonic() < until:  # a rank is beginning a group
             await asyncio.sleep(POLL_S)
             begun = await closed.use(closed.gate.announced)
         obstacles, who = await closed.use(lambda: (closed.fatal(), _members(closed)))
         if begun is None:
-            obstacles.append(f"{self._house.host}: a group of operations was begun and not ended")
+            obstacles.append(
+                f"{self._capsule_table.host}: a group of operations was begun and not ended"
+            )
         if bool(closed.unreadable) and await asyncio.to_thread(self._has_cuda, ask.job):
             who.append(unknown())
         numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
         return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
 
     def _has_cuda(self, job: str) -> bool:
-        return any(has_cuda(c) for c in list(self._house.capsules.values()) if c.spec.job == job)
+        return any(
+            has_cuda(c) for c in list(self._capsule_table.capsules.values()) if c.spec.job == job
+        )
 
     def _close_gates(self, ask: messages.Arm) -> ClosedGates:
         pids: dict[OrderedPage, int] = {}
         gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
         closed = ClosedGates(ask.attempt, gate, pids, time.monotonic() + ask.hold, {})
         try:
-            lease = 2 * self._house.cluster.timeouts.suspicion
+            lease = 2 * self._capsule_table.cluster.timeouts.suspicion
             found = list(self._new_pages(ask.job, closed))
             if any(_down(page) for page in found):
-                raise Refused(f"communicators of {ask.job} are down on {self._house.host}")
+                raise Refused(f"communicators of {ask.job} are down on {self._capsule_table.host}")
             gate.arm(ask.attempt, int(1000 * lease), int(1000 * ask.limit))
             for page in found:
                 gate.admit(page)
@@ -217,12 +221,12 @@ class GateHandlers:
             log.exception("the gates of %s", job)
 
     async def _keep_one(self, job: str, closed: ClosedGates) -> None:
-        patience = 2 * self._house.cluster.timeouts.suspicion
+        patience = 2 * self._capsule_table.cluster.timeouts.suspicion
         if time.monotonic() > closed.until or self._silence() > patience:
             log.warning("%s: nobody has opened its gates; opened here", job)
             await self.open(messages.OpenGate(job))
             return
-        await closed.use(closed.gate.beat)
+        await closed.use(closed.gate.heartbeat)
         await closed.use(lambda: self._admit_new(job, closed))
         if closed.pids and not await closed.use(lambda: closed.gate.pages):
             async with self._turns[job]:  # its processes went on elsewhere
@@ -273,14 +277,14 @@ class GateHandlers:
         trouble: Callable[[Path, PageError], None] = log_trouble,
     ) -> Iterator[tuple[OrderedPage, int]]:
         """Pages of the living processes of the job's capsules on this host: see ordered_pages."""
-        for resident in list(self._house.capsules.values()):
-            if resident.spec.job == job and resident.room.alive():
+        for resident in list(self._capsule_table.capsules.values()):
+            if resident.spec.job == job and resident.sandbox.alive():
                 yield from ordered_pages(resident, known, trouble)
 
     def _of(self, job: str, attempt: int) -> ClosedGates:
         closed = self._closed.get(job)
         if closed is None or closed.attempt != attempt:
-            raise NotFound(f"{self._house.host} has no attempt {attempt} to quiesce {job}")
+            raise NotFound(f"{self._capsule_table.host} has no attempt {attempt} to quiesce {job}")
         return closed
 
     async def _release(self, job: str) -> None:

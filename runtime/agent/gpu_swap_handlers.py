@@ -28,16 +28,16 @@ log = logging.getLogger("liveshift.swap")
 class GpuSwapHandlers:
     """Answers LookAtGpus, SwapGpu and SettleSwap."""
 
-    def __init__(self, house: CapsuleTable, porter: MigrationRegistry) -> None:
-        self._house = house
-        self._porter = porter
+    def __init__(self, capsule_table: CapsuleTable, registry: MigrationRegistry) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
         self._busy: set[str] = set()  # migrations with work under way on this host
 
     async def take_up(self) -> None:
         """Finish the swaps that an earlier agent left unfinished."""
-        for resident in list(self._house.capsules.values()):
+        for resident in list(self._capsule_table.capsules.values()):
             note = await asyncio.to_thread(host_swap.read, resident)
-            if note is not None and not note.over and resident.room.alive():
+            if note is not None and not note.over and resident.sandbox.alive():
                 log.warning("%s: in the middle of %s", resident.spec.name, note.migration)
                 try:
                     await self._finish(resident, note)
@@ -46,13 +46,15 @@ class GpuSwapHandlers:
 
     def unfinished(self) -> set[str]:
         """The swaps that are not over yet."""
-        notes = [host_swap.read(resident) for resident in list(self._house.capsules.values())]
+        notes = [
+            host_swap.read(resident) for resident in list(self._capsule_table.capsules.values())
+        ]
         return {note.migration for note in notes if note is not None and not note.over}
 
     async def look(self, ask: messages.LookAtGpus) -> messages.SwapPlan:
-        resident = self._porter.free(ask.capsule)
-        survey = await self._porter.survey_gpus(resident)
-        taken = self._porter.gpus_taken()
+        resident = self._registry.free(ask.capsule)
+        survey = await self._registry.survey_gpus(resident)
+        taken = self._registry.gpus_taken()
         return gpu_choice.choose(ask.capsule, survey, ask.to, ask.leave, taken)
 
     async def swap(self, ask: messages.SwapGpu) -> messages.Moved:
@@ -61,13 +63,13 @@ class GpuSwapHandlers:
         if ask.migration in self._busy:
             raise Refused(f"{ask.migration} is already under way on this host")
         with self._working(ask.migration), self._keeping(ask):
-            resident = self._porter.free(ask.capsule)
+            resident = self._registry.free(ask.capsule)
             if (known := host_swap.read(resident)) and known.migration == ask.migration:
                 raise Refused(f"{ask.migration} is over: {known.why or known.stage}")
             note = SwapNote(ask.migration, Stage.SAVING, ask.pairs, ask.pids)
             here = self._swap(resident, note, full=ask.verify)
-            resident.finished = await asyncio.to_thread(finished_by_pid, resident.room)
-            return await self._house.blocking(ask.capsule, lambda: here.run(ask.deadline))
+            resident.finished = await asyncio.to_thread(finished_by_pid, resident.sandbox)
+            return await self._capsule_table.blocking(ask.capsule, lambda: here.run(ask.deadline))
 
     async def settle(self, ask: messages.SettleSwap) -> messages.SwapSettled:
         while ask.migration in self._busy:
@@ -77,7 +79,7 @@ class GpuSwapHandlers:
 
     async def _settle(self, ask: messages.SettleSwap) -> messages.SwapSettled:
         try:
-            resident = self._house.resident(ask.capsule)
+            resident = self._capsule_table.resident(ask.capsule)
         except NotFound:
             return messages.SwapSettled("gone", "")
         note = await asyncio.to_thread(host_swap.read, resident)
@@ -87,7 +89,7 @@ class GpuSwapHandlers:
             await asyncio.to_thread(host_swap.write, resident, note)
         if note.stage is Stage.LOST:
             return messages.SwapSettled("lost", note.why)
-        if not resident.room.alive():
+        if not resident.sandbox.alive():
             return messages.SwapSettled("gone", "")
         if not note.over:
             try:
@@ -98,15 +100,15 @@ class GpuSwapHandlers:
 
     async def _finish(self, resident: RunningCapsule, note: SwapNote) -> SwapNote:
         here = self._swap(resident, note)
-        await self._house.blocking(resident.spec.name, here.finish)
+        await self._capsule_table.blocking(resident.spec.name, here.finish)
         return here.note
 
     def _swap(self, resident: RunningCapsule, note: SwapNote, *, full: bool = False) -> HostSwap:
         def tree(pid: int) -> DeviceTree:
-            found = self._porter.devices.tree(note.migration, resident, full=full, only=(pid,))
+            found = self._registry.devices.tree(note.migration, resident, full=full, only=(pid,))
             if found is None:
                 raise Unreachable(
-                    f"{self._house.host} has no GPU helper",
+                    f"{self._capsule_table.host} has no GPU helper",
                     hint="`liveshift doctor --config FILE` there",
                 )
             return found
@@ -119,18 +121,18 @@ class GpuSwapHandlers:
         taken since the plan."""
         words = f"is changed for another one by {ask.capsule} ({ask.migration})"
         ours = {new: words for old, new in ask.pairs if old != new}
-        taken = self._porter.gpus_taken()
+        taken = self._registry.gpus_taken()
         for uuid in ours.keys() & taken.keys():
             raise Refused(
                 f"the GPU {uuid} is not free: it {taken[uuid]}",
                 hint="try again when that has ended",
             )
-        self._porter.gpus_swapped |= ours
+        self._registry.gpus_swapped |= ours
         try:
             yield
         finally:
             for uuid in ours:
-                self._porter.gpus_swapped.pop(uuid, None)
+                self._registry.gpus_swapped.pop(uuid, None)
 
     @contextlib.contextmanager
     def _working(self, migration: str) -> Iterator[None]:

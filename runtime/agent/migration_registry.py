@@ -49,22 +49,22 @@ class MigrationRegistry:
     """Holds departures and arrivals by the name of their migration."""
 
     def __init__(
-        self, house: CapsuleTable, criu: Criu | None, claim: Claim, gpus: GpuWatch
+        self, capsule_table: CapsuleTable, criu: Criu | None, claim: Claim, gpus: GpuWatch
     ) -> None:
-        self._house = house
+        self._capsule_table = capsule_table
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations with work under way on this host
         self.criu = criu
         self.claim = claim
-        self.reservations = GpuReservations(house.host, gpus, self.gpus_taken)
-        self.devices = Devices(gpus, house.cluster)
+        self.reservations = GpuReservations(capsule_table.host, gpus, self.gpus_taken)
+        self.devices = Devices(gpus, capsule_table.cluster)
         self.facts = host_facts.facts(criu)
-        cluster, own = house.cluster, house.cluster.host(house.host)
+        cluster, own = capsule_table.cluster, capsule_table.cluster.host(capsule_table.host)
         self.receiver = Receiver(
             str(own.data),
             str(own.pages),
             cluster.paths.keys,
-            house.host,
+            capsule_table.host,
             [host.address for host in cluster.hosts],
             clear=cluster.wire.seal == SealChoice.OFF,
         )
@@ -75,7 +75,7 @@ class MigrationRegistry:
     def keep_kernel_data(self) -> None:
         """Store CRIU's probe of the kernel, so that no dump or restore repeats it; takes 0.2 s."""
         if self.criu is not None:
-            kernel_data.keep(self.criu, self._house.cluster.paths.run / "criu")
+            kernel_data.keep(self.criu, self._capsule_table.cluster.paths.run / "criu")
 
     def holds(self, resident: RunningCapsule) -> bool:
         """Whether a migration has promised to hold it; that migration then handles its end."""
@@ -103,7 +103,7 @@ class MigrationRegistry:
 
     def running(self, capsule: str) -> RunningCapsule:
         """The capsule; raises NotFound if it is not here, Refused if it has ended."""
-        resident = self._house.resident(capsule)
+        resident = self._capsule_table.resident(capsule)
         if resident.code is not None:
             raise Refused(f"{capsule} has ended with code {resident.code}")
         return resident
@@ -115,22 +115,22 @@ class MigrationRegistry:
 
     async def surveyed(self, resident: RunningCapsule) -> Survey:
         """A survey of the capsule's processes; raises Refused if it is just ending."""
-        name, placement = resident.spec.name, self._house.housing.placement
+        name, placement = resident.spec.name, self._capsule_table.factory.placement
         try:
-            return await self._house.blocking(
-                name, lambda: survey(resident.room, ROOT_PID, placement)
+            return await self._capsule_table.blocking(
+                name, lambda: survey(resident.sandbox, ROOT_PID, placement)
             )
         except ProcessLookupError as gone:
             raise Refused(f"{name} is just ending") from gone
 
     def sender(self, ask: messages.StartPrecopy | messages.Forward) -> Sender:
         """A sender to the host that will receive the capsule."""
-        cluster = self._house.cluster
+        cluster = self._capsule_table.cluster
         return Sender(
             ask.migration,
             ask.endpoint,
             cluster.paths.keys,
-            self._house.host,
+            self._capsule_table.host,
             ask.destination,
             patience=2 * cluster.timeouts.suspicion,
         )
@@ -138,8 +138,8 @@ class MigrationRegistry:
     def lanes(self, beside: Sender) -> Lanes:
         """Lanes for pages, to the host of ``beside``. They come from this host's own address: the
         destination accepts no other."""
-        cluster, wire = self._house.cluster, self._house.cluster.wire
-        own = cluster.host(self._house.host).address
+        cluster, wire = self._capsule_table.cluster, self._capsule_table.cluster.wire
+        own = cluster.host(self._capsule_table.host).address
         endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
         clear = wire.seal == SealChoice.OFF
         return Lanes(beside, endpoint, wire.streams, wire.compress, clear=clear)
@@ -162,19 +162,19 @@ class MigrationRegistry:
 
     async def take_up(self) -> None:
         """Go on with the capsules and migrations of an earlier agent; it blocks only briefly."""
-        housing = self._house.housing
-        images = self._house.cluster.paths.run / "images"
+        factory = self._capsule_table.factory
+        images = self._capsule_table.cluster.paths.run / "images"
         names = sorted(path.name for path in images.iterdir())
         for name in names:
             arrival = await asyncio.to_thread(
-                IncomingMigration.take_up, name, housing, self.devices
+                IncomingMigration.take_up, name, factory, self.devices
             )
             if arrival is None or await asyncio.to_thread(_runs_already, arrival):
                 continue
             self.arrivals[name] = arrival
             log.warning("%s: its image is here, complete; asking what becomes of it", name)
-        keep = {a.resident.room.plan.directory.name for a in self.arrivals.values()}
-        await self._house.take_up(keep)
+        keep = {a.resident.sandbox.plan.directory.name for a in self.arrivals.values()}
+        await self._capsule_table.take_up(keep)
         for name in names:
             await self._take_up_departure(name)
             if name not in self.departures and name not in self.arrivals:
@@ -183,14 +183,17 @@ class MigrationRegistry:
     async def _take_up_departure(self, name: str) -> None:
         """Thaw a tree that was being frozen; keep one frozen if the earlier agent had promised."""
         try:
-            raw = (self._house.housing.images(name) / leaving.NOTE).read_bytes()
+            raw = (self._capsule_table.factory.images(name) / leaving.NOTE).read_bytes()
             note = msgspec.msgpack.decode(raw, type=leaving.OutgoingNote)
-            resident = self._house.resident(note.capsule)
+            resident = self._capsule_table.resident(note.capsule)
         except (FileNotFoundError, msgspec.DecodeError, NotFound):
             return
         here = await asyncio.to_thread(
             lambda: OutgoingMigration.take_up(
-                name, resident, self._house.housing, lambda: self.devices.left(name, resident)
+                name,
+                resident,
+                self._capsule_table.factory,
+                lambda: self.devices.left(name, resident),
             )
         )
         here.gpus = note.gpus
@@ -210,7 +213,7 @@ class MigrationRegistry:
     async def keep_asking(self) -> None:
         """Once per heartbeat, send a claim for each copy that this host holds."""
         while True:
-            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
+            await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
             for name in {*self.departures, *self.arrivals} - self._busy:
                 try:
                     await self.ask_about(name)
@@ -226,9 +229,9 @@ class MigrationRegistry:
             departure.abandon()
         await self.idle(ask.migration)
         state = await self.ask_about(ask.migration)
-        here = self._house.capsules.get(ask.capsule)
+        here = self._capsule_table.capsules.get(ask.capsule)
         if state == "nothing" and here is not None and ask.migration not in self.departures:
-            state = "runs" if here.code is None and here.room.alive() else "ended"
+            state = "runs" if here.code is None and here.sandbox.alive() else "ended"
         return messages.Settled(state)
 
     async def ask_about(self, migration: str) -> str:
@@ -254,15 +257,15 @@ class MigrationRegistry:
             raise LiveshiftError(
                 f"the ruling on {name} is of epoch {ruled.epoch}, and it has {resident.epoch}"
             )
-        alive = resident.room.alive()  # if not, it was killed while it was held
+        alive = resident.sandbox.alive()  # if not, it was killed while it was held
         if ruling is Ruling.WAIT and not alive:
             return "nothing"
         if ruling is Ruling.RUN:
             resident.epoch = ruled.epoch
-            await self._house.blocking(name, departure.thaw)
+            await self._capsule_table.blocking(name, departure.thaw)
             self.departures.pop(departure.migration, None)
             if not alive:
-                self._house.ended(resident)
+                self._capsule_table.ended(resident)
                 return "ended"
             try:
                 resident.note()
@@ -270,13 +273,13 @@ class MigrationRegistry:
                 log.error("%s: cannot note its epoch: %s", name, error)
             return "runs"
         if ruling is Ruling.END and not departure.promised:  # the capsule ended by itself
-            await self._house.blocking(name, departure.thaw)
+            await self._capsule_table.blocking(name, departure.thaw)
             self.departures.pop(departure.migration, None)
             return "ended"
         if ruling is Ruling.END:
-            if self._house.capsules.get(name) is resident:
-                self._house.capsules.pop(name)
-            await self._house.blocking(name, departure.finish)
+            if self._capsule_table.capsules.get(name) is resident:
+                self._capsule_table.capsules.pop(name)
+            await self._capsule_table.blocking(name, departure.finish)
             self.departures.pop(departure.migration, None)
             if departure.gpus:  # so that the next beat reports them free
                 self._tasks.spawn(asyncio.to_thread(self.devices.gpus.look))
@@ -291,8 +294,8 @@ class MigrationRegistry:
         if Ruling((await self.claim(claim)).ruling) is not Ruling.END:
             return "held"
         self.receiver.forget(arrival.migration)
-        async with self._house.network:
-            await self._house.blocking(name, arrival.discard)
+        async with self._capsule_table.network:
+            await self._capsule_table.blocking(name, arrival.discard)
         self.arrivals.pop(arrival.migration, None)
         return "ended"
 

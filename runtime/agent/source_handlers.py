@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ...criu_glue.capsule import output
-from ...criu_glue.capsule.sandbox import SandboxPlan
+from ...criu_glue.capsule.sandboxes import SandboxPlan
 from ...criu_glue.criu.tool import Criu
 from ...criu_glue.survey import along, connections
 from ...criu_glue.survey.found import Along, Footprint, Survey
@@ -39,9 +39,11 @@ SHORT_LOOK_S = 0.6
 class SourceHandlers:
     """Answers Inspect, Precopy, EndSooner and Freeze."""
 
-    def __init__(self, house: CapsuleTable, porter: MigrationRegistry, measures: Measures) -> None:
-        self._house = house
-        self._porter = porter
+    def __init__(
+        self, capsule_table: CapsuleTable, registry: MigrationRegistry, measures: Measures
+    ) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
         self._measures = measures
         # By capsule, from its last inspection; None: the capsule uses no GPU.
         self._gpus_used: dict[str, list[str] | None] = {}
@@ -49,65 +51,75 @@ class SourceHandlers:
         """Sends a progress report to the orchestrator, or loses it; any thread may call it."""
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
-        resident = self._porter.free(ask.capsule)
+        resident = self._registry.free(ask.capsule)
         criu = self._dumper()  # refuse now, before a plan promises a move that cannot happen
         await asyncio.to_thread(preflight.warm_tools, criu)
-        found = await self._porter.surveyed(resident)
-        plan = resident.room.plan
+        found = await self._registry.surveyed(resident)
+        plan = resident.sandbox.plan
         found = await asyncio.to_thread(self._with_files, found, plan)
         carried = sum(each.size for each in found.along) + found.output
-        gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
+        gpu = await asyncio.to_thread(self._registry.reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
-        settings = self._house.cluster.precopy
+        settings = self._capsule_table.cluster.precopy
 
         def look() -> tuple[Footprint, messages.Writing | None, str]:
-            self._porter.free(ask.capsule)  # again: two looks would hide writes from each other
-            return forecast.look(self._house.host, resident, settings, ask.watch)
+            self._registry.free(ask.capsule)  # again: two looks would hide writes from each other
+            return forecast.look(self._capsule_table.host, resident, settings, ask.watch)
 
-        size, writing, full = await self._house.blocking(ask.capsule, look)
+        size, writing, full = await self._capsule_table.blocking(ask.capsule, look)
         breaks = await asyncio.to_thread(self._breaks, resident)
         return messages.Inspected(
             found,
-            self._porter.facts,
+            self._registry.facts,
             carried,
             gpu,
             size,
             writing,
             full,
             breaks,
-            await asyncio.to_thread(self._house.idle.cores),
+            await asyncio.to_thread(self._capsule_table.idle.cores),
         )
 
     def _breaks(self, resident: RunningCapsule) -> list[str]:
         """The connections that a move breaks, in words."""
-        cluster, overlay = self._house.cluster, resident.overlay
+        cluster, overlay = self._capsule_table.cluster, resident.overlay
         near = [str(cluster.overlay), *(host.address for host in cluster.hosts)]
         if cluster.relay:  # a relay keeps the connections to the world
             near = ["0.0.0.0/0", "::/0"]
-        return list(map(str, connections.outside(resident.room, near, overlay.gateway)))
+        return list(map(str, connections.outside(resident.sandbox, near, overlay.gateway)))
 
     async def precopy(self, ask: messages.StartPrecopy) -> messages.Moved:
         self._dumper()
-        resident = self._porter.free(ask.capsule)
-        sender = self._porter.sender(ask)
+        resident = self._registry.free(ask.capsule)
+        sender = self._registry.sender(ask)
         devices = None
         if self._gpus_used.get(ask.capsule) is not None:  # a hung GPU must not delay a CPU job
             devices = await asyncio.to_thread(
-                self._porter.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+                self._registry.devices.tree,
+                ask.migration,
+                resident,
+                full=ask.verify,
+                plain=ask.plain,
             )
-        departure = OutgoingMigration(ask.migration, resident, self._house.housing, sender, devices)
+        departure = OutgoingMigration(
+            ask.migration, resident, self._capsule_table.factory, sender, devices
+        )
         departure.gpus = self._gpus_used.get(ask.capsule) or []
-        self._porter.departures[ask.migration] = departure
+        self._registry.departures[ask.migration] = departure
         until = time.monotonic() + ask.deadline
-        with self._porter.working(ask.migration):
+        with self._registry.working(ask.migration):
             if devices is not None:
                 await asyncio.to_thread(devices.warm, departure.gpus)
-            host, cluster, why = self._house.host, self._house.cluster, ask.full_dump
+            host, cluster, why = (
+                self._capsule_table.host,
+                self._capsule_table.cluster,
+                ask.full_dump,
+            )
             why = why or await asyncio.to_thread(full_dump_because, host, resident, cluster.precopy)
             departure.full_dump = why
             if not why:
                 reporter = RoundsReporter(self.tell, ask.migration)
-                lanes = self._porter.lanes(sender)
+                lanes = self._registry.lanes(sender)
                 departure.memory = PrecopyRounds(
                     resident, lanes, cluster.precopy, reporter, sender.wants
                 )
@@ -120,7 +132,9 @@ class SourceHandlers:
                     departure.memory.end_sooner(asked_at + ask.sooner - time.monotonic())
                 if ask.plan is not None:
                     await self._choose(ask, ask.plan, departure, until)
-            moved = await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
+            moved = await self._capsule_table.blocking(
+                ask.capsule, lambda: departure.precopy(until)
+            )
             breaks = await asyncio.to_thread(self._breaks, resident)
             chosen = departure.memory.chosen if departure.memory is not None else None
             return msgspec.structs.replace(moved, outside=breaks, chosen=chosen)
@@ -142,7 +156,7 @@ class SourceHandlers:
             return memory.choose(plan, ask.max_pause, left, Way(ask.way))
 
         if choose().undecided:
-            written = await self._house.blocking(
+            written = await self._capsule_table.blocking(
                 ask.capsule,
                 lambda: forecast.look_at_writing(departure.resident, 1, SHORT_LOOK_S),
             )
@@ -151,7 +165,7 @@ class SourceHandlers:
                 choose()
 
     async def end_sooner(self, ask: messages.EndSooner) -> None:
-        for departure in self._porter.departures.values():
+        for departure in self._registry.departures.values():
             if departure.resident.spec.name == ask.capsule and departure.memory is not None:
                 departure.memory.end_sooner(ask.sooner)
 
@@ -166,28 +180,28 @@ class SourceHandlers:
             memory.go_on()
 
     def _ahead(self, job: str) -> list[PrecopyRounds]:
-        of_job = [d for d in self._porter.departures.values() if d.resident.spec.job == job]
+        of_job = [d for d in self._registry.departures.values() if d.resident.spec.job == job]
         return [d.memory for d in of_job if d.memory is not None]
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
-        criu, departure = self._dumper(), self._porter.departures.get(ask.migration)
-        self._porter.running(ask.capsule)
+        criu, departure = self._dumper(), self._registry.departures.get(ask.migration)
+        self._registry.running(ask.capsule)
         if departure is None:
-            raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
-        with self._porter.working(ask.migration):
-            await self._house.hold_signals(departure.resident)
+            raise NotFound(f"{self._capsule_table.host} knows no migration {ask.migration}")
+        with self._registry.working(ask.migration):
+            await self._capsule_table.hold_signals(departure.resident)
 
             def freeze() -> messages.Frozen:
                 self._measures.stops(ask.migration)
                 return departure.freeze(criu, ask.deadline)
 
             try:
-                return await self._house.blocking(ask.capsule, freeze)
+                return await self._capsule_table.blocking(ask.capsule, freeze)
             finally:
                 self._measures.sent(ask.migration, departure.sent)
 
     def _with_files(self, found: Survey, plan: SandboxPlan) -> Survey:
-        limits, going = self._house.cluster.timeouts, self._along(plan.tmp)
+        limits, going = self._capsule_table.cluster.timeouts, self._along(plan.tmp)
         return replace(
             found,
             along=going,
@@ -198,14 +212,14 @@ class SourceHandlers:
         )
 
     def _along(self, tmp: Path) -> tuple[Along, ...]:
-        carried = self._house.housing.placement.carried
+        carried = self._capsule_table.factory.placement.carried
         measured = (along.measure(path, Path(path)) for path in carried)
         return (along.measure("/tmp", tmp), *measured)
 
     def _dumper(self) -> Criu:
-        if self._porter.criu is None:
+        if self._registry.criu is None:
             raise Refused(
-                f"{self._house.host} has no CRIU, or one that is too old",
-                hint=f"run `liveshift doctor` on {self._house.host}",
+                f"{self._capsule_table.host} has no CRIU, or one that is too old",
+                hint=f"run `liveshift doctor` on {self._capsule_table.host}",
             )
-        return self._porter.criu
+        return self._registry.criu

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ...criu_glue.capsule.sandbox import LOG_KEEP, LOG_MAX
+from ...criu_glue.capsule.sandboxes import LOG_KEEP, LOG_MAX
 from .access import Role
 from .choices import FastPathChoice, Outside, Spare, Verify
 from .values import (

@@ -39,7 +39,7 @@ RECONNECT_S = 3.0
 """An ask waits so many seconds for a peer that is not connected; a reconnect takes one at most."""
 
 
-def new_life() -> int:
+def new_boot_id() -> int:
     """A random number for one life. Here carries it, and the numbers of asks start at it."""
     return secrets.randbits(48)
 
@@ -57,8 +57,8 @@ class _Asked:
 class Connection:
     """The asks and answers of one peer, over its connections.
 
-    ``life``: our own. ``largest``: bytes of the longest frame that the peer takes. ``why_not``: is
-    called for the reason when the peer is not connected. ``send`` may be None until
+    ``boot_id``: our own. ``largest``: bytes of the longest frame that the peer takes. ``why_not``:
+    is called for the reason when the peer is not connected. ``send`` may be None until
     :meth:`connected`.
     """
 
@@ -68,21 +68,21 @@ class Connection:
         send: Send | None,
         handler: Handler,
         *,
-        life: int,
+        boot_id: int,
         largest: int,
         why_not: WhyNot | None = None,
     ) -> None:
         self.peer = peer
-        self.peer_life: int | None = None
+        self.peer_boot_id: int | None = None
         """The peer's life that we met last. Another life knows nothing of earlier asks."""
         self._send = send
         self._handler = handler
-        self._life = life
+        self._boot_id = boot_id
         self._largest = largest
         self._why_not = why_not
         self._connection = 1
         self._refused_on = 0  # the connection over which we refused a frame
-        self._numbers = itertools.count(new_life())
+        self._numbers = itertools.count(new_boot_id())
         self._asked: dict[int, _Asked] = {}
         self._served = Served(peer, largest)
 
@@ -151,9 +151,9 @@ class Connection:
         """Nothing can be sent until the peer is connected again."""
         self._send = None
 
-    def meet(self, life: int) -> None:
+    def meet(self, boot_id: int) -> None:
         """The peer has said, over the current connection, which life it is."""
-        same, self.peer_life = life == self.peer_life, life
+        same, self.peer_boot_id = boot_id == self.peer_boot_id, boot_id
         for asked in list(self._asked.values()):
             if asked.sent == self._connection:
                 continue  # already sent over this connection
@@ -164,9 +164,9 @@ class Connection:
 
     async def greet(self, timeout: float) -> None:
         """Say which life we are, and learn which one the peer is; raises like :meth:`ask`."""
-        answer = await self.ask(Here(self._life), timeout)
+        answer = await self.ask(Here(self._boot_id), timeout)
         if isinstance(answer, There):
-            self.meet(answer.life)
+            self.meet(answer.boot_id)
 
     # ---- frames ----
 
@@ -188,8 +188,8 @@ class Connection:
             return
         if isinstance(frame.body, Here):
             with suppress(zmq.ZMQError):  # the peer is gone again
-                self._transmit(encode_answer(frame.id, There(self._life)))
-            self.meet(frame.body.life)
+                self._transmit(encode_answer(frame.id, There(self._boot_id)))
+            self.meet(frame.body.boot_id)
         elif (body := frame.body) is not None:
             self._served.take(
                 frame.id,

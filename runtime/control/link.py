@@ -33,7 +33,7 @@ from ..config.values import ORCHESTRATOR
 from ..messages import Here, Message, There, decode, encode_answer, encode_error
 from ..messages.words import request_to
 from . import keys, reach
-from .connection import Connection, Handler, Send, new_life
+from .connection import Connection, Handler, Send, new_boot_id
 from .keyring import NOBODY, Holder, KnownKeys
 from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
 from .served import Served
@@ -79,7 +79,7 @@ class Switchboard:
         self._keys = key_directory
         self.handler = handler
         self.operators = operators
-        self._life = new_life()
+        self._boot_id = new_boot_id()
         self._context = zmq.asyncio.Context()
         self._auth = AsyncioAuthenticator(self._context)
         self._known = KnownKeys(key_directory, operators=True)
@@ -201,7 +201,7 @@ class Switchboard:
             self._take_from_host(socket, holder.name, identity, body.buffer)
             return
         if holder.name not in self._counters:
-            self._counters[holder.name] = _Counter(holder.name, self._life)
+            self._counters[holder.name] = _Counter(holder.name, self._boot_id)
         counter = self._counters[holder.name]
         reply = outlet(socket, identity, counter.weight)
         counter.take(holder, body.buffer, reply, self.operators)
@@ -216,7 +216,7 @@ class Switchboard:
                 name,
                 None,
                 self.handler,
-                life=self._life,
+                boot_id=self._boot_id,
                 largest=FROM_ORCHESTRATOR,
                 why_not=lambda: reach.why_no_agent(name, self.agents.get(name)),
             )
@@ -231,8 +231,8 @@ class Switchboard:
 class _Counter:
     """Serves the holder of one operator's key, over all its connections."""
 
-    def __init__(self, name: str, life: int) -> None:
-        self._life = life
+    def __init__(self, name: str, boot_id: int) -> None:
+        self._boot_id = boot_id
         self._served = Served(f"{name} (key)", FROM_ORCHESTRATOR)
         self.weight = Weight()
 
@@ -252,7 +252,7 @@ class _Counter:
             return
         if isinstance(ask, Here):
             with suppress(zmq.ZMQError):  # the peer is gone again
-                reply(encode_answer(frame.id, There(self._life)))
+                reply(encode_answer(frame.id, There(self._boot_id)))
             return
 
         async def answer() -> Message | None:
@@ -283,7 +283,7 @@ class Uplink:
             "the orchestrator",
             None,
             handler,
-            life=new_life(),
+            boot_id=new_boot_id(),
             largest=TO_ORCHESTRATOR,
             why_not=self._why_not,
         )

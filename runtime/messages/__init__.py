@@ -5,13 +5,13 @@ The flow of a planned migration (only data goes from source agent to destination
 
 A. orchestrator → source       ``Inspect``   what the capsule consists of, what prevents the move
 B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
-C. orchestrator → source       ``Precopy``   directories, output, memory, while the job trains
+C. orchestrator → source       ``StartPrecopy``   directories, output, memory, while the job trains
    source → orchestrator       ``Progressed``  the progress of that; the source needs no answer
 D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a boundary
 E. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
 F. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
 G. orchestrator → all agents   ``Locate``    the address book with the new epoch
-H. orchestrator → destination  ``Restore``   CRIU restores; before the tree runs:
+H. orchestrator → destination  ``RestoreCapsule``   CRIU restores; before the tree runs:
 I. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
 J. orchestrator → all ranks    ``OpenGate``  communicators that were down are rebuilt; ranks go on
 K. orchestrator → source       ``Settle``    source asks about its frozen copy (``Claim``): end it

@@ -329,16 +329,16 @@ class Arrived(Answer, frozen=True):
 class Register(Message, frozen=True):
     """An agent's first message on every connection; answers the address books to enter (Books).
 
-    ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost. ``life``
-    names this run of the agent; requests to an earlier run are lost. ``ended``: the exit codes of
-    those capsules whose commands have ended.
+    ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost.
+    ``boot_id`` names this run of the agent; requests to an earlier run are lost. ``ended``: the
+    exit codes of those capsules whose commands have ended.
     """
 
     host: str
     facts: HostFacts
     epochs: dict[str, int]
     digest: str
-    life: str = ""
+    boot_id: str = ""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
 
 

@@ -249,11 +249,11 @@ class Me(Answer, frozen=True):
 
 
 class Here(Message, frozen=True):
-    """The first message on every connection over TCP; answers There. ``life``: names one run of a
-    program. Open asks are sent again to the same run; to another run they are lost."""
+    """The first message on every connection over TCP; answers There. ``boot_id``: names one run of
+    a program. Open asks are sent again to the same run; to another run they are lost."""
 
-    life: int
+    boot_id: int
 
 
 class There(Answer, frozen=True):
-    life: int
+    boot_id: int

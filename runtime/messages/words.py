@@ -7,7 +7,7 @@ from .base import Message
 
 ASKS = {
     # people
-    "Run": "start a job",
+    "RunJob": "start a job",
     "GetStatus": "show the status",
     "GetEvents": "show events",
     "GetMigration": "show a move",
@@ -30,10 +30,10 @@ ASKS = {
     "Locate": "enter a job's addresses",
     "Inspect": "look at a capsule",
     "Reserve": "make room for a capsule",
-    "Precopy": "copy a running capsule",
+    "StartPrecopy": "copy a running capsule",
     "EndSooner": "end a pre-copy sooner",
     "Freeze": "freeze a capsule",
-    "Restore": "restore a capsule",
+    "RestoreCapsule": "restore a capsule",
     "Forward": "pass an image on",
     "Resume": "wait until a capsule goes on",
     "Settle": "settle a move",
@@ -45,7 +45,7 @@ ASKS = {
     "SettleSwap": "settle a change of GPU",
     # a job's collectives
     "Arm": "hold a job's collectives",
-    "Aim": "bring a job to a boundary",
+    "SetTargets": "bring a job to a boundary",
     "Shut": "hold a job at a boundary",
     "WhoOwes": "name the ranks that are late",
     "TearDown": "take communicators down",
@@ -53,10 +53,10 @@ ASKS = {
     "Rebuild": "build communicators again",
     "OpenGate": "let a job's collectives go on",
     # the orchestrator, asked by agents
-    "Hello": "register a host",
-    "Beat": "take a host's heartbeat",
+    "Register": "register a host",
+    "Heartbeat": "take a host's heartbeat",
     "Claim": "say who owns a capsule",
-    "Ended": "take note that a capsule has ended",
+    "CapsuleEnded": "take note that a capsule has ended",
     "Progressed": "take note of a move's progress",
     "Relay": "serve a command of a host",
     "Here": "open a session",

@@ -39,7 +39,7 @@ class BeforePause(Migration):
 
     def __init__(
         self,
-        ground: MigrationContext,
+        context: MigrationContext,
         number: int,
         job: Job,
         capsule: Capsule,
@@ -48,7 +48,7 @@ class BeforePause(Migration):
         by: str,
         changed: Callable[[Migration], None],
     ) -> None:
-        super().__init__(ground, number, job, capsule, destination, reason, by, changed)
+        super().__init__(context, number, job, capsule, destination, reason, by, changed)
         self.to_gpu = self.from_gpu = ""  # the destination's GPU (UUID), and the GPU to leave
         self.copy_way = ""  # replaces precopy.way, if set
         self.until: float | None = None  # monotonic time by which the capsule must be gone
@@ -64,7 +64,7 @@ class BeforePause(Migration):
         sooner = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
         word, limit = messages.EndSooner(self.capsule.name, sooner), self._limits.suspicion
         with contextlib.suppress(LiveshiftError):  # without it the move goes on at its own pace
-            await self._ground.ask(self.source, word, limit)
+            await self._context.ask(self.source, word, limit)
 
     def progressed(self, word: messages.Progressed) -> None:
         """Take a report of the pre-copy. Once the job is frozen, no pre-copy runs any more."""
@@ -101,14 +101,14 @@ class BeforePause(Migration):
                 lambda: self._inspect(limit),
             )
             self._look = look
-            self.predicted = self._ground.predict(
+            self.predicted = self._context.predict(
                 self.capsule, self.destination, look, reserved, self.copy_way, self._within()
             )
             self._tell_if_late(self.predicted)
             tasks = len(look.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
         if breaks := what_breaks(look.outside):
-            self._ground.tell(self, breaks)
+            self._context.tell(self, breaks)
         return reserved
 
     async def _inspect(self, limit: float) -> messages.Inspected:
@@ -123,7 +123,7 @@ class BeforePause(Migration):
         limit: float,
         wanted: Sequence[tuple[str, str]] = (),
     ) -> messages.Reserved:
-        spec = self.job.spec(self.capsule, self._ground.cluster)
+        spec = self.job.spec(self.capsule, self._context.cluster)
         reserve = messages.Reserve(
             self.name,
             spec,
@@ -143,7 +143,7 @@ class BeforePause(Migration):
     async def _precopy(self, reserved: messages.Reserved) -> None:
         """Copy directories, output and memory to the destination while the job trains."""
         self._advance(MigrationStep.PRECOPYING)
-        limit, settings = self._limits.precopy, self._ground.cluster.precopy
+        limit, settings = self._limits.precopy, self._context.cluster.precopy
         found, within = self.predicted, self._within()
         sooner = 0.0
         if within is not None and found is not None:  # no round after this, to pause in time
@@ -171,7 +171,7 @@ class BeforePause(Migration):
             self.predicted = decided(self.predicted, moved.chosen)
         known = self._look.outside if self._look is not None else []
         if breaks := what_breaks([each for each in moved.outside if each not in known], "new"):
-            self._ground.tell(self, breaks)
+            self._context.tell(self, breaks)
         if self.predicted is not None and self.precopy is not None:
             self.predicted = sharpened(self.predicted, self.precopy)
 
@@ -191,8 +191,8 @@ class BeforePause(Migration):
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(PLACE_POLL_S)
-            room = f"room for {units.size(stop)}"
-            detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
+            sandbox = f"room for {units.size(stop)}"
+            detail.append(sandbox if stop else f"{units.size(seen.placed)} of cold memory")
 
     def _within(self) -> float | None:
         """Return the seconds until the capsule must be gone; None without a deadline."""
@@ -201,7 +201,7 @@ class BeforePause(Migration):
     def _tell_if_late(self, found: messages.Prediction) -> None:
         """Note in the history that the capsule will be gone too late; it moves anyway."""
         if found.needs_s is not None and (within := self._within()) is not None:
-            self._ground.tell(self, too_late(found.needs_s, within))
+            self._context.tell(self, too_late(found.needs_s, within))
 
     def _check_time(self) -> None:
         """Raise StepFailed if the rest of the memory cannot be sent in time: the move would be

@@ -35,7 +35,7 @@ class GpuSwap(Migration):
 
     def __init__(
         self,
-        ground: MigrationContext,
+        context: MigrationContext,
         number: int,
         job: Job,
         capsule: Capsule,
@@ -45,14 +45,14 @@ class GpuSwap(Migration):
         by: str,
         changed: Callable[[Migration], None],
     ) -> None:
-        super().__init__(ground, number, job, capsule, capsule.host, reason, by, changed)
+        super().__init__(context, number, job, capsule, capsule.host, reason, by, changed)
         self._to, self._leave = to, leave
         self._way = capsule.host, f"{capsule.host} {_in_words(to)}"
 
     @classmethod
     def left_behind(
         cls,
-        ground: MigrationContext,
+        context: MigrationContext,
         job: Job,
         capsule: Capsule,
         row: MigrationRow,
@@ -60,7 +60,7 @@ class GpuSwap(Migration):
     ) -> GpuSwap:
         """Return a swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
         number = int(row.name[1:])
-        swap = cls(ground, number, job, capsule, "", "", row.reason, row.by, changed)
+        swap = cls(context, number, job, capsule, "", "", row.reason, row.by, changed)
         swap._way = row.source, row.destination
         swap.step, swap.times = MigrationStep(row.state), Timeline.of(row)
         swap.holds_gates = swap.step is not MigrationStep.PREPARING  # it may hold them
@@ -130,7 +130,7 @@ class GpuSwap(Migration):
             if settled.why and (settled.state == "lost" or isinstance(error, Unreachable)):
                 self.error = LiveshiftError(settled.why, hint=error.hint)
             if settled.state == "swapped":
-                self._ground.tell(self, f"it is on {self._way[1]} all the same: {error}")
+                self._context.tell(self, f"it is on {self._way[1]} all the same: {error}")
                 self.error = None
                 await self._go_on()
                 return
@@ -159,7 +159,7 @@ class GpuSwap(Migration):
                 return messages.SwapSettled("gone", "")
             if problem != said:
                 said = problem
-                self._ground.tell(self, problem)
+                self._context.tell(self, problem)
             await asyncio.sleep(self._limits.heartbeat)
 
 

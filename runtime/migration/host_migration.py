@@ -51,7 +51,7 @@ class HostMigration(BeforePause):
 
     def __init__(
         self,
-        ground: MigrationContext,
+        context: MigrationContext,
         number: int,
         job: Job,
         capsule: Capsule,
@@ -60,7 +60,7 @@ class HostMigration(BeforePause):
         by: str,
         changed: Callable[[Migration], None],
     ) -> None:
-        super().__init__(ground, number, job, capsule, destination, reason, by, changed)
+        super().__init__(context, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
         self.released = False  # the source got the ruling "run", so its promise is over
         self._seen = self._closed = False  # the destination was asked; its image stays incomplete
@@ -68,7 +68,7 @@ class HostMigration(BeforePause):
     @classmethod
     def left_behind(
         cls,
-        ground: MigrationContext,
+        context: MigrationContext,
         job: Job,
         capsule: Capsule,
         row: MigrationRow,
@@ -76,7 +76,7 @@ class HostMigration(BeforePause):
     ) -> HostMigration:
         """Return a move that an earlier orchestrator has left under way, for :meth:`take_up`."""
         move = cls(
-            ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by, changed
+            context, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by, changed
         )
         move.source, move.step, move.times = row.source, MigrationStep(row.state), Timeline.of(row)
         move.precopy, move.predicted = row.precopy, row.predicted
@@ -175,7 +175,7 @@ class HostMigration(BeforePause):
     def _commit(self) -> None:
         """Commit: after this durable write only the destination may run the capsule."""
         with self.times.phase("commit", frozen=True):
-            self._ground.commit(self.capsule, self.destination, still=True)
+            self._context.commit(self.capsule, self.destination, still=True)
         self._advance(MigrationStep.COMMITTED)
 
     async def _restored(self) -> bool:
@@ -204,8 +204,8 @@ class HostMigration(BeforePause):
             return False
         self.tried.add(self.destination)
         try:
-            spare = self._ground.another_spare(self)
-            self._ground.tell(self, f"passes the image on to {spare}, because {self.error}")
+            spare = self._context.another_spare(self)
+            self._context.tell(self, f"passes the image on to {spare}, because {self.error}")
             with self.times.phase("pass on", frozen=True):
                 limit = self._standstill.for_passing_on(time.monotonic())
                 survey = second_look.without(self._look.survey)
@@ -214,11 +214,11 @@ class HostMigration(BeforePause):
                 forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
                 limit = self._standstill.for_passing_on(time.monotonic())
                 await self._ask(self.destination, forward, limit, messages.Frozen)
-            self._ground.commit(self.capsule, spare, still=False)
+            self._context.commit(self.capsule, spare, still=False)
         except Refused:
             return False
         except Exception as error:
-            self._ground.tell(self, f"could not pass the image on: {error}")
+            self._context.tell(self, f"could not pass the image on: {error}")
             return False
         self.destination = spare
         self._advance(MigrationStep.RESTORING)
@@ -239,7 +239,7 @@ class HostMigration(BeforePause):
                 self.name, self.capsule.name, self.capsule.epoch, limit
             )
             try:
-                published = asyncio.ensure_future(self._ground.publish(self.job))
+                published = asyncio.ensure_future(self._context.publish(self.job))
                 published.add_done_callback(lambda done: done.cancelled() or done.exception())
                 moved = await asyncio.ensure_future(
                     self._ask(self.destination, restore, self._limits.answer(limit), messages.Moved)
@@ -251,12 +251,12 @@ class HostMigration(BeforePause):
                 break
             except StepFailed as error:  # the agent reports that nothing runs there
                 # A new epoch ends every ruling that was given for the failed attempt.
-                self._ground.commit(self.capsule, self.destination, still=True)
+                self._context.commit(self.capsule, self.destination, still=True)
                 failed += 1
                 again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
                 if not again or not self._standstill.allows_retry(time.monotonic()):
                     raise
-                self._ground.tell(
+                self._context.tell(
                     self, f"tries the restore again on {self.destination}, because {error}"
                 )
             except NotFound as nothing:
@@ -265,7 +265,7 @@ class HostMigration(BeforePause):
                 if not self.capsule.granted:
                     raise
                 if not failed:
-                    self._ground.tell(self, f"waits for {self.destination}, where it may run")
+                    self._context.tell(self, f"waits for {self.destination}, where it may run")
                     failed = 1
                 log.warning("%s: %s", self.name, error)
                 await asyncio.sleep(self._limits.heartbeat)
@@ -287,7 +287,9 @@ class HostMigration(BeforePause):
                 await self._settle(self.source)
             except LiveshiftError as error:
                 detail.append("when the source is back")
-                self._ground.tell(self, f"the frozen copy ends once {self.source} is back: {error}")
+                self._context.tell(
+                    self, f"the frozen copy ends once {self.source} is back: {error}"
+                )
         await self._end(MigrationStep.DONE)
 
     # ---- when something fails ------------------------------------------------------------------
@@ -323,7 +325,7 @@ class HostMigration(BeforePause):
                     continue
             break
         if state == "unknown":
-            self._ground.tell(self, f"{self.source} goes on once it is back")
+            self._context.tell(self, f"{self.source} goes on once it is back")
         self.times.thaw()
         if state == "nothing" and self.capsule.code is None:  # the source was switched off, say
             await self._end(MigrationStep.LOST)
@@ -341,11 +343,11 @@ class HostMigration(BeforePause):
             self._seen, self._closed = True, not seen.complete
             if self._closed or self.released or self.capsule.code is not None:
                 return False
-            self._ground.commit(self.capsule, self.destination, still=True)
+            self._context.commit(self.capsule, self.destination, still=True)
         except Exception as error:
             log.warning("%s: is the image complete? %s", self.name, error)
             return False
-        self._ground.tell(self, f"the image is complete, so it moves on: {self.error}")
+        self._context.tell(self, f"the image is complete, so it moves on: {self.error}")
         self.times.shipped(seen.image_bytes)
         self._advance(MigrationStep.COMMITTED)
         return True
@@ -356,9 +358,9 @@ class HostMigration(BeforePause):
         """
         try:
             if self.capsule.host != self.source and await self._settle(self.source) == "held":
-                self._ground.commit(self.capsule, self.source, still=False)
+                self._context.commit(self.capsule, self.source, still=False)
             if self.capsule.host == self.source:
-                await self._ground.publish(self.job)
+                await self._context.publish(self.job)
                 if await self._returned():
                     self.times.thaw()
                     await self._end(MigrationStep.FAILED)
@@ -369,7 +371,7 @@ class HostMigration(BeforePause):
                 await self._end(MigrationStep.LOST)
                 return True
             if self.capsule.host == self.source:
-                self._ground.commit(self.capsule, self.destination, still=False)
+                self._context.commit(self.capsule, self.destination, still=False)
         except Exception as error:
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
         await asyncio.sleep(self._limits.heartbeat)  # neither host can run it now: try again later

@@ -47,7 +47,7 @@ class Migration(ABC):
 
     def __init__(
         self,
-        ground: MigrationContext,
+        context: MigrationContext,
         number: int,
         job: Job,
         capsule: Capsule,
@@ -72,8 +72,8 @@ class Migration(ABC):
         self.precopy: Rounds | None = None
         self.predicted: Prediction | None = None
         self.cost: Cost | None = None
-        self._ground = ground
-        self._limits = job.timeouts(ground.cluster)
+        self._context = context
+        self._limits = job.timeouts(context.cluster)
         self._changed = changed
         self._cancelled: Refused | None = None
         self._work: asyncio.Future[None] | None = None  # what a cancel interrupts
@@ -160,11 +160,11 @@ class Migration(ABC):
         self.holds_gates = True
         with self.times.phase("quiesce") as detail:
             try:
-                detail.append(await self._ground.quiesce(self))
+                detail.append(await self._context.quiesce(self))
             except NoBoundary as error:
                 if not error.only_tcp:
                     raise
-                self._ground.tell(self, f"frozen in place: {error}")
+                self._context.tell(self, f"frozen in place: {error}")
                 detail.append("frozen in place")
 
     async def _reopen(self) -> None:
@@ -174,7 +174,7 @@ class Migration(ABC):
             self.holds_gates = False
             stands = self.times.frozen_at is not None
             with self.times.phase("reopen", frozen=stands) as detail:
-                detail += filter(None, [await self._ground.reopen(self)])
+                detail += filter(None, [await self._context.reopen(self)])
 
     async def _resume(self) -> None:
         """Open the gates for the capsule, which runs now; wait a while for its first collective."""
@@ -192,19 +192,19 @@ class Migration(ABC):
         for phase in phases:
             if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
                 why = phase.detail.removeprefix("full dump")
-                self._ground.tell(self, f"copies all memory while paused (full dump){why}")
+                self._context.tell(self, f"copies all memory while paused (full dump){why}")
 
     def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
         """Note in the history by which path device memory left its GPUs, and why."""
         for words in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
-            self._ground.tell(self, words)
+            self._context.tell(self, words)
 
     @property
     def _standstill(self) -> FreezeBudget:
         return FreezeBudget(self._limits, self.times.frozen_at or time.monotonic())
 
     async def _ask(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
-        answer = await self._ground.ask(host, message, timeout)
+        answer = await self._context.ask(host, message, timeout)
         if not isinstance(answer, expect):
             raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
         return answer

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from ...criu_glue.capsule.sandbox import PAGES
+from ...criu_glue.capsule.sandboxes import PAGES
 from ...criu_glue.network.network import Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage
 from ...interposer.library import library_path

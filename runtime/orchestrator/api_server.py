@@ -40,7 +40,7 @@ from .spares import place_job
 from .status import status
 from .stopping import Stopping
 
-log = logging.getLogger("liveshift.desk")
+log = logging.getLogger("liveshift.api")
 
 START_S = 60.0
 OUTPUT_RETRY_S = 0.05

@@ -44,13 +44,13 @@ class CatchUp:
             over = msgspec.structs.replace(row, state=MigrationStep.FAILED.value, error=words)
             self._fleet.journal.save_migration(number, over)
 
-    def report(self, host: str, hello: Register) -> bool:
+    def report(self, host: str, register: Register) -> bool:
         """Take one host's report; return True if it was the last one and all is decided now.
 
         Raises JournalTrouble; then nothing is decided before the host has reported again.
         """
         fleet = self._fleet
-        fleet.reports[host] = hello
+        fleet.reports[host] = register
         if waits := fleet.unreported():
             log.warning("the journal is a backup; waiting for %s to report", ", ".join(waits))
             return False
@@ -79,7 +79,7 @@ class CatchUp:
             self._fleet.journal.note(capsule.name, "lost", "lost: no host has it any more")
             return
         if (host, epoch) != (capsule.host, capsule.epoch) or not capsule.granted:
-            self._fleet.journal.adopt(capsule.name, host, epoch)
+            self._fleet.journal.hand_over(capsule.name, host, epoch)
             capsule.host, capsule.epoch, capsule.granted = host, epoch, True
             self._fleet.journal.note(capsule.name, "adopted", f"adopted: it is on {host}")
         code = self._fleet.reports[host].ended.get(capsule.name)

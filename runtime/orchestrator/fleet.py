@@ -34,7 +34,7 @@ class HostState:
     name: str
     heard: float = 0.0
     memory_free: int = 0
-    life: str = ""
+    boot_id: str = ""
     told: bool = False
     gpus: tuple[GpuSeat, ...] = ()
     link: DataLink | None = None

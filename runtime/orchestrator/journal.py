@@ -148,7 +148,7 @@ class Journal:
         if done != 1:
             raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
 
-    def adopt(self, capsule: str, host: str, epoch: int) -> None:
+    def hand_over(self, capsule: str, host: str, epoch: int) -> None:
         """Make ``host`` the owner under an epoch that the lost journal had granted to it."""
         self.file.write(
             "UPDATE capsules SET host = ?, epoch = ?, granted = 1 WHERE name = ?",

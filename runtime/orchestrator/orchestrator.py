@@ -67,10 +67,10 @@ class Orchestrator:
         self.endings = Endings(self.fleet, self.switchboard, self.stopping)
         self.moves = MigrationService(self.fleet, self.switchboard, self._move_over)
         self.evacuation = Evacuation(self.fleet, self.moves)
-        self.desk = ApiServer(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
+        self.api = ApiServer(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
         self.catch_up = CatchUp(self.fleet, self.endings.capsule_ended)
         self._decided = asyncio.Event()  # set once the journal is up to date
-        switchboard.handler, switchboard.operators = self._from_agent, self.desk.serve_operator
+        switchboard.handler, switchboard.operators = self._from_agent, self.api.serve_operator
 
     @classmethod
     async def start(cls, cluster: Cluster) -> Orchestrator:
@@ -95,7 +95,7 @@ class Orchestrator:
             else:
                 made.moves.take_up()
                 made._go_on()
-            await local_socket.serve_on(listener, path, made.desk.serve)
+            await local_socket.serve_on(listener, path, made.api.serve)
             undo.pop_all()
         notify.ready()
         return made
@@ -150,7 +150,7 @@ class Orchestrator:
             )
         state.heard = time.monotonic()
         if isinstance(ask, messages.Heartbeat):
-            self._beat(host, ask)
+            self._heartbeat(host, ask)
             if not state.told:  # an agent may not notice that it was cut off for a moment
                 raise Unreachable(f"{host} may have missed address books: it must report again")
             return None
@@ -161,9 +161,9 @@ class Orchestrator:
             if self.fleet.journal.file.restored:
                 if self.catch_up.report(host, ask):
                     self._go_on()
-            elif ask.life != state.life:
+            elif ask.boot_id != state.boot_id:
                 self._look_for_lost(host, ask)  # an agent that runs on reports ends by itself
-            state.life = ask.life
+            state.boot_id = ask.boot_id
             self.evacuation.wake()
             state.told = True
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
@@ -189,28 +189,28 @@ class Orchestrator:
             request = messages.decode(ask.request).body
             if request is None:
                 raise LiveshiftError("an agent relayed something that is no ask")
-            return await self.desk.serve_relayed(host, ask.uid, request)
+            return await self.api.serve_relayed(host, ask.uid, request)
         raise AssertionError(ask)
 
-    def _look_for_lost(self, host: str, hello: messages.Register) -> None:
+    def _look_for_lost(self, host: str, register: messages.Register) -> None:
         """End the capsules that a host owns but no longer has: the host was switched off, say."""
         for job in self.fleet.jobs.values():
             for capsule in job.capsules.values():
                 mine = capsule.host == host and capsule.code is None and capsule.started
-                if capsule.migration or capsule.name in hello.epochs:
+                if capsule.migration or capsule.name in register.epochs:
                     continue
                 if mine and capsule.granted:
                     self.endings.capsule_ended(job, capsule, KILLED)
                     self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
-    def _beat(self, host: str, beat: messages.Heartbeat) -> None:
+    def _heartbeat(self, host: str, heartbeat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]
-        state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
-        state.link = beat.link
+        state.memory_free, state.gpus = heartbeat.memory_free, tuple(heartbeat.gpus)
+        state.link = heartbeat.link
         if self.fleet.journal.file.restored:
             return
         unknown = self.fleet.unknown[host] = []
-        for seen in beat.capsules:
+        for seen in heartbeat.capsules:
             found = self.fleet.find(seen.name)
             if found is None:
                 if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):

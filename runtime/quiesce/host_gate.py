@@ -94,7 +94,7 @@ class HostGate:
         return [process.page for process in self._living()]
 
     def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
-        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`beat`.
+        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`heartbeat`.
 
         ``attempt`` must differ from every earlier attempt on these pages.
         """
@@ -199,11 +199,11 @@ class HostGate:
             with suppress(PageError):
                 process.page.open()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Renew the lease of the gates; the caller must do so several times within the lease."""
         for process in self._living():
             with self._guarded(process):
-                process.page.beat()
+                process.page.heartbeat()
 
     def release(self) -> None:
         """Close our access to the pages; the gates stay as they are."""

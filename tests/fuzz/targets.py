@@ -95,10 +95,10 @@ def _image() -> Target:
     whole = seeds.images()
     for name, raw in whole.items():
         (place.inside / name).write_bytes(raw)
-    room = place.inside / "room"  # where its paths lead to
+    sandbox = place.inside / "room"  # where its paths lead to
     for name in ("tmp", "dev/shm", "usr/bin"):
-        (room / name).mkdir(parents=True)
-    (room / "tmp").chmod(0o1777)
+        (sandbox / name).mkdir(parents=True)
+    (sandbox / "tmp").chmod(0o1777)
 
     def run(data: bytes) -> None:
         names = seeds.image_names()
@@ -106,7 +106,7 @@ def _image() -> Target:
         path = place.inside / name
         path.write_bytes(data[1:])
         try:
-            image_check.prepare(place.inside, ALICE, room)
+            image_check.prepare(place.inside, ALICE, sandbox)
         except StepFailed:
             pass
         finally:

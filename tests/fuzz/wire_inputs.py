@@ -124,7 +124,8 @@ def chunks() -> Target:
             tmp=top / "tmp", log=top / "log", uid=ALICE.uid, gid=ALICE.gid, groups=ALICE.groups
         )
         resident = SimpleNamespace(
-            room=SimpleNamespace(plan=plan, root=top / "root"), spec=SimpleNamespace(name="gpt/1")
+            sandbox=SimpleNamespace(plan=plan, root=top / "root"),
+            spec=SimpleNamespace(name="gpt/1"),
         )
         inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),))  # type: ignore[arg-type]
         inbox.top = lambda tree: _top(top, tree, Inbox.top, inbox)  # type: ignore[method-assign]
@@ -162,9 +163,9 @@ def sealed(data: bytes) -> None:
         except LiveshiftError:
             lane, number = 1, 0
         for who in (stranger, sealer):
-            room = memoryview(bytearray(len(chunk) + TAG))
+            sandbox = memoryview(bytearray(len(chunk) + TAG))
             try:
-                sealed = who.seal(lane, number, head, chunk, room)
+                sealed = who.seal(lane, number, head, chunk, sandbox)
             except ValueError:  # what nobody seals twice
                 continue
             frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", head, sealed)]

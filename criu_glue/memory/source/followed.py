@@ -201,12 +201,12 @@ def divided(ranges: Ranges) -> Iterator[Ranges]:
     """Divide the ranges into parts of about the same size, for several threads."""
     most = max(PART, sum(end - start for start, end in ranges) // PARTS // PAGE * PAGE)
     part: Ranges = []
-    room = most
+    sandbox = most
     for start, end in ranges:
-        while end - start > room:
-            yield [*part, (start, start + room)]
-            start, part, room = start + room, [], most
+        while end - start > sandbox:
+            yield [*part, (start, start + sandbox)]
+            start, part, sandbox = start + sandbox, [], most
         part.append((start, end))
-        room -= end - start
+        sandbox -= end - start
     if part:
         yield part

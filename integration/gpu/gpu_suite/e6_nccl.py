@@ -13,7 +13,7 @@ from pathlib import Path
 from lab_session import JOBS
 from moving_job import Job
 
-from liveshift.criu_glue.capsule.sandbox import PAGES
+from liveshift.criu_glue.capsule.sandboxes import PAGES
 from liveshift.interposer.page import opened, paths
 
 from .e5_training import GPT

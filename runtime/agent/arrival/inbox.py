@@ -21,7 +21,7 @@ import xxhash
 
 from .... import units
 from ....criu_glue.capsule.output import SEGMENT
-from ....criu_glue.capsule.sandbox import STDERR_FD, STDOUT_FD
+from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.memory.prefill.prefill import memory_left
@@ -186,18 +186,18 @@ class Inbox:
     def path(self, kind: str, name: str) -> Path:
         """The path of a stream that is a file; raises StepFailed for one that no image has."""
         if kind == OUTPUT and SEGMENT.fullmatch(name):
-            return self.resident.room.plan.log / name
+            return self.resident.sandbox.plan.log / name
         if kind == "image" and IMAGE_NAME.fullmatch(name):
             return self.images / name
         raise _unknown(f"{kind}:{name}")
 
     def top(self, tree: str) -> Path:
         """The directory of a tree on this host; raises StepFailed for a tree that no image has."""
-        plan = self.resident.room.plan
+        plan = self.resident.sandbox.plan
         if tree == "tmp":
             return plan.tmp
         if tree == "shm":
-            return self.resident.room.root / "dev/shm"
+            return self.resident.sandbox.root / "dev/shm"
         if tree == "open":
             return Path("/")
         kind, _, path = tree.partition(":")
@@ -220,7 +220,7 @@ class Inbox:
         if kind in (OUTPUT, "image"):
             self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
         elif kind == "tree" and pass_ in ("1", "2"):
-            plan = self.resident.room.plan
+            plan = self.resident.sandbox.plan
             self._unpackers[stream] = Unpacker(
                 self.top(tree),
                 sparing=tree.startswith("carried:"),

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from .... import units
-from ....criu_glue.capsule.sandbox import Sandbox, adopt, started
+from ....criu_glue.capsule.sandboxes import Sandbox, hand_over, started
 from ....criu_glue.criu.early import EarlyCriu
 from ....criu_glue.criu.restore import RestoringTree
 from ....criu_glue.criu.tool import Criu
@@ -70,7 +70,7 @@ class IncomingMigration:
         self,
         reserve: Reserve,
         resident: RunningCapsule,
-        housing: CapsuleFactory,
+        factory: CapsuleFactory,
         devices: DeviceTree | None = None,
         gpus: Pairs | None = None,
     ) -> None:
@@ -81,16 +81,16 @@ class IncomingMigration:
         self.gpus = gpus or []
         self.resident = resident
         self._reserve = reserve
-        self._housing = housing
-        self.images = housing.images(reserve.migration)
+        self._factory = factory
+        self.images = factory.images(reserve.migration)
         self.images.mkdir(parents=True, exist_ok=True)
         inlet = None
         if devices is not None:
             inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
         self.inbox = Inbox(
-            self.images, resident, housing.placement.carried, inlet, reserve.limit_bytes
+            self.images, resident, factory.placement.carried, inlet, reserve.limit_bytes
         )
-        self._tree = RestoringTree(resident.room, self.images)
+        self._tree = RestoringTree(resident.sandbox, self.images)
         self._early: EarlyCriu | None = None
         self._nothing_placed = ""  # why no memory was in place before the restore, in words
         self._settled_files = False
@@ -106,27 +106,30 @@ class IncomingMigration:
 
     def note(self) -> None:
         """Write down what :meth:`take_up` needs."""
-        room = self.resident.room
-        note = IncomingNote(self._reserve, room.init, room.started, self.gpus)
+        sandbox = self.resident.sandbox
+        note = IncomingNote(self._reserve, sandbox.init, sandbox.started, self.gpus)
         (self.images / NOTE).write_bytes(msgspec.msgpack.encode(note))
 
     @classmethod
     def take_up(
-        cls, migration: str, housing: CapsuleFactory, devices: Devices
+        cls, migration: str, factory: CapsuleFactory, devices: Devices
     ) -> IncomingMigration | None:
         """The arrival that an earlier agent left; None without a complete image and its room."""
         try:
-            raw = (housing.images(migration) / NOTE).read_bytes()
+            raw = (factory.images(migration) / NOTE).read_bytes()
             note = msgspec.msgpack.decode(raw, type=IncomingNote)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
-        room = Sandbox(housing.plan(note.reserve.spec), note.init, note.init_started)
-        resident = housing.resident(note.reserve, room)
-        here = cls(note.reserve, resident, housing, None, note.gpus)
+        sandbox = Sandbox(factory.plan(note.reserve.spec), note.init, note.init_started)
+        resident = factory.resident(note.reserve, sandbox)
+        here = cls(note.reserve, resident, factory, None, note.gpus)
         here._find_devices = lambda: devices.left(migration, resident)
         here._tree.take_up()
         # A tree that may run has its memory, and its pages may be used up (MemoryStore.spend).
-        if not (here.inbox.take_up() or (here.complete and resident.noted())) or not room.alive():
+        if (
+            not (here.inbox.take_up() or (here.complete and resident.noted()))
+            or not sandbox.alive()
+        ):
             return None
         return here
 
@@ -144,8 +147,8 @@ class IncomingMigration:
         return memory.spent or (self._early is None and memory.absent > 0)
 
     @property
-    def room_stands(self) -> bool:
-        return started(self.resident.room.init) == self.resident.room.started
+    def sandbox_stands(self) -> bool:
+        return started(self.resident.sandbox.init) == self.resident.sandbox.started
 
     @property
     def placed(self) -> tuple[int, bool]:
@@ -156,7 +159,7 @@ class IncomingMigration:
         """Start a CRIU that puts cold memory into the room before the image is complete."""
 
         def begin(store: MemoryStore) -> None:
-            self._early = early = EarlyCriu(criu, self.resident.room, self.images, store)
+            self._early = early = EarlyCriu(criu, self.resident.sandbox, self.images, store)
             self.inbox.stands_still = early.halt
             self.inbox.memory_lost = lambda: early.lost
             early.begin()
@@ -175,12 +178,12 @@ class IncomingMigration:
                 for tree, names in manifest.gone().items():
                     put_here = self.inbox.written.get(tree, set())
                     trees.remove(self.inbox.top(tree), put_here.intersection(names))
-                carried_out.reconcile(self._housing, self.resident.spec.name, self.inbox.came)
+                carried_out.reconcile(self._factory, self.resident.spec.name, self.inbox.came)
                 self._settled_files = True
-            plan = self.resident.room.plan
+            plan = self.resident.sandbox.plan
             user = User(plan.uid, plan.gid, plan.groups)
-            image_check.prepare(self.images, user, self.resident.room.root)
-            placement, init = self._housing.placement, self.resident.room.init
+            image_check.prepare(self.images, user, self.resident.sandbox.root)
+            placement, init = self._factory.placement, self.resident.sandbox.init
             shared_sizes.forget(self.images, placement, placement.mounts_of(init))
             lap.detail = f"{len(manifest.streams)} streams"
         reach("destination.restoring")
@@ -251,7 +254,7 @@ class IncomingMigration:
         """The address book's line for this capsule after the commit to this host."""
         book = self._reserve.book
         where = {
-            self.resident.overlay.address(self.resident.spec.index): (self._housing.host, epoch)
+            self.resident.overlay.address(self.resident.spec.index): (self._factory.host, epoch)
         }
         return Locate(Book(book.job, book.vni, book.subnet, where))
 
@@ -308,7 +311,7 @@ class IncomingMigration:
                     self._devices.take_up(some=True)
                     self._devices.end()
             if not resumed:
-                self._let_go(self._housing.cluster.timeouts.suspicion)
+                self._let_go(self._factory.cluster.timeouts.suspicion)
         except LiveshiftError as error:
             log.error("%s: %s", self.resident.spec.name, error)
             if not self._tree.resumed():
@@ -316,7 +319,7 @@ class IncomingMigration:
                 self.resident.unnote()
                 return False
         if resumed:
-            adopt(self.resident.room)
+            hand_over(self.resident.sandbox)
         return True
 
     def forward(self, sender: Sender, lanes: Lanes) -> Frozen:

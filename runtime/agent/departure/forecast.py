@@ -35,7 +35,7 @@ def look(
     """
     why = full_dump_because(host, resident, settings)
     writing = look_at_writing(resident) if watch and not why else None
-    return footprint(resident.room), writing, why
+    return footprint(resident.sandbox), writing, why
 
 
 def look_at_writing(
@@ -43,7 +43,7 @@ def look_at_writing(
 ) -> Writing | None:
     """What its processes write within the next seconds, from ``looks`` short looks and a long one;
     None if the tracker cannot see that."""
-    tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
+    tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.sandbox)])
 
     def written(seconds: float) -> tuple[int, float]:
         began = time.monotonic()

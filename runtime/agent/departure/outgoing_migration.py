@@ -24,7 +24,7 @@ import msgspec
 
 from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
-from ....criu_glue.capsule.sandbox import STDERR_FD, STDOUT_FD, end
+from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD, end
 from ....criu_glue.capsule.tree import in_order
 from ....criu_glue.criu.dump import FrozenTree
 from ....criu_glue.criu.page_filter import PageFilter
@@ -66,16 +66,16 @@ class OutgoingNote(msgspec.Struct, frozen=True):
     gpus: list[str] = msgspec.field(default_factory=list)
 
 
-def carried_trees(resident: RunningCapsule, housing: CapsuleFactory) -> list[Tree]:
+def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tree]:
     """What moves besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
 
     /dev/shm comes last, and only when the tree is frozen: it is memory.
     """
-    plan = resident.room.plan
+    plan = resident.sandbox.plan
     found = [Tree("tmp", plan.tmp, plan.tmp)]
-    for path in housing.placement.carried:
+    for path in factory.placement.carried:
         found.append(Tree("carried:" + path, Path(path), Path(path)))
-    shm = resident.room.root / "dev/shm"
+    shm = resident.sandbox.root / "dev/shm"
     return [*found, Tree("shm", shm, shm)]
 
 
@@ -89,26 +89,26 @@ class OutgoingMigration:
         self,
         migration: str,
         resident: RunningCapsule,
-        housing: CapsuleFactory,
+        factory: CapsuleFactory,
         sender: Sender | None = None,
         devices: DeviceTree | None = None,
     ) -> None:
         self.migration = migration
         self.resident = resident
-        self._housing = housing
+        self._factory = factory
         self._sender = sender
         self._devices = devices
         self._find_devices: Callable[[], DeviceTree | None] = lambda: None
         self.memory: PrecopyRounds | None = None
         self.full_dump = ""  # why CRIU's image carries all memory at the standstill; "" if not
         self.gpus: list[str] = []
-        self._trees = carried_trees(resident, housing)
+        self._trees = carried_trees(resident, factory)
         self._listed: dict[str, dict[str, Stamp]] = {}
         self._taken: dict[str, dict[str, Stamp]] = {}
-        self._log = OutputSender(resident.room)
+        self._log = OutputSender(resident.sandbox)
         self._epoll: list[epoll_sets.EpollEntry] = []
-        self._images = housing.images(migration)
-        self._frozen = FrozenTree(resident.room, ROOT_PID, self._images)
+        self._images = factory.images(migration)
+        self._frozen = FrozenTree(resident.sandbox, ROOT_PID, self._images)
         self._locked = False
         self._abandoned = False
 
@@ -117,14 +117,14 @@ class OutgoingMigration:
         cls,
         migration: str,
         resident: RunningCapsule,
-        housing: CapsuleFactory,
+        factory: CapsuleFactory,
         find_devices: Callable[[], DeviceTree | None],
     ) -> OutgoingMigration:
         """A departure that an earlier agent left in a freeze or holding a frozen tree.
 
         ``find_devices`` is called when the departure goes on, and again if the GPU helper was
         not there."""
-        here = cls(migration, resident, housing)
+        here = cls(migration, resident, factory)
         here._find_devices = find_devices
         here._frozen.take_up()
         here._locked = resident.still = True
@@ -157,7 +157,7 @@ class OutgoingMigration:
                 self._pack(tree, now, 1)
                 self._listed[tree.name] = now
             self._log.send_new(self._wire.send)
-            network.prepare_lock(self.resident.room.init)
+            network.prepare_lock(self.resident.sandbox.init)
             self._wire.finish()
             lap.bytes = self._wire.bytes
         with watch.phase("pre-copy") as lap:
@@ -213,7 +213,7 @@ class OutgoingMigration:
         if left <= 0:
             raise StepFailed("freeze", f"the dump could not begin within {deadline_s:g} s")
         with watch.phase("lock", frozen=True):
-            network.lock(self.resident.room.init)
+            network.lock(self.resident.sandbox.init)
             self._locked = True
             self._look_once_more()
         reach("source.locked")
@@ -246,23 +246,25 @@ class OutgoingMigration:
     def _look_once_more(self) -> None:
         """Look for what may have appeared since pre-copy and would make CRIU or the restore fail:
         file locks, and closed files that an epoll set still holds."""
-        room = self.resident.room
+        sandbox = self.resident.sandbox
         if held := self._passing(time.monotonic() + UNLOCKED_STANDING_S):
             text, remedy = held[0]
             raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
-        self._epoll, stale = epoll_sets.find(in_order(room, ROOT_PID))
+        self._epoll, stale = epoll_sets.find(in_order(sandbox, ROOT_PID))
         if stale:
-            stale = file_locks.lasting(stale, lambda: epoll_sets.find(in_order(room, ROOT_PID))[1])
-            self._epoll, _ = epoll_sets.find(in_order(room, ROOT_PID))
+            stale = file_locks.lasting(
+                stale, lambda: epoll_sets.find(in_order(sandbox, ROOT_PID))[1]
+            )
+            self._epoll, _ = epoll_sets.find(in_order(sandbox, ROOT_PID))
         if stale:
             raise StepFailed("freeze", stale[0][0], hint=stale[0][1])
 
     def _passing(self, until: float) -> list[tuple[str, str]]:
         """What keeps the capsule here at ``until`` (monotonic seconds), and what to do about it.
         Returns [] at the first look that finds nothing."""
-        room, placement = self.resident.room, self._housing.placement
+        sandbox, placement = self.resident.sandbox, self._factory.placement
         with contextlib.suppress(ProcessLookupError):  # it has ended; a later step reports that
-            while (held := passing(room, placement)) and not self._abandoned:
+            while (held := passing(sandbox, placement)) and not self._abandoned:
                 if time.monotonic() > until:
                     return held
                 time.sleep(UNLOCKED_POLL_S)
@@ -292,7 +294,7 @@ class OutgoingMigration:
         with watch.phase("files", frozen=True) as lap:
             files_before = self._sent_of_files()
             removed = self._send_changes()
-            output.settle(self.resident.room)
+            output.settle(self.resident.sandbox)
             self._log.finish(self._wire.send)
             lap.bytes = self._sent_of_files() - files_before
         return removed
@@ -304,7 +306,7 @@ class OutgoingMigration:
 
     def _promise(self) -> None:
         """From here on the tree stays frozen until a ruling, even if CRIU dies."""
-        carried_out.remember(self._housing, self.resident.spec.name, self._taken)
+        carried_out.remember(self._factory, self.resident.spec.name, self._taken)
         self._frozen.pin()
         (self._images / PROMISED).touch()
 
@@ -314,8 +316,8 @@ class OutgoingMigration:
         return self._wire.bytes + (self.memory.lanes.bytes if self.memory is not None else 0)
 
     def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
-        room = self.resident.room
-        pipes = {room.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+        sandbox = self.resident.sandbox
+        pipes = {sandbox.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
         lanes = self.memory.lanes.end() if self.memory is not None else {}
         taken_out = self._frozen.taken_out()
         self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, taken_out)
@@ -327,7 +329,7 @@ class OutgoingMigration:
         try:
             self._frozen.thaw()
         finally:
-            if self._locked and self.resident.room.alive():
+            if self._locked and self.resident.sandbox.alive():
                 self._unlock()
             self._locked = False
         self.resident.still = False
@@ -336,7 +338,7 @@ class OutgoingMigration:
 
     def _bring_devices_back(self) -> None:
         devices = self._devices = self._devices or self._find_devices()
-        alive = self.resident.room.alive()
+        alive = self.resident.sandbox.alive()
         if devices is None:
             if alive and has_cuda(self.resident):
                 raise Unreachable(
@@ -351,12 +353,12 @@ class OutgoingMigration:
         try:
             devices.bring_back(Stopwatch())
         except DeviceLost as lost:  # it would hang at its next CUDA call, and so would its job
-            end(self.resident.room)
+            end(self.resident.sandbox)
             raise DeviceLost("gpu restore", f"{lost.message}; so it was ended") from lost
 
     def _unlock(self) -> None:
         try:
-            network.unlock(self.resident.room.init)
+            network.unlock(self.resident.sandbox.init)
         except LiveshiftError:
             if self._sender is not None:  # None: the earlier agent may have ended before it locked
                 raise
@@ -389,7 +391,7 @@ class OutgoingMigration:
 
     def _send_changes(self) -> dict[str, list[str]]:
         """Second pass over the directories, exact as nothing writes; returns the removed names."""
-        look = changing(self.resident.room, self._housing.placement)
+        look = changing(self.resident.sandbox, self._factory.placement)
         if look.locks:
             raise StepFailed("freeze", f"at that moment {look.locks[0]}", hint=file_locks.REMEDY)
         if look.databases:

@@ -94,7 +94,7 @@ class PrecopyRounds:
         self._sooner = float("inf")  # no round except the first continues after this
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
-            lambda: [task.pid for task in tasks(resident.room)],
+            lambda: [task.pid for task in tasks(resident.sandbox)],
             untrusted,
             stopped=lambda: self._stopped(),
         )
@@ -356,7 +356,7 @@ def full_dump_because(host: str, resident: RunningCapsule, settings: Settings) -
         return "precopy.enabled is false in the cluster file"
     if why := MemoryTracker.probe():
         return f"{host}: {why}"
-    size = footprint(resident.room)
+    size = footprint(resident.sandbox)
     shared = size.copied - size.private
     if shared > SHARED_MOST and shared > size.private / 4:
         return (

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ....criu_glue.capsule import sandbox
+from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....cuda_snapshot.checkpoint import CudaState
 from ....cuda_snapshot.helper.client import GpuHelper
@@ -322,7 +322,7 @@ class DeviceTree:
         memory the helper holds. Their pages are open meanwhile."""
         pages = {page_pid: page for page, page_pid in ordered_pages(self.resident)}
         try:
-            found, living = [], [task for task in tasks(self.resident.room) if lives(task.pid)]
+            found, living = [], [task for task in tasks(self.resident.sandbox) if lives(task.pid)]
             for task in living:
                 with suppress(FileNotFoundError, ProcessLookupError):
                     inner = inner_pid(task.pid)
@@ -343,7 +343,7 @@ class DeviceTree:
         """A session with the process's service thread, which serves nothing else meanwhile."""
         page = process.page
         assert page is not None
-        directory = self.resident.room.root / sandbox.PAGES.lstrip("/")
+        directory = self.resident.sandbox.root / sandboxes.PAGES.lstrip("/")
         with self.helper.session(process.pid, directory, process.inner) as session:
             order = page.order()
             page.give(WantedState.DEVICES, order["attempt"], order["version"] + 1)
@@ -354,7 +354,7 @@ class DeviceTree:
 
 def has_cuda(resident: RunningCapsule) -> bool:
     """Whether a process of the capsule may have device state."""
-    for task in tasks(resident.room):
+    for task in tasks(resident.sandbox):
         with suppress(FileNotFoundError, ProcessLookupError):
             if _has_cuda(task.pid):
                 return True

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from ....criu_glue.capsule import sandbox
+from ....criu_glue.capsule import sandboxes
 from ....errors import LiveshiftError, StepFailed, Unreachable
 from ...daemon.faultpoints import reach
 from ...messages import Moved
@@ -182,7 +182,7 @@ class HostSwap:
     def _lose(self, tree: DeviceTree, why: str) -> None:
         """End the capsule: it would hang at its next CUDA call, and so would all of its job."""
         self._note(Stage.LOST, why=f"its device state is lost, so it was ended: {why}")
-        sandbox.end(self._resident.room)
+        sandboxes.end(self._resident.sandbox)
         with contextlib.suppress(LiveshiftError):  # a restarted agent does it again
             tree.drop()
 
@@ -198,4 +198,4 @@ class HostSwap:
 
 
 def _path(resident: RunningCapsule) -> Path:
-    return resident.room.plan.directory / NOTE
+    return resident.sandbox.plan.directory / NOTE

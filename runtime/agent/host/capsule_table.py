@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
-from ....criu_glue.capsule import sandbox
+from ....criu_glue.capsule import sandboxes
 from ....criu_glue.network import network
 from ....criu_glue.network.network import Overlay
 from ....errors import NotFound, Refused
@@ -25,7 +25,7 @@ from . import carried_out, rank_pages
 from .idle_cores import IdleCores
 from .running_capsule import CapsuleFactory, RunningCapsule, watch
 
-log = logging.getLogger("liveshift.house")
+log = logging.getLogger("liveshift.capsules")
 T = TypeVar("T")
 
 OUTPUT_POLL_S = 0.03
@@ -39,7 +39,7 @@ class CapsuleTable:
     ) -> None:
         self.cluster = cluster
         self.host = host
-        self.housing = CapsuleFactory(cluster, host)
+        self.factory = CapsuleFactory(cluster, host)
         self.capsules: dict[str, RunningCapsule] = {}
         self.books: dict[str, Book] = {}
         self.idle = IdleCores()
@@ -52,8 +52,8 @@ class CapsuleTable:
     async def take_up(self, arriving: set[str]) -> None:
         """Go on with the capsules that an earlier agent left here. ``arriving``: the names of the
         directories of capsules that are still arriving."""
-        await asyncio.to_thread(self.housing.clear_unfinished, arriving)
-        for resident in await asyncio.to_thread(self.housing.returning):
+        await asyncio.to_thread(self.factory.clear_unfinished, arriving)
+        for resident in await asyncio.to_thread(self.factory.returning):
             self.admit(resident)
 
     def admit(self, resident: RunningCapsule) -> None:
@@ -64,7 +64,7 @@ class CapsuleTable:
             if not resident.leaving:
                 self.ended(resident)
 
-        if resident.room.alive():
+        if resident.sandbox.alive():
             watch(resident, gone)
         else:
             gone()
@@ -106,7 +106,7 @@ class CapsuleTable:
             book = self.books.get(resident.spec.job)
             address = resident.overlay.address(resident.spec.index)
             owner, epoch = book.where.get(address, (self.host, 0)) if book else (self.host, 0)
-            if owner != self.host and epoch > resident.epoch and not resident.room.alive():
+            if owner != self.host and epoch > resident.epoch and not resident.sandbox.alive():
                 resident.leaving = True
                 del self.capsules[name]
                 await self.blocking(name, resident.remove)
@@ -141,7 +141,7 @@ class CapsuleTable:
         await self.make_way(ask.book)
         async with self.network:
             resident = await self.blocking(
-                name, lambda: self.housing.start(ask.spec, ask.book, ask.epoch)
+                name, lambda: self.factory.start(ask.spec, ask.book, ask.epoch)
             )
         self.admit(resident)
         await self.locate(messages.Locate(ask.book))
@@ -165,7 +165,7 @@ class CapsuleTable:
         if resident.epoch != ask.epoch:
             raise Refused(f"{ask.capsule} is here under epoch {resident.epoch}, not {ask.epoch}")
         if resident.code is None:
-            await asyncio.to_thread(sandbox.end, resident.room)
+            await asyncio.to_thread(sandboxes.end, resident.sandbox)
 
     async def forget(self, ask: messages.Forget) -> None:
         async with self._forgetting:  # make_way waits here until an earlier removal is complete
@@ -173,7 +173,7 @@ class CapsuleTable:
                 resident = self.capsules.pop(name)
                 resident.leaving = True
                 await self.blocking(name, resident.remove)
-            carried_out.forget_job(self.housing, ask.job)
+            carried_out.forget_job(self.factory, ask.job)
             book = self.books.pop(ask.job, None)
             if book is not None:
                 await self._lower(Overlay(book.vni, book.subnet))
@@ -203,7 +203,7 @@ class CapsuleTable:
 
             def enter() -> None:
                 # A restarted agent may read another cluster file than the agent before it.
-                network.locate(self.housing.raise_overlay(book, lay_again=known is None), table)
+                network.locate(self.factory.raise_overlay(book, lay_again=known is None), table)
 
             merged = {**(known.where if known else {}), **newer}
             self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)

@@ -16,16 +16,16 @@ from ....criu_glue.files.trees import Stamp
 from .running_capsule import CapsuleFactory
 
 
-def remember(housing: CapsuleFactory, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
+def remember(factory: CapsuleFactory, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
     """Note the files that the capsule took along: carried path → (name → stamp)."""
-    note = _note(housing, capsule)
+    note = _note(factory, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(taken))
 
 
-def reconcile(housing: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
+def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
     """Remove the files that left with the capsule and did not come back; delete the note."""
-    note = _note(housing, capsule)
+    note = _note(factory, capsule)
     if not note.exists():
         return
     for path, stamps in json.loads(note.read_text()).items():
@@ -35,10 +35,10 @@ def reconcile(housing: CapsuleFactory, capsule: str, came: dict[str, set[str]]) 
     note.unlink()
 
 
-def forget_job(housing: CapsuleFactory, job: str) -> None:
-    for note in _note(housing, f"{job}/0").parent.glob(f"{job}.*"):
+def forget_job(factory: CapsuleFactory, job: str) -> None:
+    for note in _note(factory, f"{job}/0").parent.glob(f"{job}.*"):
         note.unlink(missing_ok=True)
 
 
-def _note(housing: CapsuleFactory, capsule: str) -> Path:
-    return housing.cluster.paths.state / "carried-out" / capsule.replace("/", ".")
+def _note(factory: CapsuleFactory, capsule: str) -> Path:
+    return factory.cluster.paths.state / "carried-out" / capsule.replace("/", ".")

@@ -40,7 +40,7 @@ class IdleCores:
         self._cost = cost
         self._looks = [_look()]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Read the counters, and forget readings that are too old."""
         with self._lock:
             self._add()

@@ -56,14 +56,14 @@ class _Part:
 class Measures:
     """Answers StartMeasure and EndMeasure."""
 
-    def __init__(self, house: CapsuleTable) -> None:
-        self._house = house
+    def __init__(self, capsule_table: CapsuleTable) -> None:
+        self._capsule_table = capsule_table
         self._parts: dict[str, _Part] = {}
 
     async def start(self, ask: messages.StartMeasure) -> None:
         """A move of a capsule on this host begins: note the capsule's count."""
         now, cpu = time.monotonic(), cpu_s()
-        resident = self._house.resident(ask.capsule)
+        resident = self._capsule_table.resident(ask.capsule)
         part = self._part(ask.migration, cpu)
         part.resident, part.leaves = resident, True
         part.clock, usual = COLLECTIVES, resident.rate
@@ -103,13 +103,13 @@ class Measures:
         """The move is over: return what was counted. Takes seconds if the capsule runs here."""
         part = self._parts.pop(ask.migration, None)
         if part is None:
-            why = f"the agent on {self._house.host} was started anew meanwhile"
+            why = f"the agent on {self._capsule_table.host} was started anew meanwhile"
             return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, 0.0, why_not=why)
         cpu, clock = cpu_s() - part.cpu, ask.clock or part.clock
         if not part.leaves:
             part.begin = part.at_restore if clock == COLLECTIVES else 0.0
             part.counted = part.begin
-        runs = self._house.capsules.get(ask.capsule) is part.resident is not None
+        runs = self._capsule_table.capsules.get(ask.capsule) is part.resident is not None
         end, seconds = part.stopped, 0.0
         if runs and part.leaves and end is not None:
             part.why_not = "it makes no collectives, was frozen and then went on where it was"
@@ -132,7 +132,7 @@ class Measures:
         while True:
             count = await asyncio.to_thread(read)
             now = time.monotonic()
-            here = self._house.capsules.get(resident.spec.name) is resident
+            here = self._capsule_table.capsules.get(resident.spec.name) is resident
             if resident.code is not None or not here:
                 raise NotMeasured(NOT_SEEN)
             changes += bool(looks and count != looks[-1][1])

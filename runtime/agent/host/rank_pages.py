@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ....criu_glue.capsule import sandbox
+from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.files import below
 from ....interposer.inspection import ProcessState, inspect
@@ -37,18 +37,18 @@ def ordered_pages(
     be opened. The job can write to the directory, so the agent follows no link that the job made.
     """
     living = {}
-    for task in tasks(resident.room):
+    for task in tasks(resident.sandbox):
         with suppress(FileNotFoundError, ProcessLookupError):
             if lives(task.pid):
                 living[inner_pid(task.pid)] = task.pid
-    name = sandbox.PAGES.lstrip("/")
+    name = sandboxes.PAGES.lstrip("/")
     try:
-        with below.opened(resident.room.root) as top:
+        with below.opened(resident.sandbox.root) as top:
             directory = below.open_below(top, name, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return  # no rank has a page yet, or its room is ending
     try:
-        for path in paths(resident.room.root / name):
+        for path in paths(resident.sandbox.root / name):
             if int(path.name) not in living:
                 continue
             try:

@@ -17,9 +17,9 @@ from typing import TypedDict
 import msgspec
 
 from .... import units
-from ....criu_glue.capsule import output, sandbox
+from ....criu_glue.capsule import output, sandboxes
 from ....criu_glue.capsule.mounts import Placement
-from ....criu_glue.capsule.sandbox import Sandbox, SandboxPlan
+from ....criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
 from ....criu_glue.network import network
@@ -32,7 +32,7 @@ from . import run_time
 from .run_time import RunTime
 from .usual_rate import UsualRate
 
-ROOT_PID = sandbox.PID_FLOOR + 1
+ROOT_PID = sandboxes.PID_FLOOR + 1
 """The pid of a capsule's root task inside the capsule: the first one above the floor."""
 
 READ_LIMIT = 4 << 20
@@ -59,7 +59,7 @@ class RunningCapsule:
     spec: CapsuleSpec
     epoch: int
     overlay: Overlay
-    room: Sandbox
+    sandbox: Sandbox
     leaving: bool = False  # a move, not the job, ends it here
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
@@ -68,7 +68,7 @@ class RunningCapsule:
     computes: UsualRate = field(default_factory=UsualRate)  # of run time, without collectives
 
     def __post_init__(self) -> None:
-        self.run_time = RunTime(lambda: [task.pid for task in tasks(self.room)])
+        self.run_time = RunTime(lambda: [task.pid for task in tasks(self.sandbox)])
 
     @property
     def netns(self) -> str:
@@ -76,7 +76,7 @@ class RunningCapsule:
 
     def root_task(self) -> int:
         """The command's pid as the host sees it; raises NotFound if the command has ended."""
-        for task in tasks(self.room):
+        for task in tasks(self.sandbox):
             with contextlib.suppress(FileNotFoundError):
                 if inner_pid(task.pid) == ROOT_PID:
                     return int(task.pid)
@@ -92,16 +92,16 @@ class RunningCapsule:
 
         ``gpus_of``: returns the GPUs on which any of these processes (pids of the host) computes.
         """
-        found = tasks(self.room)
+        found = tasks(self.sandbox)
         resident = 0
         for task in found:
             with contextlib.suppress(Exception):  # the task has ended meanwhile
                 resident += task.memory_info().rss
-        seen = interposer_pages(self.room)
+        seen = interposer_pages(self.sandbox)
         collectives = max((page.finished for page in seen), default=0)
-        self.rate.beat(time.monotonic(), collectives)
+        self.rate.heartbeat(time.monotonic(), collectives)
         if not collectives:
-            self.computes.beat(time.monotonic(), self.run_time.progress())
+            self.computes.heartbeat(time.monotonic(), self.run_time.progress())
         return CapsuleState(
             name=self.spec.name,
             epoch=self.epoch,
@@ -117,33 +117,33 @@ class RunningCapsule:
 
     def ran_s(self) -> float:
         """Seconds on a core, summed over all threads that the capsule has now."""
-        return run_time.ran_s(task.pid for task in tasks(self.room))
+        return run_time.ran_s(task.pid for task in tasks(self.sandbox))
 
     def collectives(self) -> int:
         """The finished collectives of the rank that has made the most."""
-        return max((page.finished for page in interposer_pages(self.room)), default=0)
+        return max((page.finished for page in interposer_pages(self.sandbox)), default=0)
 
     def read_output(self, offset: int) -> tuple[int, bytes]:
         """Whole records from ``offset`` on, and the offset where they begin: see output.read."""
-        return output.read(self.room.plan.log, offset, READ_LIMIT)
+        return output.read(self.sandbox.plan.log, offset, READ_LIMIT)
 
     def output_trouble(self) -> str:
         """Which part of the output this host could not write, in words; "" if it wrote all."""
         try:
-            written = output.written(self.room)
+            written = output.written(self.sandbox)
         except LiveshiftError:
             return ""  # the capsule has ended
         if not written.lost:
             return ""
         said = f"{units.size(written.lost)} of its output were lost"
         if not written.error:
-            return f"{said}: {self.room.plan.log} could not be written to for a time"
-        return f"{said}: {self.room.plan.log} cannot be written to: {os.strerror(written.error)}"
+            return f"{said}: {self.sandbox.plan.log} could not be written to for a time"
+        return f"{said}: {self.sandbox.plan.log} cannot be written to: {os.strerror(written.error)}"
 
     def exit_code(self) -> int | None:
         """The command's exit code, or 128 + signal, once process 1 has written it."""
         with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is empty
-            word, number = self.room.plan.status.read_text().split()[:2]
+            word, number = self.sandbox.plan.status.read_text().split()[:2]
             return int(number) if word == "exit" else 128 + int(number)
         return None
 
@@ -154,26 +154,26 @@ class RunningCapsule:
             self.epoch,
             self.overlay.vni,
             self.overlay.subnet,
-            self.room.init,
-            self.room.started,
+            self.sandbox.init,
+            self.sandbox.started,
         )
-        path = self.room.plan.directory / NOTE
+        path = self.sandbox.plan.directory / NOTE
         path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
         path.with_suffix(".new").rename(path)
 
     def noted(self) -> bool:
-        return (self.room.plan.directory / NOTE).exists()
+        return (self.sandbox.plan.directory / NOTE).exists()
 
     def unnote(self) -> None:
         """Delete the note: the capsule does not run here, or not yet."""
-        (self.room.plan.directory / NOTE).unlink(missing_ok=True)
+        (self.sandbox.plan.directory / NOTE).unlink(missing_ok=True)
 
     def remove(self) -> None:
         """End the room, and remove its network and directory. A second call does no harm."""
         if self.code is None:  # else its process 1 has ended, and its pid may be in use again
-            sandbox.end(self.room)
+            sandboxes.end(self.sandbox)
         network.unplug(self.overlay, self.netns, self.spec.index)
-        shutil.rmtree(self.room.plan.directory, ignore_errors=True)
+        shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)
 
 
 class Fenced(TypedDict):
@@ -251,7 +251,7 @@ class CapsuleFactory:
         plan = self.fresh_directory(spec)
         self._plug_in(overlay, spec, book.where, locked=False)
         try:
-            stands = sandbox.start(plan, spec.argv, spec.env, spec.cwd)
+            stands = sandboxes.start(plan, spec.argv, spec.env, spec.cwd)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
@@ -271,7 +271,7 @@ class CapsuleFactory:
                 " version of Python, which is part of that path",
             )
 
-    def house_empty(self, reserve: Reserve) -> RunningCapsule:
+    def capsule_table_empty(self, reserve: Reserve) -> RunningCapsule:
         """Build an empty, locked room for the tree that a Reserve announces."""
         spec = reserve.spec
         overlay = self.raise_overlay(reserve.book)
@@ -281,7 +281,7 @@ class CapsuleFactory:
         try:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
-            stands = sandbox.build_empty(plan, ROOT_PID, last)
+            stands = sandboxes.build_empty(plan, ROOT_PID, last)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
@@ -328,7 +328,7 @@ def netns_name(capsule: str) -> str:
 
 
 def interposer_pages(stands: Sandbox) -> list[Page]:
-    directory = stands.root / sandbox.PAGES.lstrip("/")
+    directory = stands.root / sandboxes.PAGES.lstrip("/")
     return list(pages(directory)) if directory.is_dir() else []
 
 
@@ -341,7 +341,7 @@ def watch(resident: RunningCapsule, ended: Callable[[], None]) -> None:
     """Call ``ended`` in this thread's event loop once the room's process 1 has ended."""
     loop = asyncio.get_running_loop()
     try:
-        pidfd = os.pidfd_open(resident.room.init)
+        pidfd = os.pidfd_open(resident.sandbox.init)
     except ProcessLookupError:
         loop.call_soon(ended)
         return

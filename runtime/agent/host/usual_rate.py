@@ -39,7 +39,7 @@ class UsualRate:
         self.now = 0.0
         """Collectives per second between the last two beats."""
 
-    def beat(self, moment: float, collectives: int) -> None:
+    def heartbeat(self, moment: float, collectives: int) -> None:
         """Record that the job had made ``collectives`` in all at ``moment``."""
         if self._beats and moment > self._beats[-1][0]:
             then, before = self._beats[-1]
@@ -86,12 +86,12 @@ class UsualRate:
         if length > span / 2:
             return [_rate(beats[0], beats[-1])]
         rates, end = [], 0
-        for beat in beats:
-            while end < len(beats) and beats[end][0] - beat[0] < length:
+        for heartbeat in beats:
+            while end < len(beats) and beats[end][0] - heartbeat[0] < length:
                 end += 1
             if end == len(beats):
                 break
-            rates.append(_rate(beat, beats[end]))
+            rates.append(_rate(heartbeat, beats[end]))
         return sorted(rates)
 
     def gap(self) -> float:

@@ -110,8 +110,8 @@ class Holder:
         os.chdir(folder)  # an address has 108 bytes
         peer.connect(wire.socket_name(inner))
         counts: Counter[Op] = Counter()
-        hello = int(os.environ.get("SAYS", inner))
-        peer.send(self.reply(Op.HELLO, value=hello, kind=wire.PROTOCOL))
+        register = int(os.environ.get("SAYS", inner))
+        peer.send(self.reply(Op.HELLO, value=register, kind=wire.PROTOCOL))
         while True:
             packet, fds, _, _ = socket.recv_fds(peer, wire.REQUEST.size + 1, 2)
             if not packet:

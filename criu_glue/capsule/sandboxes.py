@@ -134,20 +134,20 @@ def build_empty(plan: SandboxPlan, root_pid: int, last_pid: int) -> Sandbox:
     return _build(plan, ask, {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")})
 
 
-def adopt(room: Sandbox) -> None:
+def hand_over(sandbox: Sandbox) -> None:
     """Let the room end with the root task of the restored tree, which runs now. Repeatable."""
-    if room.alive():
-        os.kill(room.init, signal.SIGUSR2)
+    if sandbox.alive():
+        os.kill(sandbox.init, signal.SIGUSR2)
 
 
-def end(room: Sandbox) -> None:
+def end(sandbox: Sandbox) -> None:
     """Kill process 1, which ends every task of the room, also frozen ones; wait up to 10 s."""
     try:
-        pidfd = os.pidfd_open(room.init)
+        pidfd = os.pidfd_open(sandbox.init)
     except ProcessLookupError:
         return
     try:
-        if not room.alive():  # another process may have this pid now
+        if not sandbox.alive():  # another process may have this pid now
             return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         readable(10, pidfd)
@@ -157,41 +157,41 @@ def end(room: Sandbox) -> None:
         os.close(pidfd)
 
 
-def evict(room: Sandbox, seconds: float = 10.0) -> bool:
+def kill_tree(sandbox: Sandbox, seconds: float = 10.0) -> bool:
     """Kill everything in the room but process 1, which keeps the room's mounts and network.
 
     Returns True if the room is empty then, False if it is not or if process 1 has ended."""
-    if not room.alive():
+    if not sandbox.alive():
         return False
     until = time.monotonic() + seconds
-    kill = [*enter(room, "--pid"), "sh", "-c", "kill -KILL -1"]
-    while room.alive() and _others(room):
+    kill = [*enter(sandbox, "--pid"), "sh", "-c", "kill -KILL -1"]
+    while sandbox.alive() and _others(sandbox):
         subprocess.run(kill, capture_output=True, check=False)  # -1 spares process 1 and itself
         if time.monotonic() > until:
             return False
         time.sleep(0.002)
-    return room.alive()
+    return sandbox.alive()
 
 
-def _others(room: Sandbox) -> bool:
+def _others(sandbox: Sandbox) -> bool:
     """True if the room's pid namespace has a process besides process 1, zombies included."""
-    space = os.stat(f"/proc/{room.init}/ns/pid").st_ino
+    space = os.stat(f"/proc/{sandbox.init}/ns/pid").st_ino
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != room.init:
+        if name.isdigit() and int(name) != sandbox.init:
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{name}/ns/pid").st_ino == space:
                     return True
     return False
 
 
-def enter(room: Sandbox, *spaces: str) -> list[str]:
+def enter(sandbox: Sandbox, *spaces: str) -> list[str]:
     """The command prefix that enters the room's mount, uts, pid and network namespaces.
 
     It does not enter the ipc and time namespaces. CRIU runs outside of them, so it dumps and
     recreates them (System V objects; CLOCK_MONOTONIC without a jump).
     """
     flags = spaces or ("--mount", "--uts", "--pid", "--net")
-    return ["nsenter", "--target", str(room.init), *flags, "--"]
+    return ["nsenter", "--target", str(sandbox.init), *flags, "--"]
 
 
 def _build(plan: SandboxPlan, ask: list[str], env: Mapping[str, str]) -> Sandbox:
