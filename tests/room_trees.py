@@ -168,7 +168,7 @@ class Dumped:
     frozen: FrozenTree
     images: Path
     pipes: dict[int, int]
-    epoll: list[epoll_sets.Entry]
+    epoll: list[epoll_sets.EpollEntry]
 
     def end(self) -> None:
         """The tree is no longer where it was."""

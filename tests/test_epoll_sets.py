@@ -68,7 +68,7 @@ def seen(stands: Sandbox) -> str:
     return said(stands).split("\n")[-2].partition(" ")[2]
 
 
-def entries(stands: Sandbox) -> list[epoll_sets.Entry]:
+def entries(stands: Sandbox) -> list[epoll_sets.EpollEntry]:
     found, problems = epoll_sets.find(in_order(stands, ROOT_PID))
     assert not problems
     return found
@@ -256,13 +256,13 @@ def test_a_set_that_processes_share(criu: Criu, rooms: Rooms, place: Path, sink:
 @pytest.mark.parametrize(
     "entry",
     [
-        epoll_sets.Entry(1, 3, 1 << 40, 1, 3, 0, 1, 1),
-        epoll_sets.Entry(1, -1, -1, 1, -1, 0, -1, -1),
-        epoll_sets.Entry(2, 3, 7, 1, 3, 0, 1, 1),
-        epoll_sets.Entry(1, 0, 7, 1, 1 << 63, 0, 1, 1 << 80),
+        epoll_sets.EpollEntry(1, 3, 1 << 40, 1, 3, 0, 1, 1),
+        epoll_sets.EpollEntry(1, -1, -1, 1, -1, 0, -1, -1),
+        epoll_sets.EpollEntry(2, 3, 7, 1, 3, 0, 1, 1),
+        epoll_sets.EpollEntry(1, 0, 7, 1, 1 << 63, 0, 1, 1 << 80),
     ],
 )
-def test_entries_that_cannot_be_meant(entry: epoll_sets.Entry) -> None:
+def test_entries_that_cannot_be_meant(entry: epoll_sets.EpollEntry) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=r"\[Errno \d+\]"):
         epoll_sets.put_in([entry], {1: os.getpid()})
