@@ -18,7 +18,7 @@ from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.messages import Message, RunJob
-from liveshift.runtime.model.gpu_asked import GpuAsked
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator.api_server import ApiServer
 from liveshift.runtime.orchestrator.fleet import Fleet
@@ -83,43 +83,21 @@ class Stubs:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def start(
-        self,
-        job: Job,
-        capsule: Capsule,
-        to: str,
-        reason: str,
-        by: str,
-        *,
-        verify: bool,
-        gpu: GpuAsked | None,
-        way: str,
-        until: float | None,
-    ) -> Any:
-        self.told.append(f"move {capsule.name} {to} {reason} by {by}")
+    def start(self, order: Order) -> Any:
+        kind, to = "move", order.destination
+        if order.is_swap and order.gpu is not None:
+            kind, to = "swap", order.gpu.gpu
+        self.told.append(f"{kind} {order.capsule.name} {to} {order.reason} by {order.by}")
         return SimpleNamespace(name="m1")
 
-    def start_swap(
-        self, job: Job, capsule: Capsule, gpu: GpuAsked, reason: str, by: str, *, verify: bool
-    ) -> Any:
-        self.told.append(f"swap {capsule.name} {gpu.gpu} {reason} by {by}")
-        return SimpleNamespace(name="m1")
-
-    async def plan(
-        self,
-        job: Job,
-        capsule: Capsule,
-        to: str,
-        gpu: GpuAsked | None = None,
-        way: str = "",
-        within: float | None = None,
-    ) -> Message:
-        return messages.Planned(capsule.name, capsule.host, to, [], 0, 0)
+    async def plan(self, order: Order, within: float | None = None) -> Message:
+        capsule = order.capsule
+        return messages.Planned(capsule.name, capsule.host, order.destination, [], 0, 0)
 
     async def publish(self, job: Job) -> None:
         return None
 
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
         self.told.append(f"{type(message).__name__} {host}")
         if isinstance(message, messages.GetInspection):
             return messages.Inspection(message.capsule, host, [])
@@ -157,7 +135,7 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(4)))
+        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(6)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
         run = RunJob(name, len(hosts), ["train"], {}, "/", 100, [])
@@ -172,13 +150,13 @@ class Scene:
         return made
 
     def here(self, uid: int, ask: Message) -> Any:
-        return asyncio.run(self.api.serve(uid, ask))
+        return asyncio.run(self.api.handle(uid, ask))
 
     def at(self, host: str, uid: int, ask: Message) -> Any:
-        return asyncio.run(self.api.serve_relayed(host, uid, ask))
+        return asyncio.run(self.api.handle_relayed(host, uid, ask))
 
     def key(self, role: Role, ask: Message) -> Any:
-        return asyncio.run(self.api.serve_operator(Holder("ops", role), ask))
+        return asyncio.run(self.api.handle_operator(Holder("ops", role), ask))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,18 +60,25 @@ class Ends:
     """The orchestrator's end, and agents that can be added and taken away."""
 
     def __init__(
-        self, key_directory: Path, handler: Handler, operators: OperatorHandler | None = None
+        self,
+        key_directory: Path,
+        handler: Handler,
+        operators: OperatorHandler | None = None,
+        agents: Mapping[str, str] | None = None,
     ) -> None:
         self.keys = key_directory
         self.address = free_address()
-        self.switchboard = Switchboard(self.address, key_directory, handler, operators)
+        self.switchboard = Switchboard(self.address, key_directory, agents)
+        self._handlers: tuple[Handler, OperatorHandler | None] = handler, operators
         self._tasks: dict[object, asyncio.Task[None]] = {}
 
     async def start(self, anew: Handler | None = None) -> None:
         """With a handler: another life of the orchestrator takes the place."""
         if anew is not None:
-            self.switchboard = Switchboard(self.address, self.keys, anew)
-        self._tasks[self.switchboard] = asyncio.create_task(self.switchboard.serve())
+            self.switchboard = Switchboard(self.address, self.keys)
+            self._handlers = anew, None
+        serving = self.switchboard.serve(*self._handlers)
+        self._tasks[self.switchboard] = asyncio.create_task(serving)
 
     async def agent(
         self, host: str, handler: Handler = nothing, keys: Path | None = None
@@ -93,9 +100,12 @@ class Ends:
 
 @asynccontextmanager
 async def joined(
-    key_directory: Path, handler: Handler = nothing, operators: OperatorHandler | None = None
+    key_directory: Path,
+    handler: Handler = nothing,
+    operators: OperatorHandler | None = None,
+    agents: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Ends]:
-    ends = Ends(key_directory, handler, operators)
+    ends = Ends(key_directory, handler, operators, agents)
     await ends.start()
     try:
         yield ends

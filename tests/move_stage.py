@@ -17,7 +17,10 @@ from liveshift.runtime.cost import prediction
 from liveshift.runtime.messages import Message, Phase
 from liveshift.runtime.migration import host_migration
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.host_migration import HostMigration, Migration
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
+from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.ownership import may_pass
 from liveshift.runtime.model.steps import MigrationStep
@@ -95,7 +98,7 @@ class Stage:
             return how
         return answer
 
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
         kind = type(message).__name__
         assert timeout > 0
         self.said.append(f"{kind} {host}")
@@ -118,8 +121,8 @@ class Stage:
         capsule.host, capsule.epoch, capsule.granted = host, capsule.epoch + 1, False
         self.said.append(f"commit {host} {capsule.epoch}")
 
-    def another_spare(self, move: HostMigration) -> str:
-        if not self.spare or self.spare in move.tried:
+    def another_spare(self, migration: HostMigration) -> str:
+        if not self.spare or self.spare in migration.tried:
             raise Refused("no spare can take it")
         return self.spare
 
@@ -127,22 +130,22 @@ class Stage:
         self,
         capsule: Capsule,
         to: str,
-        look: messages.Inspected,
+        inspected: messages.Inspected,
         reserved: messages.Reserved,
-        way: str = "",
+        copy_way: str = "",
         within: float | None = None,
     ) -> messages.Prediction:
-        return prediction.predict(prediction.Load.of(look, reserved.full_dump))
+        return prediction.predict(prediction.Load.of(inspected, reserved.full_dump))
 
-    def tell(self, move: Migration, text: str) -> None:
+    def note(self, migration: Migration, text: str) -> None:
         self.told.append(text)
 
-    async def quiesce(self, move: Migration) -> str:
+    async def quiesce(self, migration: Migration) -> str:
         self.gates.append(f"closed before {len(self.said)}")
         self._maybe_fail("quiesce", None)
         return "paused after collective 7 of gloo over ranks 0-1"
 
-    async def reopen(self, move: Migration) -> str:
+    async def reopen(self, migration: Migration) -> str:
         self.gates.append(f"open before {len(self.said)}")
         return "2 communicators rebuilt"
 
@@ -150,9 +153,9 @@ class Stage:
         self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))
         self._maybe_fail("publish", None)
 
-    def changed(self, move: Migration) -> None:
-        self.steps.append(move.step)
-        self._maybe_fail(f"record {move.step.value}", None)
+    def record(self, migration: Migration) -> None:
+        self.steps.append(migration.step)
+        self._maybe_fail(f"record {migration.step.value}", None)
 
     def sent(self, kind: type[Message]) -> list[Any]:
         return [message for _, message in self.asks if isinstance(message, kind)]
@@ -174,19 +177,19 @@ def a_job(stage: Stage) -> Job:
     return job
 
 
-def a_move(stage: Stage) -> HostMigration:
+def a_move(stage: Stage, **wishes: Any) -> HostMigration:
     job = a_job(stage)
     assert stage.capsule is not None
-    stage.move = HostMigration(
-        stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed
-    )
+    order = Order(job, stage.capsule, "h2", "h1 is tainted", "root", **wishes)
+    stage.move = HostMigration(stage, 7, order)
     return stage.move
 
 
-def a_swap(stage: Stage) -> GpuSwap:
+def a_swap(stage: Stage, gpu: str = "5") -> GpuSwap:
     job = a_job(stage)
     assert stage.capsule is not None
-    return GpuSwap(stage, 7, job, stage.capsule, "5", "", "ECC errors", "root", stage.changed)
+    order = Order(job, stage.capsule, "", "ECC errors", "root", GpuAsked("h1", gpu, ""))
+    return GpuSwap(stage, 7, order)
 
 
 def play(stage: Stage) -> HostMigration:
@@ -207,11 +210,11 @@ def _play(stage: Stage, move: Migration) -> None:
     assert len(opened) == len(stage.gates) - len(opened) <= 1, "the gates were left closed"
 
 
-BEFORE = ["Inspect h1", "Reserve h2", "Precopy h1", "Freeze h1"]
-UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "Restore h2"]
+BEFORE = ["Inspect h1", "Reserve h2", "StartPrecopy h1", "Freeze h1"]
+UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "RestoreCapsule h2"]
 HAPPY = [*UP_TO_RESTORE, "Resume h2", "Settle h1"]
 UNDO = ["Settle h1", "Settle h2"]
-AGAIN = ["commit h2 3", "publish h0:1 h2:3", "Restore h2"]
+AGAIN = ["commit h2 3", "publish h0:1 h2:3", "RestoreCapsule h2"]
 RETURN = ["Settle h1", "commit h1 {0}", "publish h0:1 h1:{0}", "Settle h1"]
 
 

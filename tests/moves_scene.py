@@ -7,9 +7,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from move_stage import FACTS, SURVEY
+from orchestrator_parts import Parts
 from test_evacuation import CLUSTER
 from test_journal import OWNERS
 
@@ -18,19 +19,20 @@ from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Message, RunJob
-from liveshift.runtime.migration.host_migration import HostMigration, Migration
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 SEATS = tuple(messages.GpuSeat(uuid, "H200", free=True) for uuid in ("GPU-x", "GPU-y"))
 RESERVED = messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401")
 Answer = Message | Exception | None
 
 
-class Agents:
-    """Those of all hosts: answers what a test says, in turn and the last for good; writes down
+class Hosts:
+    """The agents of all hosts: answers what a test says, in turn and the last for good; writes down
     who was asked what. What a test names in ``held`` is answered once that is over."""
 
     def __init__(self) -> None:
@@ -43,12 +45,12 @@ class Agents:
             messages.SettleSwap: [messages.SwapSettled("stays", "")],
             messages.Progress: [messages.Arrived(0, 0, False)],
         }
-        self.asks: list[tuple[str, Message]] = []
+        self.requests: list[tuple[str, Message]] = []
         self.held: dict[type[Message], asyncio.Event] = {}
 
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
         assert timeout > 0
-        self.asks.append((host, message))
+        self.requests.append((host, message))
         if (event := self.held.get(type(message))) is not None:
             await event.wait()
         await asyncio.sleep(0)
@@ -62,28 +64,29 @@ class Agents:
     def said(self) -> list[str]:
         """Without what is asked beside a move, for what it costs."""
         beside = (messages.StartMeasure, messages.EndMeasure)
-        return [f"{type(m).__name__} {host}" for host, m in self.asks if not isinstance(m, beside)]
+        return [
+            f"{type(m).__name__} {host}" for host, m in self.requests if not isinstance(m, beside)
+        ]
 
     def sent(self, kind: type[Message]) -> list[Any]:
-        return [message for _, message in self.asks if isinstance(message, kind)]
+        return [message for _, message in self.requests if isinstance(message, kind)]
 
 
-class Scene:
+class Scene(Parts):
     """Hosts h0 to h2, all up; the job gpt has gpt/0 on h0 and gpt/1 on h1."""
 
     def __init__(self, state: Path, timeouts: str = "") -> None:
         text = CLUSTER.replace("{state}", str(state)) + timeouts
-        self.fleet = Fleet(config.parse(text).cluster)
-        self.agents = Agents()
+        self.hosts = Hosts()
         self.over: list[Migration] = []
-        self.moves = MigrationService(self.fleet, cast(Any, self.agents), self._over)
+        super().__init__(Fleet(config.parse(text).cluster), self.hosts, self._over)
         self.job = self.add_job("gpt", 1)
         self.capsule = self.job.capsules["gpt/1"]
         for host in self.fleet.hosts:
             self.hear(host)
 
-    async def _over(self, story: Migration) -> None:
-        self.over.append(story)
+    async def _over(self, migration: Migration) -> None:
+        self.over.append(migration)
 
     def add_job(self, name: str, vni: int) -> Job:
         run = RunJob(name, 2, ["true"], {}, "/", 0, [])
@@ -103,14 +106,10 @@ class Scene:
         """One that is under way, whose order of things does not run."""
         job = job or self.job
         capsule = job.capsules[f"{job.name}/{rank}"]
-        move = HostMigration(self.moves, number, job, capsule, "h2", "", "root", self.changed)
+        move = HostMigration(self.context, number, Order(job, capsule, "h2", "", "root"))
         move.step = step
-        self.fleet.moves[move.name], capsule.migration = move, move.name
+        self.fleet.migrations[move.name], capsule.migration = move, move.name
         return move
-
-    @property
-    def changed(self) -> Callable[[Migration], None]:
-        return cast(Any, self.moves)._changed  # type: ignore[no-any-return]
 
     def told(self, kind: str, subject: str = "gpt/1") -> list[tuple[str, str, str]]:
         """Words, who and the name of the migration, of that kind of lines of the history."""

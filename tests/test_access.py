@@ -366,7 +366,7 @@ def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
         step="preparing",
         row=lambda: row,
     )
-    scene.fleet.moves["m7"] = cast(Any, move)
+    scene.fleet.migrations["m7"] = cast(Any, move)
     for uid, sees in ((ALICE, True), (VERA, True), (BOB, False)):
         assert [m.name for m in scene.here(uid, messages.GetStatus()).moving] == ["m7"] * sees
         if sees:
@@ -374,7 +374,7 @@ def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
         else:
             with pytest.raises(NotPermitted, match="may not see m7: it is another user's"):
                 scene.here(uid, messages.GetMigration("m7"))
-    del scene.fleet.moves["m7"]  # and when it is history
+    del scene.fleet.migrations["m7"]  # and when it is history
     scene.fleet.journal.save_migration(7, row)
     assert scene.here(ALICE, messages.GetMigration("m7")).row == row
     with pytest.raises(NotPermitted, match="may not see m7"):
@@ -416,7 +416,7 @@ def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None
         row=lambda: row,
         cancel=cancelled.append,
     )
-    scene.fleet.moves["m7"] = cast(Any, move)
+    scene.fleet.migrations["m7"] = cast(Any, move)
     ask = messages.Cancel("m7")
     for uid, what in ((BOB, "may not see m7"), (VERA, "may not cancel m7")):
         with pytest.raises(NotPermitted, match=what):
@@ -429,7 +429,7 @@ def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None
     scene.at("h0", 0, ask)
     assert [by.split("@")[0] for by in cancelled] == ["alice", "otto", "root", "root"]
     assert scene.stubs.told.count("leave a/0") == 4, "its evacuation does not begin anew"
-    del scene.fleet.moves["m7"]
+    del scene.fleet.migrations["m7"]
     scene.fleet.journal.save_migration(7, row)
     with pytest.raises(Refused, match="m7 is over: done"):
         scene.here(ALICE, ask)

@@ -34,11 +34,11 @@ class Switchboard:
     """Keeps what hosts are told; those in ``silent`` do not answer."""
 
     def __init__(self, *_: Any) -> None:
-        self.lines = {name: Line() for name in ("h0", "h1", "h2")}
+        self.connections = {name: Line() for name in ("h0", "h1", "h2")}
         self.told: list[tuple[str, messages.Book]] = []
         self.silent: set[str] = set()
 
-    async def ask(self, host: str, message: Message, _timeout: float) -> None:
+    async def request(self, host: str, message: Message, _timeout: float) -> None:
         assert isinstance(message, messages.Locate)
         if host in self.silent:
             raise Unreachable(f"{host} did not answer")
@@ -70,7 +70,7 @@ def other_files(brain: Orchestrator) -> list[str]:
 
 
 def says(brain: Orchestrator, host: str, ask: Message) -> Message | None:
-    return asyncio.run(brain._from_agent(host, ask))
+    return asyncio.run(brain._handle_agent(host, ask))
 
 
 def register(brain: Orchestrator, host: str, boot_id: str = "first") -> Books:
@@ -88,7 +88,7 @@ def publish(brain: Orchestrator) -> list[str]:
             await asyncio.wait(others)
 
     board(brain).told.clear()
-    asyncio.run(all_of_it(brain.moves.publish(brain.fleet.jobs["a"])))
+    asyncio.run(all_of_it(brain.address_book.publish(brain.fleet.jobs["a"])))
     return [host for host, _ in board(brain).told]
 
 

@@ -40,9 +40,9 @@ class Switchboard:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Message]] = []
-        self.lines: dict[str, Any] = {}
+        self.connections: dict[str, Any] = {}
 
-    async def ask(self, host: str, message: Message, _timeout: float) -> None:
+    async def request(self, host: str, message: Message, _timeout: float) -> None:
         self.asked.append((host, message))
 
 
@@ -70,7 +70,7 @@ def restored(tmp_path: Path) -> Orchestrator:
 
 
 def says(brain: Orchestrator, host: str, ask: Message) -> Any:
-    return asyncio.run(brain._from_agent(host, ask))
+    return asyncio.run(brain._handle_agent(host, ask))
 
 
 def register(brain: Orchestrator, host: str, epochs: dict[str, int], **more: Any) -> messages.Books:
@@ -82,7 +82,7 @@ def register(brain: Orchestrator, host: str, epochs: dict[str, int], **more: Any
 
 
 def here(brain: Orchestrator, ask: Message) -> Any:
-    return asyncio.run(brain.api.serve(0, ask))
+    return asyncio.run(brain.api.handle(0, ask))
 
 
 def owners(brain: Orchestrator) -> dict[str, tuple[str, int, int | None]]:

@@ -38,13 +38,13 @@ def costed(
     frozen_s: float = 0.5,
 ) -> tuple[Cost | None, str]:
     """The cost of a move that ended so, and what the history says of it."""
-    scene.agents.answers[messages.StartMeasure] = [None]
-    scene.agents.answers[messages.EndMeasure] = list(answers)
+    scene.hosts.answers[messages.StartMeasure] = [None]
+    scene.hosts.answers[messages.EndMeasure] = list(answers)
     found: list[tuple[Cost | None, str]] = []
 
     async def act() -> None:
         costing = Costing(
-            scene.fleet, scene.agents.ask, lambda move, words: found.append((move.cost, words))
+            scene.fleet, scene.hosts.request, lambda move, words: found.append((move.cost, words))
         )
         move = scene.a_move(1, MigrationStep.PREPARING)
         if begin:
@@ -66,8 +66,8 @@ def test_both_hosts_are_asked_and_the_rest_is_what_was_lost(scene: Scene) -> Non
     cost, words = costed(scene, MigrationStep.DONE, LEFT, RUNS, frozen_s=0.0)
     assert cost is not None
     assert cost.lost_s == pytest.approx(0.0, abs=0.1)
-    assert [host for host, _ in scene.agents.asks] == ["h1", "h1", "h2"]
-    assert [ask.clock for ask in scene.agents.sent(messages.EndMeasure)] == ["", "collectives"]
+    assert [host for host, _ in scene.hosts.requests] == ["h1", "h1", "h2"]
+    assert [ask.clock for ask in scene.hosts.sent(messages.EndMeasure)] == ["", "collectives"]
     assert words.startswith("cost 0.0 s of training: paused 0.0, slower 0.0; host empty after")
 
 
@@ -96,7 +96,7 @@ def test_one_that_was_undone_is_measured_where_it_runs_on(scene: Scene) -> None:
     assert cost.lost_s == pytest.approx(1.0, abs=0.1)
     assert (cost.empty_s, cost.cpu_destination_s) == (None, None)
     assert words == "", "its line in the history says that it failed"
-    assert [host for host, _ in scene.agents.asks] == ["h1", "h1"]
+    assert [host for host, _ in scene.hosts.requests] == ["h1", "h1"]
 
 
 def test_one_that_was_refused_costs_nothing(scene: Scene) -> None:
@@ -104,7 +104,7 @@ def test_one_that_was_refused_costs_nothing(scene: Scene) -> None:
         None,
         "",
     )
-    assert [type(ask) for _, ask in scene.agents.asks] == [messages.StartMeasure]
+    assert [type(ask) for _, ask in scene.hosts.requests] == [messages.StartMeasure]
 
 
 @pytest.mark.parametrize(
@@ -140,20 +140,20 @@ def test_a_host_that_does_not_say(scene: Scene) -> None:
 
 def test_a_move_is_over_before_its_cost_is_known(scene: Scene) -> None:
     """Evacuation goes on, and what waits for the move hears of it; the record comes later."""
-    scene.agents.answers[messages.EndMeasure] = [LEFT, RUNS]
-    scene.agents.answers[messages.StartMeasure] = [None]
+    scene.hosts.answers[messages.EndMeasure] = [LEFT, RUNS]
+    scene.hosts.answers[messages.StartMeasure] = [None]
 
     async def act() -> None:
-        known = scene.agents.held[messages.EndMeasure] = asyncio.Event()
+        known = scene.hosts.held[messages.EndMeasure] = asyncio.Event()
         move = scene.a_move(1, MigrationStep.FINISHING)
         move.times.phases.append(Phase("dump", 0.2, 0.5, None, True))
 
         async def work() -> None:
-            await scene.moves._costing.begin(move)
+            await scene.costing.begin(move)
             await move._end(MigrationStep.DONE)
 
         began = time.monotonic()
-        await scene.moves._follow(move, work())
+        await scene.migrations._follow(move, work())
         assert time.monotonic() - began < 1
         assert scene.over == [move]
         row = scene.fleet.journal.migration(1)

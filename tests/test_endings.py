@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from move_stage import Stage
+from orchestrator_parts import Parts
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network.network import Overlay
@@ -19,11 +20,11 @@ from liveshift.launcher.show.moves import outcome, raise_if_failed
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Forget, Message, MigrationRow, RunJob, StartPrecopy
 from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import ENDS, MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_as_many_ended_jobs_are_kept_as_the_cluster_file_says(tmp_path: Path) ->
     forgotten: list[str] = []
 
     class Switchboard:
-        async def ask(self, host: str, word: Any, _limit: float) -> None:
+        async def request(self, host: str, word: Any, _limit: float) -> None:
             forgotten.append(word.job)
 
     async def scene() -> None:
@@ -161,17 +162,17 @@ def test_a_capsule_that_ends_ends_its_move_at_once(fleet: Fleet) -> None:
     capsule = job.capsules["a/1"]
 
     class Copying(Stage):
-        async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+        async def request(self, host: str, message: Message, timeout: float) -> Message | None:
             if isinstance(message, StartPrecopy):
                 asyncio.get_running_loop().call_soon(endings.capsule_ended, job, capsule, 0)
                 await asyncio.sleep(600)
-            return await super().ask(host, message, timeout)
+            return await super().request(host, message, timeout)
 
     endings = Endings(fleet, cast(Any, None), cast(Any, Idle()))
     stage = Copying()
     stage.capsule = capsule
-    move = HostMigration(stage, 7, job, capsule, "h2", "h1 is tainted", "root", stage.changed)
-    fleet.moves["m7"], capsule.migration = move, "m7"
+    move = HostMigration(stage, 7, Order(job, capsule, "h2", "h1 is tainted", "root"))
+    fleet.migrations["m7"], capsule.migration = move, "m7"
     asyncio.run(asyncio.wait_for(move.run(), 20))
     assert stage.steps == [
         MigrationStep.PRECOPYING,
@@ -208,7 +209,7 @@ def test_a_move_whose_job_ended_while_no_orchestrator_ran_has_that_as_its_outcom
     fleet.journal.save_migration(7, row)
     under_way = fleet.journal.migrations_not_in([step.value for step in ENDS])
     assert [number for number, _ in under_way] == [7]
-    MigrationService(fleet, cast(Any, None), cast(Any, None)).take_up()
+    Parts(fleet).migrations.recover()
     ended = fleet.journal.migration(7)
     assert ended is not None
     assert ended.state == MigrationStep.JOB_ENDED.value
@@ -216,7 +217,7 @@ def test_a_move_whose_job_ended_while_no_orchestrator_ran_has_that_as_its_outcom
     with pytest.raises(Refused, match="the job of gone/1 ended while no orchestrator ran"):
         raise_if_failed(ended)
     assert fleet.journal.migrations_not_in([step.value for step in ENDS]) == []
-    assert fleet.moves == {}
+    assert fleet.migrations == {}
 
 
 def test_a_job_has_its_name_and_its_subnet_until_the_hosts_have_let_go_of_it(
@@ -229,7 +230,7 @@ def test_a_job_has_its_name_and_its_subnet_until_the_hosts_have_let_go_of_it(
         let_go = asyncio.Event()
 
         class Switchboard:
-            async def ask(self, host: str, word: Any, _limit: float) -> None:
+            async def request(self, host: str, word: Any, _limit: float) -> None:
                 assert word == Forget("a")
                 told.append(host)
                 if host == "h0":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefuse
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, RunJob
 from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import evacuation
@@ -60,45 +62,34 @@ class StandIn:
         self.plan_s = 0.0
         self.told: list[tuple[str, Any]] = []
 
-    async def ask(self, host: str, message: Any, timeout: float) -> None:
+    async def request(self, host: str, message: Any, timeout: float) -> None:
         self.told.append((host, message))
 
-    async def plan(
-        self, job: Job, capsule: Capsule, to: str, *, watch: bool
-    ) -> Planned | LiveshiftError:
+    async def plan(self, order: Order, *, watch: bool) -> Planned | LiveshiftError:
+        capsule = order.capsule
         assert not watch, "for a host that must be empty soon no second is left for that"
         await asyncio.sleep(self.plan_s)
         if capsule.name in self.unplanned:
             raise Refused(f"{capsule.name} holds a lock")
         return Planned(capsule.name, capsule.host, "h2", [], 0, 0, self.predicted[capsule.name])
 
-    def start(
-        self,
-        job: Job,
-        capsule: Capsule,
-        to: str,
-        reason: str,
-        by: str,
-        *,
-        until: float | None = None,
-    ) -> HostMigration:
+    def start(self, order: Order) -> HostMigration:
+        capsule = order.capsule
         assert not capsule.migration
         self.asked.append(capsule.name)
         if not self.sandbox:
             raise Refused(f"no spare can take {capsule.name}", hint="add a host")
-        self.untils[capsule.name] = until
+        self.untils[capsule.name] = order.until
         self._number += 1
-        # A Move is asked for nothing here: it only stands in the fleet with a step.
-        move = HostMigration(
-            cast(Any, self), self._number, job, capsule, "h2", reason, by, lambda _: None
-        )
+        # It does nothing here: it only stands in the fleet with a step.
+        move = HostMigration(cast(Any, self), self._number, replace(order, destination="h2"))
         capsule.migration = move.name
-        self.fleet.moves[move.name] = move
-        self.begun.append(f"{capsule.name}: {reason} ({by})")
+        self.fleet.migrations[move.name] = move
+        self.begun.append(f"{capsule.name}: {order.reason} ({order.by})")
         return move
 
     def end(self, move: str, step: MigrationStep, error: LiveshiftError | None = None) -> None:
-        ended = self.fleet.moves[move]
+        ended = self.fleet.migrations[move]
         ended.error = error
         ended.step = step
         ended.capsule.migration = None
@@ -429,7 +420,7 @@ def test_a_move_that_began_without_the_deadline_gets_it(play: Play, step: Migrat
     async def act(scene: Scene) -> None:
         scene.taint("h1")
         await scene.until(lambda: scene.moves.begun)
-        move = cast(HostMigration, scene.fleet.moves["m1"])
+        move = cast(HostMigration, scene.fleet.migrations["m1"])
         move.step, move.predicted = step, predicted(1.0)
         await soon(scene, 20.0, a1=1.0, b1=1.0)
         assert move.until is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message
 from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.migration_service import MigrationService
+from liveshift.runtime.orchestrator.context import OrchestratorContext
 from liveshift.runtime.quiesce import gates
 from liveshift.runtime.quiesce.gates import Gates, communicator_words
 
@@ -385,11 +385,13 @@ def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
             opened.append(f"forgot {job}")
 
     cluster = SimpleNamespace(timeouts=LIMITS)
-    context = SimpleNamespace(
-        _gates=Opening(), cluster=cluster, _others_at_gates=lambda _: [], tell=lambda *_: None
+    fleet = SimpleNamespace(cluster=cluster, under_way=list)
+    records = SimpleNamespace(note=lambda *_: None)
+    none: Any = None
+    context = OrchestratorContext(
+        cast(Any, fleet), none, none, none, cast(Any, records), cast(Any, Opening())
     )
-    move = SimpleNamespace(job=job)
-    said = asyncio.run(MigrationService.reopen(context, move))  # type: ignore[arg-type]
+    said = asyncio.run(context.reopen(cast(Any, SimpleNamespace(job=job))))
     assert (said, opened) == (
         ("the job has ended", ["gpt", "forgot gpt"]) if fails else ("rebuilt", ["gpt"])
     )

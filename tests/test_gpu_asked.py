@@ -123,8 +123,7 @@ def inspected(gpu: GpuSurvey | None) -> messages.Inspected:
 def test_the_destination_is_asked_for_that_one() -> None:
     stage = Stage()
     stage.fail("Inspect", inspected(survey(ONE)))
-    move = a_move(stage)
-    move.to_gpu = "GPU-there"
+    move = a_move(stage, gpu=GpuAsked("h2", "GPU-there", ""))
     asyncio.run(move.run())
     (reserve,) = stage.sent(messages.Reserve)
     assert reserve.gpus_wanted == [(UUIDS[1], "GPU-there")]
@@ -135,9 +134,8 @@ def test_another_spare_is_not() -> None:
     stage = Stage()
     stage.spare = "h3"
     stage.fail("Inspect", inspected(survey(ONE)))
-    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
-    move = a_move(stage)
-    move.to_gpu = "GPU-there"
+    stage.fail("RestoreCapsule h2", NOT_DONE, NOT_DONE)
+    move = a_move(stage, gpu=GpuAsked("h2", "GPU-there", ""))
     asyncio.run(move.run())
     first, second = stage.sent(messages.Reserve)
     assert (len(first.gpus_wanted), second.gpus_wanted) == (1, [])
@@ -146,8 +144,7 @@ def test_another_spare_is_not() -> None:
 
 def test_a_capsule_without_gpus_is_refused() -> None:
     stage = Stage()
-    move = a_move(stage)
-    move.to_gpu = "GPU-there"
+    move = a_move(stage, gpu=GpuAsked("h2", "GPU-there", ""))
     asyncio.run(move.run())
     assert (move.step, str(move.error)) == (MigrationStep.FAILED, "gpt/1 uses no GPU")
     assert not stage.sent(messages.Reserve)

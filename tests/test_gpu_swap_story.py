@@ -92,9 +92,7 @@ def test_before_its_host_has_answered_it_is_called_as_it_was_asked_for(
     gpu: str, shown: str
 ) -> None:
     stage = Stage()
-    job = a_swap(stage).job
-    swap = GpuSwap(stage, 7, job, job.capsules["gpt/1"], gpu, "", "", "root", stage.changed)
-    assert swap.way == ("h1", shown)
+    assert a_swap(stage, gpu).way == ("h1", shown)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=named)
@@ -213,9 +211,9 @@ def taken_up(stage: Stage, step: MigrationStep) -> GpuSwap:
     row = swap.row()
     stage.said.clear()
     assert stage.capsule is not None
-    again = GpuSwap.left_behind(stage, swap.job, stage.capsule, row, stage.changed)
+    again = GpuSwap.from_row(stage, swap.order, row)
     assert again.row().source == "h1 GPU 3"
-    asyncio.run(again.take_up())
+    asyncio.run(again.recover())
     return again
 
 

@@ -18,6 +18,7 @@ from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unre
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, RunJob
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator import orchestrator
@@ -45,7 +46,7 @@ class Switchboard:
         self.held: dict[type[Message], asyncio.Event] = {}
         self.asked: list[str] = []
 
-    async def ask(self, host: str, message: Message, _timeout: float) -> Message:
+    async def request(self, host: str, message: Message, _timeout: float) -> Message:
         if not isinstance(message, (messages.Arm, messages.OpenGate)):
             self.asked.append(f"{type(message).__name__} {host}")
         if type(message) in self.held:
@@ -64,7 +65,7 @@ class Scene:
         cluster = config.parse(text).cluster
         board: Any = Switchboard()
         self.brain = Orchestrator(cluster, board)
-        self.fleet, self.moves = self.brain.fleet, self.brain.moves
+        self.fleet, self.migrations = self.brain.fleet, self.brain.migrations
         self.board: Switchboard = board
         if not self.fleet.jobs:
             self._add_job()
@@ -81,8 +82,11 @@ class Scene:
         self.fleet.jobs["a"] = Job("a", Overlay(1, subnet), run, 0, 0.0, capsules)
 
     def begin(self, capsule: str = "a/1", to: str = "5") -> str:
-        ask = self.job, self.job.capsules[capsule], GpuAsked("h1", to, ""), "ECC errors", "root"
-        return self.moves.start_swap(*ask).name
+        return self.migrations.start(self.order(capsule, to)).name
+
+    def order(self, capsule: str = "a/1", to: str = "5") -> Order:
+        gpu = GpuAsked("h1", to, "")
+        return Order(self.job, self.job.capsules[capsule], "", "ECC errors", "root", gpu)
 
     def row(self, name: str = "m1") -> MigrationRow:
         row = self.fleet.journal.migration(int(name[1:]))
@@ -145,12 +149,12 @@ def test_one_at_a_time(scene: Scene) -> None:
             await asyncio.sleep(0)
         for again in (
             lambda: scene.begin(),
-            lambda: scene.moves.start(job, capsule, "h2", "", "root"),
+            lambda: scene.migrations.start(Order(job, capsule, "h2")),
         ):
             with pytest.raises(Refused, match=r"moving already \(m1\)"):
                 again()
         with pytest.raises(Refused, match="moving already"):
-            await scene.moves.plan_swap(job, capsule, GpuAsked("h1", "5", ""))
+            await scene.migrations.plan(Order(job, capsule, gpu=GpuAsked("h1", "5", "")))
         assert scene.begin("a/2", "6") == "m2"
         status = [row.name for row in (move.row() for move in scene.fleet.under_way())]
         assert status == ["m1", "m2"]
@@ -212,14 +216,16 @@ def test_lost_device_state_ends_the_job(scene: Scene) -> None:
 
 def test_the_plan(scene: Scene) -> None:
     capsule = scene.job.capsules["a/1"]
-    plan = asyncio.run(scene.moves.plan_swap(scene.job, capsule, GpuAsked("h1", "5", "")))
+    plan = asyncio.run(
+        scene.migrations.plan(Order(scene.job, capsule, gpu=GpuAsked("h1", "5", "")))
+    )
     assert (plan.source, plan.destination) == ("h1 GPU 3", "h1 GPU 5")
     assert (plan.checks, plan.image_bytes, plan.carried_bytes) == (PLAN.checks, 0, 0)
     assert scene.board.asked == ["LookAtGpus h1"]
-    assert scene.fleet.moves == {}
+    assert scene.fleet.migrations == {}
     scene.board.answers[messages.LookAtGpus] = NO_PLAN
     with pytest.raises(Refused, match="10 GiB"):
-        asyncio.run(scene.moves.plan_swap(scene.job, capsule, GpuAsked("h1", "5", "")))
+        asyncio.run(scene.migrations.plan(Order(scene.job, capsule, gpu=GpuAsked("h1", "5", ""))))
 
 
 @pytest.mark.parametrize(("settled", "state"), [("swapped", "done"), ("stays", "failed")])
@@ -240,7 +246,7 @@ def test_after_a_restart_its_host_says_what_became_of_it(
     again.board.answers[messages.SettleSwap] = messages.SwapSettled(settled, "")
 
     async def act() -> None:
-        again.moves.take_up()
+        again.migrations.recover()
         assert again.job.capsules["a/1"].migration == "m1"
 
     play(act)

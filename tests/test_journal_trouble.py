@@ -14,18 +14,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 from full_journal import empty, fill
-from test_evacuation import CLUSTER
-from test_journal import OWNERS, journal, path, row
+from orchestrator_parts import Parts, with_a_job
+from test_journal import journal, path, row
 
-from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Prediction, Rounds, RunJob
+from liveshift.runtime.messages import Prediction, Rounds
 from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.journal import Journal
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
-from liveshift.runtime.orchestrator.migration_service import MigrationService
 
 __all__ = ["journal", "path"]
 
@@ -119,29 +117,18 @@ def test_numbers_of_names_are_not_used_again(journal: Journal) -> None:
 
 
 @pytest.fixture
-def moves(tmp_path: Path) -> MigrationService:
-    fleet = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
-    made = MigrationService(fleet, cast(Any, None), cast(Any, None))
-    from liveshift.criu_glue.network.network import Overlay
-    from liveshift.runtime.model.jobs import Capsule, Job
-
-    fleet.journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)
-    capsules = {c: Capsule(c, n, host, 1, started=True) for c, (n, host) in OWNERS.items()}
-    run = RunJob("gpt", 2, ["true"], {}, "/", 0, [])
-    fleet.jobs["gpt"] = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
-    for state in fleet.hosts.values():
-        state.heard = time.monotonic()
-    return made
+def parts(tmp_path: Path) -> Parts:
+    return with_a_job(tmp_path)
 
 
-def test_a_move_that_could_not_be_written_down_has_not_begun(moves: MigrationService) -> None:
-    fleet: Fleet = cast(Any, moves)._fleet
+def test_a_move_that_could_not_be_written_down_has_not_begun(parts: Parts) -> None:
+    fleet = parts.fleet
     job = fleet.jobs["gpt"]
     capsule = job.capsules["gpt/1"]
 
     async def begin() -> None:
         with pytest.raises(JournalTrouble):
-            moves.start(job, capsule, "h2", "x" * 10_000, "root")
+            parts.migrations.start(Order(job, capsule, "h2", "x" * 10_000, "root"))
         await asyncio.sleep(0)
 
     fill(fleet.journal)
@@ -150,28 +137,27 @@ def test_a_move_that_could_not_be_written_down_has_not_begun(moves: MigrationSer
     assert fleet.under_way() == []
 
 
-def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: MigrationService) -> None:
+def test_a_source_is_told_to_run_only_once_that_is_written_down(parts: Parts) -> None:
     """Else an orchestrator that is started anew would find the move where its image may be taken
     for complete, and pass the capsule on while its source runs it: two copies."""
     from liveshift.runtime import messages
 
-    fleet: Fleet = cast(Any, moves)._fleet
+    fleet = parts.fleet
     capsule = fleet.jobs["gpt"].capsules["gpt/1"]
-    changed = cast(Any, moves)._changed
     claim = messages.Claim("m1", "gpt/1", Side.LEAVING.value, 1, ready=True)
 
     async def scene() -> None:
-        move = HostMigration(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
+        move = HostMigration(parts.context, 1, Order(fleet.jobs["gpt"], capsule, "h2"))
         fleet.journal.save_migration(1, row(1, state="freezing"))
-        fleet.moves["m1"], capsule.migration, move.step = move, "m1", MigrationStep.FREEZING
+        fleet.migrations["m1"], capsule.migration, move.step = move, "m1", MigrationStep.FREEZING
         move.reason = "x" * 10_000  # so that its row needs a page
         fill(fleet.journal)
         cast(Any, move)._advance(MigrationStep.ROLLING_BACK)
         with pytest.raises(JournalTrouble):
-            moves.rule("h1", claim)
+            parts.claims.rule("h1", claim)
         assert not move.released
         empty(fleet.journal)
-        assert moves.rule("h1", claim).ruling == "run"
+        assert parts.claims.rule("h1", claim).ruling == "run"
         assert move.released
         saved = fleet.journal.migration(1)
         assert saved is not None
@@ -181,20 +167,22 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Migration
 
 
 def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
-    moves: MigrationService, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liveshift.runtime.migration.host_migration import HostMigration
-    from liveshift.runtime.orchestrator import migration_service as module
+    from liveshift.runtime.orchestrator import migration_records as module
 
     monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
-    fleet: Fleet = cast(Any, moves)._fleet
+    fleet = parts.fleet
     capsule = fleet.jobs["gpt"].capsules["gpt/1"]
-    changed = cast(Any, moves)._changed
 
     async def scene() -> None:
-        move = HostMigration(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
+        move = HostMigration(parts.context, 1, Order(fleet.jobs["gpt"], capsule, "h2"))
         fleet.journal.save_migration(1, row(1, state="rolling back"))
-        fleet.moves["m1"], capsule.migration, move.step = move, "m1", MigrationStep.ROLLING_BACK
+        fleet.migrations["m1"], capsule.migration, move.step = (
+            move,
+            "m1",
+            MigrationStep.ROLLING_BACK,
+        )
         move.reason = "x" * 10_000
         fill(fleet.journal)
         cast(Any, move)._advance(MigrationStep.FAILED)
@@ -247,23 +235,21 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     ],
 )
 def test_the_end_of_a_move_is_told(
-    moves: MigrationService,
+    parts: Parts,
     monkeypatch: pytest.MonkeyPatch,
     step: MigrationStep,
     of_row: dict[str, Any],
     kind: str,
     text: str,
 ) -> None:
-    fleet: Fleet = cast(Any, moves)._fleet
+    fleet = parts.fleet
     capsule = fleet.jobs["gpt"].capsules["gpt/1"]
     capsule.migration = "m7"
-    move = HostMigration(
-        cast(Any, moves), 7, fleet.jobs["gpt"], capsule, "h2", "", "root", lambda _: None
-    )
+    move = HostMigration(parts.context, 7, Order(fleet.jobs["gpt"], capsule, "h2", "", "root"))
     move.step = step
     ended = msgspec.structs.replace(row(7, state=step.value), **of_row)
     monkeypatch.setattr(move, "row", lambda: ended)
-    cast(Any, moves)._changed(move)
+    parts.records.record(move)
     (event,) = fleet.journal.events("gpt/1", 0)
     assert (event.kind, event.text, event.by) == (kind, text, "root")
     assert capsule.migration is None

@@ -33,10 +33,10 @@ def test_either_side_asks_and_answers(key_directory: Path) -> None:
             uplink = await ends.agent("h0", agent)
             facts = messages.HostFacts("6.1", "x86_64", "cpu", ["avx"], "4.2.1", "0.1")
             register = messages.Register("h0", facts, {"gpt/1": 2}, "digest")
-            books = await uplink.line.ask(register, 10)
+            books = await uplink.connection.request(register, 10)
             assert isinstance(books, messages.Books)
             assert books.books[0].where == {"10.99.0.1": ("h0", 3)}
-            answer = await ends.switchboard.ask("h0", messages.ReadOutput("gpt/1", 41, 0), 10)
+            answer = await ends.switchboard.request("h0", messages.ReadOutput("gpt/1", 41, 0), 10)
             assert answer == messages.Output(b"\x00\xff" * 500_000, 42, None)
 
     asyncio.run(scene())
@@ -52,14 +52,14 @@ def test_errors_cross_with_their_kind_and_hint(key_directory: Path) -> None:
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(heartbeat(), 10)
+            await uplink.connection.request(heartbeat(), 10)
             with pytest.raises(NotFound, match="gpt/7 is not on h0") as caught:
-                await ends.switchboard.ask("h0", messages.End("gpt/7", 1), 10)
+                await ends.switchboard.request("h0", messages.End("gpt/7", 1), 10)
             assert caught.value.hint == "look elsewhere"
             with pytest.raises(LiveshiftError, match="ZeroDivisionError: a slip"):
-                await ends.switchboard.ask("h0", messages.End("gpt/8", 1), 10)
+                await ends.switchboard.request("h0", messages.End("gpt/8", 1), 10)
             with pytest.raises(Unreachable, match="h1 has not reported"):
-                await ends.switchboard.ask("h1", messages.End("gpt/8", 1), 10)
+                await ends.switchboard.request("h1", messages.End("gpt/8", 1), 10)
 
     asyncio.run(scene())
 
@@ -73,9 +73,9 @@ def test_many_asks_at_once_each_get_their_own_answer(key_directory: Path) -> Non
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(heartbeat(), 10)
+            await uplink.connection.request(heartbeat(), 10)
             asks = [messages.ReadOutput("gpt/0", n, 0) for n in range(200)]
-            answers = await asyncio.gather(*(ends.switchboard.ask("h0", a, 20) for a in asks))
+            answers = await asyncio.gather(*(ends.switchboard.request("h0", a, 20) for a in asks))
             assert [a.next for a in answers if isinstance(a, messages.Output)] == list(range(200))
 
     asyncio.run(scene())
@@ -91,13 +91,13 @@ def test_a_silent_peer_is_unreachable_after_the_deadline_and_a_late_answer_harms
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(heartbeat(), 10)
+            await uplink.connection.request(heartbeat(), 10)
             with pytest.raises(
                 Unreachable, match=r"h0 did not answer the request to end a capsule within 0.1 s"
             ):
-                await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 0.1)
+                await ends.switchboard.request("h0", messages.End("gpt/1", 1), 0.1)
             await asyncio.sleep(0.5)
-            answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 10)
+            answer = await ends.switchboard.request("h0", messages.End("gpt/1", 1), 10)
             assert answer == messages.Named("late")
 
     asyncio.run(scene())
@@ -113,11 +113,11 @@ def test_an_agent_started_anew_takes_its_place_over(key_directory: Path) -> None
     async def scene() -> None:
         async with joined(key_directory) as ends:
             first = await ends.agent("h0", named("first"))
-            await first.line.ask(heartbeat(), 10)
+            await first.connection.request(heartbeat(), 10)
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
-            await second.line.ask(heartbeat(), 10)
-            answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 10)
+            await second.connection.request(heartbeat(), 10)
+            answer = await ends.switchboard.request("h0", messages.End("gpt/1", 1), 10)
             assert answer == messages.Named("second")
 
     asyncio.run(scene())
@@ -140,11 +140,11 @@ def test_an_unknown_key_does_not_get_past_the_handshake(
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", keys=stranger)
             with pytest.raises(Unreachable):
-                await uplink.line.ask(heartbeat(), 1)
+                await uplink.connection.request(heartbeat(), 1)
             assert not heard
-            assert not ends.switchboard.lines
+            assert not ends.switchboard.connections
             known = await ends.agent("h1")
-            await known.line.ask(heartbeat("h1"), 10)
+            await known.connection.request(heartbeat("h1"), 10)
 
     asyncio.run(scene())
     assert heard == ["h1"]
@@ -167,11 +167,11 @@ def test_a_host_that_speaks_under_another_name_is_not_heard_and_hears_nothing(
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             real = await ends.agent("h0", agent)
-            await real.line.ask(heartbeat(), 10)
+            await real.connection.request(heartbeat(), 10)
             with raw_peer(ends, keys.secret_path(key_directory, "h1"), identity=b"h0") as fake:
-                await fake.send(messages.encode_ask(1, heartbeat("h0")))
+                await fake.send(messages.encode_request(1, heartbeat("h0")))
                 assert messages.decode(await fake.recv()).id == 1  # its own ask is served, as h1's
-                answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 5)
+                answer = await ends.switchboard.request("h0", messages.End("gpt/1", 1), 5)
                 assert answer == messages.Named("the real h0")
                 assert heard == ["h0", "h1"]
                 assert not await fake.poll(0), "it hears nothing of h0's"
@@ -188,7 +188,7 @@ def test_a_frame_that_is_not_understood_is_dropped(
                 for raw in (b"", b"\xc1", b"\x93\x01\x02\x03", messages.encode_answer(99, None)):
                     await peer.send(raw)
                 await peer.send_multipart([b"two", b"parts"])
-                await peer.send(messages.encode_ask(7, heartbeat()))
+                await peer.send(messages.encode_request(7, heartbeat()))
                 refused = messages.decode(await peer.recv())
                 assert refused.error is not None, "of the first one, of the others nothing is said"
                 assert messages.decode(await peer.recv()).id == 7
@@ -201,12 +201,12 @@ def test_a_frame_that_is_not_understood_is_dropped(
 def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
     async def scene() -> None:
         line = Connection("h0", lambda _raw: None, nothing, boot_id=1, largest=1000)
-        asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
+        asked = asyncio.create_task(line.request(messages.End("gpt/1", 1), 60))
         await asyncio.sleep(0)
         line.drop()
         with pytest.raises(Unreachable, match="lost contact to h0"):
             await asked
-        line.take(messages.encode_error(1, ("Refused", "late", None)))  # nobody waits any more
+        line.receive(messages.encode_error(1, ("Refused", "late", None)))  # nobody waits any more
 
     asyncio.run(scene())
 
@@ -218,11 +218,11 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
 
     async def run() -> None:
         line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
-        line.take(other)
-        line.take(other)
+        line.receive(other)
+        line.receive(other)
         assert len(sent) == 1
         line.connected(sent.append)
-        line.take(other)
+        line.receive(other)
 
     asyncio.run(run())
     assert len(sent) == 2
@@ -236,10 +236,10 @@ def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
         line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
-        asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
+        asked = asyncio.create_task(line.request(messages.End("gpt/1", 1), 60))
         await until(lambda: sent)
         number = messages.decode(sent[0]).id
-        line.take(messages.encode_error(number, ("FromTheFuture", "no way", "wait")))
+        line.receive(messages.encode_error(number, ("FromTheFuture", "no way", "wait")))
         with pytest.raises(LiveshiftError, match="no way") as caught:
             await asked
         assert type(caught.value) is LiveshiftError

@@ -28,14 +28,14 @@ def test_the_same_frame_twice_is_served_once_and_answered_twice(key_directory: P
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             with raw_peer(ends, host_key(key_directory)) as peer:
-                frame = messages.encode_ask(41, messages.CapsuleEnded("gpt/0", 1, 0))
+                frame = messages.encode_request(41, messages.CapsuleEnded("gpt/0", 1, 0))
                 answers = []
                 for _ in range(3):
                     await peer.send(frame)
                     answers.append(await peer.recv())
                 assert len(set(answers)) == 1
                 assert messages.decode(answers[0]).answer == messages.Named("the 1.")
-                await peer.send(messages.encode_ask(42, messages.CapsuleEnded("gpt/0", 1, 0)))
+                await peer.send(messages.encode_request(42, messages.CapsuleEnded("gpt/0", 1, 0)))
                 assert messages.decode(await peer.recv()).answer == messages.Named("the 2.")
             with raw_peer(ends, host_key(key_directory)) as again:  # and over another connection
                 await again.send(frame)
@@ -58,13 +58,13 @@ def test_a_frame_that_comes_again_while_it_is_served_is_answered_where_it_came_f
 
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
-            frame = messages.encode_ask(41, messages.CapsuleEnded("gpt/0", 1, 0))
+            frame = messages.encode_request(41, messages.CapsuleEnded("gpt/0", 1, 0))
             with raw_peer(ends, host_key(key_directory)) as peer:
                 await peer.send(frame)
                 await until(lambda: served)
             with raw_peer(ends, host_key(key_directory)) as again:
                 await again.send(frame)
-                await again.send(messages.encode_ask(42, messages.Here(1)))
+                await again.send(messages.encode_request(42, messages.Here(1)))
                 assert messages.decode(await again.recv()).id == 42  # so 41 has come before
                 go.set()
                 assert messages.decode(await again.recv()).id == 41
@@ -79,13 +79,17 @@ def test_answers_that_nobody_waits_for_and_old_ones_change_nothing(key_directory
     async def scene() -> None:
         async with joined(key_directory) as ends:
             with raw_peer(ends, host_key(key_directory)) as peer:
-                await peer.send(messages.encode_ask(1, heartbeat()))
+                await peer.send(messages.encode_request(1, heartbeat()))
                 await peer.recv()
-                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
+                asked = asyncio.create_task(
+                    ends.switchboard.request("h0", messages.End("a/0", 1), 10)
+                )
                 number = messages.decode(await peer.recv()).id
                 await peer.send(messages.encode_answer(number, messages.Named("first")))
                 assert await asked == messages.Named("first")
-                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
+                asked = asyncio.create_task(
+                    ends.switchboard.request("h0", messages.End("a/0", 1), 10)
+                )
                 second = messages.decode(await peer.recv()).id
                 for late in (number, number - 1, second + 1):
                     await peer.send(messages.encode_answer(late, messages.Named("replayed")))
@@ -128,9 +132,11 @@ def test_asks_under_way_either_way_survive_a_rebind(
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(heartbeat(), 10)
-            up = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 20))
-            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
+            await uplink.connection.request(heartbeat(), 10)
+            up = asyncio.create_task(
+                uplink.connection.request(messages.CapsuleEnded("gpt/0", 1, 0), 20)
+            )
+            down = asyncio.create_task(ends.switchboard.request("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
             await rebound(ends, key_directory)
             go.set()
@@ -159,24 +165,29 @@ def test_an_answer_that_was_lost_with_its_connection_is_sent_again(
     async def scene() -> None:
         async with joined(key_directory, answer) as ends:
             uplink = await ends.agent("h0", answer)
-            await uplink.line.ask(heartbeat(), 10)
-            up = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 20))
-            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
+            await uplink.connection.request(heartbeat(), 10)
+            up = asyncio.create_task(
+                uplink.connection.request(messages.CapsuleEnded("gpt/0", 1, 0), 20)
+            )
+            down = asyncio.create_task(ends.switchboard.request("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
-            uplink.line.disconnected()
-            ends.switchboard.lines["h0"].disconnected()
-            for line in (uplink.line, ends.switchboard.lines["h0"]):  # where answers go is gone
+            uplink.connection.disconnected()
+            ends.switchboard.connections["h0"].disconnected()
+            for line in (  # where answers go is gone
+                uplink.connection,
+                ends.switchboard.connections["h0"],
+            ):
                 for asked in line._served._under_way.values():
                     asked.reply = line._transmit
             go.set()
-            await until(lambda: not uplink.line._served._under_way)
-            await until(lambda: not ends.switchboard.lines["h0"]._served._under_way)
+            await until(lambda: not uplink.connection._served._under_way)
+            await until(lambda: not ends.switchboard.connections["h0"]._served._under_way)
             assert not up.done()
             assert not down.done()
             await rebound(ends, key_directory)
             assert (await up, await down) == (
                 messages.Named("h0"),
-                messages.Named(uplink.line.peer),
+                messages.Named(uplink.connection.peer),
             )
             assert len(served) == 2
 
@@ -201,13 +212,16 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
     async def scene() -> None:
         async with joined(key_directory, named("first")) as ends:
             uplink = await ends.agent("h0")
-            await uplink.line.ask(heartbeat(), 10)
-            boot_id = uplink.line.peer_boot_id
-            asked = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 60))
-            await until(lambda: "first Ended" in heard)
+            await uplink.connection.request(heartbeat(), 10)
+            boot_id = uplink.connection.peer_boot_id
+            asked = asyncio.create_task(
+                uplink.connection.request(messages.CapsuleEnded("gpt/0", 1, 0), 60)
+            )
+            await until(lambda: "first CapsuleEnded" in heard)
             await ends.stop(ends.switchboard)
-            await until(lambda: uplink.line._send is None)  # it has noticed
-            waiting = asyncio.create_task(uplink.line.ask(heartbeat(), 60))  # asked of nobody yet
+            await until(lambda: uplink.connection._send is None)  # it has noticed
+            # This one was sent to nobody yet.
+            waiting = asyncio.create_task(uplink.connection.request(heartbeat(), 60))
             await asyncio.sleep(0)
             await ends.start(named("second"))
             with pytest.raises(
@@ -216,8 +230,8 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
             ):
                 await asked
             assert await waiting == messages.Named("second")
-            assert uplink.line.peer_boot_id != boot_id
-            assert heard == ["first Beat", "first Ended", "second Beat"]
+            assert uplink.connection.peer_boot_id != boot_id
+            assert heard == ["first Heartbeat", "first CapsuleEnded", "second Heartbeat"]
 
     asyncio.run(scene())
 
@@ -236,12 +250,14 @@ def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_direc
     async def scene() -> None:
         async with joined(key_directory) as ends:
             first = await ends.agent("h0", named("first"))
-            await first.line.ask(heartbeat(), 10)
-            asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 60))
+            await first.connection.request(heartbeat(), 10)
+            asked = asyncio.create_task(
+                ends.switchboard.request("h0", messages.End("gpt/0", 1), 60)
+            )
             await until(lambda: heard)
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
-            await second.line.ask(heartbeat(), 10)
+            await second.connection.request(heartbeat(), 10)
             with pytest.raises(
                 Unreachable, match="lost contact to h0 during the request to end a c"
             ):
@@ -259,12 +275,12 @@ def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0")
-            await uplink.line.ask(heartbeat(), 10)
+            await uplink.connection.request(heartbeat(), 10)
             await ends.stop(uplink)
 
             async def gone() -> bool:
                 try:
-                    await ends.switchboard.ask("h0", messages.End("gpt/0", 1), 0.5)
+                    await ends.switchboard.request("h0", messages.End("gpt/0", 1), 0.5)
                 except Unreachable as error:
                     return "is not connected" in str(error)
                 return False
@@ -284,22 +300,24 @@ def test_a_late_frame_of_a_broken_connection_costs_no_ask(key_directory: Path) -
     async def scene() -> None:
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
-            await uplink.line.ask(heartbeat(), 10)
+            await uplink.connection.request(heartbeat(), 10)
             with raw_peer(ends, host_key(key_directory)) as old:
-                await old.send(messages.encode_ask(1, heartbeat()))
+                await old.send(messages.encode_request(1, heartbeat()))
                 await old.recv()
             routes = ends.switchboard._routes
             stale = routes["h0"]
 
             async def gone() -> bool:
-                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
+                asked = asyncio.create_task(
+                    ends.switchboard.request("h0", messages.End("a/0", 1), 10)
+                )
                 await asyncio.sleep(0)
-                (entry,) = ends.switchboard.lines["h0"]._asked.values()
+                (entry,) = ends.switchboard.connections["h0"]._pending.values()
                 if entry.sent:
                     asked.cancel()
                     await asyncio.gather(asked, return_exceptions=True)
                     return False
-                await uplink.line.ask(
+                await uplink.connection.request(
                     heartbeat(), 10
                 )  # no Here: it has been connected all the time
                 assert await asked == messages.Named("the agent")

@@ -19,14 +19,14 @@ def test_a_frame_that_is_too_long_costs_its_sender_the_connection_only(key_direc
     async def scene() -> None:
         async with joined(key_directory) as ends:
             good = await ends.agent("h0")
-            await good.line.ask(heartbeat(), 10)
+            await good.connection.request(heartbeat(), 10)
             with raw_peer(ends, host_key(key_directory, "h1")) as peer:
                 events = peer.get_monitor_socket(link.zmq.EVENT_DISCONNECTED)
                 await peer.send(b"x" * ((8 << 20) + 1))
                 await link.recv_monitor_message(events)
-            await good.line.ask(heartbeat(), 10)
+            await good.connection.request(heartbeat(), 10)
             with pytest.raises(LiveshiftError, match=r"to the orchestrator has \d+ bytes"):
-                await good.line.ask(messages.Relay(0, b"x" * (8 << 20)), 5)
+                await good.connection.request(messages.Relay(0, b"x" * (8 << 20)), 5)
 
     asyncio.run(asyncio.wait_for(scene(), 30))
 
@@ -34,7 +34,7 @@ def test_a_frame_that_is_too_long_costs_its_sender_the_connection_only(key_direc
 def test_a_peer_that_asks_too_much_at_once_is_refused_and_another_is_served(
     key_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.control.served.MOST_ASKS", 10)
+    monkeypatch.setattr("liveshift.runtime.control.served.MOST_REQUESTS", 10)
     go = asyncio.Event()
 
     async def orchestrator(peer: str, _ask: Message) -> Message | None:
@@ -45,9 +45,12 @@ def test_a_peer_that_asks_too_much_at_once_is_refused_and_another_is_served(
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             greedy, other = await ends.agent("h1"), await ends.agent("h0")
-            asks = [asyncio.create_task(greedy.line.ask(heartbeat("h1"), 20)) for _ in range(30)]
+            asks = [
+                asyncio.create_task(greedy.connection.request(heartbeat("h1"), 20))
+                for _ in range(30)
+            ]
             await asyncio.wait(asks, timeout=20, return_when="FIRST_COMPLETED")
-            await other.line.ask(heartbeat(), 10)
+            await other.connection.request(heartbeat(), 10)
             await until(lambda: sum(task.done() for task in asks) == 20)
             for task in asks:
                 if task.done():
@@ -56,7 +59,7 @@ def test_a_peer_that_asks_too_much_at_once_is_refused_and_another_is_served(
             go.set()
             served = await asyncio.gather(*asks, return_exceptions=True)
             assert served.count(None) == 10
-            assert await greedy.line.ask(heartbeat("h1"), 10) is None
+            assert await greedy.connection.request(heartbeat("h1"), 10) is None
 
     asyncio.run(scene())
 
@@ -65,7 +68,7 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_gets_no_more_than_fits(
     key_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for long answers and reads none of them."""
-    monkeypatch.setattr("liveshift.runtime.control.outlet.WAITING_BYTES", 20 << 20)
+    monkeypatch.setattr("liveshift.runtime.control.send_queue.WAITING_BYTES", 20 << 20)
     served: list[str] = []
 
     async def orchestrator(peer: str, _ask: Message) -> Message | None:
@@ -79,7 +82,7 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_gets_no_more_than_fits(
                 peer.rcvhwm = 1
                 for number in range(60):
                     await peer.send(
-                        messages.encode_ask(number, messages.CapsuleEnded("gpt/0", 1, 0))
+                        messages.encode_request(number, messages.CapsuleEnded("gpt/0", 1, 0))
                     )
                 held: list[int] = [0]
 
@@ -90,7 +93,7 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_gets_no_more_than_fits(
                     return served.count("h1") == 60
 
                 await until(all_served)
-                await good.line.ask(heartbeat(), 5)
+                await good.connection.request(heartbeat(), 5)
                 assert all_served()
                 assert 0 < max(held) <= 20 << 20
 

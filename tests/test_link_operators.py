@@ -28,23 +28,23 @@ def test_an_operator_asks_and_is_known_by_name_and_role(key_directory: Path) -> 
     async def scene() -> None:
         async with joined(key_directory, hosts, operators) as ends:
             with raw_peer(ends, key_directory / "operators/ops.key") as peer:
-                await peer.send(messages.encode_ask(1, messages.Here(7)))
+                await peer.send(messages.encode_request(1, messages.Here(7)))
                 there = messages.decode(await peer.recv()).answer
                 assert isinstance(there, messages.There)
                 for _ in range(2):  # twice: served once
-                    await peer.send(messages.encode_ask(2, messages.GetStatus()))
+                    await peer.send(messages.encode_request(2, messages.GetStatus()))
                     assert messages.decode(await peer.recv()).answer == messages.Named("ops")
                 for raw in (b"", messages.encode_answer(5, None)):
                     await peer.send(raw)
                     refused = messages.decode(await peer.recv())
                     assert (refused.id, (refused.error or ("",))[0]) == (0, "LiveshiftError")
-                await peer.send(messages.encode_ask(3, heartbeat()))
+                await peer.send(messages.encode_request(3, heartbeat()))
                 assert messages.decode(await peer.recv()).id == 3
         assert heard == [
             (Holder("ops", Role.OPERATE), messages.GetStatus()),
             (Holder("ops", Role.OPERATE), heartbeat()),
         ]
-        assert not ends.switchboard.lines
+        assert not ends.switchboard.connections
 
     asyncio.run(scene())
 
@@ -53,7 +53,7 @@ def test_without_a_desk_operators_are_not_served(key_directory: Path) -> None:
     async def scene() -> None:
         async with joined(key_directory) as ends:
             with raw_peer(ends, key_directory / "operators/ops.key") as peer:
-                await peer.send(messages.encode_ask(2, messages.GetStatus()))
+                await peer.send(messages.encode_request(2, messages.GetStatus()))
                 error = messages.decode(await peer.recv()).error
                 assert error is not None
                 assert error[0] == "NotPermitted"
@@ -69,10 +69,10 @@ def test_a_revoked_operator_is_out(key_directory: Path) -> None:
         async with joined(key_directory, nothing, operators) as ends:
             with raw_peer(ends, key_directory / "operators/ops.key") as peer:
                 events = peer.get_monitor_socket()
-                await peer.send(messages.encode_ask(2, messages.GetStatus()))
+                await peer.send(messages.encode_request(2, messages.GetStatus()))
                 await peer.recv()
                 keys.revoke(key_directory, "ops")
-                await peer.send(messages.encode_ask(3, messages.GetStatus()))
+                await peer.send(messages.encode_request(3, messages.GetStatus()))
                 while True:
                     event = (await link.recv_monitor_message(events))["event"]
                     if event == link.zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -28,20 +28,20 @@ def test_a_revoked_host_loses_its_connection_and_the_others_do_not_notice(
     async def scene() -> None:
         async with joined(key_directory, orchestrator) as ends:
             bad, good = await ends.agent("h1"), await ends.agent("h0")
-            await bad.line.ask(heartbeat("h1"), 10)
-            await good.line.ask(heartbeat(), 10)
+            await bad.connection.request(heartbeat("h1"), 10)
+            await good.connection.request(heartbeat(), 10)
             keys.revoke(key_directory, "h1")
             heard.clear()
             with pytest.raises(Unreachable):
-                await bad.line.ask(heartbeat("h1"), 1)
+                await bad.connection.request(heartbeat("h1"), 1)
             await until(lambda: "turned away the key of h1" in caplog.text)  # the agent says so
             for _ in range(5):
-                await good.line.ask(heartbeat(), 10)
+                await good.connection.request(heartbeat(), 10)
             with pytest.raises(Unreachable):
-                await bad.line.ask(heartbeat("h1"), 0.5)
+                await bad.connection.request(heartbeat("h1"), 0.5)
             assert set(heard) == {"h0"}
             with pytest.raises(Unreachable):
-                await ends.switchboard.ask("h1", messages.End("gpt/0", 1), 0.5)
+                await ends.switchboard.request("h1", messages.End("gpt/0", 1), 0.5)
 
     asyncio.run(scene())
     assert "the keys of h1 are gone: all connect again" in caplog.text
@@ -70,13 +70,13 @@ def test_a_host_with_a_new_key_comes_back(key_directory: Path) -> None:
     async def scene() -> None:
         async with joined(key_directory) as ends:
             old = await ends.agent("h1")
-            await old.line.ask(heartbeat("h1"), 10)
+            await old.connection.request(heartbeat("h1"), 10)
             keys.revoke(key_directory, "h1")
             keys.add_host(key_directory, "h1")
             with pytest.raises(Unreachable):
-                await old.line.ask(heartbeat("h1"), 1.5)
+                await old.connection.request(heartbeat("h1"), 1.5)
             new = await ends.agent("h1")
-            await new.line.ask(heartbeat("h1"), 10)
+            await new.connection.request(heartbeat("h1"), 10)
 
     asyncio.run(scene())
 
@@ -95,11 +95,11 @@ def test_an_agent_that_was_turned_away_comes_again_by_itself(
             half.unlink()
             ends.switchboard._known.holders()
             with pytest.raises(Unreachable):
-                await uplink.line.ask(heartbeat("h1"), 0.5)
+                await uplink.connection.request(heartbeat("h1"), 0.5)
             half.write_bytes(content)
             for _ in range(50):
                 try:
-                    await uplink.line.ask(heartbeat("h1"), 0.5)
+                    await uplink.connection.request(heartbeat("h1"), 0.5)
                     return
                 except Unreachable:
                     continue

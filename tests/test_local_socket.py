@@ -77,7 +77,7 @@ def exactly(line: socket.socket, length: int) -> bytes:
 
 
 def framed(ask: Message, number: int = 1) -> bytes:
-    raw = messages.encode_ask(number, ask)
+    raw = messages.encode_request(number, ask)
     return struct.pack("<I", len(raw)) + raw
 
 
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_answered_and_the_next_ask_is_served(path: Path) -> Non
     got = [messages.decode(a) for a in served(path, lambda: exchange(path, *frames))]  # type: ignore[attr-defined]
     assert [f.id for f in got] == [0, 7, 8, 9]
     assert "not understood" in (got[0].error or ("", "", ""))[1]
-    assert "takes asks only" in (got[1].error or ("", "", ""))[1]
+    assert "takes requests only" in (got[1].error or ("", "", ""))[1]
     assert got[2].error == ("Refused", "h9 is not tainted", "nothing to do")
     assert got[3].answer == messages.Named(str(os.getuid()))
 
@@ -222,7 +222,7 @@ def test_one_users_connections_leave_room_for_the_others(
 def test_who_stops_in_the_middle_of_a_frame_is_hung_up_on(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_socket, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(local_socket, "TRANSFER_S", 0.2)
 
     def talk() -> bytes:
         with socket.socket(socket.AF_UNIX) as line:
@@ -237,7 +237,7 @@ def test_who_stops_in_the_middle_of_a_frame_is_hung_up_on(
 def test_who_takes_no_answer_is_hung_up_on_and_others_are_served(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_socket, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(local_socket, "TRANSFER_S", 0.3)
     monkeypatch.setattr(local_socket, "MOST_LONG", 1)
     ask = RunJob("x" * (4 << 20), 1, [], {}, "/", 0, [])
 

@@ -22,8 +22,8 @@ from liveshift.runtime.messages import (
     Message,
     decode,
     encode_answer,
-    encode_ask,
     encode_error,
+    encode_request,
     frames,
 )
 from liveshift.runtime.messages.base import Answer
@@ -78,7 +78,7 @@ def test_round_trip(kind: type[Message]) -> None:
     @given(st.integers(0, 2**53), values(kind))
     def there_and_back(number: int, message: Message) -> None:
         if kind in ASKS:
-            frame = decode(memoryview(encode_ask(number, message)))
+            frame = decode(memoryview(encode_request(number, message)))
             assert frame == messages.Frame(number, message, None, None)
         else:
             frame = decode(encode_answer(number, message))
@@ -88,7 +88,7 @@ def test_round_trip(kind: type[Message]) -> None:
 
 
 def test_another_library_reads_what_is_sent() -> None:
-    assert msgpack.unpackb(encode_ask(7, messages.Untaint("h1"))) == {
+    assert msgpack.unpackb(encode_request(7, messages.Untaint("h1"))) == {
         "v": VERSION,
         "id": 7,
         "body": {"t": "Untaint", "host": "h1"},

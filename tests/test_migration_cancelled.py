@@ -20,7 +20,8 @@ from move_stage import (
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime.messages import Message
-from liveshift.runtime.migration.host_migration import HostMigration, Migration
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]
@@ -36,8 +37,8 @@ class Cancelling(Stage):
         self.story: Migration | None = None
         self.refused: list[str] = []
 
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        answer = await super().ask(host, message, timeout)
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        answer = await super().request(host, message, timeout)
         if type(message).__name__ == self.at and self.story is not None:
             story, self.story = self.story, None
             try:
@@ -88,7 +89,7 @@ def test_after_the_commit_it_is_refused_and_goes_on(at: str) -> None:
     (said,) = stage.refused
     assert (
         said
-        == f"m7 is {'restoring' if at == 'RestoreProcess' else 'resuming'}: too late to cancel it"
+        == f"m7 is {'restoring' if at == 'RestoreCapsule' else 'resuming'}: too late to cancel it"
     )
     with pytest.raises(Refused, match="m7 is over: done"):
         move.cancel("alice")

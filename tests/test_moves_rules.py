@@ -7,25 +7,28 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from orchestrator_parts import Parts
 from test_journal import row
-from test_journal_trouble import moves
+from test_journal_trouble import parts
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
+from liveshift.runtime.orchestrator.agents import Agents
 from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.migration_service import MigrationService
 
-__all__ = ["moves"]
+__all__ = ["parts"]
 
 
-def seen(moves: MigrationService) -> tuple[Any, Any]:
+def seen(parts: Parts) -> tuple[Any, Any]:
     """The fleet, and its capsule gpt/1, which h1 has under epoch 1."""
-    fleet = moves._fleet
+    fleet = parts.fleet
     return fleet, fleet.jobs["gpt"].capsules["gpt/1"]
 
 
@@ -41,68 +44,74 @@ def claim(side: Side, epoch: int, ready: bool = True, capsule: str = "gpt/1") ->
     return messages.Claim("m1", capsule, side.value, epoch, ready=ready)
 
 
-def test_a_capsule_passes_on_only_while_it_cannot_run(moves: MigrationService) -> None:
-    fleet, capsule = seen(moves)
+def test_a_capsule_passes_on_only_while_it_cannot_run(parts: Parts) -> None:
+    fleet, capsule = seen(parts)
     with pytest.raises(Refused, match="gpt/1 may run on h1: it cannot pass to h2"):
-        moves.commit(capsule, "h2", still=False)
+        parts.context.commit(capsule, "h2", still=False)
     assert in_the_file(fleet)[:2] == ("h1", 1)
-    moves.commit(capsule, "h2", still=True)
+    parts.context.commit(capsule, "h2", still=True)
     assert (capsule.host, capsule.epoch, capsule.granted) == ("h2", 2, False)
     assert in_the_file(fleet) == ("h2", 2, 0)
-    moves.commit(capsule, "h0", still=False)  # nobody was let run it meanwhile
+    parts.context.commit(capsule, "h0", still=False)  # nobody was let run it meanwhile
     assert in_the_file(fleet) == ("h0", 3, 0)
     capsule.code = 0
     with pytest.raises(Refused, match="gpt/1 has ended with code 0"):
-        moves.commit(capsule, "h1", still=True)
+        parts.context.commit(capsule, "h1", still=True)
     assert in_the_file(fleet) == ("h0", 3, 0)
 
 
 def test_a_grant_is_durable_before_it_is_said_and_said_to_one_that_is_ready(
-    moves: MigrationService,
+    parts: Parts,
 ) -> None:
-    fleet, capsule = seen(moves)
-    moves.commit(capsule, "h2", still=True)
-    assert moves.rule("h2", claim(Side.COMING, 2, ready=False)) == messages.Ruled("wait", 2)
+    fleet, capsule = seen(parts)
+    parts.context.commit(capsule, "h2", still=True)
+    assert parts.claims.rule("h2", claim(Side.COMING, 2, ready=False)) == messages.Ruled("wait", 2)
     assert (capsule.granted, in_the_file(fleet)[2]) == (False, 0)
-    assert moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2)
+    assert parts.claims.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2)
     assert (capsule.granted, in_the_file(fleet)[2]) == (True, 1)
-    assert moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2), "the same again"
-    assert moves.rule("h0", claim(Side.COMING, 2)) == messages.Ruled("end", 2)
-    assert moves.rule("h1", claim(Side.LEAVING, 1)) == messages.Ruled("end", 2)
+    assert parts.claims.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2), (
+        "the same again"
+    )
+    assert parts.claims.rule("h0", claim(Side.COMING, 2)) == messages.Ruled("end", 2)
+    assert parts.claims.rule("h1", claim(Side.LEAVING, 1)) == messages.Ruled("end", 2)
     capsule.code = 0
-    assert moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("end", 2), "its job is over"
+    assert parts.claims.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("end", 2), (
+        "its job is over"
+    )
 
 
 @pytest.mark.parametrize(
     ("state", "ruling"), [("failed", "run"), ("done", "end"), ("freezing", "wait")]
 )
 def test_a_move_of_the_past_is_ruled_by_what_the_journal_says(
-    moves: MigrationService, state: str, ruling: str
+    parts: Parts, state: str, ruling: str
 ) -> None:
-    fleet, _ = seen(moves)
+    fleet, _ = seen(parts)
     fleet.journal.save_migration(1, row(1, state=state))
-    assert moves.rule("h1", claim(Side.LEAVING, 1)).ruling == ruling
+    assert parts.claims.rule("h1", claim(Side.LEAVING, 1)).ruling == ruling
 
 
 def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone(
-    moves: MigrationService,
+    parts: Parts,
 ) -> None:
-    fleet, _ = seen(moves)
+    fleet, _ = seen(parts)
     fleet.journal.remove_job("gpt")
     del fleet.jobs["gpt"]
-    assert moves.rule("h1", claim(Side.COMING, 1)) == messages.Ruled("end", 1)
-    assert moves.rule("h1", claim(Side.COMING, 2)) == messages.Ruled("wait", 0)
-    assert moves.rule("h1", claim(Side.COMING, 1, capsule="bert/1")) == messages.Ruled("wait", 0)
+    assert parts.claims.rule("h1", claim(Side.COMING, 1)) == messages.Ruled("end", 1)
+    assert parts.claims.rule("h1", claim(Side.COMING, 2)) == messages.Ruled("wait", 0)
+    assert parts.claims.rule("h1", claim(Side.COMING, 1, capsule="bert/1")) == messages.Ruled(
+        "wait", 0
+    )
 
 
-def test_what_cannot_move_is_refused_before_anything_is_written(moves: MigrationService) -> None:
-    fleet, capsule = seen(moves)
+def test_what_cannot_move_is_refused_before_anything_is_written(parts: Parts) -> None:
+    fleet, capsule = seen(parts)
     job = fleet.jobs["gpt"]
     before = fleet.journal.file.changes
 
     def refused() -> str:
         with pytest.raises((Refused, Unreachable)) as caught:
-            moves.start(job, capsule, "h2", "", "root")
+            parts.migrations.start(Order(job, capsule, "h2", "", "root"))
         return str(caught.value)
 
     capsule.migration = "m7"
@@ -120,10 +129,10 @@ def test_what_cannot_move_is_refused_before_anything_is_written(moves: Migration
 
 
 def test_an_answer_is_waited_for_while_its_host_is_up(
-    moves: MigrationService, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.orchestrator.migration_service.LIVENESS_LOOK_S", 0.01)
-    fleet, _ = seen(moves)
+    monkeypatch.setattr("liveshift.runtime.orchestrator.agents.LIVENESS_CHECK_S", 0.01)
+    fleet, _ = seen(parts)
     cancelled: list[str] = []
 
     async def never(*_: object) -> None:
@@ -138,42 +147,39 @@ def test_an_answer_is_waited_for_while_its_host_is_up(
         return "an answer"
 
     async def scene() -> None:
-        asked: Any = moves
-        asked._switchboard = SimpleNamespace(ask=at_last)
-        assert await asked.ask("h1", messages.OpenGate("gpt"), 5.0) == "an answer"
+        agents = Agents(fleet, cast(Any, SimpleNamespace(request=at_last)))
+        assert await agents.request("h1", messages.OpenGate("gpt"), 5.0) == "an answer"
         fleet.hosts["h1"].heard = time.monotonic() - 3600
-        asked._switchboard = SimpleNamespace(ask=never)
+        agents = Agents(fleet, cast(Any, SimpleNamespace(request=never)))
         with pytest.raises(Unreachable, match="h1 fell silent during the request to let"):
-            await asked.ask("h1", messages.OpenGate("gpt"), 5.0)
+            await agents.request("h1", messages.OpenGate("gpt"), 5.0)
         await asyncio.sleep(0)
         assert cancelled == ["asking"], "it is not waited for any more"
 
     asyncio.run(scene())
 
 
-def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: MigrationService) -> None:
-    from liveshift.runtime.migration.host_migration import HostMigration
-
-    fleet, capsule = seen(moves)
+def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(parts: Parts) -> None:
+    fleet, capsule = seen(parts)
     over: list[str] = []
 
-    async def told(move: Any) -> None:
-        over.append(move.name)
+    async def ended(migration: Any) -> None:
+        over.append(migration.name)
 
     async def work() -> None:
         pass
 
     async def scene() -> None:
-        here: Any = moves
-        here._over = told
-        move = HostMigration(here, 1, fleet.jobs["gpt"], capsule, "h2", "", "", here._changed)
-        fleet.moves["m1"], capsule.migration = move, "m1"
-        assert here._failed_at(capsule) == set()
+        here = Parts(fleet, None, ended)
+        planner, service = cast(Any, here.planner), cast(Any, here.migrations)
+        move = HostMigration(here.context, 1, Order(fleet.jobs["gpt"], capsule, "h2"))
+        fleet.migrations["m1"], capsule.migration = move, "m1"
+        assert planner._failed_at(capsule) == set()
         move.step = MigrationStep.FAILED
-        here._changed(move)
+        here.records.record(move)
         assert capsule.migration is None
-        assert here._failed_at(capsule) == {"h2"}
-        await here._follow(move, work())
+        assert planner._failed_at(capsule) == {"h2"}
+        await service._follow(move, work())
 
     asyncio.run(scene())
     assert over == ["m1"]

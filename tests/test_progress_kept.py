@@ -17,6 +17,7 @@ from liveshift.runtime.messages import Progressed, Rounds
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
+from liveshift.runtime.orchestrator.planning import MigrationPlanner
 
 __all__ = ["brain", "no_waiting"]
 
@@ -52,13 +53,13 @@ def test_a_word_that_comes_late_changes_nothing(step: MigrationStep) -> None:
 
 def test_only_the_source_is_heard(brain: Orchestrator) -> None:
     move = under_way()
-    brain.fleet.moves["m7"] = move
+    brain.fleet.migrations["m7"] = move
     for host, word in (("h2", WORD), ("h1", msgspec.structs.replace(WORD, migration="m8"))):
         assert says(brain, host, word) is None
         assert move.precopy is None
     assert says(brain, "h1", WORD) is None
     assert move.precopy is not None
-    brain.fleet.moves["m7"] = cast(Any, object())  # a swap of GPUs has no pre-copy
+    brain.fleet.migrations["m7"] = cast(Any, object())  # a swap of GPUs has no pre-copy
     assert says(brain, "h1", WORD) is None
 
 
@@ -68,20 +69,24 @@ def test_both_outlive_the_orchestrator() -> None:
     raw = msgspec.msgpack.encode(move.row())
     row = msgspec.msgpack.decode(raw, type=messages.MigrationRow)
     stage = Stage()
-    again = HostMigration.left_behind(stage, move.job, move.capsule, row, stage.changed)
+    again = HostMigration.from_row(stage, move.order, row)
     assert (again.row().precopy, again.row().predicted) == (move.precopy, move.predicted)
 
 
 def test_a_move_is_predicted_before_anything_is_done() -> None:
     stage = Stage()
     seen: list[tuple[list[str], float | None]] = []
-    stage.changed = lambda move: seen.append(  # type: ignore[method-assign]
-        (list(stage.said), move.predicted.seconds if move.predicted else None)
+    stage.record = lambda migration: seen.append(  # type: ignore[method-assign]
+        (list(stage.said), migration.predicted.seconds if migration.predicted else None)
     )
     move = play(stage)
     look = cast(messages.Inspected, ANSWERS[messages.Inspect])
     assert move.row().predicted == predict(Load.of(look))
     assert seen[0] == (["Inspect h1", "Reserve h2"], predict(Load.of(look)).seconds)
+
+
+def planner(brain: Orchestrator) -> MigrationPlanner:
+    return MigrationPlanner(brain.fleet, cast(Any, None))
 
 
 def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
@@ -92,7 +97,7 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
         full_dump="not today",
     )
     reserved = cast(messages.Reserved, ANSWERS[messages.Reserve])
-    first = brain.moves.predict(capsule, "h2", look, reserved)
+    first = planner(brain).predict(capsule, "h2", look, reserved)
     assert (first.learnt, first.why) == (0, "not today")
     slow = messages.Phase("dump", 0.0, 10 * first.seconds, None, True)
     for number in range(1, 4):
@@ -118,27 +123,27 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
             predicted=first,
         )
         brain.fleet.journal.save_migration(number, row)
-    taught = brain.moves.predict(capsule, "h2", look, reserved)
+    taught = planner(brain).predict(capsule, "h2", look, reserved)
     assert taught.learnt == 3
     assert taught.seconds > 5 * first.seconds
     other = msgspec.structs.replace(look, full_dump="")
-    fresh = brain.moves.predict(capsule, "h2", other, reserved)
+    fresh = planner(brain).predict(capsule, "h2", other, reserved)
     assert fresh.learnt == 0, "another way teaches nothing of this one"
     unable = msgspec.structs.replace(reserved, full_dump="not there either")
-    assert brain.moves.predict(capsule, "h2", other, unable).why == "not there either"
-    assert brain.moves.predict(capsule, "h2", look, unable).why == "not today"
+    assert planner(brain).predict(capsule, "h2", other, unable).why == "not there either"
+    assert planner(brain).predict(capsule, "h2", look, unable).why == "not today"
 
 
 def test_the_rounds_sharpen_what_was_predicted() -> None:
     stage = Stage()
     said: list[messages.Prediction | None] = []
 
-    def changed(move: Any) -> None:
-        said.append(move.predicted)
-        if move.step is MigrationStep.PRECOPYING:
-            move.progressed(WORD)
+    def changed(migration: Any) -> None:
+        said.append(migration.predicted)
+        if migration.step is MigrationStep.PRECOPYING:
+            migration.progressed(WORD)
 
-    stage.changed = changed  # type: ignore[method-assign]
+    stage.record = changed  # type: ignore[method-assign]
     move = play(stage)
     before, after = said[0], move.predicted
     assert before is not None

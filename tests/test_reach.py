@@ -30,7 +30,7 @@ async def said(uplink: Uplink) -> Unreachable:
     serving = asyncio.create_task(uplink.serve())
     try:
         with pytest.raises(Unreachable) as caught:
-            await uplink.line.ask(heartbeat(), 10)
+            await uplink.connection.request(heartbeat(), 10)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
@@ -115,16 +115,15 @@ def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def asked_of_gone_agent(key_directory: Path, agents: dict[str, str]) -> Unreachable:
     """What an ask of the orchestrator comes to whose agent has gone."""
-    async with joined(key_directory) as ends:
+    async with joined(key_directory, agents=agents) as ends:
         uplink = await ends.agent("h0")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connection, "RECONNECT_S", 10.0)
-            await uplink.line.ask(heartbeat(), 10)
-        ends.switchboard.agents = agents
+            await uplink.connection.request(heartbeat(), 10)
         await ends.stop(uplink)
         while True:  # the closing of a connection takes a moment to be seen
             with pytest.raises(Unreachable) as caught:
-                await ends.switchboard.ask("h0", messages.Freeze("m1", "gpt/0", 1.0), 5)
+                await ends.switchboard.request("h0", messages.Freeze("m1", "gpt/0", 1.0), 5)
             if "is not connected" in str(caught.value):
                 return caught.value
 
@@ -153,7 +152,7 @@ def test_an_agent_that_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
     async def scene() -> None:
         there = connection.Connection("h0", full, nothing, boot_id=1, largest=10**6)
         with pytest.raises(Unreachable, match="h0 is connected, but has not taken the last") as no:
-            await there.ask(messages.Forget("gpt"), 5)
+            await there.request(messages.Forget("gpt"), 5)
         assert no.value.hint == "its log says more"
 
     asyncio.run(scene())

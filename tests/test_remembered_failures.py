@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 from move_stage import FACTS, SURVEY
-from test_journal_trouble import moves
+from orchestrator_parts import Parts
+from test_journal_trouble import parts
 
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.migration_service import MigrationService
 
-__all__ = ["moves"]
+__all__ = ["parts"]
 
 
 async def answers(_host: str, word: messages.Message, _limit: float) -> messages.Message:
@@ -27,22 +26,21 @@ async def answers(_host: str, word: messages.Message, _limit: float) -> messages
 
 
 def test_the_next_plan_warns_of_it_until_a_move_has_come_about(
-    moves: MigrationService, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "ask", answers)
-    fleet: Fleet = cast(Any, moves)._fleet
+    monkeypatch.setattr(parts.agents, "request", answers)
+    fleet = parts.fleet
     job = fleet.jobs["gpt"]
     capsule = job.capsules["gpt/1"]
 
     def ends(number: int, step: MigrationStep, error: LiveshiftError | None) -> None:
-        changed = cast(Any, moves)._changed
-        move = HostMigration(moves, number, job, capsule, "h2", "", "root", changed)
-        fleet.moves[move.name] = move
+        move = HostMigration(parts.context, number, Order(job, capsule, "h2", "", "root"))
+        fleet.migrations[move.name] = move
         move.step, move.error = step, error
-        changed(move)
+        parts.records.record(move)
 
     async def warnings() -> list[str]:
-        planned = await moves.plan(job, capsule, "h2")
+        planned = await parts.planner.plan(Order(job, capsule, "h2"))
         return [found for what, found in planned.checks if what == "warning"]
 
     async def story() -> None:

@@ -49,8 +49,8 @@ class Far:
 
     def start(self) -> None:
         async def begin() -> None:
-            board = Switchboard(self.address, self.keys, nothing, self._serve)
-            self._task = asyncio.create_task(board.serve())
+            board = Switchboard(self.address, self.keys)
+            self._task = asyncio.create_task(board.serve(nothing, self._serve))
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10)
 
@@ -294,8 +294,8 @@ def test_a_command_of_another_version_is_told(
 ) -> None:
     monkeypatch.setattr(
         curve_line,
-        "encode_ask",
-        lambda *ask: messages.encode_ask(*ask).replace(bytes([messages.VERSION]), b"\x63", 1),
+        "encode_request",
+        lambda *ask: messages.encode_request(*ask).replace(bytes([messages.VERSION]), b"\x63", 1),
     )
     with (
         Client(remote) as client,
@@ -349,11 +349,13 @@ def test_the_key_of_a_host_is_not_an_operators(
             uplink = link.Uplink("h0", place.orchestrator, tmp_path / "keys", nothing)
             serving = asyncio.create_task(uplink.serve())
             register = messages.Register("h0", FACTS, {}, load(place.config).digest, "boot_id")
-            answer = await uplink.line.ask(register, 20)
+            answer = await uplink.connection.request(register, 20)
             assert isinstance(answer, messages.Books)
             with pytest.raises(NotPermitted, match="is no operator's"):
                 await asyncio.to_thread(asked_with, Remote(place.orchestrator, key))
-            assert await uplink.line.ask(messages.Heartbeat("h0", 1 << 30, []), 20) is None
+            assert (
+                await uplink.connection.request(messages.Heartbeat("h0", 1 << 30, []), 20) is None
+            )
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 

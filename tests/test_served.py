@@ -30,7 +30,7 @@ class Peer:
             self.calls.append(number)
             return messages.Output(b"x" * self.size, number, None)
 
-        self.served.take(number, 10, "End", serve, lambda raw: self.answers.append(decoded(raw)))
+        self.served.accept(number, 10, "End", serve, lambda raw: self.answers.append(decoded(raw)))
 
     async def asked(self, number: int) -> messages.Frame:
         self.ask(number)
@@ -114,7 +114,7 @@ def test_an_error_is_repeated_like_an_answer() -> None:
             raise NotFound("no such capsule", hint="look elsewhere")
 
         for _ in range(3):
-            line.take(9, 10, "End", serve, frames.append)
+            line.accept(9, 10, "End", serve, frames.append)
             while not line.idle:
                 await asyncio.sleep(0)
         assert len(calls) == 1

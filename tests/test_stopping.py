@@ -18,6 +18,7 @@ from test_endings import a_fleet
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.runtime import messages
 from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
@@ -46,7 +47,7 @@ class Scene:
     def capsule(self, index: int) -> Capsule:
         return self.job.capsules[f"a/{index}"]
 
-    async def ask(self, host: str, word: Any, _limit: float) -> None:
+    async def request(self, host: str, word: Any, _limit: float) -> None:
         """As the agents do."""
         capsule = self.job.capsules[word.capsule]
         signum = KILL if isinstance(word, messages.End) else word.signum
@@ -69,12 +70,10 @@ class Scene:
 
     def move(self, index: int, step: MigrationStep) -> HostMigration:
         """A move of a capsule to h2 that stands at a step until a test changes that."""
-        made = HostMigration(
-            cast(Any, self), 7, self.job, self.capsule(index), "h2", "", "", lambda _: None
-        )
+        made = HostMigration(cast(Any, self), 7, Order(self.job, self.capsule(index), "h2"))
         made.step = step
         made.capsule.migration = made.name
-        self.fleet.moves[made.name] = made
+        self.fleet.migrations[made.name] = made
         return made
 
     @property
@@ -275,7 +274,7 @@ def test_an_orchestrator_that_is_started_anew_ends_what_was_to_end(play: Play) -
         again = Scene(scene.cluster.paths.state, Fleet(scene.cluster))
         assert again.job is not scene.job
         assert again.job.state == "ending"
-        again.stopping.take_up()
+        again.stopping.resume()
         await again.over()
         assert sorted(again.seen()) == [("a/0", "h0", TERM), ("a/1", "h1", TERM)]
         assert scene.got == []

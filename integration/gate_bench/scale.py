@@ -149,7 +149,7 @@ class Wire:
         self.hosts_cpu_s = 0.0
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        raw = frames.encode_ask(1, message)
+        raw = frames.encode_request(1, message)
         await asyncio.sleep(self.rng.uniform(*WAY_S))
         began = time.thread_time()
         heard = frames.decode(raw).body

@@ -160,7 +160,7 @@ class SimulatedAgent:
 
     async def _ask(self, ask: Message) -> Message | None:
         self._tally().asked += 1
-        return await self.uplink.line.ask(ask, self._cluster.timeouts.suspicion)
+        return await self.uplink.connection.request(ask, self._cluster.timeouts.suspicion)
 
     def _register(self) -> messages.Register:
         held = [*self.leaving.values(), *self.coming.values()]

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from ...errors import LiveshiftError, Unreachable, from_wire
-from ...runtime.messages import Frame, Message, encode_ask
+from ...runtime.messages import Frame, Message, encode_request
 from ...runtime.messages.words import request_to
 from .context import Place, Remote
 
@@ -74,7 +74,7 @@ class Client:
         kind, name = request_to(message), self._line.name
         until = time.monotonic() + timeout
         try:
-            answer = self._line.exchange(number, encode_ask(number, message), until)
+            answer = self._line.exchange(number, encode_request(number, message), until)
         except TimeoutError:
             self.close()
             raise Unreachable(

@@ -20,8 +20,8 @@ from ...runtime.config.values import ORCHESTRATOR
 from ...runtime.control.connection import new_boot_id
 from ...runtime.control.key_files import read_public
 from ...runtime.control.keys import load_pair
-from ...runtime.control.outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
-from ...runtime.messages import Frame, Here, There, decode, encode_ask
+from ...runtime.control.send_queue import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
+from ...runtime.messages import Frame, Here, There, decode, encode_request
 from .context import Remote
 
 CONNECT_S = 10.0
@@ -103,7 +103,7 @@ class CurveLine:
         """Wait for a connection and ask for the orchestrator's life; None if it broke meanwhile."""
         self._connected(until)
         number = next(self._numbers)
-        answer = self._answered(number, encode_ask(number, Here(self._boot_id)), until)
+        answer = self._answered(number, encode_request(number, Here(self._boot_id)), until)
         if answer is not None and answer.error is not None:
             raise from_wire(*answer.error)
         if answer is not None and isinstance(answer.answer, There):

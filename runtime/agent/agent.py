@@ -131,7 +131,9 @@ class Agent:
             # The uplink comes first: the house reports at once a command that ended meanwhile.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
             undo.callback(self.uplink.close)
-            self.source.tell = ReportSender(self.uplink.line.ask, self.cluster.timeouts.suspicion)
+            self.source.tell = ReportSender(
+                self.uplink.connection.request, self.cluster.timeouts.suspicion
+            )
             listener = local_socket.listen(path)
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
@@ -193,11 +195,13 @@ class Agent:
         greeted: int | None = None  # the life of the orchestrator that had our Hello
         while True:
             try:
-                if greeted is None or greeted != self.uplink.line.peer_boot_id:
+                if greeted is None or greeted != self.uplink.connection.peer_boot_id:
                     await self._register()
-                    greeted = self.uplink.line.peer_boot_id
+                    greeted = self.uplink.connection.peer_boot_id
                     log.info("reported to the orchestrator")
-                await self.uplink.line.ask(await self._heartbeat(), self.cluster.timeouts.suspicion)
+                await self.uplink.connection.request(
+                    await self._heartbeat(), self.cluster.timeouts.suspicion
+                )
                 self._heard = time.monotonic()
             except Unreachable as silent:
                 log.warning("%s", silent)
@@ -217,7 +221,7 @@ class Agent:
         register = messages.Register(
             self.host, self.registry.facts, epochs, self.cluster.digest, self._boot_id, codes
         )
-        answer = await self.uplink.line.ask(register, self.cluster.timeouts.suspicion)
+        answer = await self.uplink.connection.request(register, self.cluster.timeouts.suspicion)
         assert isinstance(answer, messages.Books)
         for book in answer.books:
             try:
@@ -227,7 +231,7 @@ class Agent:
         await self.capsule_table.forget_unknown({book.job for book in answer.books})
 
     async def _claim(self, claim: messages.Claim) -> messages.Ruled:
-        answer = await self.uplink.line.ask(claim, self.cluster.timeouts.suspicion)
+        answer = await self.uplink.connection.request(claim, self.cluster.timeouts.suspicion)
         if not isinstance(answer, messages.Ruled):
             raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
         return answer
@@ -261,7 +265,7 @@ class Agent:
         word = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
         while True:
             with contextlib.suppress(LiveshiftError):
-                await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)
+                await self.uplink.connection.request(word, self.cluster.timeouts.suspicion)
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
@@ -272,8 +276,8 @@ class Agent:
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """Pass on an ask of a command on this host: we say who asks, the orchestrator decides."""
-        raw = messages.encode_ask(0, ask)
-        return await self.uplink.line.ask(messages.Relay(uid, raw), 3600)
+        raw = messages.encode_request(0, ask)
+        return await self.uplink.connection.request(messages.Relay(uid, raw), 3600)
 
     async def _handle(self, _peer: str, ask: Message) -> Message | None:
         serve = self._serve.get(type(ask))

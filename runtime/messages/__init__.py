@@ -67,7 +67,7 @@ from .agents import (
 )
 from .base import Message
 from .costs import Cost, EndMeasure, StartMeasure, Worked
-from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
+from .frames import VERSION, Frame, decode, encode_answer, encode_error, encode_request
 from .gates import (
     Arm,
     Armed,
@@ -240,6 +240,6 @@ __all__ = [
     "Writing",
     "decode",
     "encode_answer",
-    "encode_ask",
     "encode_error",
+    "encode_request",
 ]

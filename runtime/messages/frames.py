@@ -58,7 +58,7 @@ _ask: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
 _answer: msgspec.msgpack.Decoder[Message | None] = msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
 
 
-def encode_ask(number: int, body: Message) -> bytes:
+def encode_request(number: int, body: Message) -> bytes:
     return msgspec.msgpack.encode({"v": VERSION, "id": number, "body": body})
 
 

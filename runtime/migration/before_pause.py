@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ... import units
 from ...errors import LiveshiftError
@@ -21,11 +21,11 @@ from ..cost.prediction import besides_memory, sharpened
 from ..cost.words import too_late
 from ..model.deadlines import check_freeze
 from ..model.gpu_asked import left
-from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
 from . import second_look
 from .context import MigrationContext, expected_bytes, limit_bytes, what_breaks
 from .migration import Migration
+from .order import Order
 
 LEAST_PRECOPY_S = 0.5
 """The copy of directories and output gets at least this many seconds, even close to a deadline."""
@@ -37,22 +37,10 @@ PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 class BeforePause(Migration):
     """The part of a migration to another host during which the job trains."""
 
-    def __init__(
-        self,
-        context: MigrationContext,
-        number: int,
-        job: Job,
-        capsule: Capsule,
-        destination: str,
-        reason: str,
-        by: str,
-        changed: Callable[[Migration], None],
-    ) -> None:
-        super().__init__(context, number, job, capsule, destination, reason, by, changed)
-        self.to_gpu = self.from_gpu = ""  # the destination's GPU (UUID), and the GPU to leave
-        self.copy_way = ""  # replaces precopy.way, if set
-        self.until: float | None = None  # monotonic time by which the capsule must be gone
-        self._look: messages.Inspected | None = None
+    def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
+        super().__init__(context, number, order)
+        self.until = order.until  # monotonic time by which the capsule must be gone
+        self._inspected: messages.Inspected | None = None
         self._left_s = 0.0  # seconds that sending memory would take if the job were paused now
 
     async def end_sooner(self, until: float) -> None:
@@ -62,62 +50,65 @@ class BeforePause(Migration):
         if self.step is not MigrationStep.PRECOPYING or self.predicted is None:
             return
         sooner = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
-        word, limit = messages.EndSooner(self.capsule.name, sooner), self._limits.suspicion
+        end_sooner, limit = messages.EndSooner(self.capsule.name, sooner), self._limits.suspicion
         with contextlib.suppress(LiveshiftError):  # without it the move goes on at its own pace
-            await self._context.ask(self.source, word, limit)
+            await self._context.request(self.source, end_sooner, limit)
 
-    def progressed(self, word: messages.Progressed) -> None:
+    def progressed(self, report: messages.Progressed) -> None:
         """Take a report of the pre-copy. Once the job is frozen, no pre-copy runs any more."""
         if self.step not in (MigrationStep.PRECOPYING, MigrationStep.QUIESCING):
             return
-        unsent = word.left / word.best if word.best else 0.0
-        self._left_s = max(unsent, word.delta_s or 0.0)
+        unsent = report.left / report.best if report.best else 0.0
+        self._left_s = max(unsent, report.delta_s or 0.0)
         stop = None
-        if word.delta_s is not None and self.predicted is not None:
-            stop = word.delta_s + besides_memory(self.predicted)
+        if report.delta_s is not None and self.predicted is not None:
+            stop = report.delta_s + besides_memory(self.predicted)
         self.precopy = messages.Rounds(
-            word.round,
-            word.bytes,
-            word.dirty,
-            word.left,
-            word.rate,
-            word.slow_down,
+            report.round,
+            report.bytes,
+            report.dirty,
+            report.left,
+            report.rate,
+            report.slow_down,
             stop,
-            word.best,
+            report.best,
         )
 
     async def _prepare(self) -> messages.Reserved:
         """Survey the source; preflight and build the room at the destination. The job trains on."""
         limit = self._limits.prepare
         with self.times.phase("prepare") as detail:
-            look = await self._inspect(limit)
-            self.times.expected_bytes = expected_bytes(look)
-            wanted = []
-            if self.to_gpu:
-                wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
-            look, reserved = await second_look.reserve(
-                look,
+            inspected = await self._inspect(limit)
+            self.times.expected_bytes = expected_bytes(inspected)
+            wanted = gpus_wanted(self.order, inspected)
+            inspected, reserved = await second_look.reserve(
+                inspected,
                 lambda seen: self._reserve(seen, self.source, self.destination, limit, wanted),
                 lambda: self._inspect(limit),
             )
-            self._look = look
+            self._inspected = inspected
             self.predicted = self._context.predict(
-                self.capsule, self.destination, look, reserved, self.copy_way, self._within()
+                self.capsule,
+                self.destination,
+                inspected,
+                reserved,
+                self.order.copy_way,
+                self._within(),
             )
-            self._tell_if_late(self.predicted)
-            tasks = len(look.survey.pids)
+            self._note_if_late(self.predicted)
+            tasks = len(inspected.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
-        if breaks := what_breaks(look.outside):
-            self._context.tell(self, breaks)
+        if breaks := what_breaks(inspected.outside):
+            self._context.note(self, breaks)
         return reserved
 
     async def _inspect(self, limit: float) -> messages.Inspected:
-        ask = messages.Inspect(self.capsule.name)
-        return await self._ask(self.source, ask, limit, messages.Inspected)
+        inspect = messages.Inspect(self.capsule.name)
+        return await self._request(self.source, inspect, limit, messages.Inspected)
 
     async def _reserve(
         self,
-        look: messages.Inspected,
+        inspected: messages.Inspected,
         source: str,
         destination: str,
         limit: float,
@@ -127,18 +118,18 @@ class BeforePause(Migration):
         reserve = messages.Reserve(
             self.name,
             spec,
-            look.survey,
-            look.facts,
+            inspected.survey,
+            inspected.facts,
             source,
             self.capsule.epoch + 1,
             self.job.book(),
-            limit_bytes(look),
+            limit_bytes(inspected),
             dry_run=False,
-            gpu=look.gpu,
+            gpu=inspected.gpu,
             gpus_wanted=list(wanted),
-            full_dump=look.full_dump,
+            full_dump=inspected.full_dump,
         )
-        return await self._ask(destination, reserve, limit, messages.Reserved)
+        return await self._request(destination, reserve, limit, messages.Reserved)
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
         """Copy directories, output and memory to the destination while the job trains."""
@@ -155,23 +146,23 @@ class BeforePause(Migration):
             reserved.endpoint,
             limit - self._limits.suspicion,
             reserved.plain,
-            self.verify,
+            self.order.verify,
             reserved.full_dump,
-            self.copy_way or settings.way.value,
+            self.order.copy_way or settings.way.value,
             found.given if found is not None else None,
             max_pause(settings, self._limits),
             within or 0.0,
             sooner,
         )
         began = time.monotonic()
-        moved = await self._ask(self.source, precopy, limit, messages.Moved)
-        self.times.take(moved.phases, began)
-        self._tell_of_memory(moved.phases)
+        moved = await self._request(self.source, precopy, limit, messages.Moved)
+        self.times.add(moved.phases, began)
+        self._note_full_dump(moved.phases)
         if moved.chosen is not None and self.predicted is not None:
             self.predicted = decided(self.predicted, moved.chosen)
-        known = self._look.outside if self._look is not None else []
+        known = self._inspected.outside if self._inspected is not None else []
         if breaks := what_breaks([each for each in moved.outside if each not in known], "new"):
-            self._context.tell(self, breaks)
+            self._context.note(self, breaks)
         if self.predicted is not None and self.precopy is not None:
             self.predicted = sharpened(self.predicted, self.precopy)
 
@@ -191,17 +182,17 @@ class BeforePause(Migration):
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(PLACE_POLL_S)
-            sandbox = f"room for {units.size(stop)}"
-            detail.append(sandbox if stop else f"{units.size(seen.placed)} of cold memory")
+            room = f"room for {units.size(stop)}"
+            detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
 
     def _within(self) -> float | None:
         """Return the seconds until the capsule must be gone; None without a deadline."""
         return None if self.until is None else max(0.1, self.until - time.monotonic())
 
-    def _tell_if_late(self, found: messages.Prediction) -> None:
+    def _note_if_late(self, found: messages.Prediction) -> None:
         """Note in the history that the capsule will be gone too late; it moves anyway."""
         if found.needs_s is not None and (within := self._within()) is not None:
-            self._context.tell(self, too_late(found.needs_s, within))
+            self._context.note(self, too_late(found.needs_s, within))
 
     def _check_time(self) -> None:
         """Raise StepFailed if the rest of the memory cannot be sent in time: the move would be
@@ -211,5 +202,17 @@ class BeforePause(Migration):
 
     async def _progress(self, close: bool, stop: int = 0) -> messages.Arrived:
         """Ask the destination how much of the image it has."""
-        ask = messages.Progress(self.name, close, stop)
-        return await self._ask(self.destination, ask, self._limits.suspicion, messages.Arrived)
+        progress = messages.Progress(self.name, close, stop)
+        return await self._request(
+            self.destination, progress, self._limits.suspicion, messages.Arrived
+        )
+
+
+def gpus_wanted(order: Order, inspected: messages.Inspected) -> list[tuple[str, str]]:
+    """Return the pair (GPU to leave, GPU to use) of an order that names a GPU; else no pair.
+
+    The planner has put the UUID of the GPU to use into the order (planning.py).
+    """
+    if order.gpu is None:
+        return []
+    return [(left(order.capsule.name, inspected.gpu, order.gpu.leave), order.gpu.gpu)]

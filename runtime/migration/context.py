@@ -21,16 +21,19 @@ log = logging.getLogger("liveshift.migration")
 MOST_NAMED = 64
 """A warning about broken connections names at most this many."""
 
-ROOM = 1 << 30
+SPARE_BYTES = 1 << 30
 """The destination accepts twice the bytes that the survey saw, and this many bytes more."""
 
 
 class MigrationContext(Protocol):
-    """What a migration needs of the orchestrator; the class Moves implements it."""
+    """What a migration needs of the orchestrator, which implements it in
+    orchestrator/context.py."""
 
     cluster: Cluster
 
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None: ...
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        """Send a request to a host's agent and return the answer. Raises what the agent raised, or
+        Unreachable."""
 
     def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
         """Durably pass the ownership to ``host``; raises LiveshiftError if that is not allowed.
@@ -38,15 +41,15 @@ class MigrationContext(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
-    async def quiesce(self, move: Migration) -> str:
+    async def quiesce(self, migration: Migration) -> str:
         """Bring the job's ranks to a boundary; returns in words where it lies.
 
-        Raises NoBoundary; then the job goes on, unless another move has frozen a rank of it
+        Raises NoBoundary; then the job goes on, unless another migration has frozen a rank of it
         (``only_tcp``).
         """
 
-    async def reopen(self, move: Migration) -> str:
-        """Let the job's ranks go on, unless another move holds them; never raises.
+    async def reopen(self, migration: Migration) -> str:
+        """Let the job's ranks go on, unless another migration holds them; never raises.
 
         Returns a remark for the record, or "".
         """
@@ -54,23 +57,26 @@ class MigrationContext(Protocol):
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
 
-    def another_spare(self, move: HostMigration) -> str:
+    def another_spare(self, migration: HostMigration) -> str:
         """Return another host that can take the capsule; raises Refused if there is none."""
 
     def predict(
         self,
         capsule: Capsule,
         to: str,
-        look: Inspected,
+        inspected: Inspected,
         reserved: Reserved,
-        way: str = "",
+        copy_way: str = "",
         within: float | None = None,
     ) -> Prediction:
-        """Predict what a move of this capsule to the host ``to`` costs. ``way`` replaces
+        """Predict what a move of this capsule to the host ``to`` costs. ``copy_way`` replaces
         precopy.way; ``within``: seconds until the source host must be empty."""
 
-    def tell(self, move: Migration, text: str) -> None:
+    def note(self, migration: Migration, text: str) -> None:
         """Add a line to the history."""
+
+    def record(self, migration: Migration) -> None:
+        """Record the migration's step, which has changed."""
 
 
 class Gone(LiveshiftError):
@@ -100,15 +106,15 @@ def what_breaks(outside: Sequence[str], kind: str = "") -> str:
     return f"breaks {what} to outside the cluster: {named}{more}"
 
 
-def limit_bytes(look: Inspected) -> int:
+def limit_bytes(inspected: Inspected) -> int:
     """Return how many bytes the destination accepts: the capsule may grow until it is frozen."""
-    return 2 * (expected_bytes(look) + look.carried_bytes) + ROOM
+    return 2 * (expected_bytes(inspected) + inspected.carried_bytes) + SPARE_BYTES
 
 
-def expected_bytes(look: Inspected) -> int:
+def expected_bytes(inspected: Inspected) -> int:
     """Estimate the bytes of the capsule's memory: host memory, and device memory by any path."""
-    device_memory = look.gpu.total if look.gpu else 0
-    survey = look.survey
+    device_memory = inspected.gpu.total if inspected.gpu else 0
+    survey = inspected.survey
     return survey.resident + survey.shared_memory + survey.nameless + device_memory
 
 

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -27,14 +26,13 @@ from ...errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFaile
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..messages import MigrationRow
-from ..model.jobs import Capsule, Job
 from ..model.ownership import BEFORE_COMMIT
 from ..model.steps import ALLOWED, MigrationStep
 from ..model.timeline import Timeline
 from . import second_look
 from .before_pause import BeforePause
 from .context import Gone, MigrationContext, as_ours
-from .migration import Migration
+from .order import Order
 
 log = logging.getLogger("liveshift.migration")
 
@@ -49,43 +47,26 @@ class HostMigration(BeforePause):
     allowed = ALLOWED
     cancellable = BEFORE_COMMIT
 
-    def __init__(
-        self,
-        context: MigrationContext,
-        number: int,
-        job: Job,
-        capsule: Capsule,
-        destination: str,
-        reason: str,
-        by: str,
-        changed: Callable[[Migration], None],
-    ) -> None:
-        super().__init__(context, number, job, capsule, destination, reason, by, changed)
+    def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
+        super().__init__(context, number, order)
         self.tried: set[str] = set()
         self.released = False  # the source got the ruling "run", so its promise is over
-        self._seen = self._closed = False  # the destination was asked; its image stays incomplete
+        self._answered = False  # the destination has said whether its image is complete
+        self._closed = False  # the destination's image stays incomplete
 
     @classmethod
-    def left_behind(
-        cls,
-        context: MigrationContext,
-        job: Job,
-        capsule: Capsule,
-        row: MigrationRow,
-        changed: Callable[[Migration], None],
-    ) -> HostMigration:
-        """Return a move that an earlier orchestrator has left under way, for :meth:`take_up`."""
-        move = cls(
-            context, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by, changed
-        )
-        move.source, move.step, move.times = row.source, MigrationStep(row.state), Timeline.of(row)
-        move.precopy, move.predicted = row.precopy, row.predicted
-        move.released = move.step is MigrationStep.ROLLING_BACK  # it may be
-        move.holds_gates = move.step not in (
+    def from_row(cls, context: MigrationContext, order: Order, row: MigrationRow) -> HostMigration:
+        """Return a migration that an earlier orchestrator has left under way, for :meth:`recover`.
+        ``order`` names the destination of the row."""
+        here = cls(context, int(row.name[1:]), order)
+        here.source, here.step, here.times = row.source, MigrationStep(row.state), Timeline.of(row)
+        here.precopy, here.predicted = row.precopy, row.predicted
+        here.released = here.step is MigrationStep.ROLLING_BACK  # it may be
+        here.holds_gates = here.step not in (
             MigrationStep.PREPARING,
             MigrationStep.PRECOPYING,
         )  # it may hold them
-        return move
+        return here
 
     async def run(self) -> None:
         """Do all steps of the move, in order."""
@@ -108,7 +89,7 @@ class HostMigration(BeforePause):
         await reached("orchestrator.frozen")
         self._commit()
 
-    async def take_up(self) -> None:
+    async def recover(self) -> None:
         """Go on after a restart of the orchestrator, from what its journal says."""
         if self.step in (MigrationStep.RESUMING, MigrationStep.FINISHING):
             await self._finish()
@@ -147,24 +128,24 @@ class HostMigration(BeforePause):
         """
         self._advance(MigrationStep.FREEZING)
         began = self.times.freeze()
-        limit = self._standstill.for_freeze(began)
+        limit = self._freeze_budget.for_freeze(began)
         freeze = messages.Freeze(self.name, self.capsule.name, limit)
         try:
-            frozen = await self._ask(
+            frozen = await self._request(
                 self.source, freeze, self._limits.answer(limit), messages.Frozen
             )
         except Unreachable as silent:
-            await self._until_it_comes_no_further(silent)
+            await self._until_image_grows_no_more(silent)
             raise
         self.times.shipped(frozen.image_bytes)
         self.times.answered(frozen.phases, began, self.source)
-        self._tell_of_devices(frozen.phases)
+        self._note_device_path(frozen.phases)
 
-    async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
+    async def _until_image_grows_no_more(self, silent: Unreachable) -> None:
         """Wait until the image is complete or grows no more: a source that the orchestrator cannot
         reach may still send to the destination."""
         before = -1
-        while self._standstill.allows_retry(time.monotonic()):
+        while self._freeze_budget.allows_retry(time.monotonic()):
             seen = await self._progress(close=False)
             if seen.complete or seen.bytes == before:
                 return
@@ -196,29 +177,29 @@ class HostMigration(BeforePause):
         """Let a destination that cannot restore the image pass it to another spare; return True if
         that spare has the image and owns the capsule."""
         now = time.monotonic()
-        if self._look is None or not isinstance(self.error, StepFailed):
+        if self._inspected is None or not isinstance(self.error, StepFailed):
             return False
         if isinstance(self.error, SourceFailed):  # another host would fail as well
             return False
-        if not self._standstill.allows_passing_on(now):
+        if not self._freeze_budget.allows_passing_on(now):
             return False
         self.tried.add(self.destination)
         try:
             spare = self._context.another_spare(self)
-            self._context.tell(self, f"passes the image on to {spare}, because {self.error}")
+            self._context.note(self, f"passes the image on to {spare}, because {self.error}")
             with self.times.phase("pass on", frozen=True):
-                limit = self._standstill.for_passing_on(time.monotonic())
-                survey = second_look.without(self._look.survey)
-                look = msgspec.structs.replace(self._look, survey=survey)
-                reserved = await self._reserve(look, self.destination, spare, limit)
+                limit = self._freeze_budget.for_passing_on(time.monotonic())
+                survey = second_look.without(self._inspected.survey)
+                inspected = msgspec.structs.replace(self._inspected, survey=survey)
+                reserved = await self._reserve(inspected, self.destination, spare, limit)
                 forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
-                limit = self._standstill.for_passing_on(time.monotonic())
-                await self._ask(self.destination, forward, limit, messages.Frozen)
+                limit = self._freeze_budget.for_passing_on(time.monotonic())
+                await self._request(self.destination, forward, limit, messages.Frozen)
             self._context.commit(self.capsule, spare, still=False)
         except Refused:
             return False
         except Exception as error:
-            self._context.tell(self, f"could not pass the image on: {error}")
+            self._context.note(self, f"could not pass the image on: {error}")
             return False
         self.destination = spare
         self._advance(MigrationStep.RESTORING)
@@ -242,7 +223,9 @@ class HostMigration(BeforePause):
                 published = asyncio.ensure_future(self._context.publish(self.job))
                 published.add_done_callback(lambda done: done.cancelled() or done.exception())
                 moved = await asyncio.ensure_future(
-                    self._ask(self.destination, restore, self._limits.answer(limit), messages.Moved)
+                    self._request(
+                        self.destination, restore, self._limits.answer(limit), messages.Moved
+                    )
                 )
                 self.times.answered(moved.phases, began, self.destination)
                 with self.times.phase("address book", frozen=True) as detail:
@@ -254,9 +237,9 @@ class HostMigration(BeforePause):
                 self._context.commit(self.capsule, self.destination, still=True)
                 failed += 1
                 again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
-                if not again or not self._standstill.allows_retry(time.monotonic()):
+                if not again or not self._freeze_budget.allows_retry(time.monotonic()):
                     raise
-                self._context.tell(
+                self._context.note(
                     self, f"tries the restore again on {self.destination}, because {error}"
                 )
             except NotFound as nothing:
@@ -265,7 +248,7 @@ class HostMigration(BeforePause):
                 if not self.capsule.granted:
                     raise
                 if not failed:
-                    self._context.tell(self, f"waits for {self.destination}, where it may run")
+                    self._context.note(self, f"waits for {self.destination}, where it may run")
                     failed = 1
                 log.warning("%s: %s", self.name, error)
                 await asyncio.sleep(self._limits.heartbeat)
@@ -275,7 +258,7 @@ class HostMigration(BeforePause):
         """Return the seconds for one of ``attempts`` restores, so that the source gets its turn
         before the standstill must end. Attempts have no end only if the capsule may run at the
         destination already, or the source could not take it back."""
-        limit = self._standstill.for_restore(time.monotonic(), max(1, attempts))
+        limit = self._freeze_budget.for_restore(time.monotonic(), max(1, attempts))
         return max(limit, 2 * self._limits.suspicion)
 
     async def _finish(self) -> None:
@@ -284,10 +267,10 @@ class HostMigration(BeforePause):
         self._advance(MigrationStep.FINISHING)
         with self.times.phase("finish") as detail:
             try:
-                await self._settle(self.source)
+                await self._settle_copy(self.source)
             except LiveshiftError as error:
                 detail.append("when the source is back")
-                self._context.tell(
+                self._context.note(
                     self, f"the frozen copy ends once {self.source} is back: {error}"
                 )
         await self._end(MigrationStep.DONE)
@@ -305,27 +288,27 @@ class HostMigration(BeforePause):
         self.error = error
         frozen = self.step is MigrationStep.FREEZING and isinstance(error, StepFailed)
         at_once = self.step is MigrationStep.FREEZING and self._cancelled is None
-        if at_once and await self._goes_on():
+        if at_once and await self._commit_if_complete():
             await self._from_commit()
             return
         self._advance(MigrationStep.ROLLING_BACK)
         while True:
             try:
-                state = await self._settle(self.source)
+                state = await self._settle_copy(self.source)
             except Exception as problem:
                 log.warning("%s: rolling back at %s: %s", self.name, self.source, problem)
                 state = "unknown"
             if may_be_complete and state in ("unknown", "nothing"):
-                if await self._goes_on():
+                if await self._commit_if_complete():
                     await self._from_commit()
                     return
-                decided = self._closed if state == "unknown" else self._seen
+                decided = self._closed if state == "unknown" else self._answered
                 if not decided and self.capsule.code is None:
                     await asyncio.sleep(self._limits.heartbeat)
                     continue
             break
         if state == "unknown":
-            self._context.tell(self, f"{self.source} goes on once it is back")
+            self._context.note(self, f"{self.source} goes on once it is back")
         self.times.thaw()
         if state == "nothing" and self.capsule.code is None:  # the source was switched off, say
             await self._end(MigrationStep.LOST)
@@ -333,21 +316,21 @@ class HostMigration(BeforePause):
             # A frozen capsule cannot end by itself: the move ended it, and ``error`` says why.
             await self._end_undone(ended=state == "ended", because=str(error) if frozen else "")
         with contextlib.suppress(Exception):  # the destination also claims by itself
-            await self._settle(self.destination)
+            await self._settle_copy(self.destination)
 
-    async def _goes_on(self) -> bool:
+    async def _commit_if_complete(self) -> bool:
         """Ask the destination for the image, and make it refuse what is still missing. If the image
         is complete, commit the capsule to the destination and return True."""
         try:
             seen = await self._progress(close=True)
-            self._seen, self._closed = True, not seen.complete
+            self._answered, self._closed = True, not seen.complete
             if self._closed or self.released or self.capsule.code is not None:
                 return False
             self._context.commit(self.capsule, self.destination, still=True)
         except Exception as error:
             log.warning("%s: is the image complete? %s", self.name, error)
             return False
-        self._context.tell(self, f"the image is complete, so it moves on: {self.error}")
+        self._context.note(self, f"the image is complete, so it moves on: {self.error}")
         self.times.shipped(seen.image_bytes)
         self._advance(MigrationStep.COMMITTED)
         return True
@@ -357,7 +340,7 @@ class HostMigration(BeforePause):
         destination. Returns False if the move has not ended; then the destination tries again.
         """
         try:
-            if self.capsule.host != self.source and await self._settle(self.source) == "held":
+            if self.capsule.host != self.source and await self._settle_copy(self.source) == "held":
                 self._context.commit(self.capsule, self.source, still=False)
             if self.capsule.host == self.source:
                 await self._context.publish(self.job)
@@ -384,7 +367,7 @@ class HostMigration(BeforePause):
         source knows, so wait for it."""
         while True:
             try:
-                state = await self._settle(self.source)
+                state = await self._settle_copy(self.source)
                 if state != "held":
                     return state in ("runs", "ended")
             except LiveshiftError as error:
@@ -393,7 +376,7 @@ class HostMigration(BeforePause):
                     return False  # the destination still has an image
             await asyncio.sleep(self._limits.heartbeat)
 
-    async def _settle(self, host: str) -> str:
+    async def _settle_copy(self, host: str) -> str:
         settle = messages.Settle(self.name, self.capsule.name)
         limit = self._limits.prepare
-        return (await self._ask(host, settle, limit, messages.Settled)).state
+        return (await self._request(host, settle, limit, messages.Settled)).state

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all kinds of migration share: a record, steps, gates, an end.
 
-The two kinds are :mod:`.migration` (to another host) and :mod:`.gpu_swap` (to another GPU).
+The two kinds are :mod:`.host_migration` (to another host) and :mod:`.gpu_swap` (to another GPU).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..messages import Cost, Message, MigrationRow, Prediction, Rounds
 from ..model.deadlines import FreezeBudget
-from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS, MigrationStep
 from ..model.timeline import Timeline
 from .context import MigrationContext, NoBoundary
+from .order import Order
 
 log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
@@ -34,8 +34,8 @@ the time at which the move counts as done depends on it."""
 class Migration(ABC):
     """A migration that is under way or over.
 
-    ``source`` and ``destination`` are hosts. ``run`` and ``take_up`` never raise: ``step`` and
-    ``error`` say how the migration ended.
+    It is made from an :class:`Order` that names the destination. ``source`` and ``destination`` are
+    hosts. ``run`` and ``recover`` never raise: ``step`` and ``error`` say how the migration ended.
     """
 
     kind: ClassVar[str]
@@ -45,36 +45,25 @@ class Migration(ABC):
     cancellable: ClassVar[frozenset[MigrationStep]]
     """The steps in which a person may cancel the migration."""
 
-    def __init__(
-        self,
-        context: MigrationContext,
-        number: int,
-        job: Job,
-        capsule: Capsule,
-        destination: str,
-        reason: str,
-        by: str,
-        changed: Callable[[Migration], None],
-    ) -> None:
+    def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
         self.number = number
         self.name = f"m{number}"
-        self.job = job
-        self.capsule = capsule
-        self.source = capsule.host
-        self.destination = destination
-        self.reason = reason
-        self.by = by
+        self.order = order
+        self.job = order.job
+        self.capsule = order.capsule
+        self.source = order.capsule.host
+        self.destination = order.destination
+        self.reason = order.reason
+        self.by = order.by
         self.step = MigrationStep.PREPARING
         self.error: LiveshiftError | None = None
         self.holds_gates = False  # whether it keeps the gates of all the job's ranks closed
-        self.verify = False  # whether to compare every byte of device memory
         self.times = Timeline()
         self.precopy: Rounds | None = None
         self.predicted: Prediction | None = None
         self.cost: Cost | None = None
         self._context = context
-        self._limits = job.timeouts(context.cluster)
-        self._changed = changed
+        self._limits = order.job.timeouts(context.cluster)
         self._cancelled: Refused | None = None
         self._work: asyncio.Future[None] | None = None  # what a cancel interrupts
 
@@ -83,7 +72,7 @@ class Migration(ABC):
         """Do all steps of the migration, in order."""
 
     @abstractmethod
-    async def take_up(self) -> None:
+    async def recover(self) -> None:
         """Go on after a restart of the orchestrator, from what its journal says."""
 
     @property
@@ -164,7 +153,7 @@ class Migration(ABC):
             except NoBoundary as error:
                 if not error.only_tcp:
                     raise
-                self._context.tell(self, f"frozen in place: {error}")
+                self._context.note(self, f"frozen in place: {error}")
                 detail.append("frozen in place")
 
     async def _reopen(self) -> None:
@@ -183,28 +172,28 @@ class Migration(ABC):
         self.times.thaw()
         began = time.monotonic()
         with contextlib.suppress(Exception):  # the capsule runs, even without a sign of progress
-            ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
-            seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
-            self.times.take(seen.phases, began)
+            resume = messages.Resume(self.capsule.name, RESUME_WAIT_S)
+            seen = await self._request(self.destination, resume, RESUME_WAIT_S + 5, messages.Moved)
+            self.times.add(seen.phases, began)
 
-    def _tell_of_memory(self, phases: Sequence[messages.Phase]) -> None:
+    def _note_full_dump(self, phases: Sequence[messages.Phase]) -> None:
         """Note in the history if the move is a full dump, and why."""
         for phase in phases:
             if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
                 why = phase.detail.removeprefix("full dump")
-                self._context.tell(self, f"copies all memory while paused (full dump){why}")
+                self._context.note(self, f"copies all memory while paused (full dump){why}")
 
-    def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
+    def _note_device_path(self, phases: Sequence[messages.Phase]) -> None:
         """Note in the history by which path device memory left its GPUs, and why."""
-        for words in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
-            self._context.tell(self, words)
+        for text in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
+            self._context.note(self, text)
 
     @property
-    def _standstill(self) -> FreezeBudget:
+    def _freeze_budget(self) -> FreezeBudget:
         return FreezeBudget(self._limits, self.times.frozen_at or time.monotonic())
 
-    async def _ask(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
-        answer = await self._context.ask(host, message, timeout)
+    async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
+        answer = await self._context.request(host, message, timeout)
         if not isinstance(answer, expect):
             raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
         return answer
@@ -213,7 +202,7 @@ class Migration(ABC):
         assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
         self.step = to
         try:
-            self._changed(self)
+            self._context.record(self)
         except Exception:  # go on: only the commit decides about ownership, and rule() about copies
             log.exception("%s: cannot record that it is %s", self.name, to.value)
 

@@ -40,8 +40,8 @@ class CatchUp:
     def begin(self) -> None:
         """Mark as failed every migration that was under way when the backup was made."""
         for number, row in self._fleet.journal.migrations_not_in([step.value for step in ENDS]):
-            words = "its end is not known: the journal was put back from a backup"
-            over = msgspec.structs.replace(row, state=MigrationStep.FAILED.value, error=words)
+            text = "its end is not known: the journal was put back from a backup"
+            over = msgspec.structs.replace(row, state=MigrationStep.FAILED.value, error=text)
             self._fleet.journal.save_migration(number, over)
 
     def report(self, host: str, register: Register) -> bool:
@@ -65,12 +65,12 @@ class CatchUp:
         fleet = self._fleet
         for job in fleet.jobs.values():
             for capsule in [c for c in job.capsules.values() if c.code is None]:
-                self._settle(job, capsule)
+                self._assign_owner(job, capsule)
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
 
-    def _settle(self, job: Job, capsule: Capsule) -> None:
+    def _assign_owner(self, job: Job, capsule: Capsule) -> None:
         reports = self._fleet.reports.items()
         found = [(h.epochs[capsule.name], host) for host, h in reports if capsule.name in h.epochs]
         epoch, host = max(found, default=(0, ""))

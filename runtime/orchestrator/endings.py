@@ -46,10 +46,11 @@ class Endings:
             elif fails:
                 journal.set_job(job.name, "ending", failed)
         capsule.code, job.code = code, failed
-        move = self._fleet.moves.get(capsule.migration or "")
-        if move is not None and move.step is not MigrationStep.FREEZING:  # then its source says why
-            with contextlib.suppress(Refused):  # the move is over, or too far to cancel
-                move.cancel("the end of its command")  # nothing is left to move
+        migration = self._fleet.migrations.get(capsule.migration or "")
+        if migration is not None and migration.step is not MigrationStep.FREEZING:
+            # While it freezes the capsule, its source says why it ended.
+            with contextlib.suppress(Refused):  # the migration is over, or too far to cancel
+                migration.cancel("the end of its command")  # nothing is left to move
         if over:
             job.state, job.code = "ended", failed or 0
             self._tasks.spawn(self._forget_old())
@@ -60,7 +61,7 @@ class Endings:
     def end_stray(self, host: str, capsule: str, epoch: int) -> None:
         """Kill a copy on a host that does not own the capsule (any more)."""
         limit = self._fleet.cluster.timeouts.grace
-        self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
+        self._tasks.spawn(self._switchboard.request(host, messages.End(capsule, epoch), limit))
 
     async def forget(self, name: str, even_running: bool = False) -> None:
         """Make all hosts remove what an ended job has left there, then free its name and subnet.
@@ -75,7 +76,7 @@ class Endings:
             if self._fleet.jobs.get(name) is not job:
                 return  # another call forgot the job while this one waited
             limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
-            asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
+            asks = [self._switchboard.request(host, word, limit) for host in self._fleet.up()]
             for answer in await asyncio.gather(*asks, return_exceptions=True):
                 if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
                     raise answer

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the orchestrator knows of hosts, taints, jobs and moves. Loads it from the journal; sends
-no messages."""
+"""What the orchestrator knows of hosts, taints, jobs and migrations. Loads it from the journal;
+sends no messages."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .spares import NO_GPUS, GpuNeed, HostView
 class HostState:
     """A host as its agent's last message shows it.
 
-    ``heard``: when that message came, in monotonic seconds; 0 for never. ``told``: the agent has
-    said Hello to this orchestrator and has missed no address book since. ``digest``: the digest of
-    the cluster file that the agent uses.
+    ``heard``: when that message came, in monotonic seconds; 0 for never. ``books_current``: the
+    agent has registered with this orchestrator and has missed no address book since. ``digest``:
+    the digest of the cluster file that the agent uses.
     """
 
     name: str
     heard: float = 0.0
     memory_free: int = 0
     boot_id: str = ""
-    told: bool = False
+    books_current: bool = False
     gpus: tuple[GpuSeat, ...] = ()
     link: DataLink | None = None
     digest: str = ""
@@ -52,7 +52,7 @@ class Fleet:
         self.deadlines = self.journal.deadlines()
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
-        self.moves: dict[str, Migration] = {}
+        self.migrations: dict[str, Migration] = {}
         self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up
         self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
         if why := self.missing(self.hosts):
@@ -87,13 +87,13 @@ class Fleet:
 
     def under_way(self) -> list[Migration]:
         """List the migrations that have not ended, GPU swaps included."""
-        return [move for move in self.moves.values() if move.step not in ENDS]
+        return [each for each in self.migrations.values() if each.step not in ENDS]
 
-    def forget_moves(self, keep: int) -> None:
+    def forget_migrations(self, keep: int) -> None:
         """Keep only the newest ``keep`` ended migrations in memory."""
-        ended = [name for name, move in self.moves.items() if move.step in ENDS]
+        ended = [name for name, each in self.migrations.items() if each.step in ENDS]
         for name in ended[: max(0, len(ended) - keep)]:
-            del self.moves[name]
+            del self.migrations[name]
 
     def taken(self) -> defaultdict[str, set[str]]:
         """Return, by host, the capsules that take a slot: they run there, arrive or leave."""
@@ -103,18 +103,18 @@ class Fleet:
                 for capsule in job.capsules.values():
                     if capsule.code is None:
                         taken[capsule.host].add(capsule.name)
-        for move in self.under_way():
-            for host in (move.source, move.destination):
-                taken[host].add(move.capsule.name)
+        for migration in self.under_way():
+            for host in (migration.source, migration.destination):
+                taken[host].add(migration.capsule.name)
         return taken
 
     def held(self) -> dict[str, list[str]]:
-        """Return, by host, the capsules that are there. After its commit a move still counts at its
-        source until it is over, because the frozen copy is there."""
+        """Return, by host, the capsules that are there. After its commit a migration still counts
+        at its source until it is over, because the frozen copy is there."""
         held = self.taken()
-        for move in self.under_way():
-            if move.capsule.host != move.destination:
-                held[move.destination].discard(move.capsule.name)
+        for migration in self.under_way():
+            if migration.capsule.host != migration.destination:
+                held[migration.destination].discard(migration.capsule.name)
         return {host: sorted(names) for host, names in held.items()}
 
     def views(self) -> list[HostView]:
@@ -135,7 +135,8 @@ class Fleet:
         ]
 
     def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
-        """Return what the capsule needs of a destination's GPUs, from its source's last beat."""
+        """Return what the capsule needs of a destination's GPUs, from its source's last
+        heartbeat."""
         if capsule.seen is None or not capsule.seen.gpus:
             return NO_GPUS
         return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
@@ -158,8 +159,8 @@ class Fleet:
         if name == job.name and len(job.capsules) == 1:
             name = f"{job.name}/0"
         if name not in job.capsules:
-            said = f'job {job.name} has no capsule "{name}"'
-            raise no_such(said, name, job.capsules, "its capsules are")
+            text = f'job {job.name} has no capsule "{name}"'
+            raise no_such(text, name, job.capsules, "its capsules are")
         return job, job.capsules[name]
 
     def _load_jobs(self) -> dict[str, Job]:

@@ -61,7 +61,7 @@ def _value(hint: Any) -> Any:
 
 
 def frames() -> list[bytes]:
-    asks = [messages.encode_ask(3, _value(kind)) for kind in typing.get_args(_frames.ASKS)]
+    asks = [messages.encode_request(3, _value(kind)) for kind in typing.get_args(_frames.ASKS)]
     answers = [messages.encode_answer(4, _value(k)) for k in typing.get_args(_frames.ANSWERS)]
     error = messages.encode_error(5, ("Refused", "no spare", "taint fewer"))
     return [*asks, *answers, messages.encode_answer(6, None), error]

@@ -33,7 +33,7 @@ def frame(data: bytes) -> None:
     except LiveshiftError:
         return
     if frame.body is not None:
-        again = messages.encode_ask(frame.id, frame.body)
+        again = messages.encode_request(frame.id, frame.body)
     elif frame.error is not None:
         again = messages.encode_error(frame.id, frame.error)
     else:

@@ -36,12 +36,23 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_stale_arrival.py",
         "test_inbox.py",
     ),
-    "runtime/orchestrator/migration_service.py": (
-        "test_moves_rules.py",
-        "test_moves_ground.py",
-        "test_moves_begun.py",
-        "test_journal_trouble.py",
-        "test_books.py",
+    **dict.fromkeys(
+        (
+            "runtime/orchestrator/address_book.py",
+            "runtime/orchestrator/agents.py",
+            "runtime/orchestrator/claims.py",
+            "runtime/orchestrator/context.py",
+            "runtime/orchestrator/migration_records.py",
+            "runtime/orchestrator/migration_service.py",
+            "runtime/orchestrator/planning.py",
+        ),
+        (
+            "test_moves_rules.py",
+            "test_moves_ground.py",
+            "test_moves_begun.py",
+            "test_journal_trouble.py",
+            "test_books.py",
+        ),
     ),
     "interposer/gate/gate.c": (
         "test_c_suite.py::test_program[plain-gate_rules]",
@@ -71,7 +82,7 @@ HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
 SHOWN = 'shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")'
 RANKS = "ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)"
 
-TWICE = "2 * self.cluster.timeouts.suspicion"
+TWICE = "2 * timeouts.suspicion"
 UNTIL = f"until = time.monotonic() + {TWICE}"
 SAME_NUMBER = "where the two are equal, both ways give the same number"
 TRIES = "for (int tries = 0; tries < 1000; tries++) {"
@@ -133,8 +144,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the asking ends by its own deadline; its answer is lost",
     (
         "runtime/quiesce/gates.py",
-        "clock.hear(host, Report(0, answer.numbers, False, answer.pairs))",
-        "clock.hear(host, Report(0, answer.numbers, True, answer.pairs))",
+        "clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))",
+        "clock.hear(host, ClockReport(0, answer.numbers, True, answer.pairs))",
     ): "no aim has version 0, so the clock takes no host for arrived by it",
     (
         "runtime/quiesce/gates.py",
@@ -229,8 +240,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "equal to the nanosecond",
     (
         "runtime/agent/departure/outgoing_migration.py",
-        "class DepartureNote(msgspec.Struct, frozen=True):",
-        "class DepartureNote(msgspec.Struct, frozen=False):",
+        "class OutgoingNote(msgspec.Struct, frozen=True):",
+        "class OutgoingNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
     **{
         (
@@ -242,8 +253,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     },
     (
         "runtime/agent/arrival/incoming_migration.py",
-        "class ArrivalNote(msgspec.Struct, frozen=True):",
-        "class ArrivalNote(msgspec.Struct, frozen=False):",
+        "class IncomingNote(msgspec.Struct, frozen=True):",
+        "class IncomingNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
     ("runtime/agent/arrival/incoming_migration.py", "return False", "return None"): AS_FALSE,
     (
@@ -330,30 +341,26 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         )
     },
     **{
-        ("runtime/orchestrator/migration_service.py", line, line.replace(*change)): PACE
-        for line, change in (
-            ("LIVENESS_LOOK_S = 0.5", ("0.5", "1.5")),
-            ("PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4", ("50", "51")),
-            ("PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4", ("4", "5")),
-            ("SOON_S = 0.004", ("0.004", "1.004")),
-            ("SAVE_AGAIN_S = 1.0", ("1.0", "2.0")),
-            (UNTIL, (TWICE, TWICE.replace("2", "3"))),
-            (UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
-            ("await asyncio.sleep(self.cluster.timeouts.heartbeat / 10)", ("10", "11")),
+        (f"runtime/orchestrator/{file}", line, line.replace(*change)): PACE
+        for file, line, change in (
+            ("agents.py", "LIVENESS_CHECK_S = 0.5", ("0.5", "1.5")),
+            ("address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("50", "51")),
+            ("address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("4", "5")),
+            ("migration_records.py", "SOON_S = 0.004", ("0.004", "1.004")),
+            ("migration_records.py", "SAVE_AGAIN_S = 1.0", ("1.0", "2.0")),
+            ("migration_service.py", UNTIL, (TWICE, TWICE.replace("2", "3"))),
+            ("migration_service.py", UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
+            ("migration_service.py", "await asyncio.sleep(timeouts.heartbeat / 10)", ("10", "11")),
         )
     },
     (
         "runtime/orchestrator/migration_service.py",
-        "KEEP_MOVES = 200",
-        "KEEP_MOVES = 201",
+        "KEPT_MIGRATIONS = 200",
+        "KEPT_MIGRATIONS = 201",
     ): "a bound on what is kept",
+    ("runtime/orchestrator/planning.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
     (
-        "runtime/orchestrator/migration_service.py",
-        "LESSONS = 50",
-        "LESSONS = 51",
-    ): "a bound on the effort",
-    (
-        "runtime/orchestrator/migration_service.py",
+        "runtime/orchestrator/address_book.py",
         "for host, result in zip(hosts, done, strict=True):",
         "for host, result in zip(hosts, done, strict=False):",
     ): EQUAL,

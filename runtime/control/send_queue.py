@@ -46,7 +46,7 @@ class Weight:
         self._frames.append((tracker, size))
 
 
-def outlet(socket: zmq.asyncio.Socket, identity: bytes | None, weight: Weight) -> Send:
+def send_queue(socket: zmq.asyncio.Socket, identity: bytes | None, weight: Weight) -> Send:
     """Make the function that sends to one connection of a ROUTER, or over a DEALER (None)."""
     address = [] if identity is None else [identity]
 
