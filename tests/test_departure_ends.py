@@ -22,6 +22,7 @@ from liveshift.runtime.agent.departure.outgoing_migration import (
     OutgoingNote,
 )
 from liveshift.runtime.agent.gpu.device_state import DeviceLost
+from liveshift.runtime.model.stopwatch import Stopwatch
 
 __all__ = ["scene"]
 
@@ -331,7 +332,7 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     monkeypatch.setattr(outgoing_migration.epoll_sets, "find", lambda _: (["an entry"], None))
     monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: [])
     gone.full_dump = "it is small"
-    moved = gone.precopy(time.monotonic())
+    moved = gone.precopy(time.monotonic(), Stopwatch())
     assert scene.done == ["output", f"prepare {INIT}", "all is there", "output"]
     assert {stream for stream, _ in chunks} == {"tree:1:tmp", f"tree:1:carried:{carried}"}
     for stream in ("tree:1:tmp", f"tree:1:carried:{carried}"):
@@ -367,7 +368,7 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
     monkeypatch.setattr(
         outgoing_migration, "words_of_rounds", lambda done: f"{done.sent} in rounds"
     )
-    moved = gone.precopy(77.0)
+    moved = gone.precopy(77.0, Stopwatch())
     assert rounds == [77.0]
     assert memory.done == ["keep_fresh"]
     assert (moved.bytes, moved.phases[1].bytes, moved.phases[1].detail) == (7, 30, "30 in rounds")

@@ -15,6 +15,7 @@ import pytest
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import outgoing_migration
 from liveshift.runtime.agent.departure.outgoing_migration import PROMISED, OutgoingMigration
+from liveshift.runtime.model.stopwatch import Stopwatch
 
 INIT = 4711
 LOCKED, OPENED = f"lock {INIT}", f"unlock {INIT}"
@@ -133,15 +134,15 @@ def test_before_the_ranks_are_stopped_a_moment_without_a_lock_is_waited_for(
     monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _init: None)
     scene.departure._trees = []
     scene.passing = [held("/a"), held("/b"), []]
-    scene.departure.precopy(time.monotonic() + 60)
+    scene.departure.precopy(time.monotonic() + 60, Stopwatch())
     assert scene.passing == [[]]
     scene.passing, began = [held("/a")], time.monotonic()
     monkeypatch.setattr(outgoing_migration, "UNLOCKED_S", 0.1)
-    scene.departure.precopy(time.monotonic() + 60)
+    scene.departure.precopy(time.monotonic() + 60, Stopwatch())
     assert 0.1 < time.monotonic() - began < 2, "not for ever: the last look decides"
     scene.departure.abandon()
     monkeypatch.setattr(outgoing_migration, "UNLOCKED_S", 60)
-    scene.departure.precopy(time.monotonic() + 60)
+    scene.departure.precopy(time.monotonic() + 60, Stopwatch())
 
 
 def test_a_lock_that_stays_is_found_before_criu_begins(scene: Scene) -> None:

@@ -22,6 +22,7 @@ from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigrati
 from liveshift.runtime.agent.host.capsule_table import CapsuleTable
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Moved
+from liveshift.runtime.model.stopwatch import Stopwatch
 
 MB, GB = 1 << 20, 1 << 30
 PLAIN, SPARSE = 600, 300  # MB of data
@@ -82,7 +83,9 @@ def test_the_loop_goes_round_while_a_gigabyte_is_packed_and_unpacked(
         """The longest time between two turns of the loop, and what the files took."""
         began = last = time.monotonic()
         work: asyncio.Task[Moved] = asyncio.ensure_future(
-            CapsuleTable.blocking(capsule_table, "gpt/1", lambda: gone.precopy(began + 600))
+            CapsuleTable.blocking(
+                capsule_table, "gpt/1", lambda: gone.precopy(began + 600, Stopwatch())
+            )
         )
         longest = 0.0
         while not work.done():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ... import units
 from ...criu_glue.capsule import output
 from ...criu_glue.capsule.sandboxes import SandboxPlan
 from ...criu_glue.criu.tool import Criu
@@ -22,6 +23,7 @@ from ...errors import NotFound, Refused
 from .. import messages
 from ..config.choices import Way
 from ..model import link_rates
+from ..model.stopwatch import Stopwatch
 from . import files_along, preflight
 from .departure import forecast
 from .departure.outgoing_migration import OutgoingMigration
@@ -89,6 +91,7 @@ class SourceHandlers:
         return list(map(str, connections.outside(resident.sandbox, near, overlay.gateway)))
 
     async def precopy(self, ask: messages.StartPrecopy) -> messages.Moved:
+        watch = Stopwatch()  # the orchestrator counts its phases from the request
         self._dumper()
         resident = self._registry.free(ask.capsule)
         sender = self._registry.sender(ask)
@@ -106,7 +109,7 @@ class SourceHandlers:
         )
         departure.gpus = self._gpus_used.get(ask.capsule) or []
         self._registry.departures[ask.migration] = departure
-        until = time.monotonic() + ask.deadline
+        until = watch.began + ask.deadline
         with self._registry.working(ask.migration):
             if devices is not None:
                 await asyncio.to_thread(devices.warm, departure.gpus)
@@ -123,17 +126,18 @@ class SourceHandlers:
                 departure.memory = PrecopyRounds(
                     resident, lanes, cluster.precopy, reporter, sender.wants
                 )
-                rate = await asyncio.to_thread(lanes.measure)
-                link_rates.keep(cluster.paths.run, ask.destination, rate)
-                departure.memory.rate = rate
-                reporter.carries = min(rate, link_rates.STANDSTILL)
-                if ask.sooner:
-                    asked_at = until - ask.deadline
-                    departure.memory.end_sooner(asked_at + ask.sooner - time.monotonic())
-                if ask.plan is not None:
-                    await self._choose(ask, ask.plan, departure, until)
+                with watch.phase("choose") as lap:
+                    rate = await asyncio.to_thread(lanes.measure)
+                    link_rates.keep(cluster.paths.run, ask.destination, rate)
+                    departure.memory.rate = rate
+                    reporter.carries = min(rate, link_rates.STANDSTILL)
+                    lap.detail = f"the link takes {units.size(rate)}/s"
+                    if ask.sooner:
+                        departure.memory.end_sooner(watch.began + ask.sooner - time.monotonic())
+                    if ask.plan is not None:
+                        await self._choose(ask, ask.plan, departure, until)
             moved = await self._capsule_table.blocking(
-                ask.capsule, lambda: departure.precopy(until)
+                ask.capsule, lambda: departure.precopy(until, watch)
             )
             breaks = await asyncio.to_thread(self._breaks, resident)
             chosen = departure.memory.chosen if departure.memory is not None else None

@@ -147,10 +147,9 @@ class OutgoingMigration:
         """Whether the source has promised: then only a ruling may let the tree go on here."""
         return (self._images / PROMISED).exists()
 
-    def precopy(self, until: float) -> Moved:
+    def precopy(self, until: float, watch: Stopwatch) -> Moved:
         """Send directories, output and memory while the job trains. Memory goes again and again,
-        until ``until`` (monotonic seconds) at the latest."""
-        watch = Stopwatch()
+        until ``until`` (monotonic seconds) at the latest. ``watch`` began with the request."""
         with watch.phase("files ahead") as lap:
             for tree in self._trees[:-1]:
                 now = trees.listing(tree)
