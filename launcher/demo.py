@@ -64,7 +64,7 @@ STOP = OUT / "stop"
 SCRIPT = Path("examples/train_gpt.py")
 STUCK_S = 120.0
 """A run that makes no step for this many seconds has failed."""
-PATIENCE_S = 900.0
+EMPTY_WITHIN_S = 900.0
 """If a host is not empty this many seconds after its taint, the demo fails."""
 LOOK_S = 0.1
 
@@ -145,7 +145,7 @@ class Watched:
         self._tainted_at: float | None = None
         self._stop = 0
         self._places: dict[str, str] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self.found: list[dict[int, str]] = []
 
     def look(self, job: JobRow, folder: Path) -> None:
@@ -162,10 +162,10 @@ class Watched:
                 self._find()
                 self._stop = max(_steps(folder, rank) for rank in range(RANKS)) + MORE
                 _stop_after(self._stop)
-            elif time.monotonic() - self._tainted_at > PATIENCE_S:
+            elif time.monotonic() - self._tainted_at > EMPTY_WITHIN_S:
                 rows = self._rows()
                 why = f"{rows[-1].name} is {rows[-1].state}" if rows else "no migration began"
-                raise LiveshiftError(f"nothing moved off {HOST} in {PATIENCE_S:g} s: {why}")
+                raise LiveshiftError(f"nothing moved off {HOST} in {EMPTY_WITHIN_S:g} s: {why}")
         elif self._stop and len(self.found) == 2 and min(steps) >= self._stop - MORE // 2:
             try:
                 self._find()
@@ -192,8 +192,8 @@ class Watched:
         for row in self._rows():
             if row.state == MigrationStep.DONE.value:
                 return row
-            if moves.over(row) and row.name not in self._said:
-                self._said.add(row.name)
+            if moves.over(row) and row.name not in self._reported:
+                self._reported.add(row.name)
                 console.print(moves.outcome(row), style="yellow", markup=False)
         return None
 
@@ -241,12 +241,12 @@ def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | Non
             if look is not None:
                 look(job, folder)
             where = " ".join(f"{c.index}:{c.host}" for c in job.capsules)
-            said = f"training, rank:host {where}"
-            bar.update(task, completed=step, total=_last_step(), description=said)
+            text = f"training, rank:host {where}"
+            bar.update(task, completed=step, total=_last_step(), description=text)
             time.sleep(LOOK_S)
         bar.update(task, completed=_steps(folder), total=_last_step(), description="trained")
     if job.code != 0:
-        raise LiveshiftError(f"{name} ended with code {job.code}: {_last_words(name)}")
+        raise LiveshiftError(f"{name} ended with code {job.code}: {_log_end(name)}")
 
 
 def _stop_after(step: int) -> None:
@@ -399,7 +399,7 @@ def _command(*words: str, quiet: bool = False) -> None:
         raise LiveshiftError(f"`liveshift {shown}` ended with {done.returncode}")
 
 
-def _last_words(job: str) -> str:
+def _log_end(job: str) -> str:
     command = [sys.executable, "-m", "liveshift.launcher", "logs", job]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return " / ".join((done.stdout + done.stderr).splitlines()[-5:])

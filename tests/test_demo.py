@@ -224,7 +224,7 @@ def test_a_host_that_does_not_become_empty_ends_the_demo(
     move = watched(played)
     played.step(demo.TAINT_AT)
     move.look(played.job(), played.folder)
-    monkeypatch.setattr(demo, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(demo, "EMPTY_WITHIN_S", 0.0)
     with pytest.raises(LiveshiftError, match="off h1 in 0 s: no migration began"):
         move.look(played.job(), played.folder)
     played.rows = [a_row("m1", MigrationStep.PRECOPYING)]

@@ -154,7 +154,7 @@ def test_rules_that_cannot_be_read_are_no_good_sign(monkeypatch: pytest.MonkeyPa
     def broken(*command: str) -> Any:
         raise OSError("Operation not permitted")
 
-    monkeypatch.setattr(firewall, "_said", broken)
+    monkeypatch.setattr(firewall, "_output_of", broken)
     (finding,) = firewall.forwarding()
     assert finding.verdict == "warn"
     assert "Operation not permitted" in finding.found

@@ -128,15 +128,15 @@ class Draining:
     ended: list[MigrationRow] = field(default_factory=list)
     _event: int = 0
     _moving: list[str] = field(default_factory=list)
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _refusals: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from ..show import moves
 
-        for event in self._news():
+        for event in self._notices():
             if event.migration and moves.over(event.migration):
-                self._told.add(event.migration.name)
+                self._reported.add(event.migration.name)
 
     def wait(self, until: float) -> bool:
         """Wait until the host is empty; False if it is not by ``until`` (monotonic seconds).
@@ -153,7 +153,7 @@ class Draining:
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]
                 bars.update(moves.look(self.client, row.name) for row in moving)
-                self._tell_ended()
+                self._report_ended()
                 if not self.left:
                     return True
                 under_way = {row.capsule for row in moving}
@@ -216,7 +216,7 @@ class Draining:
                 return row
         raise LiveshiftError(f"{self.host} has left the cluster {status.cluster}")
 
-    def _news(self) -> list[Event]:
+    def _notices(self) -> list[Event]:
         from ...runtime.messages import Events, GetEvents
         from ..show.patience import look
 
@@ -224,9 +224,9 @@ class Draining:
         self._event = max((event.number for event in events), default=self._event)
         return events
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
         """Print how moves off this host ended, and note why the capsules that are left stayed."""
-        for event in self._news():
+        for event in self._notices():
             row = event.migration
             if row is None:
                 if event.kind == "not moved":  # the move did not even begin
@@ -243,8 +243,8 @@ class Draining:
 
         if not moves.over(row):
             self._refusals.pop(row.capsule, None)
-        elif row.name not in self._told:
-            self._told.add(row.name)
+        elif row.name not in self._reported:
+            self._reported.add(row.name)
             self.ended.append(row)
             if self.quiet:
                 if row.error:

@@ -26,22 +26,22 @@ LOOK_S = 1.0  # seconds between two looks at the job's state
 LAST_LOOK_S = 0.1  # the same, once all output has been relayed
 ASK_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
-LAST_WORDS_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
+LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
 
 class Foreground:
-    """One job from its start to its end. ``tell``: print on stderr when it starts and moves."""
+    """One job from its start to its end. ``notices``: print on stderr when it starts and moves."""
 
-    def __init__(self, client: Client, *, tell: bool) -> None:
+    def __init__(self, client: Client, *, notices: bool) -> None:
         self._client = client
         self._reports: queue.SimpleQueue[Report | signal.Signals] = queue.SimpleQueue()
         self._signals = SignalRelay(self._reports.put)
-        self._news = News() if tell else None
+        self._notices = News() if notices else None
         self._job = ""
         self._writers: dict[str, Writer] = {}
         self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
         self._silent: dict[str, tuple[float, LiveshiftError]] = {}  # capsule → since when, and why
-        self._told: set[str] = set()  # silent capsules that were reported
+        self._reported: set[str] = set()  # silent capsules that were reported
         self._contact = True
 
     def run(self, ask: RunJob, start_s: float) -> int:
@@ -71,9 +71,9 @@ class Foreground:
             if ended and relayed:
                 return self._code(job)
             if ended:
-                give_up = min(give_up, time.monotonic() + LAST_WORDS_S)
+                give_up = min(give_up, time.monotonic() + LAST_OUTPUT_S)
                 if self._silent and time.monotonic() > give_up:
-                    self._tell_unheard()
+                    self._report_unheard()
                     return self._code(job)
             self._deal(time.monotonic() + (LAST_LOOK_S if relayed else LOOK_S))
 
@@ -86,7 +86,7 @@ class Foreground:
             self._signals.send(self._client, self._job)
             status = self._client.get(Status, GetStatus(), ASK_S)
             job = next((row for row in status.jobs if row.name == self._job), None)
-            self._tell_news(job)
+            self._report_notices(job)
         except LiveshiftError as error:
             if self._contact:
                 self._say(f"{error}; {self._job} goes on, trying again")
@@ -95,7 +95,7 @@ class Foreground:
         if not self._contact:
             self._say(f"{self._job}: contact again")
         self._contact = True
-        self._tell_silence()
+        self._report_silence()
         return job, True
 
     def _deal(self, until: float) -> None:
@@ -130,7 +130,7 @@ class Foreground:
 
     def _heard(self, capsule: str) -> None:
         self._silent.pop(capsule, None)
-        self._told.discard(capsule)
+        self._reported.discard(capsule)
 
     def _code(self, job: JobRow | None) -> int:
         """Return the job's exit code. If the job is already forgotten: the code of a capsule that
@@ -139,24 +139,24 @@ class Foreground:
             return job.code
         return next((code for _, code in sorted(self._ended.items()) if code), 0)
 
-    def _tell_unheard(self) -> None:
+    def _report_unheard(self) -> None:
         for capsule, (_, error) in sorted(self._silent.items()):
             render.failure(f"{capsule}: the end of its output could not be read: {error}")
         for capsule in self._writers.keys() - self._ended.keys():
             self._writers[capsule].end()
 
-    def _tell_news(self, job: JobRow | None) -> None:
-        if self._news is None or job is None:
+    def _report_notices(self, job: JobRow | None) -> None:
+        if self._notices is None or job is None:
             return
         with suppress(NotFound):  # it has ended and was forgotten meanwhile
-            self._news.tell(self._client, job)
+            self._notices.tell(self._client, job)
 
-    def _tell_silence(self) -> None:
+    def _report_silence(self) -> None:
         """Report capsules that stay silent. A capsule on the move is silent for a moment only."""
         for capsule, (since, error) in self._silent.items():
-            if time.monotonic() - since > SILENCE_S and capsule not in self._told:
+            if time.monotonic() - since > SILENCE_S and capsule not in self._reported:
                 self._say(f"{capsule}: its output cannot be read: {error}; trying again")
-                self._told.add(capsule)
+                self._reported.add(capsule)
 
     @staticmethod
     def _say(text: str) -> None:

@@ -115,11 +115,11 @@ def _writable(paths: Paths) -> Iterator[str]:
             yield f"ExecStartPre=+/bin/mkdir -p -m {mode} {quoted}\nReadWritePaths={quoted}\n"
 
 
-def _systemctl(*words: str) -> None:
+def _systemctl(*args: str) -> None:
     from ...errors import LiveshiftError
 
     try:
-        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(["systemctl", *args], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise LiveshiftError(
             "there is no systemctl on this machine, so the units were written but not started",
@@ -127,6 +127,6 @@ def _systemctl(*words: str) -> None:
         ) from None
     if done.returncode != 0:
         raise LiveshiftError(
-            f"systemctl {' '.join(words)} failed: {done.stderr.strip()}",
+            f"systemctl {' '.join(args)} failed: {done.stderr.strip()}",
             hint="`journalctl -u liveshift-agent -e` shows what a daemon said",
         )

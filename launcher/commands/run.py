@@ -116,7 +116,7 @@ def run(
 
     if output is TableOrJson.JSON and not detach:
         raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
-    ask = _ask(command, nnodes, name, _patience(collective_timeout), env_ranks)
+    ask = _ask(command, nnodes, name, _collective_timeout(collective_timeout), env_ranks)
     with Client(find(socket, lab, connect, key)) as client:
         private_paths.check(
             ask.argv, ask.cwd, ask.env, lambda: client.get(Me, WhoAmI()).shared, render.note
@@ -127,10 +127,10 @@ def run(
         if detach:
             sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
             return 0
-        return Foreground(client, tell=verbose or sys.stderr.isatty()).run(ask, START_S)
+        return Foreground(client, notices=verbose or sys.stderr.isatty()).run(ask, START_S)
 
 
-def _patience(text: str) -> float:
+def _collective_timeout(text: str) -> float:
     """Return seconds, 0 if nothing is given. Raises BadParameter."""
     seconds = duration(text) if text else 0.0
     if text and not seconds:

@@ -80,8 +80,8 @@ def _ask(client: Client, job: str | None) -> Status:
         return status
     jobs = [j for j in status.jobs if j.name == job]
     if not jobs:
-        said = f'no job "{job}" in the cluster {status.cluster}'
-        raise no_such(said, job, (j.name for j in status.jobs), "its jobs are")
+        text = f'no job "{job}" in the cluster {status.cluster}'
+        raise no_such(text, job, (j.name for j in status.jobs), "its jobs are")
     mine = {capsule.name for capsule in jobs[0].capsules}
     hosts = {capsule.host for capsule in jobs[0].capsules}
     return msgspec.structs.replace(

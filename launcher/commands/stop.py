@@ -57,7 +57,7 @@ def stop(
             _say(job, "ended", None, output, on=unknown)
             return
         client.ask(SignalJob(job, signal.SIGTERM))
-        began, said = time.monotonic(), ""
+        began, shown = time.monotonic(), ""
         try:
             while wait:
                 status = patience.look(client, Status, GetStatus())
@@ -65,12 +65,12 @@ def stop(
                 if row is None or row.state == "ended":
                     _say(job, "ended", None if row is None else row.code, output)
                     return
-                words = waits_for(row)
+                text = waits_for(row)
                 if status.trouble:  # the end is known once the journal has it
-                    words += f"; {status.trouble}"
-                if words != said and time.monotonic() > began + QUIET_S:
-                    said = words
-                    render.note(words)
+                    text += f"; {status.trouble}"
+                if text != shown and time.monotonic() > began + QUIET_S:
+                    shown = text
+                    render.note(text)
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             render.note(f"{job} is being ended all the same: `liveshift status {job}` shows it")

@@ -68,11 +68,11 @@ def loss_chart(report: DowntimeReport, rank: int) -> str:
     drawing = grid(y)
     drawing += "".join(upright(x.part(step)) for _, step in marks)
     drawing += curve("reference", lines[0], x, y) + curve("moved", lines[1], x, y)
-    words = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
+    caption = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
     labels = "".join(
         flag(line, text, x.part(step), x.part(step)) for line, (text, step) in enumerate(marks)
     )
-    upper = plot(drawing, words, y, "", labels, "tall")
+    upper = plot(drawing, caption, y, "", labels, "tall")
     return upper + difference_strip(report, x, [step for _, step in marks])
 
 
@@ -124,8 +124,8 @@ def pace_chart(report: DowntimeReport, rank: int) -> str:
             top = 1 - y.part(1000 * gap.seconds)
             labels += flag(line, text, x.part(gap.start - begin), x.part(gap.end - begin), top)
     drawing += curve("reference", blocks[0], x, y) + curve("moved filled", blocks[1], x, y, True)
-    words = f"Milliseconds per step of rank {rank} over the seconds of each run"
-    return plot(drawing, words, y, "seconds since the first step", labels, "steps", x)
+    caption = f"Milliseconds per step of rank {rank} over the seconds of each run"
+    return plot(drawing, caption, y, "seconds since the first step", labels, "steps", x)
 
 
 def move_label(migration: ReportedMigration) -> str:
@@ -190,7 +190,7 @@ def flag(line: int, text: str, left: float, right: float, top: float = 0.0) -> s
 
 def plot(
     drawing: str,
-    words: str,
+    caption: str,
     y: Range,
     under: str,
     labels: str = "",
@@ -210,11 +210,11 @@ def plot(
     return (
         f'<div class="plot {kind}"><div class="y">{names}</div><div class="area">'
         f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(words)}">{drawing}</svg>{labels}</div>'
+        f'aria-label="{escape(caption)}">{drawing}</svg>{labels}</div>'
         + (f'<div class="x">{feet}</div><p class="under">{under}</p>' if x else "")
         + "</div>"
     )
 
 
-def empty(words: str) -> str:
-    return f'<p class="note">{escape(words)}</p>'
+def empty(caption: str) -> str:
+    return f'<p class="note">{escape(caption)}</p>'

@@ -135,12 +135,12 @@ def pause(report: DowntimeReport, move: ReportedMigration) -> str:
         return "The job was never frozen."
     frozen = q.pause(move.frozen_s)
     if (downtime := report.downtime_s(move)) is None or unseen(report, move):
-        said = f"It was frozen for {frozen}, and no pause between two of its steps shows that"
+        text = f"It was frozen for {frozen}, and no pause between two of its steps shows that"
         more = []
     else:
         whole = q.pause(downtime)
-        said = f"The job paused for {whole}: that is the time from the last step before the freeze"
-        said += " to the first one after it"
+        text = f"The job paused for {whole}: that is the time from the last step before the freeze"
+        text += " to the first one after it"
         more = [f"it was frozen for {frozen} of it"] if frozen != whole else []
     if expected := move.expected:
         # predicted_s and seen_s count the way to the boundary too, unlike frozen_s.
@@ -149,7 +149,7 @@ def pause(report: DowntimeReport, move: ReportedMigration) -> str:
         way = "" if seen == frozen else f" with the way to the boundary, which took {seen}"
         if predicted != seen:
             more.append(f"{predicted} had been predicted for the freeze{way}")
-    return ". ".join(each[:1].upper() + each[1:] for each in [said, "; ".join(more)] if each) + "."
+    return ". ".join(each[:1].upper() + each[1:] for each in [text, "; ".join(more)] if each) + "."
 
 
 def phase_rows(move: ReportedMigration) -> str:

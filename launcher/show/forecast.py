@@ -110,8 +110,8 @@ def cost_lines(found: Prediction) -> list[str]:
 
 def lines(rows: Iterable[MigrationRow]) -> list[str]:
     """Return lines for below the bars or the table: one for each move that has something to say."""
-    said = [(row.capsule, words) for row in rows if (words := now(row))]
-    return [f"  {f'{capsule}: ' if len(said) > 1 else ''}{words}" for capsule, words in said]
+    texts = [(row.capsule, text) for row in rows if (text := now(row))]
+    return [f"  {f'{capsule}: ' if len(texts) > 1 else ''}{text}" for capsule, text in texts]
 
 
 def now(row: MigrationRow) -> str:
@@ -131,7 +131,7 @@ def now(row: MigrationRow) -> str:
     if (seen := row.precopy) is None or not seen.round:
         return will
     dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # 0: not looked at yet
-    words = [f"round {seen.round}{dirty}", q.rate(seen.rate)]
+    parts = [f"round {seen.round}{dirty}", q.rate(seen.rate)]
     if seen.slow_down is not None:
-        words.append(f"job {q.share(seen.slow_down, 1.0)} slower")
-    return ", ".join([*words, *filter(None, [will])])
+        parts.append(f"job {q.share(seen.slow_down, 1.0)} slower")
+    return ", ".join([*parts, *filter(None, [will])])

@@ -225,8 +225,8 @@ def phase_table(row: MigrationRow) -> RenderableType:
 
 def paused(row: MigrationRow) -> str:
     """Return ``0.70 s`` or ``0.70 s (predicted 0.81 s)``."""
-    said = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
-    return f"{q.pause(row.frozen_s)}{said}"
+    predicted = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
+    return f"{q.pause(row.frozen_s)}{predicted}"
 
 
 def sum_up(row: MigrationRow) -> str:

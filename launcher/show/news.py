@@ -7,7 +7,7 @@ from ...runtime.messages import Events, GetEvents, JobRow
 from ..client.client import Client
 from . import moves, render
 
-ASK_S = 10.0
+REQUEST_S = 10.0
 
 
 class News:
@@ -16,7 +16,7 @@ class News:
     def __init__(self) -> None:
         self._begun = False
         self._event = 0  # the last one seen
-        self._told: set[str] = set()  # migrations whose end was printed
+        self._reported: set[str] = set()  # migrations whose end was printed
 
     def tell(self, client: Client, job: JobRow) -> None:
         """Print what is new since the last call. Raises what Client.ask raises."""
@@ -25,13 +25,13 @@ class News:
             capsules = render.count(len(job.capsules), "capsule")
             render.note(f"{job.name}: {capsules} on {', '.join(hosts)}", style="dim")
             self._begun = True
-        for event in client.get(Events, GetEvents(job.name, self._event), ASK_S).events:
+        for event in client.get(Events, GetEvents(job.name, self._event), REQUEST_S).events:
             self._event = max(self._event, event.number)
             row = event.migration
             # Several events may be about one move. A move that was asked for before the job began
             # belongs to an earlier job of the same name.
-            if row is None or row.name in self._told or row.asked < job.started:
+            if row is None or row.name in self._reported or row.asked < job.started:
                 continue
             if moves.over(row):
-                self._told.add(row.name)
+                self._reported.add(row.name)
                 render.note(moves.outcome(row), style="dim")

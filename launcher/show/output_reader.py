@@ -53,11 +53,11 @@ class Reader:
         """Return a record for stderr that says how much output is missing at this place."""
         self._cut = b""
         when = next((record.realtime_ns for record in split(following)), time.time_ns())
-        said = (
+        text = (
             f"[liveshift: {dropped} bytes of the output of {self.capsule} are missing here: old"
             " output goes by logs.max and logs.keep; with a full disk new output is lost]\n"
         )
-        return [OutputRecord(when, STDERR, said.encode())]
+        return [OutputRecord(when, STDERR, text.encode())]
 
     def history(self, client: Client) -> Iterator[OutputRecord]:
         """Yield everything up to now, without waiting for more."""
@@ -124,20 +124,20 @@ class Follower(threading.Thread):
             self._report(OutputStopped(reader.capsule, error))
 
     def _next(self, client: Client) -> list[OutputRecord]:
-        pause, told = RETRY_S[0], False
+        pause, failing = RETRY_S[0], False
         while True:
             try:
                 # After trouble no answer is held back: any answer shows that reading works again.
-                records = self._reader.read(client, 0.0 if told else POLL_S)
+                records = self._reader.read(client, 0.0 if failing else POLL_S)
             except (NotFound, NotPermitted):
                 raise
             except LiveshiftError as error:  # the capsule goes on, so try again
-                if not told:
+                if not failing:
                     self._report(Trouble(self._reader.capsule, error))
-                told = True
+                failing = True
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_S[1])
                 continue
-            if told:
+            if failing:
                 self._report(Trouble(self._reader.capsule))
             return records or []

@@ -181,9 +181,9 @@ def unknown(status: Status) -> list[Text]:
     found = []
     for row in status.unknown:
         job = row.capsule.partition("/")[0]
-        words = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
-        words += f" `liveshift stop {job} --unknown {row.host}` ends it"
-        found.append(Text(words, style="yellow"))
+        text = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
+        text += f" `liveshift stop {job} --unknown {row.host}` ends it"
+        found.append(Text(text, style="yellow"))
     return found
 
 
@@ -215,9 +215,9 @@ def _link(link: DataLink | None) -> str:
     """Return ``eth0, 25 Gbit/s; 9.4 Gbit/s to h1``."""
     if link is None or not link.interface:
         return "–"
-    words = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
-    words += "" if link.up else ", down"
-    return "; ".join([words, *(f"{bits(8 * r)} to {n}" for n, r in sorted(link.rates.items()))])
+    text = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
+    text += "" if link.up else ", down"
+    return "; ".join([text, *(f"{bits(8 * r)} to {n}" for n, r in sorted(link.rates.items()))])
 
 
 def gpus(seats: list[GpuSeat]) -> str:

@@ -257,8 +257,8 @@ def remarks(caller: Mapping[str, str], *, ranks: bool = True) -> Iterator[str]:
         value = caller.get(variable.name)
         if value is None or variable.accepts(value):
             continue
-        said = f"{variable.name}={value} of your environment is "
+        text = f"{variable.name}={value} of your environment is "
         if variable.callers:
-            yield said + f"kept, and in the way of moving this job: {variable.reason}"
+            yield text + f"kept, and in the way of moving this job: {variable.reason}"
         else:
-            yield said + f"not used: {variable.reason}"
+            yield text + f"not used: {variable.reason}"

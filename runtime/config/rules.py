@@ -54,9 +54,9 @@ def examine(
     """Read the tables by the schema. ``lines`` may be empty if the tables come from no file."""
     reading = _Examination(schema, lines)
     reading.top(tables)
-    for key, words in contradictions(reading.values, reading.place):
+    for key, text in contradictions(reading.values, reading.place):
         kind = schema[str(key[0])][str(key[-1])].kind
-        reading.mistake(key, shown(write_value(kind, reading.values[key])), words)
+        reading.mistake(key, shown(write_value(kind, reading.values[key])), text)
     return reading.values, reading.mistakes
 
 

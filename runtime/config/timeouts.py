@@ -39,7 +39,7 @@ class Rung:
     """One deadline, and how it is derived from another one (``base``) if it is not given."""
 
     base: str | None
-    words: str
+    text: str
     derive: Callable[[float], float]
 
 
@@ -249,12 +249,12 @@ def _breach(
     place: Callable[[str], str],
     blame: str | None,
 ) -> Breach:
-    def told(name: str) -> str:
-        return f"{name} {values[name]:g} ({place(name) if name in given else RUNGS[name].words})"
+    def described(name: str) -> str:
+        return f"{name} {values[name]:g} ({place(name) if name in given else RUNGS[name].text})"
 
-    parts = [(f"{n} × " if n > 1 else "") + told(name) for name, n in rule.terms.items()]
+    parts = [(f"{n} × " if n > 1 else "") + described(name) for name, n in rule.terms.items()]
     reason = (
-        f"{' + '.join(parts)} = {rule.total(values):g} must fit into {told(rule.bound)}, "
+        f"{' + '.join(parts)} = {rule.total(values):g} must fit into {described(rule.bound)}, "
         f"since {rule.why}"
     )
     chosen = [n for n in (*rule.terms, rule.bound) if n in given]

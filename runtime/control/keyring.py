@@ -36,7 +36,7 @@ NOBODY = "?"
 LOOK_S = 1.0
 """Seconds between two looks at each file. A file that was overwritten in place leaves no trace in
 its directory, so the directories alone are not enough."""
-MOST_TOLD = 1000
+MOST_REPORTED = 1000
 """The log names each peer that was turned away once, and at most this many of them."""
 
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -166,7 +166,7 @@ class KnownKeys:
         self._holders: dict[str, Holder] = {}
         self._revoked: dict[str, str] = {}
         self._trusted = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Answer ZAP: whether the key (in Z85) may connect."""
@@ -176,8 +176,8 @@ class KnownKeys:
             return False  # _read() has logged the reason
         if text in holders:
             return True
-        if text not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(text)
+        if text not in self._reported and len(self._reported) < MOST_REPORTED:
+            self._reported.add(text)
             whose = f"the revoked key of {self._revoked[text]}" if text in self._revoked else text
             log.error("turned away a peer with an unknown key: %s", whose)
         return False
@@ -227,7 +227,7 @@ class KnownKeys:
             for entry, key in keys.items()
             if entry.state == "valid" and (self._operators or entry.holder.role is None)
         }
-        self._told -= self._holders.keys()
+        self._reported -= self._holders.keys()
 
 
 def _trace(path: str | Path) -> tuple[int, ...] | None:

@@ -61,7 +61,7 @@ class _Process:
     """Clocks that the process must make: clock id → (target, row of the communicator)."""
     unidentified: int | None = None  # count of unidentified operations when it was armed
     aimed: int = -1  # version of the order that it has
-    trouble: str = ""  # why its page can't be used; then it is never at its targets
+    problem: str = ""  # why its page can't be used; then it is never at its targets
 
 
 class HostGate:
@@ -81,7 +81,7 @@ class HostGate:
         self._version = 0
         self._targets: dict[int, int] = {}
         self._pairs: dict[int, Pair] = {}  # by id of a clock that a process may have to make
-        self._told: set[int] = set()  # clocks that the orchestrator knows from us
+        self._reported: set[int] = set()  # clocks that the orchestrator knows from us
 
     @property
     def want(self) -> WantedState:
@@ -100,7 +100,7 @@ class HostGate:
         """
         self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
         self._want, self._version = WantedState.ARMED, 0
-        self._targets, self._pairs, self._told = {}, {}, set()
+        self._targets, self._pairs, self._reported = {}, {}, set()
         for process in self._processes:
             self._arm(process)
 
@@ -126,7 +126,7 @@ class HostGate:
             with self._guarded(process):
                 clocks = [clock for clock in process.page.clocks() if clock.id in numbers]
                 self._note_pairs(pairs, clocks, process)
-        self._told |= numbers.keys()
+        self._reported |= numbers.keys()
         return ClockReport(0, numbers, False, pairs)
 
     def aim(
@@ -164,8 +164,8 @@ class HostGate:
                 self._give_targets(process)
             with self._guarded(process):
                 reached = self._look(process, numbers, pairs) and reached
-            reached = reached and not process.trouble
-        self._told |= numbers.keys()
+            reached = reached and not process.problem
+        self._reported |= numbers.keys()
         beyond = any(number > self._targets.get(clock, 0) for clock, number in numbers.items())
         return ClockReport(
             self._version, numbers, reached and not beyond and self._version > 0, pairs
@@ -233,8 +233,8 @@ class HostGate:
             notes: list[tuple[str, bool]] = []
             with self._guarded(process):
                 notes = _notes(process, self._attempt)
-            if process.trouble:
-                notes = [(process.trouble, True)]
+            if process.problem:
+                notes = [(process.problem, True)]
             page = process.page
             found += [GateObstacle(page.pid, page.rank, text, fatal) for text, fatal in notes]
         return found
@@ -254,10 +254,10 @@ class HostGate:
         try:
             yield
         except PageError as error:
-            process.trouble = process.trouble or error.message
+            process.problem = process.problem or error.message
 
     def _arm(self, process: _Process) -> None:
-        process.begun, process.asks, process.aimed, process.trouble = None, {}, -1, ""
+        process.begun, process.asks, process.aimed, process.problem = None, {}, -1, ""
         with self._guarded(process):
             process.unidentified = int(process.page.answer()["unidentified"])
             process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
@@ -317,7 +317,7 @@ class HostGate:
             target = self._targets.get(clock.id, 0)
             behind = behind or (process.aimed >= 0 and clock.target != target)
             number = max(clock.raised, clock.returned)
-            if clock.id not in self._told:
+            if clock.id not in self._reported:
                 self._note(numbers, clock.id, 0)
             if number > target:
                 self._note(numbers, clock.id, number)
@@ -341,7 +341,7 @@ class HostGate:
         self, pairs: dict[int, Pair], clocks: Iterable[Clock], process: _Process
     ) -> None:
         """Add the pairs of clocks that were not reported yet and have only one end here."""
-        new = [c for c in clocks if c.sender >= 0 and c.id not in self._told]
+        new = [c for c in clocks if c.sender >= 0 and c.id not in self._reported]
         ids = {made.row: made.id for made in process.page.communicators()} if new else {}
         for clock in new:
             if pairs.pop(clock.id, None) is None and clock.communicator in ids:

@@ -34,7 +34,7 @@ async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
     teardown. The caller has closed the gates already."""
     served = [page for page in pages if _nccl(page)]
     results = await asyncio.gather(*(_done(page, attempt, WantedState.CLOSED) for page in served))
-    return [trouble for trouble in results if trouble]
+    return [problem for problem in results if problem]
 
 
 def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
@@ -108,9 +108,9 @@ async def _all(served: list[OrderedPage], attempt: int, want: WantedState) -> No
     for page in served:
         page.give(want, attempt, 0)
     results = await asyncio.gather(*(_done(page, attempt, want) for page in served))
-    trouble = [words for words in results if words]
-    if trouble:
-        raise StepFailed(want.name.lower().replace("_", " "), "; ".join(trouble))
+    problem = [words for words in results if words]
+    if problem:
+        raise StepFailed(want.name.lower().replace("_", " "), "; ".join(problem))
 
 
 async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
