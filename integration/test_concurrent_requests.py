@@ -217,7 +217,7 @@ def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_
     job = lab.start(f"hears-{point.partition('.')[2]}", ("python", "-c", HEARS))
     eventually(lambda: job.output().count("\n") > 20, "the job to run")
     with held_at(held, point, job) as go_on, Client(lab.lab.socket) as client:
-        client.ask(SignalJob(job.name, signal.SIGUSR1))
+        client.request(SignalJob(job.name, signal.SIGUSR1))
         if point == EARLY:
             eventually(lambda: "heard" in job.output(), "the signal to be heard", 5)
         assert (point == EARLY) == ("heard" in job.output())
@@ -242,7 +242,7 @@ def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, f
     job = lab.start(f"all-{frozen}", ("python", "-c", HEARS_WHEN, str(place)), nnodes=2)
     eventually(lambda: len(list(place.glob("ready*"))) == 2, "both ranks to run")
     with held_at(held, FROZEN, job, capsule=frozen) as go_on, Client(lab.lab.socket) as client:
-        client.ask(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
+        client.request(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
         assert lab.status().moving, "the move is held still"
         assert not list(place.glob("heard*")), "one of them cannot take it yet"
         code, said = go_on()
@@ -270,7 +270,7 @@ def test_stop_ends_the_job_and_its_move(
     with held_at(held, point, job) as go_on:
         if signum == signal.SIGKILL:
             with Client(lab.lab.socket) as client:
-                client.ask(SignalJob(job.name, signum))
+                client.request(SignalJob(job.name, signum))
             if point == EARLY:
                 assert job.wait_end(10) == 128 + signum
             go_on()

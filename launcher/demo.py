@@ -103,7 +103,7 @@ def demo() -> int:
             f"A job trains on two hosts; one of them, {HOST}, begins to fail after step {TAINT_AT}"
         )
         move = Watched(client, "moved")
-        _train(client, "moved", move.look)
+        _train(client, "moved", move.follow)
         row = move.done()
         _say("The same run again, without a move")
         _train(client, "reference")
@@ -148,7 +148,7 @@ class Watched:
         self._reported: set[str] = set()
         self.found: list[dict[int, str]] = []
 
-    def look(self, job: JobRow, folder: Path) -> None:
+    def follow(self, job: JobRow, folder: Path) -> None:
         """Do what is due at the steps that the job has made so far."""
         steps = [_steps(folder, rank) for rank in range(RANKS)]
         if self._tainted_at is None and min(steps) >= TAINT_AT:
@@ -221,8 +221,8 @@ def _costed(row: MigrationRow) -> bool:
     return row.cost is not None or time.time() > row.asked + row.seconds + moves.COST_S
 
 
-def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None) -> None:
-    """Run a job to its end, with progress. ``look`` is called again and again meanwhile."""
+def _train(client: Client, name: str, follow: Callable[[JobRow, Path], None] | None = None) -> None:
+    """Run a job to its end, with progress. ``follow`` is called again and again meanwhile."""
     folder = OUT / name
     words = ["--steps", str(STEPS), "--stop-file", str(STOP), "--out", str(folder)]
     train = ["torchrun", "--nproc-per-node", "1", str(SCRIPT), *words]
@@ -238,8 +238,8 @@ def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | Non
                 step, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > STUCK_S:
                 raise LiveshiftError(f"{name} has made no step for {STUCK_S:g} s, at step {step}")
-            if look is not None:
-                look(job, folder)
+            if follow is not None:
+                follow(job, folder)
             where = " ".join(f"{c.index}:{c.host}" for c in job.capsules)
             text = f"training, rank:host {where}"
             bar.update(task, completed=step, total=_last_step(), description=text)

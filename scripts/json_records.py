@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liveshift.launcher.checks.finding import Finding
-from liveshift.launcher.show import ladder
+from liveshift.launcher.show import timeouts_view
 from liveshift.runtime import messages
 
 
@@ -109,7 +109,7 @@ class Validated:
     cluster: str
     hosts: list[str]
     digest: str
-    deadlines: list[ladder.LadderStep]
+    deadlines: list[timeouts_view.DeadlineRow]
     rules: list[DeadlineRule]
 
 

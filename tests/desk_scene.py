@@ -145,8 +145,8 @@ class Scene:
         started, _ = self.fleet.journal.add_job(name, vni, f"10.99.{vni}.0/24", b"", owners)
         overlay = Overlay(vni, f"10.99.{vni}.0/24")
         made = self.fleet.jobs[name] = Job(name, overlay, run, uid, started, capsules)
-        self.fleet.journal.tell(name, "started", "on its hosts", "its owner")
-        self.fleet.journal.tell(f"{name}/0", "moved", "h0 → h1", "somebody")
+        self.fleet.journal.add_event(name, "started", "on its hosts", "its owner")
+        self.fleet.journal.add_event(f"{name}/0", "moved", "h0 → h1", "somebody")
         return made
 
     def here(self, uid: int, ask: Message) -> Any:

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.journal_file import JournalError
 
 
 def fill(journal: Journal) -> None:
@@ -16,9 +16,9 @@ def fill(journal: Journal) -> None:
     (pages,) = file.rows("PRAGMA page_count")[0]
     file.rows(f"PRAGMA max_page_count={pages}")
     for size in (1000, 1):  # the last page, too
-        with contextlib.suppress(JournalTrouble):
+        with contextlib.suppress(JournalError):
             while True:
-                journal.tell("", "filler", "x" * size)
+                journal.add_event("", "filler", "x" * size)
 
 
 def empty(journal: Journal) -> None:

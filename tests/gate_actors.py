@@ -225,7 +225,7 @@ class Agent:
             self.told = True
             self.outbox.append(("report", self.attempt, begun))
             return True
-        report = self.gate.look()
+        report = self.gate.report()
         if report == self.last:
             return False
         self.last = report

@@ -470,7 +470,7 @@ def test_the_events_of_a_host_have_the_moves_from_it_and_to_it(scene: Scene) -> 
     for number, (source, destination) in enumerate([("h0", "h1"), ("h1", "h0")], 1):
         made = msgspec.structs.replace(row(number, "a/0"), source=source, destination=destination)
         journal.save_migration(number, made)
-        journal.tell("a/0", "moved", f"moved {source} → {destination}", "root", number)
+        journal.add_event("a/0", "moved", f"moved {source} → {destination}", "root", number)
     for host in ("h0", "h1"):
         told = [event.text for event in scene.here(OTTO, messages.GetEvents(host, 0)).events]
         assert told == ["moved h0 → h1", "moved h1 → h0"]

@@ -29,7 +29,7 @@ from liveshift.runtime.messages import (
     RunJob,
     SignalJob,
 )
-from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.journal_file import JournalError
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 RUN = RunJob("a", 2, ["true"], {}, "/", 0, [])
@@ -132,11 +132,11 @@ def test_nothing_is_decided_while_what_the_hosts_told_cannot_be_written(
     register(restored, "h1", {"a/1": 1})
 
     def full(*_: object) -> None:
-        raise JournalTrouble("the disk is full", hint="make room")
+        raise JournalError("the disk is full", hint="make room")
 
     with monkeypatch.context() as patch:
         patch.setattr(restored.fleet.journal, "hand_over", full)
-        with pytest.raises(JournalTrouble):
+        with pytest.raises(JournalError):
             register(restored, "h2", {"a/1": 2})
     assert "waits for h2 to report" in here(restored, GetStatus()).trouble
     with pytest.raises(Unreachable):

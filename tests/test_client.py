@@ -83,15 +83,15 @@ def server(request: pytest.FixtureRequest, path: Path) -> Iterator[Path]:
 
 def test_asks_are_answered_one_after_the_other(server: Path) -> None:
     with Client(server) as client:
-        assert client.ask(RUN) == Named("gpt")
-        assert isinstance(client.ask(GetStatus()), Status)
+        assert client.request(RUN) == Named("gpt")
+        assert isinstance(client.request(GetStatus()), Status)
         assert client.get(Named, RUN).name == "gpt"
 
 
 def test_an_error_comes_as_it_was_raised_and_the_connection_goes_on(server: Path) -> None:
     with Client(server) as client:
         with pytest.raises(NotFound, match='no migration "m7"'):
-            client.ask(GetMigration("m7"))
+            client.request(GetMigration("m7"))
         assert client.get(Status, GetStatus()).jobs == []
 
 
@@ -99,20 +99,20 @@ def test_an_answer_that_takes_too_long_is_given_up_and_never_taken_for_another(
     server: Path,
 ) -> None:
     with Client(server) as client:
-        client.ask(RUN)
+        client.request(RUN)
         with pytest.raises(
             Unreachable, match=r"did not answer the request to read output within 0\.2 s"
         ):
-            client.ask(ReadOutput("gpt/0", 0, 1.0), 0.2)
-        assert isinstance(client.ask(GetStatus()), Status)
+            client.request(ReadOutput("gpt/0", 0, 1.0), 0.2)
+        assert isinstance(client.request(GetStatus()), Status)
 
 
 def test_two_clients_do_not_wait_for_each_other(server: Path) -> None:
     with Client(server) as waiting, Client(server) as other:
-        other.ask(RUN)
-        thread = threading.Thread(target=waiting.ask, args=(ReadOutput("gpt/0", 0, 0.5),))
+        other.request(RUN)
+        thread = threading.Thread(target=waiting.request, args=(ReadOutput("gpt/0", 0, 0.5),))
         thread.start()
-        assert isinstance(other.ask(GetStatus(), 0.4), Status)
+        assert isinstance(other.request(GetStatus(), 0.4), Status)
         thread.join()
 
 
@@ -131,7 +131,7 @@ def test_an_answer_of_another_type_is_an_error(server: Path) -> None:
 
 def test_no_socket_says_how_to_get_one(path: Path) -> None:
     with Client(path) as client, pytest.raises(Unreachable, match="there is no") as caught:
-        client.ask(GetStatus())
+        client.request(GetStatus())
     assert "lab up" in (caught.value.hint or "")
 
 
@@ -139,12 +139,12 @@ def test_a_socket_that_nobody_listens_on(path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as left:
         left.bind(str(path))
     with Client(path) as client, pytest.raises(Unreachable, match="though the socket is there"):
-        client.ask(GetStatus())
+        client.request(GetStatus())
 
 
 def test_a_path_longer_than_a_socket_can_have(tmp_path: Path) -> None:
     with Client(tmp_path / ("x" * 200)) as client, pytest.raises(Unreachable, match="too long"):
-        client.ask(GetStatus())
+        client.request(GetStatus())
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
         listener.listen()
         path.chmod(stat.S_IRUSR)
         with Client(path) as client, as_nobody(), pytest.raises(NotPermitted) as caught:
-            client.ask(GetStatus())
+            client.request(GetStatus())
         assert "run this as root" in (caught.value.hint or "")
 
 
@@ -199,13 +199,13 @@ def crooked(path: Path) -> Iterator[Callable[[bytes | None], Path]]:
 
 def test_a_daemon_that_hangs_up(crooked: Callable[[bytes | None], Path]) -> None:
     with Client(crooked(None)) as client, pytest.raises(Unreachable, match="lost contact"):
-        client.ask(GetStatus())
+        client.request(GetStatus())
 
 
 def test_half_an_answer(crooked: Callable[[bytes | None], Path]) -> None:
     half = struct.pack("<I", 100) + b"x" * 50
     with Client(crooked(half)) as client, pytest.raises(Unreachable, match="hung up"):
-        client.ask(GetStatus())
+        client.request(GetStatus())
 
 
 def test_an_ask_that_is_too_long_is_refused_with_the_reason(path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_ask_that_is_too_long_is_refused_with_the_reason(path: Path) -> None:
         Client(path) as client,
         pytest.raises(Refused, match=r"the request has \d+ bytes, at most"),
     ):
-        client.ask(RunJob("gpt", 1, ["x" * (20 << 20)], {}, "/", 0, []))
+        client.request(RunJob("gpt", 1, ["x" * (20 << 20)], {}, "/", 0, []))
     done.set()
     thread.join(10)
 
@@ -238,7 +238,7 @@ def test_an_absurd_length_is_not_waited_for(crooked: Callable[[bytes | None], Pa
         Client(crooked(struct.pack("<I", 1 << 31))) as client,
         pytest.raises(LiveshiftError, match="a frame of 2147483648 bytes"),
     ):
-        client.ask(GetStatus())
+        client.request(GetStatus())
 
 
 def test_an_answer_to_another_ask(crooked: Callable[[bytes | None], Path]) -> None:
@@ -246,23 +246,23 @@ def test_an_answer_to_another_ask(crooked: Callable[[bytes | None], Path]) -> No
     answer = struct.pack("<I", len(raw)) + raw
     with (
         Client(crooked(answer)) as client,
-        pytest.raises(LiveshiftError, match="answered ask 99 when asked 1"),
+        pytest.raises(LiveshiftError, match="answered request 99 when asked 1"),
     ):
-        client.ask(GetStatus())
+        client.request(GetStatus())
 
 
 def test_it_connects_again_after_a_restart(path: Path) -> None:
     double = Orchestrator(path)
     with double, Client(path) as client:
-        client.ask(GetStatus())
+        client.request(GetStatus())
         double.stop()
         with pytest.raises(Unreachable):
-            client.ask(GetStatus())
+            client.request(GetStatus())
         double.start()
-        client.ask(GetStatus())
+        client.request(GetStatus())
         double.refuse[GetStatus] = Refused("not now", hint="later")
         with pytest.raises(Refused) as caught:
-            client.ask(GetStatus())
+            client.request(GetStatus())
         assert caught.value.hint == "later"
 
 

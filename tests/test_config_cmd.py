@@ -13,7 +13,7 @@ from cluster_files import EXAMPLE, SMALL
 
 from liveshift.errors import WrongUsage
 from liveshift.launcher.commands import config_cmd
-from liveshift.launcher.show import ladder
+from liveshift.launcher.show import timeouts_view
 from liveshift.runtime.config.cluster import load, parse
 from liveshift.runtime.config.timeouts import RUNGS
 
@@ -73,7 +73,7 @@ def test_validate_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_deadline_has_its_words() -> None:
-    assert ladder.REACHED.keys() == RUNGS.keys()
+    assert timeouts_view.REACHED.keys() == RUNGS.keys()
 
 
 def test_another_output_is_refused() -> None:

@@ -49,7 +49,7 @@ def eventually_backed_up(place: Place, pid: int) -> None:
 def test_a_second_orchestrator_is_refused_and_the_first_one_does_not_notice(place: Place) -> None:
     with place.runs("orchestrator") as first:
         with Client(place.run / "orchestrator.sock") as client:
-            client.ask(SetTaint("h0", "so that there is a history"))
+            client.request(SetTaint("h0", "so that there is a history"))
         eventually_backed_up(place, first.pid)
         made, socket = place.made(), (place.run / "orchestrator.sock").stat().st_ino
         said = place.fails("orchestrator", code=5)
@@ -132,7 +132,7 @@ def test_on_a_full_disk_what_fails_has_not_happened(place: Place) -> None:
             for number in range(2000):  # the file that is there has some room left
                 reason = f"{number} " + "x" * 900
                 try:
-                    client.ask(SetTaint("h0", reason))
+                    client.request(SetTaint("h0", reason))
                     written = reason
                 except LiveshiftError as error:
                     said = error
@@ -144,7 +144,7 @@ def test_on_a_full_disk_what_fails_has_not_happened(place: Place) -> None:
             assert str(said).startswith(words)
             assert shown.trouble == str(said)
             filler.unlink()
-            client.ask(SetTaint("h0", "there is space"))
+            client.request(SetTaint("h0", "there is space"))
             shown = client.get(Status, GetStatus())
             assert (shown.hosts[0].taint, shown.trouble) == ("there is space", "")
 

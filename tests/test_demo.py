@@ -165,21 +165,21 @@ def test_the_job_goes_on_until_enough_steps_were_made_after_the_move(
 ) -> None:
     move = watched(played)
     played.step(demo.TAINT_AT - 1)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     assert commands == []
     played.step(1)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     assert [words[:3] for words in commands] == [("taint", "host", "h1")]
     for state in (MigrationStep.PRECOPYING, MigrationStep.RESTORING):
         played.step(300)  # however long it takes
         played.rows = [a_row("m1", state)]
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
         assert not demo.STOP.exists()
     played.rows, played.hosts["moved/1"] = [a_row("m1", MigrationStep.DONE)], "h2"
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE
     played.step(10)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE, "said once"
     assert len(commands) == 1
     assert played.asked == ["moved/0", "moved/1"] * 2, "every rank, before the move and after it"
@@ -187,7 +187,7 @@ def test_the_job_goes_on_until_enough_steps_were_made_after_the_move(
         move.done()
     played.step(10)
     for _ in range(2):
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
     assert played.asked == ["moved/0", "moved/1"] * 3, "and once near the last step"
     assert move.done().name == "m1"
     assert move.found == [{0: "h0", 1: "h1"}, {0: "h0", 1: "h2"}, {0: "h0", 1: "h2"}]
@@ -203,16 +203,16 @@ def test_every_rank_must_still_be_found_near_the_last_step(
 ) -> None:
     move = watched(played)
     played.step(demo.TAINT_AT)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     played.rows, played.hosts["moved/1"] = [a_row("m1", MigrationStep.DONE)], "h2"
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     played.hosts[f"moved/{rank}"] = "h3"
     played.step(more)
     if fails:
         with pytest.raises(LiveshiftError, match=rf"moved/{rank} should train on h\d, but h3 has"):
-            move.look(played.job(), played.folder)
+            move.follow(played.job(), played.folder)
     else:
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
     with pytest.raises(LiveshiftError, match="no agent found"):
         move.done()
 
@@ -223,13 +223,13 @@ def test_a_host_that_does_not_become_empty_ends_the_demo(
     """Its job would train for hours."""
     move = watched(played)
     played.step(demo.TAINT_AT)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     monkeypatch.setattr(demo, "EMPTY_WITHIN_S", 0.0)
     with pytest.raises(LiveshiftError, match="off h1 in 0 s: no migration began"):
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
     played.rows = [a_row("m1", MigrationStep.PRECOPYING)]
     with pytest.raises(LiveshiftError, match="m1 is pre-copying"):
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
 
 
 def test_steps_are_ascribed_to_the_host_whose_agent_has_found_the_rank(
@@ -253,18 +253,18 @@ def test_a_move_that_fails_is_told_and_the_next_one_counts(
 ) -> None:
     move = watched(played)
     played.step(demo.TAINT_AT)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     played.rows = [a_row("m1", MigrationStep.FAILED, "no memory there")]
     for _ in range(2):
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
     assert capsys.readouterr().err.count("moved/1 stays on h1: no memory there") == 1
     assert not demo.STOP.exists()
     played.rows.append(a_row("m2", MigrationStep.DONE))
     played.hosts["moved/1"] = "h2"
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     assert demo.STOP.exists()
     played.step(demo.MORE // 2)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     assert move.done().name == "m2"
 
 
@@ -274,11 +274,11 @@ def test_a_rank_that_its_hosts_agent_does_not_find_there_has_not_moved(
 ) -> None:
     move = watched(played)
     played.step(demo.TAINT_AT)
-    move.look(played.job(), played.folder)
+    move.follow(played.job(), played.folder)
     played.rows, played.processes = [a_row("m1", MigrationStep.DONE)], processes
     played.hosts["moved/1"] = "h1" if processes else "h2"
     with pytest.raises(LiveshiftError, match="moved/1 should train on h2, but h"):
-        move.look(played.job(), played.folder)
+        move.follow(played.job(), played.folder)
     assert not demo.STOP.exists()
 
 

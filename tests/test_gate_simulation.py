@@ -172,15 +172,15 @@ def test_only_the_first_reading_of_a_page_is_found_out(
     lib: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that reached its targets and was raised since is believed to stand."""
-    true = HostGate.look
+    true = HostGate.report
     said: dict[HostGate, ClockReport] = {}
 
-    def look(self: HostGate) -> ClockReport:
+    def found(self: HostGate) -> ClockReport:
         report = true(self)
         if report.reached:
             said[self] = report
         return said.get(self, report)
 
-    monkeypatch.setattr(HostGate, "look", look)
+    monkeypatch.setattr(HostGate, "report", found)
     monkeypatch.setattr(host_gate, "_READINGS", 1)
     found_out(lib, folder, "plain", 60)

@@ -19,7 +19,7 @@ from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator.context import OrchestratorContext
 from liveshift.runtime.quiesce import gates
-from liveshift.runtime.quiesce.gates import Gates, communicator_words
+from liveshift.runtime.quiesce.gates import Gates, communicator_text
 
 WORLD, PAIR = 70, 71
 LIMITS = Timeouts(quiesce=5.0)
@@ -126,7 +126,7 @@ def test_all_ranks_are_told_the_highest_number_that_began_anywhere() -> None:
     _, boundary = played(hosts)
     assert boundary.numbers == {WORLD: 11, PAIR: 3}
     assert (
-        boundary.words
+        boundary.text
         == "paused after collective 11 of gloo over ranks 0-1 (and 1 more communicator)"
     )
     assert not boundary.down
@@ -409,4 +409,4 @@ def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
     ],
 )
 def test_communicators_in_words(members: list[Member], words: str) -> None:
-    assert communicator_words(members) == words
+    assert communicator_text(members) == words

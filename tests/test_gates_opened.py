@@ -263,7 +263,7 @@ def test_a_job_without_ranks_or_collectives_says_so() -> None:
         boundaries.append(await scene.close(limits=LIMITS))
 
     played(scene, play)
-    assert "2 communicators" in boundaries[0].words
+    assert "2 communicators" in boundaries[0].text
 
 
 def test_numbers_of_attempts_fit_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

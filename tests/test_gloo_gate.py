@@ -125,12 +125,12 @@ def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[],
                 aim = clock.aim(name)
                 named[name].aim(aim.version, aim.targets, aim.pairs)
             for name, gate in named.items():
-                clock.hear(name, gate.look())
+                clock.hear(name, gate.report())
         if clock.converged and not clock.due():
             for gate in gates:
                 gate.close()
             for name, gate in named.items():
-                clock.hear(name, gate.look())
+                clock.hear(name, gate.report())
             if clock.converged and all(gate.still() for gate in gates):
                 return True
         assert time.monotonic() < deadline, "\n".join(

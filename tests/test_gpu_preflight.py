@@ -16,7 +16,7 @@ from liveshift.errors import Refused, SourceRefused
 from liveshift.runtime.agent import preflight
 from liveshift.runtime.agent.gpu.preflight import GpuPlan, plan
 from liveshift.runtime.messages import GpuHost, GpuSurvey
-from liveshift.runtime.model.troubles import Trouble
+from liveshift.runtime.model.preflight_findings import PreflightFinding
 
 __all__ = ["criu"]
 
@@ -25,7 +25,9 @@ A, B = SOURCE.gpus[0].uuid, THERE.gpus[0].uuid
 STREAMED = gpu_survey(process({A: 80 * GIB}, movable=79 * GIB))
 
 
-def trouble(of: GpuSurvey = STREAMED, here: GpuHost | None = THERE, why: str = "") -> Trouble:
+def trouble(
+    of: GpuSurvey = STREAMED, here: GpuHost | None = THERE, why: str = ""
+) -> PreflightFinding:
     """The only thing that is against it."""
     [found] = plan(of, here, why, {}, "h1").troubles
     return found

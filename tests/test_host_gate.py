@@ -99,13 +99,13 @@ def test_a_boundary_from_arming_to_opening(ranks: list[Process]) -> None:
     assert (begun.version, begun.numbers, begun.pairs) == (0, {WORLD: 2}, {})
     gate.aim(1, {WORLD: 2})
     assert (first.again(), second.again()) == (GO, GO)
-    assert not gate.look().reached
+    assert not gate.report().reached
     first.end()
     second.end()
-    assert not gate.look().reached  # the second owes another
+    assert not gate.report().reached  # the second owes another
     assert second.begin() == GO
     second.end()
-    assert gate.look().reached
+    assert gate.report().reached
     assert first.begin() == PARK
     assert not gate.still()  # not closed yet
     gate.close()
@@ -125,11 +125,11 @@ def test_a_raise_is_told_and_an_older_aim_ignored(lib: Any, ranks: list[Process]
     gate.announced()
     gate.aim(1, {WORLD: 0, next(i for i in ids(one) if i != WORLD): 2})
     assert one.begin() == GO  # on the way to what it owes
-    assert gate.look().numbers == {WORLD: 1}
+    assert gate.report().numbers == {WORLD: 1}
     gate.aim(2, {WORLD: 1})
     gate.aim(1, {WORLD: 7})
     one.end()
-    assert gate.look().numbers == {}
+    assert gate.report().numbers == {}
     assert at(one)["version"] == 2
     gate.release()
 
@@ -177,7 +177,7 @@ def test_what_is_owed_on_a_clock_that_is_not_made_yet(lib: Any, ranks: list[Proc
     gate.aim(1, {WORLD: 0, clock: 1}, {clock: (WORLD, 1, 0)})
     assert pair >= 0
     assert (at(one)["asked"], at(other)["asked"], at(third)["asked"]) == (1, 1, 0)
-    assert not gate.look().reached
+    assert not gate.report().reached
     debts = gate.debts(lambda _: None)
     assert [(d.rank, d.communicator, d.sender, d.receiver) for d in debts] == [
         (0, "dp", 1, 0),
@@ -187,8 +187,8 @@ def test_what_is_owed_on_a_clock_that_is_not_made_yet(lib: Any, ranks: list[Proc
         made = lib.sim_clock(process.gate, process.made, 1, 0)
         assert process.begin(made) == GO
         process.end(made)
-    gate.look()
-    assert gate.look().reached
+    gate.report()
+    assert gate.report().reached
     gate.release()
 
 
@@ -207,8 +207,8 @@ def test_more_is_owed_than_can_be_asked_for_at_once(lib: Any, ranks: list[Proces
         row = lib.sim_clock(one.gate, one.made, n + 10, 0)
         assert one.begin(row) == GO
         one.end(row)
-        assert not gate.look().reached or n == count - 1  # the next ones are asked for
-    assert gate.look().reached
+        assert not gate.report().reached or n == count - 1  # the next ones are asked for
+    assert gate.report().reached
     gate.release()
 
 
@@ -220,13 +220,13 @@ def test_a_process_that_appears_is_armed_and_given_targets(lib: Any, ranks: list
     gate.aim(1, {WORLD: 0})
     gate.admit(late.ordered())
     assert at(late)["want"] == WantedState.ARMED
-    report = gate.look()
+    report = gate.report()
     assert (report.numbers, report.reached) == ({WORLD: 1}, False)
     gate.aim(2, {WORLD: 1})
     assert one.begin() == GO
     one.end()
     late.end()
-    assert gate.look().reached
+    assert gate.report().reached
     gate.release()
 
 
@@ -240,7 +240,7 @@ def test_one_that_appears_when_all_is_closed_opens_the_question_again(
     gate.close()
     gate.admit(late.ordered())
     assert not gate.still()
-    assert gate.look().reached
+    assert gate.report().reached
     assert gate.want is WantedState.TARGET
     gate.close()
     assert gate.still()
@@ -259,9 +259,9 @@ def test_a_process_that_has_ended_is_owed_nothing(ranks: list[Process]) -> None:
         assert rank is ranks[0] or rank.begin() == GO
         rank.end()
     ranks[0].again()
-    assert not gate.look().reached
+    assert not gate.report().reached
     dead.add("1002")
-    assert gate.look().reached
+    assert gate.report().reached
     assert [page.pid for page in gate.pages] == [1000, 1001]
     gate.release()
 
@@ -272,7 +272,7 @@ def test_a_damaged_page_costs_the_attempt_but_not_the_others(ranks: list[Process
     os.ftruncate(pages[1].fd, 3000)
     gate.announced()
     gate.aim(1, {WORLD: 0})
-    assert not gate.look().reached
+    assert not gate.report().reached
     (obstacle,) = gate.obstacles()
     assert (obstacle.pid, obstacle.rank, obstacle.fatal) == (1001, 1, True)
     assert "is not a page" in obstacle.text
@@ -306,7 +306,7 @@ def test_what_stands_against_a_boundary_is_told(
     assert "do not agree on its identity" in told[3, False]
     gate.announced()
     gate.aim(1, {WORLD: 0})
-    assert not gate.look().reached
+    assert not gate.report().reached
     lib.sim_untracked_end(one.gate)
     # The agent is silent for its lease.
     assert one.begin() == PARK
@@ -316,7 +316,7 @@ def test_what_stands_against_a_boundary_is_told(
     told = {(o.rank, o.fatal): o.text for o in gate.obstacles()}
     assert "opened by itself" in told[0, True]
     one.end()
-    assert not gate.look().reached
+    assert not gate.report().reached
     gate.release()
     lib.sim_process_end(nameless.gate)
 

@@ -19,7 +19,7 @@ from liveshift.errors import LiveshiftError
 from liveshift.runtime.messages import MigrationRow, Phase
 from liveshift.runtime.orchestrator import journal as journals
 from liveshift.runtime.orchestrator.journal import SCHEMA, VERSION, Journal
-from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.journal_file import JournalError
 
 OWNERS = {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}
 
@@ -197,7 +197,7 @@ def test_reopening_sees_everything(journal: Journal, path: Path) -> None:
     assert journal.next_migration() == 1
     journal.save_migration(1, row(1, state="preparing"))
     journal.save_migration(1, row(1))
-    journal.tell("gpt/1", "moved", "h1 → h2", "root", 1)
+    journal.add_event("gpt/1", "moved", "h1 → h2", "root", 1)
     again = Journal(path)
     assert again.taints() == {"h1": ("ECC errors", "root"), "h2": ("renewed", "ann")}
     ((name, vni, subnet, spec, started, state, code),) = again.jobs()
@@ -216,10 +216,10 @@ def test_reopening_sees_everything(journal: Journal, path: Path) -> None:
 
 
 def test_history_by_subject(journal: Journal) -> None:
-    journal.tell("gpt", "started", "")
-    journal.tell("gpt/1", "move", "")
-    journal.tell("gptx/1", "move", "")
-    journal.tell("h1", "tainted", "")
+    journal.add_event("gpt", "started", "")
+    journal.add_event("gpt/1", "move", "")
+    journal.add_event("gptx/1", "move", "")
+    journal.add_event("h1", "tainted", "")
 
     def subjects(about: str, after: int = 0) -> list[str]:
         return [event.subject for event in journal.events(about, after)]
@@ -237,9 +237,9 @@ def test_the_history_of_a_host_has_its_moves(journal: Journal) -> None:
     for number, (source, destination) in enumerate(ways, start=1):
         moved = msgspec.structs.replace(row(number), source=source, destination=destination)
         journal.save_migration(number, moved)
-        journal.tell("gpt/1", "move", f"m{number} begins", "root", number)
-        journal.tell("gpt/1", "moved", f"m{number}", "root", number)
-    journal.tell("h1", "tainted", "tainted: ECC")
+        journal.add_event("gpt/1", "move", f"m{number} begins", "root", number)
+        journal.add_event("gpt/1", "moved", f"m{number}", "root", number)
+    journal.add_event("h1", "tainted", "tainted: ECC")
 
     def texts(host: str) -> list[str]:
         return [event.text for event in journal.events(host, 0, host=True)]
@@ -250,7 +250,7 @@ def test_the_history_of_a_host_has_its_moves(journal: Journal) -> None:
 
 
 def test_a_job_is_added_and_removed_whole(journal: Journal, path: Path) -> None:
-    with pytest.raises(JournalTrouble):  # the same capsules again: nothing of it stays
+    with pytest.raises(JournalError):  # the same capsules again: nothing of it stays
         journal.add_job("two", 2, "10.99.1.0/24", b"", OWNERS)
     assert [job[0] for job in Journal(path).jobs()] == ["gpt"]
     with sqlite3.connect(path) as saboteur:
@@ -258,7 +258,7 @@ def test_a_job_is_added_and_removed_whole(journal: Journal, path: Path) -> None:
             "CREATE TRIGGER stop BEFORE DELETE ON capsules BEGIN SELECT RAISE(ABORT, 'disk'); END"
         )
     saboteur.close()
-    with pytest.raises(JournalTrouble, match="disk"):
+    with pytest.raises(JournalError, match="disk"):
         journal.remove_job("gpt")
     assert [job[0] for job in Journal(path).jobs()] == ["gpt"]
     with sqlite3.connect(path) as saboteur:
@@ -279,14 +279,14 @@ def test_a_file_that_is_no_journal_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_nobody_else_reads_it_and_readers_do_not_hold_it_up(journal: Journal, path: Path) -> None:
     """It has the jobs' environments; a backup is made while it is written."""
-    journal.tell("gpt", "started", "")
+    journal.add_event("gpt", "started", "")
     modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
     assert modes.pop("journal.sqlite") == 0o600
     assert set(modes.values()) <= {0o600}
     with contextlib.closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")
         before = reader.execute("SELECT COUNT(*) FROM events").fetchone()
-        journal.tell("gpt", "goes on", "")
+        journal.add_event("gpt", "goes on", "")
         assert reader.execute("SELECT COUNT(*) FROM events").fetchone() == before
 
 
@@ -321,7 +321,7 @@ def test_the_history_of_a_host_has_its_last_moves(
 ) -> None:
     for number in (1, 2, 3):
         journal.save_migration(number, row(number))
-        journal.tell("gpt/1", "moved", f"number {number}", migration=number)
+        journal.add_event("gpt/1", "moved", f"number {number}", migration=number)
     monkeypatch.setattr(journals, "MOVES_OF_A_HOST", 2)
     told = [event.text for event in journal.events("h2", 0, host=True)]
     assert told == ["number 2", "number 3"]
@@ -372,7 +372,7 @@ for name, *arguments in (
     ("commit", "gpt/1", "h2", 2),
     ("grant", "gpt/1", "h2", 2),
     ("save_migration", 1, row),
-    ("tell", "gpt/1", "moved", "to h2"),
+    ("add_event", "gpt/1", "moved", "to h2"),
     ("set_taint", "h1", "broken", "root"),
     ("clear_taint", "h1"),
     ("set_ended", "gpt/1", 0),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from liveshift.runtime.orchestrator import journal_file
-from liveshift.runtime.orchestrator.journal_file import JournalFile, JournalTrouble
+from liveshift.runtime.orchestrator.journal_file import JournalError, JournalFile
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (n)"
 MB = 1 << 20
@@ -73,16 +73,16 @@ def test_errors_while_it_is_opened_and_read_are_in_words(
     tmp_path: Path, path: Path, file: JournalFile
 ) -> None:
     assert file.trouble == ""
-    with pytest.raises(JournalTrouble, match="cannot be read: no such table"):
+    with pytest.raises(JournalError, match="cannot be read: no such table"):
         file.rows("SELECT * FROM absent")
     (tmp_path / "plain").write_text("no directory")
-    with pytest.raises(JournalTrouble, match=r"the journal \S+ cannot be opened: "):
+    with pytest.raises(JournalError, match=r"the journal \S+ cannot be opened: "):
         opened(tmp_path / "plain" / "journal.sqlite")
     new = path.with_name("new.sqlite")
-    with pytest.raises(JournalTrouble, match="cannot be opened"):
+    with pytest.raises(JournalError, match="cannot be opened"):
         opened(new, "no SQL")
     assert not new.exists(), "it was not there before"
-    with pytest.raises(JournalTrouble, match="cannot be opened"):
+    with pytest.raises(JournalError, match="cannot be opened"):
         opened(path, "no SQL")
     assert path.exists(), "it was"
 
@@ -90,7 +90,7 @@ def test_errors_while_it_is_opened_and_read_are_in_words(
 def test_one_of_another_format_is_refused_with_what_to_do(path: Path, file: JournalFile) -> None:
     file.write("PRAGMA user_version=8")
     file.close()
-    with pytest.raises(JournalTrouble) as caught:
+    with pytest.raises(JournalError) as caught:
         opened(path)
     said = f"the journal {path} has format 8, this version reads 6 and 7"
     assert str(caught.value) == said
@@ -100,7 +100,7 @@ def test_one_of_another_format_is_refused_with_what_to_do(path: Path, file: Jour
 def test_a_damaged_one_without_a_backup_is_to_be_moved_away(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(JournalTrouble, match="is damaged") as caught:
+    with pytest.raises(JournalError, match="is damaged") as caught:
         opened(path)
     assert "there is no backup: move journal.sqlite* away" in str(caught.value.hint)
 
@@ -141,9 +141,9 @@ def test_a_backup_is_one_whole_file_on_the_disk(
 
 def test_a_backup_that_fails_says_so_and_leaves_nothing(path: Path, file: JournalFile) -> None:
     file.backup.mkdir()
-    with pytest.raises(JournalTrouble, match="cannot back the journal up to "):
+    with pytest.raises(JournalError, match="cannot back the journal up to "):
         file.back_up()
     assert not file.backup.with_suffix(".new").exists()
     path.parent.rename(path.parent.with_name("elsewhere"))
-    with pytest.raises(JournalTrouble, match="cannot back the journal up"):
+    with pytest.raises(JournalError, match="cannot back the journal up"):
         file.back_up()

@@ -23,7 +23,7 @@ from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.journal_file import JournalError
 
 __all__ = ["journal", "path"]
 
@@ -34,9 +34,9 @@ def test_a_full_disk_is_named_and_nothing_of_a_group_of_writes_is_kept(journal: 
     def taint() -> None:
         with journal.together():
             journal.set_taint("h1", "ECC errors", "root")
-            journal.tell("h1", "tainted", "x" * 10_000)
+            journal.add_event("h1", "tainted", "x" * 10_000)
 
-    with pytest.raises(JournalTrouble) as caught:
+    with pytest.raises(JournalError) as caught:
         taint()
     said = caught.value
     assert f"the journal {journal.file.path} cannot be written: the disk at /" in str(said)
@@ -69,7 +69,7 @@ def test_a_damaged_journal_is_put_back_from_its_backup(path: Path, harm: str) ->
     else:
         raw[3 * 4096 : 9 * 4096] = b"\xff" * (6 * 4096)
     path.write_bytes(raw)
-    with pytest.raises(JournalTrouble) as caught:
+    with pytest.raises(JournalError) as caught:
         Journal(path)
     assert str(caught.value).startswith(f"the journal {path} is damaged: ")
     hint = str(caught.value.hint)
@@ -87,7 +87,7 @@ def test_a_journal_that_is_gone_is_not_begun_anew_beside_its_backup(
     journal.file.back_up()
     journal.file.close()
     path.unlink()
-    with pytest.raises(JournalTrouble, match=f"the journal {path} is gone") as caught:
+    with pytest.raises(JournalError, match=f"the journal {path} is gone") as caught:
         Journal(path)
     assert "journal.backup" in str(caught.value.hint)
     assert not path.exists()
@@ -127,7 +127,7 @@ def test_a_move_that_could_not_be_written_down_has_not_begun(parts: Parts) -> No
     capsule = job.capsules["gpt/1"]
 
     async def begin() -> None:
-        with pytest.raises(JournalTrouble):
+        with pytest.raises(JournalError):
             parts.migrations.start(Order(job, capsule, "h2", "x" * 10_000, "root"))
         await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(parts: Parts) ->
         move.reason = "x" * 10_000  # so that its row needs a page
         fill(fleet.journal)
         cast(Any, move)._advance(MigrationStep.ROLLING_BACK)
-        with pytest.raises(JournalTrouble):
+        with pytest.raises(JournalError):
             parts.claims.rule("h1", claim)
         assert not move.released
         empty(fleet.journal)

@@ -17,7 +17,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.control import connection, keys, reach
 from liveshift.runtime.control.link import Uplink
 from liveshift.runtime.messages.base import Answer, Message
-from liveshift.runtime.messages.words import ASKS
+from liveshift.runtime.messages.request_text import ASKS
 
 
 @pytest.fixture(autouse=True)

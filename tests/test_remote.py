@@ -23,7 +23,7 @@ from link_harness import free_address, nothing
 from test_books import FACTS
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
-from liveshift.launcher.client import curve_line
+from liveshift.launcher.client import curve_connection
 from liveshift.launcher.client.client import Client
 from liveshift.launcher.client.context import Remote, find
 from liveshift.runtime import messages
@@ -103,7 +103,7 @@ def test_asks_are_answered_and_errors_come_as_they_were_raised(far: Far, remote:
     with Client(remote) as client:
         assert client.get(messages.Named, messages.GetStatus()).name == "far"
         with pytest.raises(NotFound) as caught:
-            client.ask(messages.GetMigration("m1"))
+            client.request(messages.GetMigration("m1"))
         assert caught.value.hint == "look elsewhere"
         assert client.get(messages.Named, messages.GetStatus()).name == "far"
     assert {holder for holder, _ in far.heard} == {Holder("ops", Role.OPERATE)}
@@ -119,9 +119,9 @@ def test_two_clients_with_one_key_do_not_wait_for_each_other(far: Far, remote: R
 
     far.answer = answer
     with Client(remote) as waiting, Client(remote) as other:
-        thread = threading.Thread(target=waiting.ask, args=(messages.ReadOutput("a/0", 0, 9),))
+        thread = threading.Thread(target=waiting.request, args=(messages.ReadOutput("a/0", 0, 9),))
         thread.start()
-        other.ask(messages.GetStatus())
+        other.request(messages.GetStatus())
         go.set()
         thread.join(20)
 
@@ -140,7 +140,7 @@ def test_an_answer_that_takes_too_long_is_not_taken_for_the_next(far: Far, remot
         with pytest.raises(
             Unreachable, match=r"did not answer the request to read output within 0\.5 s"
         ):
-            client.ask(messages.ReadOutput("a/0", 0, 0), 0.5)
+            client.request(messages.ReadOutput("a/0", 0, 0), 0.5)
         go.set()
         assert client.get(messages.Named, messages.GetStatus()).name == "in time"
 
@@ -151,9 +151,9 @@ def test_an_ask_under_way_survives_that_all_connect_again(
     """Another's key is revoked while the ask is served: it is asked again and served once."""
     greeted: list[int | None] = []
     again = threading.Event()
-    greet = curve_line.CurveLine._greeted
+    greet = curve_connection.CurveConnection._greeted
 
-    def counted(line: curve_line.CurveLine, until: float) -> int | None:
+    def counted(line: curve_connection.CurveConnection, until: float) -> int | None:
         greeted.append(greet(line, until))
         if len(greeted) == 2:
             again.set()
@@ -164,20 +164,20 @@ def test_an_ask_under_way_survives_that_all_connect_again(
         assert again.wait(20)
         return messages.Named("once")
 
-    monkeypatch.setattr(curve_line.CurveLine, "_greeted", counted)
+    monkeypatch.setattr(curve_connection.CurveConnection, "_greeted", counted)
     far.answer = answer
     with Client(remote) as client:
-        assert client.ask(messages.Migrate("a/0", "", "", False), 20) == messages.Named("once")
+        assert client.request(messages.Migrate("a/0", "", "", False), 20) == messages.Named("once")
     assert len(far.heard) == 1
     assert len(set(greeted)) == 1, "the same life, twice"
 
 
 def test_an_idle_client_goes_on_after_a_restart(far: Far, remote: Remote) -> None:
     with Client(remote) as client:
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
         far.stop()
         far.start()
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
     assert len(far.heard) == 2
 
 
@@ -197,7 +197,7 @@ def test_an_ask_of_an_orchestrator_that_is_restarted_is_not_asked_again(
 
         def ask() -> None:
             try:
-                client.ask(messages.Migrate("a/0", "", "", False), 20)
+                client.request(messages.Migrate("a/0", "", "", False), 20)
             except LiveshiftError as error:
                 errors.append(error)
 
@@ -218,7 +218,7 @@ def test_a_revoked_key_is_turned_away_also_in_the_middle(far: Far, remote: Remot
     shutil.copy(remote.key, key)
     shutil.copy(far.keys / "public/orchestrator.pub", key.parent)
     with Client(Remote(far.address, key)) as client:
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
         go = threading.Event()
 
         def answer(_ask: Message) -> Message | None:
@@ -228,11 +228,11 @@ def test_a_revoked_key_is_turned_away_also_in_the_middle(far: Far, remote: Remot
 
         far.answer = answer
         with pytest.raises(NotPermitted, match=r"turned the key in .*ops\.key away") as caught:
-            client.ask(messages.GetStatus(), 20)
+            client.request(messages.GetStatus(), 20)
         go.set()
         assert "revoked" in (caught.value.hint or "")
         with pytest.raises(NotPermitted):
-            client.ask(messages.GetStatus(), 20)
+            client.request(messages.GetStatus(), 20)
     assert len(far.heard) == 2
 
 
@@ -245,19 +245,19 @@ def test_another_orchestrator_than_the_key_is_for(far: Far, remote: Remote, tmp_
         Client(Remote(far.address, key)) as client,
         pytest.raises(Unreachable, match=r"is not the orchestrator whose key is in .*\.pub"),
     ):
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
     assert not far.heard
 
 
 def test_nobody_listens(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve_line, "CLOSED_S", 0.1)
+    monkeypatch.setattr(curve_connection, "CLOSED_S", 0.1)
     with (
         Client(Remote(free_address(), remote.key)) as client,
         pytest.raises(
             Unreachable, match=r"no orchestrator at .*: .*:[0-9]+ refuses connections: nothing"
         ),
     ):
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
 
 
 def test_no_way_there_is_not_called_refused(
@@ -266,34 +266,34 @@ def test_no_way_there_is_not_called_refused(
     async def no_route(*_: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    monkeypatch.setattr(curve_line, "CLOSED_S", 0.1)
+    monkeypatch.setattr(curve_connection, "CLOSED_S", 0.1)
     monkeypatch.setattr(asyncio, "open_connection", no_route)
     with (
         Client(Remote(free_address(), remote.key)) as client,
         pytest.raises(Unreachable, match=r"cannot be reached: No route to host") as caught,
     ):
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
     assert "ip route get" in (caught.value.hint or "")
 
 
 def test_somebody_listens_and_says_nothing(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve_line, "CONNECT_S", 0.3)
+    monkeypatch.setattr(curve_connection, "CONNECT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "{}:{}".format(*silent.getsockname())
         with Client(Remote(address, remote.key)) as client:
             with pytest.raises(Unreachable, match=r"nothing heard in 0\.3 s"):
-                client.ask(messages.GetStatus())
+                client.request(messages.GetStatus())
             with pytest.raises(
                 Unreachable, match=r"did not answer the request to show the status within 0\.1 s"
             ):
-                client.ask(messages.GetStatus(), 0.1)
+                client.request(messages.GetStatus(), 0.1)
 
 
 def test_a_command_of_another_version_is_told(
     far: Far, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        curve_line,
+        curve_connection,
         "encode_request",
         lambda *ask: messages.encode_request(*ask).replace(bytes([messages.VERSION]), b"\x63", 1),
     )
@@ -301,7 +301,7 @@ def test_a_command_of_another_version_is_told(
         Client(remote) as client,
         pytest.raises(LiveshiftError, match=f"version 99, this is version {messages.VERSION}"),
     ):
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
 
 
 def test_a_host_that_is_not_there(remote: Remote) -> None:
@@ -309,7 +309,7 @@ def test_a_host_that_is_not_there(remote: Remote) -> None:
         Client(Remote("no-such-host.invalid:7400", remote.key)) as client,
         pytest.raises(Unreachable, match="there is no such host"),
     ):
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
 
 
 def test_keys_that_cannot_be_used(far: Far, remote: Remote, tmp_path: Path) -> None:
@@ -321,13 +321,13 @@ def test_keys_that_cannot_be_used(far: Far, remote: Remote, tmp_path: Path) -> N
         (alone, NotFound, r"orchestrator\.pub: the orchestrator's public key is not next to"),
     ):
         with Client(Remote(far.address, place)) as client, pytest.raises(error, match=text):
-            client.ask(messages.GetStatus())
+            client.request(messages.GetStatus())
     alone.chmod(0o644)
     with (
         Client(Remote(far.address, alone)) as client,
         pytest.raises(Refused, match="its mode is 0644, expected 0600"),
     ):
-        client.ask(messages.GetStatus())
+        client.request(messages.GetStatus())
 
 
 def test_the_key_of_a_host_is_not_an_operators(
@@ -364,7 +364,7 @@ def test_the_key_of_a_host_is_not_an_operators(
 
 def asked_with(remote: Remote) -> None:
     with Client(remote) as client:
-        client.ask(messages.GetStatus(), 20)
+        client.request(messages.GetStatus(), 20)
 
 
 # ---- which orchestrator ----

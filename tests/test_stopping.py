@@ -23,7 +23,7 @@ from liveshift.runtime.model.jobs import Capsule
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.journal_file import JournalError
 from liveshift.runtime.orchestrator.stopping import Stopping
 
 GRACE = "[timeouts]\ngrace = 0.3\nheartbeat = 0.05\nsuspicion = 5\n"
@@ -306,7 +306,7 @@ def test_on_a_full_disk_its_processes_end_and_their_ends_are_known_once_there_is
         await scene.stopping.signal(scene.job, TERM, "root")
         await scene.until(lambda: {("a/0", "h0", TERM), ("a/1", "h1", TERM)} <= set(scene.seen()))
         for capsule in scene.job.capsules.values():
-            with pytest.raises(JournalTrouble, match="is full"):
+            with pytest.raises(JournalError, match="is full"):
                 scene.endings.capsule_ended(scene.job, capsule, 128 + TERM)
             assert capsule.code is None
         assert scene.job.state == "ending"

@@ -59,7 +59,7 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
             back = sum(c.returned for page in gate.pages for c in page.clocks())
             if back != returned:
                 returned, last_return = back, time.monotonic()
-            clock.hear("here", gate.look())
+            clock.hear("here", gate.report())
             if clock.converged:
                 gate.close()
                 if gate.still():

@@ -219,7 +219,7 @@ class Scenario:
         """SIGTERM to every job: seconds and CPU until all have ended."""
         before = self.daemon.cost()
         for job in self.status().jobs:
-            self.client.ask(messages.SignalJob(job.name, signal.SIGTERM), timeout=LONG_S)
+            self.client.request(messages.SignalJob(job.name, signal.SIGTERM), timeout=LONG_S)
         eventually(
             lambda: all(job.state == "ended" for job in self.status().jobs),
             "every job's end",

@@ -24,7 +24,7 @@ from .finding import Finding, Verdict
 CONNECT_S = 2.0
 """Seconds after which a port gives no answer. In a cluster a connection takes milliseconds."""
 
-ASK_S = 3.0
+REQUEST_S = 3.0
 AT_ONCE = 32
 
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
@@ -76,9 +76,9 @@ def ports(cluster: Cluster | None) -> Iterator[Finding]:
         if here is None or host.name != here.name:
             targets |= {str(host.data): host.name, str(host.pages): host.name}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        troubles = dict(zip(targets, pool.map(_connect, targets), strict=True))
+        problems = dict(zip(targets, pool.map(_connect, targets), strict=True))
     needed = "TCP to the orchestrator's port and to each host's data_port and pages_port"
-    wrong = {address: why for address, why in troubles.items() if why}
+    wrong = {address: why for address, why in problems.items() if why}
     if not wrong:
         found = f"{len(targets)} connections to {len(set(targets.values()))} machines"
         yield Finding("ports", found, needed, Verdict.OK)
@@ -105,7 +105,7 @@ def equal_files(cluster: Cluster | None) -> Iterator[Finding]:
 
     try:
         with Client(socket_) as client:
-            rows = client.get(Status, GetStatus(), ASK_S).hosts
+            rows = client.get(Status, GetStatus(), REQUEST_S).hosts
     except LiveshiftError as error:
         found = f"not compared: {error}"
         yield Finding("cluster files", found, needed, Verdict.WARN, error.hint or "see its log")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...runtime.config.timeouts import Timeouts
-from ..show import ladder
+from ..show import timeouts_view
 from .finding import Finding, Verdict
 
 LOOK_S = 0.5
@@ -34,7 +34,7 @@ def deadlines(timeouts: Timeouts, state: Path, source: str) -> Iterator[Finding]
     good = worst <= timeouts.heartbeat
     yield Finding(
         "deadlines",
-        f"{ladder.in_a_line(timeouts)} ({source}); at worst {', '.join(seen)}",
+        f"{timeouts_view.in_a_line(timeouts)} ({source}); at worst {', '.join(seen)}",
         f"at worst a heartbeat late: {timeouts.heartbeat:g} s",
         Verdict.OK if good else Verdict.WARN,
         ""

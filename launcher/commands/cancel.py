@@ -37,7 +37,7 @@ def cancel(
     from ..show import moves
 
     with Client(find(socket, lab, connect, key)) as client:
-        client.ask(Cancel(move))
+        client.request(Cancel(move))
         row = moves.follow(client, move)
     if row.state != MigrationStep.FAILED.value:
         raise LiveshiftError(

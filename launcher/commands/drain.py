@@ -107,7 +107,7 @@ def drain(
 def _plan(client: Client, host: str, reason: str, as_json: bool) -> int:
     from ..show import drain_plan
 
-    plan = drain_plan.look(client, host, reason)
+    plan = drain_plan.make_plan(client, host, reason)
     if as_json:
         render.print_json(plan.as_data())
     else:
@@ -152,7 +152,7 @@ class Draining:
                 self.left = self._row(status).capsules
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]
-                bars.update(moves.look(self.client, row.name) for row in moving)
+                bars.update(moves.get_migration(self.client, row.name) for row in moving)
                 self._report_ended()
                 if not self.left:
                     return True
@@ -206,9 +206,9 @@ class Draining:
 
     def _status(self) -> Status:
         from ...runtime.messages import GetStatus, Status
-        from ..show.patience import look
+        from ..show.retry import request
 
-        return look(self.client, Status, GetStatus())
+        return request(self.client, Status, GetStatus())
 
     def _row(self, status: Status) -> HostRow:
         for row in status.hosts:
@@ -218,9 +218,9 @@ class Draining:
 
     def _notices(self) -> list[Event]:
         from ...runtime.messages import Events, GetEvents
-        from ..show.patience import look
+        from ..show.retry import request
 
-        events = look(self.client, Events, GetEvents("", self._event)).events
+        events = request(self.client, Events, GetEvents("", self._event)).events
         self._event = max((event.number for event in events), default=self._event)
         return events
 

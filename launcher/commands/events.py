@@ -95,7 +95,7 @@ def events(
 def _follow(client: Client, subject: str, found: list[Event], output: Layout) -> None:
     """Print the events that were found and those from now on, one line each, until Ctrl-C."""
     from ...runtime.messages import Events, GetEvents
-    from ..show.patience import look
+    from ..show.retry import request
 
     last = 0
     while True:
@@ -108,7 +108,7 @@ def _follow(client: Client, subject: str, found: list[Event], output: Layout) ->
                 sys.stdout.write(f"{who}  {event.text}\n")
         sys.stdout.flush()
         time.sleep(LOOK_S)
-        found = look(client, Events, GetEvents(subject, last)).events
+        found = request(client, Events, GetEvents(subject, last)).events
 
 
 def _plain(event: Event) -> Any:

@@ -17,14 +17,14 @@ from ...errors import LiveshiftError, NotFound
 from ...runtime.messages import GetStatus, JobRow, Named, RunJob, Status
 from ..client.client import Client
 from ..show import render
-from ..show.news import News
+from ..show.notices import JobNotices
 from ..show.output_lines import Streams, Writer, writers
-from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, Report, Trouble
+from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, ReadProblem, Report
 from .signal_relay import SignalRelay
 
 LOOK_S = 1.0  # seconds between two looks at the job's state
-LAST_LOOK_S = 0.1  # the same, once all output has been relayed
-ASK_S = 10.0
+LAST_STATUS_S = 0.1  # the same, once all output has been relayed
+REQUEST_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
 LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
@@ -36,7 +36,7 @@ class Foreground:
         self._client = client
         self._reports: queue.SimpleQueue[Report | signal.Signals] = queue.SimpleQueue()
         self._signals = SignalRelay(self._reports.put)
-        self._notices = News() if notices else None
+        self._notices = JobNotices() if notices else None
         self._job = ""
         self._writers: dict[str, Writer] = {}
         self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
@@ -44,16 +44,16 @@ class Foreground:
         self._reported: set[str] = set()  # silent capsules that were reported
         self._contact = True
 
-    def run(self, ask: RunJob, start_s: float) -> int:
+    def run(self, request: RunJob, start_s: float) -> int:
         """Start the job. Return its exit code when it has ended and all output was relayed.
 
         Raises what the start raises, and KeyboardInterrupt for the third SIGINT: the job goes on.
         """
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer, tolerant=True)
         with self._signals.caught():
-            self._job = self._client.get(Named, ask, start_s).name
+            self._job = self._client.get(Named, request, start_s).name
             self._signals.started()
-            self._writers = writers(streams, [f"{self._job}/{n}" for n in range(ask.nnodes)])
+            self._writers = writers(streams, [f"{self._job}/{n}" for n in range(request.nnodes)])
             for capsule, writer in self._writers.items():
                 Follower(self._client.place, Reader(capsule), writer.put, self._reports.put).start()
             code = self._wait()
@@ -65,7 +65,7 @@ class Foreground:
         """Wait until the job has ended and nothing is left to relay. Returns its exit code."""
         give_up = float("inf")
         while True:
-            job, known = self._look()
+            job, known = self._check_job()
             relayed = len(self._ended) == len(self._writers)
             ended = known and (job is None or job.state == "ended")
             if ended and relayed:
@@ -75,16 +75,16 @@ class Foreground:
                 if self._silent and time.monotonic() > give_up:
                     self._report_unheard()
                     return self._code(job)
-            self._deal(time.monotonic() + (LAST_LOOK_S if relayed else LOOK_S))
+            self._deal(time.monotonic() + (LAST_STATUS_S if relayed else LOOK_S))
 
-    def _look(self) -> tuple[JobRow | None, bool]:
+    def _check_job(self) -> tuple[JobRow | None, bool]:
         """Pass signals on, look at the job, and print what is new.
 
         Returns the job's row (None: there is none), and whether that is certain.
         """
         try:
             self._signals.send(self._client, self._job)
-            status = self._client.get(Status, GetStatus(), ASK_S)
+            status = self._client.get(Status, GetStatus(), REQUEST_S)
             job = next((row for row in status.jobs if row.name == self._job), None)
             self._report_notices(job)
         except LiveshiftError as error:
@@ -113,7 +113,7 @@ class Foreground:
                         raise error
                     render.failure(f"{capsule}: its output cannot be read: {error}", error.hint)
                     self._finish(capsule, 1)
-                case Trouble(capsule, error):
+                case ReadProblem(capsule, error):
                     if error is None:
                         self._heard(capsule)
                     else:
@@ -149,7 +149,7 @@ class Foreground:
         if self._notices is None or job is None:
             return
         with suppress(NotFound):  # it has ended and was forgotten meanwhile
-            self._notices.tell(self._client, job)
+            self._notices.print_new(self._client, job)
 
     def _report_silence(self) -> None:
         """Report capsules that stay silent. A capsule on the move is silent for a moment only."""

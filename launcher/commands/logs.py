@@ -99,7 +99,7 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
     """Write what comes next, until every capsule has ended."""
     import queue
 
-    from ..show.output_reader import Follower, OutputEnded, OutputStopped, Report, Trouble
+    from ..show.output_reader import Follower, OutputEnded, OutputStopped, ReadProblem, Report
 
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     for reader in readers:
@@ -116,7 +116,7 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
                     left.discard(capsule)
                 else:
                     raise error
-            case Trouble(capsule, None):
+            case ReadProblem(capsule, None):
                 render.note(f"{capsule}: its output can be read again", style="yellow")
-            case Trouble(capsule, error):
+            case ReadProblem(capsule, error):
                 render.note(f"{capsule}: {error}; trying again", style="yellow")

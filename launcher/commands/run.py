@@ -116,18 +116,22 @@ def run(
 
     if output is TableOrJson.JSON and not detach:
         raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
-    ask = _ask(command, nnodes, name, _collective_timeout(collective_timeout), env_ranks)
+    request = _request(command, nnodes, name, _collective_timeout(collective_timeout), env_ranks)
     with Client(find(socket, lab, connect, key)) as client:
         private_paths.check(
-            ask.argv, ask.cwd, ask.env, lambda: client.get(Me, WhoAmI()).shared, render.note
+            request.argv,
+            request.cwd,
+            request.env,
+            lambda: client.get(Me, WhoAmI()).shared,
+            render.note,
         )
         if detach and output is TableOrJson.JSON:
-            render.print_json(client.get(Named, ask, START_S))
+            render.print_json(client.get(Named, request, START_S))
             return 0
         if detach:
-            sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
+            sys.stdout.write(client.get(Named, request, START_S).name + "\n")
             return 0
-        return Foreground(client, notices=verbose or sys.stderr.isatty()).run(ask, START_S)
+        return Foreground(client, notices=verbose or sys.stderr.isatty()).run(request, START_S)
 
 
 def _collective_timeout(text: str) -> float:
@@ -138,7 +142,9 @@ def _collective_timeout(text: str) -> float:
     return seconds
 
 
-def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> RunJob:
+def _request(
+    command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool
+) -> RunJob:
     from ...runtime.config.environment import remarks
     from ...runtime.messages import RunJob
 

@@ -49,18 +49,18 @@ def stop(
     """
     from ...runtime.messages import EndUnknown, GetStatus, SignalJob, Status
     from ..client.client import Client
-    from ..show import patience
+    from ..show import retry
 
     with Client(find(socket, lab, connect, key)) as client:
         if unknown:
-            client.ask(EndUnknown(unknown, job))
+            client.request(EndUnknown(unknown, job))
             _say(job, "ended", None, output, on=unknown)
             return
-        client.ask(SignalJob(job, signal.SIGTERM))
+        client.request(SignalJob(job, signal.SIGTERM))
         began, shown = time.monotonic(), ""
         try:
             while wait:
-                status = patience.look(client, Status, GetStatus())
+                status = retry.request(client, Status, GetStatus())
                 row = next((row for row in status.jobs if row.name == job), None)
                 if row is None or row.state == "ended":
                     _say(job, "ended", None if row is None else row.code, output)

@@ -93,7 +93,7 @@ def untaint(
     host = named(words)
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(Untaint(host))
+        client.request(Untaint(host))
     if row and row.cordon is not None:
         now = f"it stays cordoned: `liveshift uncordon {host}` ends that"
     else:
@@ -119,7 +119,7 @@ def cordon(
 
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(Cordon(host))
+        client.request(Cordon(host))
     staying = row.capsules if row else []
     stay = f"; {', '.join(staying)} may stay" if staying else ""
     render.out().print(f"{host} is cordoned: no new work comes to it{stay}", soft_wrap=True)
@@ -138,7 +138,7 @@ def uncordon(
 
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(Uncordon(host))
+        client.request(Uncordon(host))
     was = (
         []
         if row is None

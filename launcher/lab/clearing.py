@@ -82,7 +82,9 @@ def leftovers(name: str) -> list[str]:
     links = sorted(os.listdir("/sys/class/net"))
     left += [f"link {link}" for link in links if link.startswith(f"ls-{name}-")]
     tasks = {task.pid for task in (*belonging(networks, directory), *_under_way(name))}
-    left += [f"process {pid}: {_command_line(pid)}" for pid in sorted(tasks | _started_for(directory))]
+    left += [
+        f"process {pid}: {_command_line(pid)}" for pid in sorted(tasks | _started_for(directory))
+    ]
     left += [f"mount {point}" for point in _mounts(directory)]
     left += [f"directory {directory}"] if directory.exists() else []
     return left

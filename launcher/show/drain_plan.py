@@ -94,7 +94,7 @@ class Plan:
             )
 
 
-def look(client: Client, host: str, reason: str) -> Plan:
+def make_plan(client: Client, host: str, reason: str) -> Plan:
     """Plan every capsule of a host; changes nothing. Raises NotFound for an unknown host."""
     from ...runtime.messages import GetStatus, Migrate, Planned, Status
 
@@ -106,8 +106,8 @@ def look(client: Client, host: str, reason: str) -> Plan:
     plan = Plan(host, [], {}, _free_slots(status, row))
     for capsule in row.capsules:
         try:
-            ask = Migrate(capsule, "", reason, True)
-            plan.moves.append(client.get(Planned, ask, PLAN_S))
+            request = Migrate(capsule, "", reason, True)
+            plan.moves.append(client.get(Planned, request, PLAN_S))
         except LiveshiftError as error:
             plan.refused[capsule] = str(error), error.hint
     return plan

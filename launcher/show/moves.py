@@ -15,7 +15,7 @@ from ...runtime.messages import GetMigration, MigrationDetails, MigrationRow
 from ...runtime.model.steps import ENDS, MigrationStep
 from ..client.client import Client
 from ..report import quantities as q
-from . import forecast, patience, render
+from . import forecast, render, retry
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,16 +31,16 @@ def over(row: MigrationRow) -> bool:
     return row.state in ENDED
 
 
-def look(client: Client, name: str) -> MigrationRow:
+def get_migration(client: Client, name: str) -> MigrationRow:
     """Return a migration as it is now. This ask also brings its count of bytes up to date."""
-    return patience.look(client, MigrationDetails, GetMigration(name)).row
+    return retry.request(client, MigrationDetails, GetMigration(name)).row
 
 
 def follow(client: Client, name: str) -> MigrationRow:
     """Wait until a migration is over, with progress on a terminal. Returns its last state."""
     with bars() as shown:
         while True:
-            row = look(client, name)
+            row = get_migration(client, name)
             shown.update([row])
             if over(row):
                 return row
@@ -51,7 +51,7 @@ def with_costs(client: Client, rows: Iterable[MigrationRow]) -> list[MigrationRo
     """Return the same migrations once the cost of each move is known, or after :data:`COST_S`."""
     until, found = time.monotonic() + COST_S, list(rows)
     while True:
-        found = [look(client, row.name) if _awaits_cost(row) else row for row in found]
+        found = [get_migration(client, row.name) if _awaits_cost(row) else row for row in found]
         if not any(map(_awaits_cost, found)) or time.monotonic() > until:
             return found
         time.sleep(LOOK_S)

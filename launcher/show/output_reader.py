@@ -37,8 +37,8 @@ class Reader:
 
         Raises what Client.ask raises; nothing is skipped then.
         """
-        ask = ReadOutput(self.capsule, self.offset, wait)
-        answer = client.get(Output, ask, wait + SLACK_S)
+        request = ReadOutput(self.capsule, self.offset, wait)
+        answer = client.get(Output, request, wait + SLACK_S)
         self.offset = answer.next
         self.code = answer.code
         missing = self._missing(answer.dropped, answer.data) if answer.dropped else []
@@ -66,7 +66,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class ReadProblem:
     """Output cannot be read for the moment. ``error`` None: it can be read again."""
 
     capsule: str
@@ -89,7 +89,7 @@ class OutputStopped:
     error: BaseException
 
 
-Report = Trouble | OutputEnded | OutputStopped
+Report = ReadProblem | OutputEnded | OutputStopped
 
 
 class Follower(threading.Thread):
@@ -133,11 +133,11 @@ class Follower(threading.Thread):
                 raise
             except LiveshiftError as error:  # the capsule goes on, so try again
                 if not failing:
-                    self._report(Trouble(self._reader.capsule, error))
+                    self._report(ReadProblem(self._reader.capsule, error))
                 failing = True
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_S[1])
                 continue
             if failing:
-                self._report(Trouble(self._reader.capsule))
+                self._report(ReadProblem(self._reader.capsule))
             return records or []

@@ -13,7 +13,7 @@ from ...criu_glue.survey.along import measure, overlap, place_of
 from ...criu_glue.survey.found import Along, Survey
 from ...units import size
 from ..cost.prediction import AHEAD, AHEAD_FILE_S
-from ..model.troubles import Trouble
+from ..model.preflight_findings import PreflightFinding
 
 SHOWN = 3
 """A message names at most this many files and counts the rest."""
@@ -28,7 +28,7 @@ WARN_S = 0.1
 """Seconds. The plan warns if files alone make the pause longer by at least this."""
 
 
-def too_long(along: Iterable[Along], limit: float) -> list[Trouble]:
+def too_long(along: Iterable[Along], limit: float) -> list[PreflightFinding]:
     """What the source reports if the directories take longer than ``limit`` seconds, which is all
     that a pre-copy may take (timeouts.precopy)."""
     along = tuple(along)
@@ -66,10 +66,10 @@ def while_paused(survey: Survey) -> list[tuple[str, str]]:
 
 def check(
     along: tuple[Along, ...], capsules: Path, host: str, output: int = 0
-) -> tuple[tuple[str, str], list[Trouble]]:
+) -> tuple[tuple[str, str], list[PreflightFinding]]:
     """Return a (what, found) row and the obstacles. A capsule's own /tmp and ``output`` (bytes)
     will lie below ``capsules``; a carried path keeps its place."""
-    troubles: list[Trouble] = []
+    troubles: list[PreflightFinding] = []
     needed: defaultdict[Path, int] = defaultdict(int)
     needed[_file_system(capsules)] += output
     for each in along:

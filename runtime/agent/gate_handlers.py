@@ -149,7 +149,7 @@ class GateHandlers:
         until = time.monotonic() + ask.wait
         while True:
             began = time.monotonic()
-            seen = await closed.use(closed.gate.look)
+            seen = await closed.use(closed.gate.report)
             superseded = closed.version > ask.version or self._closed.get(ask.job) is not closed
             if seen.reached or seen.numbers or superseded or time.monotonic() > until:
                 obstacles = [] if seen.reached else await closed.use(closed.fatal)
@@ -299,7 +299,7 @@ def _members(closed: ClosedGates) -> list[messages.Member]:
 
 def _shut(closed: ClosedGates) -> tuple[ClockReport, list[str], list[OrderedPage]]:
     closed.gate.close()
-    return closed.gate.look(), closed.fatal(), closed.gate.pages
+    return closed.gate.report(), closed.fatal(), closed.gate.pages
 
 
 def _down(page: OrderedPage) -> bool:

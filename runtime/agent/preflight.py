@@ -18,7 +18,7 @@ from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
 from ...units import size
 from ..messages import HostFacts
-from ..model.troubles import Trouble, refuse
+from ..model.preflight_findings import PreflightFinding, refuse
 from . import files_along
 from .gpu.preflight import GpuPlan
 from .host import task_limits
@@ -57,7 +57,7 @@ def check(
     """
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
-    against: list[Trouble] = list(survey.problems)
+    against: list[PreflightFinding] = list(survey.problems)
     for what, found, trouble in (
         _check_criu(criu, host),
         _check_machine(source, here, host),
@@ -76,7 +76,7 @@ def check(
     return rows
 
 
-Check = tuple[str, str, Trouble | None]
+Check = tuple[str, str, PreflightFinding | None]
 
 
 def _check_criu(criu: Criu | None, host: str) -> Check:

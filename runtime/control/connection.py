@@ -22,7 +22,7 @@ import zmq
 
 from ...errors import LiveshiftError, Unreachable, from_wire, to_wire
 from ..messages import Here, Message, There, decode, encode_answer, encode_error, encode_request
-from ..messages.words import request_to
+from ..messages.request_text import request_to
 from .served import Served
 
 log = logging.getLogger("liveshift.link")
@@ -127,8 +127,8 @@ class Connection:
                 hint="its log says more",
             )
         if self._why_not is not None:
-            cause, look = await self._why_not()
-            return Unreachable(f"{self.peer} is not connected: {cause}", hint=look)
+            cause, hint = await self._why_not()
+            return Unreachable(f"{self.peer} is not connected: {cause}", hint=hint)
         return Unreachable(f"{self.peer} is not connected", hint="its log says why")
 
     def drop(self) -> None:

@@ -32,7 +32,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ...errors import LiveshiftError, NotPermitted, Unreachable, to_wire
 from ..config.values import ORCHESTRATOR
 from ..messages import Here, Message, There, decode, encode_answer, encode_error
-from ..messages.words import request_to
+from ..messages.request_text import request_to
 from . import keys, reach
 from .connection import Connection, Handler, Send, new_boot_id
 from .keyring import NOBODY, Holder, KnownKeys

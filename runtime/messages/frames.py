@@ -54,7 +54,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 # They decode straight into the types, so a peer's data makes no tree of small objects.
 _envelope = msgspec.msgpack.Decoder(_Envelope)
-_ask: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
+_requests: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
 _answer: msgspec.msgpack.Decoder[Message | None] = msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
 
 
@@ -83,7 +83,7 @@ def decode(raw: bytes | memoryview) -> Frame:
             )
         match frame.body, frame.ok, frame.error:
             case Raw() as body, UnsetType(), UnsetType():
-                return Frame(frame.id, _ask.decode(body), None, None)
+                return Frame(frame.id, _requests.decode(body), None, None)
             case UnsetType(), Raw() as ok, UnsetType():
                 return Frame(frame.id, None, _answer.decode(ok), None)
             case UnsetType(), UnsetType(), tuple() as error:

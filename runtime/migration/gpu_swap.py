@@ -78,9 +78,9 @@ class GpuSwap(Migration):
         with self.times.phase("prepare") as detail:
             gpu = self.order.gpu
             assert gpu is not None
-            look = messages.LookAtGpus(self.capsule.name, gpu.gpu, gpu.leave)
+            request = messages.LookAtGpus(self.capsule.name, gpu.gpu, gpu.leave)
             limit = self._limits.prepare
-            plan = await self._request(self.source, look, limit, messages.SwapPlan)
+            plan = await self._request(self.source, request, limit, messages.SwapPlan)
             self._way = way_of(self.source, plan)
             several = "es" if len(plan.pids) > 1 else ""
             detail.append(f"{len(plan.pids)} CUDA process{several}")

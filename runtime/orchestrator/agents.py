@@ -8,7 +8,7 @@ import asyncio
 from ...errors import Unreachable
 from ..control.link import Switchboard
 from ..messages import Message
-from ..messages.words import request_to
+from ..messages.request_text import request_to
 from .fleet import Fleet
 
 LIVENESS_CHECK_S = 0.5

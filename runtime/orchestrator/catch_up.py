@@ -19,7 +19,7 @@ from ..messages import Register
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS, MigrationStep
 from .fleet import Fleet
-from .journal_file import JournalTrouble
+from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.catch_up")
 
@@ -47,7 +47,7 @@ class CatchUp:
     def report(self, host: str, register: Register) -> bool:
         """Take one host's report; return True if it was the last one and all is decided now.
 
-        Raises JournalTrouble; then nothing is decided before the host has reported again.
+        Raises JournalError; then nothing is decided before the host has reported again.
         """
         fleet = self._fleet
         fleet.reports[host] = register
@@ -56,7 +56,7 @@ class CatchUp:
             return False
         try:
             self._decide()
-        except JournalTrouble:
+        except JournalError:
             del fleet.reports[host]
             raise
         return True

@@ -26,7 +26,7 @@ class ClaimJudge:
         self._records = records
 
     def rule(self, host: str, claim: messages.Claim) -> messages.Ruled:
-        """Return what becomes of the host's copy. Raises JournalTrouble; then nothing is
+        """Return what becomes of the host's copy. Raises JournalError; then nothing is
         granted."""
         found = self._fleet.find(claim.capsule)
         if found is None:

@@ -57,8 +57,8 @@ class OrchestratorContext:
         job = migration.job
         shared = bool(self._others_at_gates(migration))
         boundary = await self._gates.close(job, job.timeouts(self.cluster), shared=shared)
-        self._records.note_boundary(migration, boundary.words)
-        return boundary.words
+        self._records.note_boundary(migration, boundary.text)
+        return boundary.text
 
     async def reopen(self, migration: Migration) -> str:
         if self._others_at_gates(migration):

@@ -39,10 +39,10 @@ class Endings:
         fails = not over and code != 0 and job.state == "running"
         with journal.together():
             journal.set_ended(capsule.name, code)
-            journal.tell(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
+            journal.add_event(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
             if over:
                 journal.set_job(job.name, "ended", failed or 0)
-                journal.tell(job.name, "ended", f"ended with code {failed or 0}")
+                journal.add_event(job.name, "ended", f"ended with code {failed or 0}")
             elif fails:
                 journal.set_job(job.name, "ending", failed)
         capsule.code, job.code = code, failed
@@ -75,9 +75,9 @@ class Endings:
         async with job.forgetting:
             if self._fleet.jobs.get(name) is not job:
                 return  # another call forgot the job while this one waited
-            limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
-            asks = [self._switchboard.request(host, word, limit) for host in self._fleet.up()]
-            for answer in await asyncio.gather(*asks, return_exceptions=True):
+            limit, forget = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
+            requests = [self._switchboard.request(host, forget, limit) for host in self._fleet.up()]
+            for answer in await asyncio.gather(*requests, return_exceptions=True):
                 if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
                     raise answer
             self._fleet.journal.remove_job(name)

@@ -46,7 +46,7 @@ class HostMarks:
             self._fleet.journal.set_taint(request.host, reason, who.shown)
             until = time.time() + within if within else None
             self._fleet.journal.set_deadline(request.host, until)
-            self._fleet.journal.tell(request.host, "tainted", f"tainted: {reason}", who.shown)
+            self._fleet.journal.add_event(request.host, "tainted", f"tainted: {reason}", who.shown)
         self._fleet.taints[request.host] = (reason, who.shown)
         self._fleet.deadlines.pop(request.host, None)
         if until is not None:
@@ -68,7 +68,7 @@ class HostMarks:
             return
         with fleet.journal.together():
             fleet.journal.set_cordon(request.host, who.shown)
-            fleet.journal.tell(request.host, "cordoned", "cordoned", who.shown)
+            fleet.journal.add_event(request.host, "cordoned", "cordoned", who.shown)
         fleet.cordons[request.host] = who.shown
 
     async def uncordon(self, who: Principal, request: messages.Uncordon) -> None:
@@ -84,7 +84,7 @@ class HostMarks:
         if by is not None:
             with fleet.journal.together():
                 fleet.journal.clear_cordon(host)
-                fleet.journal.tell(host, "uncordoned", "uncordoned", who.shown)
+                fleet.journal.add_event(host, "uncordoned", "uncordoned", who.shown)
             del fleet.cordons[host]
         self._take_taint_away(who, host)
         self._evacuation.wake()
@@ -101,7 +101,7 @@ class HostMarks:
         if host in self._fleet.taints:
             with self._fleet.journal.together():
                 self._fleet.journal.clear_taint(host)
-                self._fleet.journal.tell(host, "untainted", "untainted", who.shown)
+                self._fleet.journal.add_event(host, "untainted", "untainted", who.shown)
             del self._fleet.taints[host]
             self._fleet.deadlines.pop(host, None)
             self._evacuation.wake()

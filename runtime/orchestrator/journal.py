@@ -20,7 +20,7 @@ import msgspec
 
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
-from .journal_file import JournalFile, JournalTrouble
+from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
 
@@ -232,10 +232,10 @@ class Journal:
         found = self.file.rows("SELECT row FROM migrations WHERE number = ?", (number,))
         return msgspec.msgpack.decode(found[0][0], type=MigrationRow) if found else None
 
-    def tell(
+    def add_event(
         self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
     ) -> None:
-        """Add a line to the history. Raises JournalTrouble."""
+        """Add a line to the history. Raises JournalError."""
         self.file.write(
             "INSERT INTO events (time, subject, kind, text, by, migration)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -247,8 +247,8 @@ class Journal:
     ) -> None:
         """Add a line to the history, or log it if the journal cannot be written."""
         try:
-            self.tell(subject, kind, text, by, migration)
-        except JournalTrouble as error:
+            self.add_event(subject, kind, text, by, migration)
+        except JournalError as error:
             log.error("%s: %s: %s (not in the history: %s)", subject, kind, text, error)
 
     def events(self, subject: str, after: int, host: bool = False) -> list[Event]:

@@ -15,7 +15,7 @@ from ..migration.host_migration import HostMigration
 from ..migration.migration import Migration
 from ..model.steps import ENDS, MigrationStep
 from .journal import Journal
-from .journal_file import JournalTrouble
+from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.migrations")
 
@@ -45,13 +45,15 @@ class MigrationRecords:
         self._not_saved: set[int] = set()  # migrations whose last step the journal lacks
 
     def begin(self, migration: Migration, why: str) -> None:
-        """Record a migration that begins, and why it leads where it does. Raises JournalTrouble;
+        """Record a migration that begins, and why it leads where it does. Raises JournalError;
         then nothing is recorded."""
         source, destination = migration.way
         text = f"{migration.name} begins: {source} → {destination} ({why}): {migration.reason}"
         with self._journal.together():
             self._journal.save_migration(migration.number, migration.row())
-            self._journal.tell(migration.capsule.name, "move", text, migration.by, migration.number)
+            self._journal.add_event(
+                migration.capsule.name, "move", text, migration.by, migration.number
+            )
 
     def record(self, migration: Migration) -> None:
         """Record the step that the migration has come to. At its end the capsule is free again."""
@@ -84,7 +86,7 @@ class MigrationRecords:
         loop.call_later(SOON_S, self._note, migration, "boundary", text)
 
     def ensure_saved(self, migration: Migration) -> None:
-        """Write the migration's step, if the journal lacks it. Raises JournalTrouble."""
+        """Write the migration's step, if the journal lacks it. Raises JournalError."""
         if migration.number in self._not_saved:
             self._save(migration)
 
@@ -117,7 +119,7 @@ class MigrationRecords:
         """Save the row; while the journal cannot be written, try again every SAVE_AGAIN_S."""
         try:
             self._save(migration)
-        except JournalTrouble as error:
+        except JournalError as error:
             log.error("%s is %s: %s", migration.name, migration.step.value, error)
             self._save_in(SAVE_AGAIN_S, migration)
 

@@ -27,7 +27,7 @@ from ..control.link import Switchboard
 from ..daemon import notify, state_lock
 from ..daemon.cluster_file import ClusterFile
 from ..messages import Message
-from ..messages.words import request_to
+from ..messages.request_text import request_to
 from ..migration.migration import Migration
 from ..model.ownership import Ruling, is_stray
 from ..model.steps import MigrationStep

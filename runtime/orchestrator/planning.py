@@ -128,9 +128,9 @@ class MigrationPlanner:
         self._check_free(order)
         capsule, gpu = order.capsule, order.gpu
         assert gpu is not None
-        look = messages.LookAtGpus(capsule.name, gpu.gpu, gpu.leave)
+        swap = messages.LookAtGpus(capsule.name, gpu.gpu, gpu.leave)
         limit = self._fleet.cluster.timeouts.prepare
-        found = await self._agents.request(capsule.host, look, limit)
+        found = await self._agents.request(capsule.host, swap, limit)
         assert isinstance(found, messages.SwapPlan)
         return messages.Planned(capsule.name, *way_of(capsule.host, found), found.checks, 0, 0)
 

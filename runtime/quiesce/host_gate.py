@@ -145,8 +145,8 @@ class HostGate:
             if process.begun is not None or self._read_begun(process):
                 self._give_targets(process)
 
-    def look(self) -> ClockReport:
-        """Return the Report for the orchestrator. Call this after :meth:`announced`.
+    def report(self) -> ClockReport:
+        """Return the ClockReport for the orchestrator. Call this after :meth:`announced`.
 
         If a process has made a clock that other processes here have already, it gets the target at
         once, even if the gates were closed; then this is no boundary yet.
@@ -163,7 +163,7 @@ class HostGate:
                 reached, self._want = False, WantedState.TARGET
                 self._give_targets(process)
             with self._guarded(process):
-                reached = self._look(process, numbers, pairs) and reached
+                reached = self._read_numbers(process, numbers, pairs) and reached
             reached = reached and not process.problem
         self._reported |= numbers.keys()
         beyond = any(number > self._targets.get(clock, 0) for clock, number in numbers.items())
@@ -174,7 +174,7 @@ class HostGate:
     def close(self) -> None:
         """Let nothing pass any more; if all targets were reached, they are the boundary.
 
-        A process stays armed if we don't know what it has begun: :meth:`look` asks it first.
+        A process stays armed if we don't know what it has begun: :meth:`report` asks it first.
         """
         self._want = WantedState.CLOSED
         for process in self._living():
@@ -187,10 +187,10 @@ class HostGate:
     def still(self) -> bool:
         """Return, after :meth:`close`, whether the targets are reached for good.
 
-        False may mean that a thread was about to pass beyond a target: :meth:`look` reports the
+        False may mean that a thread was about to pass beyond a target: :meth:`report` reports the
         number to the orchestrator, whose next aim lets the thread pass.
         """
-        return self._want == WantedState.CLOSED and self.look().reached
+        return self._want == WantedState.CLOSED and self.report().reached
 
     def open(self) -> None:
         """Let operations pass again, on every page that can still be written."""
@@ -293,7 +293,9 @@ class HostGate:
             and self._targets.get(clock)
         }
 
-    def _look(self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]) -> bool:
+    def _read_numbers(
+        self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]
+    ) -> bool:
         """Add what the orchestrator doesn't know; return whether the targets are reached."""
         page = process.page
         before = page.answer()

@@ -108,7 +108,7 @@ async def _all(served: list[OrderedPage], attempt: int, want: WantedState) -> No
     for page in served:
         page.give(want, attempt, 0)
     results = await asyncio.gather(*(_done(page, attempt, want) for page in served))
-    problem = [words for words in results if words]
+    problem = [text for text in results if text]
     if problem:
         raise StepFailed(want.name.lower().replace("_", " "), "; ".join(problem))
 
@@ -124,8 +124,8 @@ async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
     while True:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
-            code, words = answer["done_result"], text_of(answer["trouble"])
-            return f"{who}: {words or os.strerror(code)}" if code else ""
+            code, text = answer["done_result"], text_of(answer["trouble"])
+            return f"{who}: {text or os.strerror(code)}" if code else ""
         waited = time.monotonic() - began
         if waited > limit:
             return f"{who}: its service thread does not answer"

@@ -15,7 +15,7 @@ from ....cuda_snapshot.assignment import named
 from ....errors import Refused
 from ...messages import GpuSurvey, SwapPlan
 from ...model.gpu_asked import find, left
-from ...model.troubles import refuse
+from ...model.preflight_findings import refuse
 from . import preflight as gpu_preflight
 
 

@@ -10,7 +10,7 @@ from .... import units
 from ....cuda_snapshot.assignment import Pairs, assign, changes, named
 from ....errors import Refused
 from ...messages import GpuHost, GpuSurvey
-from ...model.troubles import Trouble
+from ...model.preflight_findings import PreflightFinding
 from .survey import CHECKPOINTS, NEWER, dotted
 
 SHOWN = 4
@@ -29,7 +29,7 @@ class GpuPlan:
     at_source: bool = False
     """Whether the source causes some of the troubles: no other destination avoids those."""
     rows: list[tuple[str, str]] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    troubles: list[PreflightFinding] = field(default_factory=list)
 
 
 def plan(
@@ -74,7 +74,7 @@ def plan(
     return made
 
 
-def _of_driver(source: GpuHost, here: GpuHost, host: str) -> Iterator[Trouble]:
+def _of_driver(source: GpuHost, here: GpuHost, host: str) -> Iterator[PreflightFinding]:
     if here.cuda < CHECKPOINTS:
         yield (
             f"the driver on {host}, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
@@ -94,7 +94,7 @@ def _version(driver: str) -> list[int]:
     return [int(part) if part.isdigit() else 0 for part in driver.split(".")]
 
 
-def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[Trouble]:
+def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[PreflightFinding]:
     if made.host_memory > survey.memory:
         yield (
             "the source has not enough host memory: the driver copies"

@@ -22,7 +22,7 @@ from ....interposer.inspection import KINDS, ProcessState
 from ....interposer.layout import MemoryKind
 from ....interposer.page import PageError
 from ...messages import GpuHost, GpuProcess, GpuSurvey
-from ...model.troubles import Trouble
+from ...model.preflight_findings import PreflightFinding
 
 NO_ARENA = "none of its memory is from the interposer's arena"
 """Why no memory of a process is streamed on a host that could stream it."""
@@ -62,7 +62,7 @@ def look(
         holders = [task for task in found.gpu_tasks if _holds(task, pages)]
         missing = [_without_helper(task, host.fast_path) for task in holders]
         return GpuSurvey(host, [], missing, [], memory) if missing else None
-    problems: list[Trouble] = []
+    problems: list[PreflightFinding] = []
     processes: list[GpuProcess] = []
     for task in found.gpu_tasks:
         state = helper.state(task.host_pid)
@@ -93,7 +93,7 @@ def _holds(task: GpuTask, pages: Mapping[int, ProcessState]) -> bool:
     return task.device_files or (page is not None and page.driver > 0)
 
 
-def _without_helper(task: GpuTask, why: str) -> Trouble:
+def _without_helper(task: GpuTask, why: str) -> PreflightFinding:
     return (
         f"{who(task)} holds a GPU, and this host's GPU helper is not there: {why}",
         "`liveshift doctor --config FILE` there looks for the driver and its libraries",
@@ -137,7 +137,7 @@ def _with_untold(
     return processes, True
 
 
-def _of_no_process(task: GpuTask) -> Iterator[Trouble]:
+def _of_no_process(task: GpuTask) -> Iterator[PreflightFinding]:
     """Troubles of a task that the driver does not know as a CUDA process."""
     if not task.device_files:
         return  # it has loaded the library and made no use of it
@@ -156,7 +156,7 @@ def _of_no_process(task: GpuTask) -> Iterator[Trouble]:
         )
 
 
-def _of_state(task: GpuTask, state: str) -> Iterator[Trouble]:
+def _of_state(task: GpuTask, state: str) -> Iterator[PreflightFinding]:
     if state == "FAILED":
         yield f"{who(task)} has lost its GPU state: CUDA says FAILED", "it has to be ended"
     elif state != "RUNNING":
@@ -166,12 +166,12 @@ def _of_state(task: GpuTask, state: str) -> Iterator[Trouble]:
         )
 
 
-def _of_page(task: GpuTask, page: ProcessState | None) -> Iterator[Trouble]:
+def _of_page(task: GpuTask, page: ProcessState | None) -> Iterator[PreflightFinding]:
     for obstacle in page.obstacles if page else ():
         yield f"{who(task)}: {obstacle.what}", obstacle.hint
 
 
-def _of_company(task: GpuTask) -> Iterator[Trouble]:
+def _of_company(task: GpuTask) -> Iterator[PreflightFinding]:
     if task.tracer:
         yield (
             f"{who(task)} is traced by process {task.tracer} (a debugger?)",
@@ -186,11 +186,11 @@ def _of_company(task: GpuTask) -> Iterator[Trouble]:
         yield _mps(f"{who(task)} uses CUDA through MPS (its daemon's pipes are in {task.mps})")
 
 
-def _mps(what: str) -> Trouble:
+def _mps(what: str) -> PreflightFinding:
     return what, "stop the MPS daemon and start the job again: no driver can move its clients"
 
 
-def _of_host(host: GpuHost) -> Iterator[Trouble]:
+def _of_host(host: GpuHost) -> Iterator[PreflightFinding]:
     if host.cuda < CHECKPOINTS:
         yield (
             f"the driver {host.driver} (CUDA {dotted(host.cuda)}) cannot take a checkpoint",
@@ -200,7 +200,7 @@ def _of_host(host: GpuHost) -> Iterator[Trouble]:
         yield f"NVML names no GPU at the source: {host.why_none}", "`nvidia-smi` there says more"
 
 
-def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[Trouble]:
+def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[PreflightFinding]:
     for gpu in _used(processes, host):
         if gpu.mig:
             yield (

@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<I")
 _LIMIT = 256 << 20  # bytes; no daemon of ours sends a longer answer
 
 
-class UnixLine:
+class UnixConnection:
     """A connection to the socket at ``path``, made when first needed and again after it broke."""
 
     def __init__(self, path: Path) -> None:

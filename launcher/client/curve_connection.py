@@ -34,7 +34,7 @@ HANDSHAKES = 3
 have met a restart."""
 
 
-class CurveLine:
+class CurveConnection:
     """A connection to the orchestrator at ``remote``, made when first needed."""
 
     def __init__(self, remote: Remote) -> None:

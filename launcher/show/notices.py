@@ -10,7 +10,7 @@ from . import moves, render
 REQUEST_S = 10.0
 
 
-class News:
+class JobNotices:
     """Short lines on stderr about one job."""
 
     def __init__(self) -> None:
@@ -18,8 +18,8 @@ class News:
         self._event = 0  # the last one seen
         self._reported: set[str] = set()  # migrations whose end was printed
 
-    def tell(self, client: Client, job: JobRow) -> None:
-        """Print what is new since the last call. Raises what Client.ask raises."""
+    def print_new(self, client: Client, job: JobRow) -> None:
+        """Print what is new since the last call. Raises what Client.request raises."""
         if not self._begun:
             hosts = dict.fromkeys(capsule.host for capsule in job.capsules)
             capsules = render.count(len(job.capsules), "capsule")

@@ -13,11 +13,11 @@ from . import render
 
 A = TypeVar("A", bound=Message)
 
-PATIENCE_S = 30.0
+RETRY_S = 30.0
 AGAIN_S = 0.2
 
 
-def look(client: Client, answer: type[A], ask: Message, seconds: float = PATIENCE_S) -> A:
+def request(client: Client, answer: type[A], message: Message, seconds: float = RETRY_S) -> A:
     """Return the answer to an ask that only looks. Ask again while no daemon answers.
 
     Says so on stderr once. Raises Unreachable if that lasts for ``seconds``, and what Client.get
@@ -27,7 +27,7 @@ def look(client: Client, answer: type[A], ask: Message, seconds: float = PATIENC
     told = False
     while True:
         try:
-            return client.get(answer, ask)
+            return client.get(answer, message)
         except Unreachable as error:
             if time.monotonic() > until:
                 raise

@@ -33,7 +33,7 @@ to the job's own; the others come last."""
 
 
 @dataclass(frozen=True)
-class LadderStep:
+class DeadlineRow:
     """One deadline. ``line``: where the cluster file gives it, None if it does not. ``derived``:
     what it then follows from, "" if it is given."""
 
@@ -44,12 +44,12 @@ class LadderStep:
     reached: str
 
 
-def steps(timeouts: Timeouts, reading: Reading | None = None) -> Iterator[LadderStep]:
+def steps(timeouts: Timeouts, reading: Reading | None = None) -> Iterator[DeadlineRow]:
     """Yield every deadline, in the order of the ladder."""
     for name, reached in REACHED.items():
         line = reading.line("timeouts", name) if reading else None
-        derived = "" if name in timeouts.given else RUNGS[name].words
-        yield LadderStep(name, getattr(timeouts, name), line, derived, reached)
+        derived = "" if name in timeouts.given else RUNGS[name].text
+        yield DeadlineRow(name, getattr(timeouts, name), line, derived, reached)
 
 
 def as_data(reading: Reading) -> dict[str, Any]:

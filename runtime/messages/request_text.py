@@ -63,7 +63,7 @@ ASKS = {
 }
 
 
-def request_to(ask: Message) -> str:
+def request_to(message: Message) -> str:
     """The words for a request, such as ``the request to freeze a capsule``."""
-    name = type(ask).__name__
+    name = type(message).__name__
     return f"the request to {ASKS[name]}" if name in ASKS else name  # no daemon serves it
