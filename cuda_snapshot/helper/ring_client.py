@@ -22,7 +22,7 @@ from .ring import PATIENCE_S
 from .slots import Finish, Free, Said, SlotFilled, TransferEnded, hear, hear_ring, say
 
 STALL_S = 120.0
-"""If the helper sends nothing for so long during a copy, a GPU hangs."""
+"""If the helper sends nothing for this many seconds during a copy, a GPU hangs."""
 
 COPY = "a copy of device memory"
 
@@ -181,7 +181,7 @@ class Filler(_RingUser):
         if isinstance(word, TransferEnded):
             self._ended(word)
             if not self.figures:
-                raise LiveshiftError("the GPU helper ended the copy without a word")
+                raise LiveshiftError("the GPU helper ended the copy without a result")
         elif isinstance(word, Free):
             self._free.append(word.slot)
         else:
