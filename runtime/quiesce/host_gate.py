@@ -213,8 +213,8 @@ class HostGate:
         self._processes = []
 
     def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[PendingReturns]:
-        """List what the processes owe. ``host_pid`` returns the pid of a page's process in our pid
-        namespace, or None if it is not known."""
+        """List the operations from which the processes must still return. ``host_pid`` returns the
+        pid of a page's process in our pid namespace, or None if it is not known."""
         found: list[PendingReturns] = []
         for process in self._living():
             with self._guarded(process):
@@ -227,7 +227,7 @@ class HostGate:
         return found
 
     def obstacles(self) -> list[GateObstacle]:
-        """List what prevents a boundary, apart from debts."""
+        """List what prevents a boundary, apart from pending returns."""
         found = []
         for process in self._living():
             notes: list[tuple[str, bool]] = []
