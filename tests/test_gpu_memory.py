@@ -243,9 +243,9 @@ def test_a_writer_may_put_bytes_into_the_slot_itself(helper: Helper) -> None:
     with gpu.filler("1/100") as filler:
         at = 0
         while at < len(data):
-            sandbox = filler.sandbox()
-            part = min(len(sandbox), 50_000, len(data) - at)
-            sandbox[:part] = data[at : at + part]
+            space = filler.space()
+            part = min(len(space), 50_000, len(data) - at)
+            space[:part] = data[at : at + part]
             filler.advance(part)
             at += part
         filler.finish()
