@@ -45,11 +45,11 @@ ORDER = LedgerRecord(
         ("want", "I"),
         ("attempt", "I"),
         ("version", "I"),
-        ("beat", "I"),
+        ("heartbeat", "I"),
         ("lease_ms", "I"),
         ("limit_ms", "I"),
         ("check", "I"),
-        ("asked", "I"),
+        ("missing_count", "I"),
     )
 )
 
@@ -126,7 +126,7 @@ THREAD = LedgerRecord(
     )
 )
 
-ASK = LedgerRecord((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
+MISSING_CLOCK = LedgerRecord((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
 
 CLOCK = LedgerRecord(
     (
@@ -190,7 +190,7 @@ ALLOCATION = LedgerRecord(
     )
 )
 
-COUNTERS, THREADS, ASKS = 64, 64, 128
+COUNTERS, THREADS, MISSING_CLOCKS = 64, 64, 128
 CLOCKS, COMMUNICATORS, STREAMS, ALLOCATIONS = 4096, 512, 1024, 65536
 
 # Where things lie in the file, in bytes.
@@ -200,7 +200,7 @@ LEDGER_AT = ANSWER_AT + ANSWER.size
 TABLES_AT = LEDGER_AT + LEDGER.size
 THREADS_AT = TABLES_AT + TABLES.size
 COUNTERS_AT = THREADS_AT + THREADS * THREAD.size
-ASKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
+MISSING_CLOCKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
 HEADER_SIZE = 8192
 CLOCKS_AT = HEADER_SIZE
 COMMUNICATORS_AT = CLOCKS_AT + CLOCKS * CLOCK.size

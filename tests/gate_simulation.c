@@ -56,8 +56,8 @@ bool sim_is_open(struct gate *gate) {
 }
 
 int sim_try(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid,
-            struct gate_visit *visit) {
-    return gate_try(gate, wants, n, tid, visit);
+            struct gate_waiter *waiter) {
+    return gate_try(gate, wants, n, tid, waiter);
 }
 
 void sim_end(struct gate *gate, uint32_t clock) { gate_end(&liveshift_clocks(gate->page)[clock]); }

@@ -105,7 +105,7 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
     })
 
 static inline void counted(int by) {
-    _Atomic uint64_t *events = &gate_here()->page->ledger.events;
+    _Atomic uint64_t *events = &current_gate()->page->ledger.events;
     if (by > 0 || atomic_load(events) > 0)
         atomic_fetch_add(events, (uint64_t)(int64_t)by);
 }

@@ -43,7 +43,7 @@ uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to) {
     return from < 0 ? communicator : hash64(communicator, pair, sizeof pair);
 }
 
-static void no_room(const char *what, const char *why) {
+static void warn_table_full(const char *what, const char *why) {
     static atomic_flag said = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&said))
         dprintf(STDERR_FILENO,
@@ -58,11 +58,11 @@ static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t
                          const char *what) {
     uint32_t step = (uint32_t)(32768 / size);
     if (used >= most)
-        no_room(what, "the table is full");
+        warn_table_full(what, "the table is full");
     else if (used % step != 0 || process_reserve(gate, at + used * size, step * size))
         return used;
     else
-        no_room(what, strerror(errno));
+        warn_table_full(what, strerror(errno));
     return UINT32_MAX;
 }
 
@@ -104,11 +104,11 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
 }
 
 /* The target that the agent asks for on a clock that is being made; 0: none. */
-static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
-    uint32_t asked = atomic_load(&page->order.asked);
-    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++)
-        if (atomic_load(&page->asks[i].id) == id)
-            return atomic_load(&page->asks[i].target);
+static uint64_t target_of_missing(struct liveshift_page *page, uint64_t id) {
+    uint32_t missing_count = atomic_load(&page->order.missing_count);
+    for (uint32_t i = 0; i < missing_count && i < LIVESHIFT_PAGE_MISSING_CLOCKS; i++)
+        if (atomic_load(&page->missing_clocks[i].id) == id)
+            return atomic_load(&page->missing_clocks[i].target);
     return 0;
 }
 
@@ -141,7 +141,7 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
         row->blocking = of->library == LIVESHIFT_GLOO;
         uint64_t id = clock_id(of->id, from, to);
         if (attempt != 0)
-            atomic_store(&row->target, asked_for(page, id));
+            atomic_store(&row->target, target_of_missing(page, id));
         atomic_store(&row->id, id);
         if (at == used)
             atomic_store(&page->clocks, used + 1);

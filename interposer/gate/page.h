@@ -40,7 +40,7 @@
 
 #define LIVESHIFT_PAGE_COUNTERS 64
 #define LIVESHIFT_PAGE_THREADS 64
-#define LIVESHIFT_PAGE_ASKS 128
+#define LIVESHIFT_PAGE_MISSING_CLOCKS 128
 #define LIVESHIFT_PAGE_CLOCKS 4096
 #define LIVESHIFT_PAGE_COMMUNICATORS 512
 #define LIVESHIFT_PAGE_STREAMS 1024
@@ -73,9 +73,9 @@ struct liveshift_order {
     _Atomic uint32_t attempt;
     /* Version of the targets within the attempt; grows. */
     _Atomic uint32_t version;
-    /* The agent's sign of life: a changing number. Parked threads that see it unchanged for
+    /* A number that the agent changes again and again. Parked threads that see it unchanged for
        lease_ms of their own waking time open the gate themselves, unless communicators are down. */
-    _Atomic uint32_t beat;
+    _Atomic uint32_t heartbeat;
     /* Milliseconds; 0: never. */
     _Atomic uint32_t lease_ms;
     /* Milliseconds that draining, teardown or rebuild may each take. */
@@ -83,15 +83,15 @@ struct liveshift_order {
     /* ~(want * 0x01000193 ^ attempt * 0x9e3779b1 ^ version): the three belong together. Written
        last; also the futex on which threads wait for another order, woken by the agent. */
     _Atomic uint32_t check;
-    /* How many of `asks` are meant. By the agent, before the order. */
-    _Atomic uint32_t asked;
+    /* How many rows of `missing_clocks` are in use. By the agent, before the order. */
+    _Atomic uint32_t missing_count;
 };
 
 /*
- * An operation that was begun at its other end and is owed here, on a clock that this process does
- * not have yet (a pair's is made with its first operation). By the agent, before the order.
+ * The target of a clock that this process does not have yet: a pair's clock is made with its first
+ * operation, and the other end of the pair has begun that one. By the agent, before the order.
  */
-struct liveshift_ask {
+struct liveshift_missing_clock {
     /* The clock's. */
     _Atomic uint64_t id;
     _Atomic uint64_t target;
@@ -145,8 +145,8 @@ struct liveshift_counter {
 struct liveshift_thread {
     /* gettid() in the capsule, 0: row free. */
     _Atomic int32_t tid;
-    /* 'A' the gate is armed, no targets yet; 'P' parked: nothing is owed here; 'O' waiting for the
-       thread that owes an operation; 'C' the gate is closed. */
+    /* 'A' the gate is armed, no targets yet; 'P' parked: nothing is pending in this process; 'O'
+       waiting for the thread that owns a pending operation; 'C' the gate is closed. */
     _Atomic uint32_t state;
     /* Row of the first clock that it wants a number of; how many numbers, of how many clocks. */
     _Atomic uint32_t clock;
@@ -168,11 +168,11 @@ struct liveshift_clock {
     _Atomic uint64_t announced;
     /* Operations whose real call came back, by return or by exception. By the interposer. */
     _Atomic uint64_t returned;
-    /* The number beyond `target` up to which a thread that owed something else has passed. By the
+    /* The number beyond `target` up to which a thread has passed that owned a pending operation. By the
        interposer, only while the gate is closed. */
     _Atomic uint64_t raised;
     /* Operations up to this number pass in LIVESHIFT_TARGET. By the agent, before the order; a
-       clock that is made while the gate is closed begins with what `asks` say. */
+       clock that is made while the gate is closed begins with its target in `missing_clocks`. */
     _Atomic uint64_t target;
     /* Row of the communicator. By the interposer, once. */
     uint32_t communicator;
@@ -333,7 +333,7 @@ struct liveshift_page {
 
     struct liveshift_thread threads[LIVESHIFT_PAGE_THREADS];
     struct liveshift_counter counters[LIVESHIFT_PAGE_COUNTERS];
-    struct liveshift_ask asks[LIVESHIFT_PAGE_ASKS];
+    struct liveshift_missing_clock missing_clocks[LIVESHIFT_PAGE_MISSING_CLOCKS];
 };
 
 /* Where the tables lie in the file, in bytes. */

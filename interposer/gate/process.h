@@ -16,13 +16,13 @@ int32_t process_tid(void);
 /* This process's gate; makes the page first if the process has none. Never fails: if no page can be
    made in $LIVESHIFT_PAGES, the process gets a private one that no agent sees, and its gate stays
    open. */
-static inline struct gate *gate_here(void) {
+static inline struct gate *current_gate(void) {
     struct gate *gate = atomic_load_explicit(&process_gate, memory_order_acquire);
     return __builtin_expect(gate != NULL, 1) ? gate : process_begin();
 }
 
 /* gettid() without its system call. */
-static inline int32_t tid_here(void) {
+static inline int32_t current_tid(void) {
     return __builtin_expect(process_own_tid != 0, 1) ? process_own_tid : process_tid();
 }
 

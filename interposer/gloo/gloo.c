@@ -28,12 +28,12 @@ static inline __attribute__((always_inline)) void go(struct liveshift_clock *of,
 /* The collective's number is announced and the gate isn't open: waits, then makes the call. */
 static __attribute__((noinline)) void go_later(struct gate *gate, struct liveshift_clock *clock,
                                                enum kind kind, collective *real, void *options) {
-    gate_wait(gate, clock, kind, tid_here());
+    gate_wait(gate, clock, kind, current_tid());
     go(clock, real, options);
 }
 
 static void go_unidentified(enum kind kind, collective *real, void *options) {
-    __attribute__((cleanup(leave_unidentified))) struct gate *gate = gate_here();
+    __attribute__((cleanup(leave_unidentified))) struct gate *gate = current_gate();
     gloo_depth++;
     atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
     real(options);
@@ -59,7 +59,7 @@ static const void *key_in(void *const *options) { return *options; }
 static __attribute__((noinline)) void pass_unusual(enum kind kind, collective *real,
                                                    void *options) {
     struct gloo_context *context = options != NULL ? gloo_context_of(key_in(options)) : NULL;
-    tid_here();
+    current_tid();
     if (gloo_depth != 0)
         real(options);
     else if (context == NULL || context->clock == NULL)

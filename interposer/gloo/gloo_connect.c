@@ -166,7 +166,7 @@ EXPORTED connect_full_mesh
     _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE;
 void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE(
     void *self, void *store, void *device) {
-    __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = gate_here()};
+    __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = current_gate()};
     gate_untracked_begin(c.gate);
     /* gloo::Context is a base of gloo::rendezvous::Context, at its beginning or after its vtable
        pointer. Collectives have the address of the base. */
@@ -194,7 +194,7 @@ void *_ZN4gloo7ContextC2Eiii(void *self, int rank, int size, int base) {
 EXPORTED context_end _ZN4gloo7ContextD2Ev;
 void *_ZN4gloo7ContextD2Ev(void *self) {
     if (gloo_context_of(self) != NULL)
-        gloo_context_end(gate_here(), self);
+        gloo_context_end(current_gate(), self);
     return REAL(context_end, "_ZN4gloo7ContextD2Ev")(self);
 }
 

@@ -46,7 +46,7 @@ static void end(const struct gloo_flight *f, int32_t peer) {
         clock = atomic_load(&f->context->pairs[2 * peer]);
         if (clock != NULL) {
             atomic_fetch_add_explicit(&f->context->row->operations, 1, memory_order_relaxed);
-            gate_announce(gate_here(), clock, GLOO_recv, f->tid);
+            gate_announce(current_gate(), clock, GLOO_recv, f->tid);
         }
     }
     if (clock != NULL)

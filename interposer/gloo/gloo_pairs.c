@@ -55,7 +55,7 @@ static void unidentified_back(struct gate **gate) { unidentified_end(*gate); }
 
 static void pass_unidentified(enum kind kind, post *real, void *buffer, int peer, uint64_t slot,
                               size_t offset, size_t length) {
-    __attribute__((cleanup(unidentified_back))) struct gate *gate = gate_here();
+    __attribute__((cleanup(unidentified_back))) struct gate *gate = current_gate();
     atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
     real(buffer, peer, slot, offset, length);
 }
@@ -63,7 +63,7 @@ static void pass_unidentified(enum kind kind, post *real, void *buffer, int peer
 static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot, size_t offset,
                  size_t length) {
     enum kind kind = sending ? GLOO_send : GLOO_recv;
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct gloo_context *context = context_of(buffer);
     struct liveshift_clock *clock = NULL;
     if (context != NULL)
@@ -73,7 +73,7 @@ static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot
         pass_unidentified(kind, real, buffer, peer, slot, offset, length);
         return;
     }
-    int32_t tid = tid_here();
+    int32_t tid = current_tid();
     atomic_fetch_add_explicit(&context->row->operations, 1, memory_order_relaxed);
     gate_begin(gate, clock, kind, tid);
     struct gloo_flight flight = {.buffer = buffer,
@@ -123,9 +123,9 @@ void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffe
     }
     for (const int *peer = peers->begin; peer < peers->end; peer++)
         if (*peer != context->rank)
-            gloo_pair_clock(gate_here(), context, *peer, context->rank);
+            gloo_pair_clock(current_gate(), context, *peer, context->rank);
     struct gloo_flight flight = {
-        .buffer = buffer, .context = context, .peer = GLOO_ANY_PEER, .tid = tid_here()};
+        .buffer = buffer, .context = context, .peer = GLOO_ANY_PEER, .tid = current_tid()};
     __attribute__((cleanup(unless_posted))) struct posting posting = {.buffer = buffer,
                                                                       .peer = GLOO_ANY_PEER};
     gloo_flights_add(&flight);

@@ -56,7 +56,7 @@ static void put(struct list *list, uint64_t item) {
     pthread_mutex_unlock(&lists);
 }
 
-static struct liveshift_ledger *totals(void) { return &gate_here()->page->ledger; }
+static struct liveshift_ledger *totals(void) { return &current_gate()->page->ledger; }
 
 static _Atomic uint64_t *count_of(bool executable) {
     return executable ? &totals()->graph_execs : &totals()->graphs;

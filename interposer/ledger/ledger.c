@@ -65,7 +65,7 @@ static struct index *begin(void) {
     if (index == MAP_FAILED)
         return NULL; /* the allocation counts as missed */
     /* A CUDA call has succeeded, so the driver is loaded by now. */
-    atomic_store(&gate_here()->page->ledger.driver, driver_version());
+    atomic_store(&current_gate()->page->ledger.driver, driver_version());
     if (atomic_compare_exchange_strong(&the_index, &nobody, index))
         return index;
     munmap(index, sizeof *index);
@@ -121,7 +121,7 @@ static void let_go(struct index *index, uint32_t row) {
 /* Takes a row of the page, without an entry in the index yet. False: there is no room. */
 static bool new_row(struct index *index, uint32_t name, const struct ledger_made *made,
                     uint32_t *row) {
-    struct liveshift_ledger *totals = &gate_here()->page->ledger;
+    struct liveshift_ledger *totals = &current_gate()->page->ledger;
     uint64_t serial = atomic_fetch_add_explicit(&totals->made, 1, memory_order_relaxed) + 1;
     if (index == NULL || !row_take(row)) {
         atomic_fetch_add_explicit(&totals->missed, 1, memory_order_relaxed);

@@ -46,7 +46,7 @@ static bool pop(uint32_t *row) {
 }
 
 static bool grow(uint32_t *row) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct liveshift_ledger *totals = &gate->page->ledger;
     const char *why = NULL;
     pthread_mutex_lock(&growing);
@@ -70,7 +70,7 @@ static bool grow(uint32_t *row) {
 bool row_take(uint32_t *row) { return pop(row) || grow(row); }
 
 static struct liveshift_allocation *row_at(uint32_t row) {
-    return &liveshift_allocations(gate_here()->page)[row];
+    return &liveshift_allocations(current_gate()->page)[row];
 }
 
 void row_write(uint32_t row, const struct ledger_made *made, uint64_t serial) {
@@ -89,7 +89,7 @@ void row_resize(uint32_t row, uint64_t size) { atomic_store(&row_at(row)->size, 
 
 void row_free(uint32_t row) {
     atomic_store_explicit(&row_at(row)->kind, LIVESHIFT_MEMORY_FREE, memory_order_release);
-    atomic_fetch_add_explicit(&gate_here()->page->ledger.freed, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&current_gate()->page->ledger.freed, 1, memory_order_relaxed);
     uint64_t top = atomic_load_explicit(&free_rows, memory_order_relaxed), then;
     do {
         atomic_store_explicit(&below[row], (uint32_t)top, memory_order_relaxed);
@@ -98,7 +98,7 @@ void row_free(uint32_t row) {
 }
 
 bool row_read(uint32_t row, struct ledger_made *found) {
-    if (row >= atomic_load(&gate_here()->page->ledger.rows))
+    if (row >= atomic_load(&current_gate()->page->ledger.rows))
         return false;
     struct liveshift_allocation *from = row_at(row);
     found->kind = atomic_load_explicit(&from->kind, memory_order_acquire);

@@ -21,7 +21,7 @@ static _Atomic uint32_t cache[CACHE];
 
 void streams_forked(void) { rows = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
 
-static struct liveshift_stream *table(void) { return liveshift_streams(gate_here()->page); }
+static struct liveshift_stream *table(void) { return liveshift_streams(current_gate()->page); }
 
 static bool is(struct liveshift_stream *row, uint64_t handle, int32_t device) {
     return atomic_load_explicit(&row->handle, memory_order_acquire) == handle &&
@@ -36,7 +36,7 @@ static _Atomic uint32_t *hint_for(uint64_t handle, int32_t device) {
 
 /* The row of a stream. NULL: the stream is unknown or, with `add`, there is no room. */
 static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct liveshift_stream *all = table(), *found = NULL;
     _Atomic uint32_t *hint = hint_for(handle, device);
     uint32_t at = atomic_load_explicit(hint, memory_order_relaxed);
@@ -124,7 +124,7 @@ void stream_left(struct liveshift_stream *row, uint64_t handle, bool destroyed) 
 
 void streams_reset(int32_t device) {
     struct liveshift_stream *all = table();
-    for (uint32_t at = 0; at < atomic_load(&gate_here()->page->streams); at++)
+    for (uint32_t at = 0; at < atomic_load(&current_gate()->page->streams); at++)
         if (all[at].device == device)
             atomic_store(&all[at].handle, 0);
     vcomms_not_quick();

@@ -67,7 +67,7 @@ ncclResult_t creation_launch(struct vcomm *v) {
     ncclComm_t parent = how->parent != NULL ? vcomm_real(how->parent) : NULL;
     if (!how->untracked) {
         how->untracked = true;
-        gate_untracked_begin(gate_here());
+        gate_untracked_begin(current_gate());
     }
     switch (how->function) {
     case NCCL_DO_CommInitRank:
@@ -89,7 +89,7 @@ ncclResult_t creation_launch(struct vcomm *v) {
 
 static void tracked_again(struct vcomm *v) {
     if (v->how.untracked)
-        gate_untracked_end(gate_here());
+        gate_untracked_end(current_gate());
     v->how.untracked = false;
 }
 
@@ -208,7 +208,7 @@ EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *d
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     if (nccl_thread.inside > 0 || comms == NULL || count <= 0)
         return NCCL_CALL(CommInitAll, comms, count, devices);
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct vcomm **made_here = calloc((size_t)count, sizeof *made_here);
     struct gate_want *wants = calloc((size_t)count, sizeof *wants);
     ncclComm_t *reals = calloc((size_t)count, sizeof *reals);
@@ -235,7 +235,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
                                    .count = 1};
     }
     if (n > 0)
-        gate_pass(gate, wants, n, tid_here());
+        gate_pass(gate, wants, n, current_tid());
     gate_untracked_begin(gate);
     result = NCCL_CALL(CommInitAll, reals, count, devices);
     for (int i = 0; i < count; i++) {

@@ -55,7 +55,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 }
 
 static ncclResult_t abort_now(struct vcomm *v) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     /* A teardown changes LIVE to DOWN in the same way. So only one of the two ends the real one. */
     if (!vcomm_enter(v))
         return ncclSuccess; /* DOWN: there is no real communicator */

@@ -3,12 +3,12 @@
  * How a call passes the gate, alone or as a member of a group. A group passes it once, as a whole.
  *
  * If the gate is open when the group begins, its members are announced and made one by one. All are
- * announced before the real ncclGroupEnd, so the clocks are exact from there on. What that call
- * waits for (peers, when it connects to them), the peers owe.
+ * announced before the real ncclGroupEnd, so the clocks are exact from there on. That call may wait
+ * for peers when it connects to them; their part is then pending at the peers.
  *
  * If the gate is closed when the group begins, its members are only collected. The thread waits at
  * ncclGroupEnd, before it makes the calls. It never waits inside a real group, because there it
- * would hold up the operations that it owes.
+ * would hold up the pending operations that it owns.
  */
 
 #include "hooks/exported.h"
@@ -74,7 +74,7 @@ static ncclResult_t member(struct nccl_call *call) {
         return ncclSuccess;
     }
     if (kept->clock != NULL)
-        gate_announce(gate_here(), kept->clock, kept->kind, tid_here());
+        gate_announce(current_gate(), kept->clock, kept->kind, current_tid());
     ncclResult_t result = nccl_launch(kept);
     if (result == ncclInProgress)
         result = ncclSuccess; /* ncclGroupEnd reports it */
@@ -86,7 +86,7 @@ void nccl_settle(struct nccl_call *call, ncclResult_t result) {
     if (clock != NULL)
         gate_end(clock);
     else
-        unidentified_end(gate_here());
+        unidentified_end(current_gate());
     if (call->made != NULL)
         creation_settle(call->made, result);
     else if (call->window_made != NULL)
@@ -96,10 +96,10 @@ void nccl_settle(struct nccl_call *call, ncclResult_t result) {
 }
 
 static ncclResult_t alone(struct nccl_call *call) {
-    struct gate *gate = gate_here();
-    nccl_thread.tid = tid_here();
+    struct gate *gate = current_gate();
+    nccl_thread.tid = current_tid();
     if (__builtin_expect(call->clock != NULL, 1))
-        gate_begin(gate, call->clock, call->kind, tid_here());
+        gate_begin(gate, call->clock, call->kind, current_tid());
     else
         atomic_fetch_add_explicit(&gate->page->counters[call->kind].started, 1,
                                   memory_order_relaxed);
@@ -109,9 +109,9 @@ static ncclResult_t alone(struct nccl_call *call) {
 }
 
 ncclResult_t nccl_admitted(struct nccl_call *call) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     if (atomic_load(&gate->page->order.want) != LIVESHIFT_OPEN)
-        gate_wait(gate, call->clock, call->kind, tid_here());
+        gate_wait(gate, call->clock, call->kind, current_tid());
     ncclResult_t result = nccl_launch(call);
     nccl_settle(call, result);
     return result;
@@ -139,7 +139,7 @@ ncclResult_t ncclGroupStart(void) {
     if (nccl_thread.groups++ > 0)
         return ncclSuccess;
     nccl_thread.tid = 0;
-    group.collecting = !gate_group_begin(gate_here());
+    group.collecting = !gate_group_begin(current_gate());
     return group.collecting ? ncclSuccess : NCCL_CALL(GroupStart);
 }
 
@@ -163,7 +163,7 @@ static void pass_collected(struct gate *gate) {
         wants[at].count++;
     }
     if (n > 0)
-        gate_pass(gate, wants, n, tid_here());
+        gate_pass(gate, wants, n, current_tid());
     free(wants);
 }
 
@@ -202,7 +202,7 @@ static ncclResult_t simulate(void *info) {
         drop_arguments(call);
     }
     if (!whole.collecting)
-        gate_group_end(gate_here());
+        gate_group_end(current_gate());
     free(whole.calls);
     return result;
 }
@@ -213,12 +213,12 @@ ncclResult_t ncclGroupEnd(void) {
         return NCCL_CALL(GroupEnd);
     if (--nccl_thread.groups > 0)
         return ncclSuccess;
-    nccl_thread.tid = tid_here();
+    nccl_thread.tid = current_tid();
     struct group whole = group;
     ncclResult_t first = ncclSuccess;
     if (whole.collecting) {
         if (whole.count > 0)
-            pass_collected(gate_here());
+            pass_collected(current_gate());
         first = NCCL_CALL(GroupStart);
         for (size_t i = 0; i < whole.count && first == ncclSuccess; i++) {
             ncclResult_t result = nccl_launch(&whole.calls[i]);
@@ -226,7 +226,7 @@ ncclResult_t ncclGroupEnd(void) {
                 first = result;
         }
     } else
-        gate_group_end(gate_here());
+        gate_group_end(current_gate());
     group = (struct group){0};
     ncclResult_t result = NCCL_CALL(GroupEnd);
     if (first == ncclSuccess)
@@ -245,6 +245,6 @@ ncclResult_t ncclGroupSimulateEnd(void *info) {
         return NCCL_CALL(GroupSimulateEnd, info);
     if (--nccl_thread.groups > 0)
         return ncclSuccess;
-    nccl_thread.tid = tid_here();
+    nccl_thread.tid = current_tid();
     return simulate(info);
 }

@@ -146,7 +146,7 @@ static void raise_all(struct raising *r) {
     atomic_store(&r->over, true);
 }
 
-static void errand(uint32_t kind) {
+static void rebuild_on_this_thread(uint32_t kind) {
     if (kind < NCCL_AllReduce) /* a gloo thread has no device set */
         return;
     struct raising *r = atomic_exchange(&offered, NULL);
@@ -224,7 +224,7 @@ void rebuild(struct task *task) {
     if (kept == 0)
         atomic_store(&r->over, true);
     else {
-        atomic_store(&task->gate->errand, errand);
+        atomic_store(&task->gate->callback, rebuild_on_this_thread);
         atomic_store(&offered, r);
         int64_t grace = task_now_ns() + (int64_t)GRACE_MS * 1000000;
         while (atomic_load(&offered) != NULL && task_now_ns() < grace)

@@ -195,7 +195,7 @@ static void nothing_left(struct task *task) {
 void teardown(struct task *task) {
     if (!all_can(task))
         return;
-    if (!gate_hold_shut(task->gate, task->attempt)) {
+    if (!gate_keep_closed(task->gate, task->attempt)) {
         task_fails(task, ECANCELED, "the gate was opened, because the agent had fallen silent");
         return;
     }

@@ -24,7 +24,7 @@ struct vcomm *vcomm_new(void) {
     v->magic = VCOMM_MAGIC;
     v->device = v->rank = -1;
     v->quick = QUICK_NONE;
-    v->gate = gate_here();
+    v->gate = current_gate();
     pthread_mutex_init(&v->records, NULL);
     v->registrations_end = &v->registrations;
     v->windows_end = &v->windows;
@@ -33,7 +33,7 @@ struct vcomm *vcomm_new(void) {
 }
 
 void vcomm_list(struct vcomm *v, bool pending) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     if (v->row == NULL && v->id != 0) {
         struct communicator_made made = {
             .library = LIVESHIFT_NCCL,
@@ -99,7 +99,7 @@ void vcomm_end(struct vcomm *v) {
     atomic_store(&v->quick, QUICK_NONE);
     v->clock = NULL;
     if (v->row != NULL) /* v->row stays: a thread may be inside a call when the vcomm is aborted */
-        communicator_end(gate_here(), v->row);
+        communicator_end(current_gate(), v->row);
     if (down) /* a teardown or rebuild may still read what is known of it */
         return;
     v->real = NULL;
@@ -130,7 +130,7 @@ struct liveshift_clock *vcomm_pair(struct vcomm *v, int peer, bool sends) {
     pthread_mutex_lock(&v->records);
     clock = atomic_load(place);
     if (clock == NULL) {
-        clock = clock_add(gate_here(), v->row, sends ? v->rank : peer, sends ? peer : v->rank);
+        clock = clock_add(current_gate(), v->row, sends ? v->rank : peer, sends ? peer : v->rank);
         atomic_store_explicit(place, clock, memory_order_release);
     }
     pthread_mutex_unlock(&v->records);
@@ -168,7 +168,7 @@ bool vcomm_enter(struct vcomm *v) {
 
 bool vcomm_enter_waiting(struct vcomm *v) {
     static const struct timespec look = {0, 20000000};
-    struct liveshift_page *page = gate_here()->page;
+    struct liveshift_page *page = current_gate()->page;
     for (;;) {
         uint32_t check = atomic_load(&page->order.check);
         if (vcomm_enter(v))

@@ -121,7 +121,7 @@ static void serve(void *unused) {
        example during a migration. */
     static const struct timespec rarely = {1, 0}, often = {0, 20000000};
     (void)unused;
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct liveshift_page *page = gate->page;
     struct task done = {0};
     for (;;) {

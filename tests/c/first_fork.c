@@ -28,10 +28,10 @@ static atomic_bool forked;
 static void use(void) {
     struct ledger_made memory = {LIVESHIFT_MEMORY_DEVICE, 0, 0x1000, 512, 0, 0, 0};
     struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 7, .size = 2, .rank = 0};
-    struct liveshift_communicator *row = communicator_add(gate_here(), &made);
-    struct liveshift_clock *clock = clock_add(gate_here(), row, -1, -1);
+    struct liveshift_communicator *row = communicator_add(current_gate(), &made);
+    struct liveshift_clock *clock = clock_add(current_gate(), row, -1, -1);
     ledger_add(LEDGER_POINTER, &memory);
-    gate_begin(gate_here(), clock, 0, tid_here());
+    gate_begin(current_gate(), clock, 0, current_tid());
     gate_end(clock);
 }
 
@@ -51,7 +51,7 @@ static void *other(void *argument) {
 }
 
 static void begins_with_nothing(void) {
-    struct liveshift_page *page = gate_here()->page;
+    struct liveshift_page *page = current_gate()->page;
     CHECK_SAME(page->pid, getpid());
     CHECK_SAME(atomic_load(&page->communicators), 0);
     CHECK_SAME(atomic_load(&page->ledger.rows), 0);
@@ -81,7 +81,7 @@ static void first_use(unsigned delay) {
     atomic_store(&forked, true);
     ended_well(child);
     pthread_join(thread, NULL);
-    CHECK_SAME(atomic_load(&gate_here()->page->ledger.made), 1);
+    CHECK_SAME(atomic_load(&current_gate()->page->ledger.made), 1);
     _exit(0);
 }
 

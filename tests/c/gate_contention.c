@@ -30,7 +30,7 @@ static _Atomic uint64_t shared_done;
 
 static void group(struct worker *worker, unsigned n) {
     unsigned picked[4];
-    int32_t tid = tid_here();
+    int32_t tid = current_tid();
     bool open = gate_group_begin(gate);
     struct gate_want wants[4] = {0};
     for (unsigned i = 0; i < n; i++) {
@@ -57,7 +57,7 @@ static void *work(void *argument) {
         unsigned draw = below(&worker->seed, 100);
         if (draw < 75) {
             unsigned which = below(&worker->seed, CLOCKS);
-            gate_begin(gate, worker->clocks[which], 0, tid_here());
+            gate_begin(gate, worker->clocks[which], 0, current_tid());
             gate_end(worker->clocks[which]);
             worker->done[which]++;
         } else if (draw < 95) {
@@ -75,7 +75,7 @@ static void *work(void *argument) {
 static void *serve(void *argument) {
     (void)argument;
     while (!atomic_load(&stop)) {
-        gate_begin(gate, shared, 2, tid_here());
+        gate_begin(gate, shared, 2, current_tid());
         sched_yield(); /* inside the call */
         gate_end(shared);
         atomic_fetch_add(&shared_done, 1);
@@ -104,10 +104,10 @@ static bool attempt(struct agent *agent, unsigned *seed) {
     agent_arm(agent, 0);
     if (below(seed, 10) == 0)
         return false;
-    agent_see_begun(agent);
+    agent_read_targets(agent);
     if (below(seed, 3) == 0) /* another rank was further */
         agent->targets[below(seed, agent->rows)] += 1 + below(seed, 3);
-    agent_aim(agent);
+    agent_set_targets(agent);
     if (below(seed, 10) == 0)
         return false;
     double until = seconds() + 60;
@@ -115,13 +115,13 @@ static bool attempt(struct agent *agent, unsigned *seed) {
         bool raised = false;
         CHECK(seconds() < until);
         if (agent_reached(agent, &raised)) {
-            agent_give(agent, LIVESHIFT_CLOSED);
+            agent_order(agent, LIVESHIFT_CLOSED);
             if (agent_reached(agent, &raised))
                 break;
             raised = true; /* back to targets: a thread had been about to raise one */
         }
         if (raised)
-            agent_aim(agent);
+            agent_set_targets(agent);
     }
     nothing_moves(agent);
     return true;
@@ -141,7 +141,7 @@ static void silence(struct agent *agent) {
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
-    gate = gate_here();
+    gate = current_gate();
     struct communicator_made made = {
         .library = LIVESHIFT_NCCL, .size = 8, .rank = 1, .device = -1, .made_by = 'I'};
     pthread_t pool[POOL];
@@ -165,11 +165,11 @@ int main(int argc, char **argv) {
     for (int round = 0, rounds = 10 * atoi(argv[1]); round < rounds; round++) {
         ended += attempt(&agent, &seed);
         if (below(&seed, 4) != 0)
-            agent_give(&agent, LIVESHIFT_OPEN); /* else the next attempt begins with it closed */
+            agent_order(&agent, LIVESHIFT_OPEN); /* else the next attempt begins with it closed */
         if (round % 200 == 199)
             silence(&agent);
     }
-    agent_give(&agent, LIVESHIFT_OPEN);
+    agent_order(&agent, LIVESHIFT_OPEN);
     CHECK(ended > 0);
     atomic_store(&stop, true);
     for (unsigned i = 0; i < WORKERS; i++)

@@ -150,7 +150,7 @@ static void *busy(void *argument) {
     return NULL;
 }
 
-static struct liveshift_ledger *totals(void) { return &gate_here()->page->ledger; }
+static struct liveshift_ledger *totals(void) { return &current_gate()->page->ledger; }
 
 static void all_is_free(uint64_t all) {
     struct ledger_made found;
@@ -158,8 +158,8 @@ static void all_is_free(uint64_t all) {
         CHECK_SAME(found.kind, LIVESHIFT_MEMORY_FREE);
     CHECK_SAME(atomic_load(&totals()->made), all);
     CHECK_SAME(atomic_load(&totals()->freed), all - atomic_load(&totals()->missed));
-    for (uint32_t at = 0; at < atomic_load(&gate_here()->page->streams); at++) {
-        uint64_t handle = atomic_load(&liveshift_streams(gate_here()->page)[at].handle);
+    for (uint32_t at = 0; at < atomic_load(&current_gate()->page->streams); at++) {
+        uint64_t handle = atomic_load(&liveshift_streams(current_gate()->page)[at].handle);
         CHECK(handle == 0 || handle == STREAM_LEGACY);
     }
     CHECK_SAME(atomic_load(&totals()->graphs), 0);

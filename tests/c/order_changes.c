@@ -35,11 +35,11 @@ static struct gate *gate;
 static struct agent agent;
 static struct liveshift_clock *waited_for;
 
-static void close_it(void) { agent_give(&agent, LIVESHIFT_CLOSED); }
+static void close_it(void) { agent_order(&agent, LIVESHIFT_CLOSED); }
 
 static void aim_again(void) {
     agent.version++;
-    agent_give(&agent, LIVESHIFT_TARGET);
+    agent_order(&agent, LIVESHIFT_TARGET);
 }
 
 static void arm_again(void) { agent_arm(&agent, 0); }
@@ -47,19 +47,19 @@ static void arm_again(void) { agent_arm(&agent, 0); }
 /* Another attempt that has come as far: only its number tells it from the one that was seen. */
 static void begin_anew(void) {
     agent.attempt++;
-    agent_give(&agent, LIVESHIFT_TARGET);
+    agent_order(&agent, LIVESHIFT_TARGET);
 }
 
-static void open_it(void) { agent_give(&agent, LIVESHIFT_OPEN); }
+static void open_it(void) { agent_order(&agent, LIVESHIFT_OPEN); }
 
 static void nothing(void) {}
 
 static enum gate_verdict try_while(void (*happens)(void)) {
     struct gate_want want = {
         .clock = (uint32_t)(waited_for - liveshift_clocks(gate->page)), .kind = 1, .count = 1};
-    struct gate_visit visit = {0};
+    struct gate_waiter waiter = {0};
     between = happens;
-    enum gate_verdict verdict = gate_try(gate, &want, 1, tid_here(), &visit);
+    enum gate_verdict verdict = gate_try(gate, &want, 1, current_tid(), &waiter);
     between = NULL;
     return verdict;
 }
@@ -68,9 +68,9 @@ static uint64_t counted(void) { return atomic_load(&gate->page->counters[1].star
 
 static void aim(void) {
     agent_arm(&agent, 0);
-    agent_see_begun(&agent);
+    agent_read_targets(&agent);
     agent.targets[waited_for - liveshift_clocks(gate->page)] = TARGET;
-    agent_aim(&agent);
+    agent_set_targets(&agent);
 }
 
 /* Nothing is taken, whatever the order was and is. */
@@ -94,7 +94,7 @@ static void check_taken(void (*happens)(void)) {
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
-    gate = gate_here();
+    gate = current_gate();
     struct communicator_made made = {
         .library = LIVESHIFT_GLOO, .id = 1, .size = 2, .rank = 0, .device = -1, .made_by = 'I'};
     waited_for = clock_add(gate, communicator_add(gate, &made), -1, -1);

@@ -42,7 +42,7 @@ static void *make(void *argument) {
         gate_untracked_end(gate);
         for (unsigned n = below(&seed, 4); n > 0; n--) {
             struct liveshift_clock *clock = clocks[below(&seed, 3)];
-            gate_begin(gate, clock, 0, tid_here());
+            gate_begin(gate, clock, 0, current_tid());
             gate_end(clock);
             atomic_fetch_add(&done, 1);
         }
@@ -66,21 +66,21 @@ static void rows_stay(struct agent *agent) {
     for (uint32_t row = 0; row < rows; row++) /* a free one may go to who came just before */
         if (ids[row] != 0 && agent->clocks[row].id != 0)
             CHECK_SAME(agent->clocks[row].id, ids[row]);
-    agent_give(agent, LIVESHIFT_OPEN);
+    agent_order(agent, LIVESHIFT_OPEN);
     for (int i = 0; i < 5; i++)
         sched_yield();
 }
 
-static void an_ask_is_a_clocks_first_target(struct agent *agent) {
+static void a_missing_clock_begins_with_its_target(struct agent *agent) {
     struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 77, .size = 4, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);
-    struct liveshift_ask ask = {.id = clock_id(77, 0, 3), .target = 9};
+    struct liveshift_missing_clock missing = {.id = clock_id(77, 0, 3), .target = 9};
     agent_arm(agent, 0);
-    agent_write(agent, offsetof(struct liveshift_page, asks), &ask, sizeof ask);
-    AGENT_ORDER(agent, asked, 1);
+    agent_write(agent, offsetof(struct liveshift_page, missing_clocks), &missing, sizeof missing);
+    AGENT_ORDER(agent, missing_count, 1);
     CHECK_SAME(atomic_load(&clock_add(gate, row, 0, 3)->target), 9);
     CHECK_SAME(atomic_load(&clock_add(gate, row, 3, 0)->target), 0);
-    agent_give(agent, LIVESHIFT_OPEN);
+    agent_order(agent, LIVESHIFT_OPEN);
     CHECK_SAME(atomic_load(&clock_add(gate, row, 0, 2)->target), 0);
     communicator_end(gate, row);
 }
@@ -90,7 +90,7 @@ static void a_call_outlives_its_communicator(void) {
     struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);
     struct liveshift_clock *clock = clock_add(gate, row, -1, -1);
-    gate_begin(gate, clock, 0, tid_here());
+    gate_begin(gate, clock, 0, current_tid());
     communicator_end(gate, row);
     made.id = 79;
     row = communicator_add(gate, &made);
@@ -105,11 +105,11 @@ static void a_call_outlives_its_communicator(void) {
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
-    gate = gate_here();
+    gate = current_gate();
     lives = 20 * strtoul(argv[1], NULL, 10);
     static struct agent agent;
     agent_open(&agent, argv[2], getpid());
-    an_ask_is_a_clocks_first_target(&agent);
+    a_missing_clock_begins_with_its_target(&agent);
     a_call_outlives_its_communicator();
     pthread_t makers[MAKERS];
     for (unsigned long i = 0; i < MAKERS; i++)

@@ -4,8 +4,8 @@
  * what the agent and other threads do meanwhile is a function of each test. No look goes beyond
  * what a table holds: what follows the clocks in use has no memory. Includes gate.c.
  */
-#ifndef LIVESHIFT_TESTS_GATE_ALONE_H
-#define LIVESHIFT_TESTS_GATE_ALONE_H
+#ifndef LIVESHIFT_TESTS_GATE_FIXTURE_H
+#define LIVESHIFT_TESTS_GATE_FIXTURE_H
 
 #include "check.h"
 #include "gate/gate.h"
@@ -24,46 +24,47 @@ static struct liveshift_page *page;
 static struct liveshift_clock *clocks;
 
 /* Set: whatever is looked at is looked at with the gate's lock held. */
-static bool locked_looks;
+static bool check_locked;
 
-static inline void looked(void) {
-    if (locked_looks)
-        CHECK_SAME(pthread_mutex_trylock(&gate.deciding), EBUSY);
+static inline void check_lock_held(void) {
+    if (check_locked)
+        CHECK_SAME(pthread_mutex_trylock(&gate.lock), EBUSY);
 }
 
 static struct timespec now = {1000, 0};
-static unsigned waits;              /* of a thread at the gate */
-static unsigned asked_ms, take_ms;  /* how long it wanted to wait; how long it does; 0: as wanted */
-static void (*meanwhile)(unsigned); /* told the number of the wait, from 1 */
+static unsigned waits; /* of a thread at the gate */
+static unsigned wanted_ms,
+    forced_ms;                    /* how long it wanted to wait; how long it does; 0: as wanted */
+static void (*on_wait)(unsigned); /* told the number of the wait, from 1 */
 
-static inline int gettime_here(clockid_t clock, struct timespec *at) {
+static inline int fake_gettime(clockid_t clock, struct timespec *at) {
     CHECK_SAME(clock, CLOCK_MONOTONIC);
     *at = now;
     return 0;
 }
 
-static inline long wait_here(long number, const void *at, int op, uint32_t value,
-                             const struct timespec *look) {
+static inline long fake_futex_wait(long number, const void *at, int op, uint32_t value,
+                                   const struct timespec *look) {
     CHECK_SAME(number, SYS_futex);
     CHECK(at == (const void *)&page->order.check);
     CHECK_SAME(op, FUTEX_WAIT); /* not private: the agent has a mapping of its own */
     CHECK_SAME(value, atomic_load(&page->order.check));
     CHECK_SAME(look->tv_sec, 0);
     CHECK_SAME(look->tv_nsec % 1000000, 0);
-    asked_ms = (unsigned)(look->tv_nsec / 1000000);
+    wanted_ms = (unsigned)(look->tv_nsec / 1000000);
     CHECK(++waits < 10000);
-    now.tv_nsec += (take_ms != 0 ? take_ms : asked_ms) * 1000000L;
+    now.tv_nsec += (forced_ms != 0 ? forced_ms : wanted_ms) * 1000000L;
     now.tv_sec += now.tv_nsec / 1000000000;
     now.tv_nsec %= 1000000000;
-    meanwhile(waits);
+    on_wait(waits);
     errno = ETIMEDOUT;
     return -1;
 }
 
 #undef atomic_load
-#define atomic_load(at) (looked(), atomic_load_explicit(at, memory_order_seq_cst))
-#define clock_gettime(clock, at) gettime_here(clock, at)
-#define syscall(number, at, op, value, look, ...) wait_here(number, at, op, value, look)
+#define atomic_load(at) (check_lock_held(), atomic_load_explicit(at, memory_order_seq_cst))
+#define clock_gettime(clock, at) fake_gettime(clock, at)
+#define syscall(number, at, op, value, look, ...) fake_futex_wait(number, at, op, value, look)
 
 #include "gate/gate.c"
 
@@ -71,23 +72,23 @@ static inline long wait_here(long number, const void *at, int op, uint32_t value
 #define OTHER 12
 #define ROWS 64 /* end with a page of memory */
 
-static inline void give_of(uint32_t attempt, uint32_t version, uint32_t want) {
+static inline void give_order_of(uint32_t attempt, uint32_t version, uint32_t want) {
     atomic_store(&page->order.want, want);
     atomic_store(&page->order.attempt, attempt);
     atomic_store(&page->order.version, version);
     atomic_store(&page->order.check, ~(want * 0x01000193u ^ attempt * 0x9e3779b1u ^ version));
 }
 
-static inline void give(uint32_t want) { give_of(7, 3, want); }
+static inline void give_order(uint32_t want) { give_order_of(7, 3, want); }
 
 /* A page with clocks that nobody has used, each of a communicator of its own; the gate is open. */
-static inline void begin(void) {
+static inline void reset_page(void) {
     memset(page, 0, LIVESHIFT_HEADER_SIZE + ROWS * sizeof *clocks);
     memset(&gate, 0xff, sizeof gate);
     gate_init(&gate, page);
     CHECK(gate.page == page);
     CHECK_SAME(gate.progress, 0);
-    CHECK(atomic_load(&gate.errand) == NULL);
+    CHECK(atomic_load(&gate.callback) == NULL);
     for (int row = 0; row < LIVESHIFT_PAGE_CLOCKS; row++)
         CHECK_SAME(gate.waiting[row], 0);
     atomic_store(&page->clocks, ROWS);
@@ -95,21 +96,21 @@ static inline void begin(void) {
         atomic_store(&clocks[row].id, 100 + row);
         clocks[row].communicator = row;
     }
-    give(LIVESHIFT_OPEN);
-    waits = take_ms = 0;
+    give_order(LIVESHIFT_OPEN);
+    waits = forced_ms = 0;
 }
 
-static inline void owner(uint32_t row, int32_t tid) { atomic_store(&clocks[row].owner, tid); }
+static inline void set_owner(uint32_t row, int32_t tid) { atomic_store(&clocks[row].owner, tid); }
 
-static inline void stands_at(uint32_t row, uint64_t announced, uint64_t returned, uint64_t target) {
+static inline void set_clock(uint32_t row, uint64_t announced, uint64_t returned, uint64_t target) {
     atomic_store(&clocks[row].announced, announced);
     atomic_store(&clocks[row].returned, returned);
     atomic_store(&clocks[row].target, target);
 }
 
-static inline void unlocked(void) {
-    CHECK_SAME(pthread_mutex_trylock(&gate.deciding), 0);
-    pthread_mutex_unlock(&gate.deciding);
+static inline void check_unlocked(void) {
+    CHECK_SAME(pthread_mutex_trylock(&gate.lock), 0);
+    pthread_mutex_unlock(&gate.lock);
 }
 
 /* A page that ends with its last clock: what follows has no memory. */
