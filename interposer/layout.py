@@ -19,7 +19,7 @@ Fields = tuple[tuple[str, str], ...]
 """The fields of a structure in order: each has a name and a format code of Python's ``struct``."""
 
 
-class LedgerRecord:
+class CStruct:
     """One structure of page.h: little-endian, without padding between the fields."""
 
     def __init__(self, fields: Fields) -> None:
@@ -40,7 +40,7 @@ class LedgerRecord:
         return self.struct.iter_unpack(raw[: len(raw) // self.size * self.size])
 
 
-ORDER = LedgerRecord(
+ORDER = CStruct(
     (
         ("want", "I"),
         ("attempt", "I"),
@@ -53,7 +53,7 @@ ORDER = LedgerRecord(
     )
 )
 
-ANSWER = LedgerRecord(
+ANSWER = CStruct(
     (
         ("reopened", "I"),
         ("changes", "I"),
@@ -69,11 +69,11 @@ ANSWER = LedgerRecord(
         ("drained_ns", "Q"),
         ("torn_down_ns", "Q"),
         ("rebuilt_ns", "Q"),
-        ("trouble", "160s"),
+        ("message", "160s"),
     )
 )
 
-LEDGER = LedgerRecord(
+LEDGER = CStruct(
     (
         ("made", "Q"),
         ("freed", "Q"),
@@ -87,7 +87,7 @@ LEDGER = LedgerRecord(
     )
 )
 
-IDENTITY = LedgerRecord(
+IDENTITY = CStruct(
     (
         ("magic", "8s"),
         ("layout", "I"),
@@ -102,7 +102,7 @@ IDENTITY = LedgerRecord(
     )
 )
 
-TABLES = LedgerRecord(
+TABLES = CStruct(
     (
         ("clocks", "I"),
         ("communicators", "I"),
@@ -113,9 +113,9 @@ TABLES = LedgerRecord(
 )
 """The header's last fields before its rows: how many rows of the tables have been used."""
 
-COUNTER = LedgerRecord((("kind", "24s"), ("started", "Q")))
+COUNTER = CStruct((("kind", "24s"), ("started", "Q")))
 
-THREAD = LedgerRecord(
+THREAD = CStruct(
     (
         ("tid", "i"),
         ("state", "I"),
@@ -126,9 +126,9 @@ THREAD = LedgerRecord(
     )
 )
 
-MISSING_CLOCK = LedgerRecord((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
+MISSING_CLOCK = CStruct((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
 
-CLOCK = LedgerRecord(
+CLOCK = CStruct(
     (
         ("id", "Q"),
         ("announced", "Q"),
@@ -144,7 +144,7 @@ CLOCK = LedgerRecord(
     )
 )
 
-COMMUNICATOR = LedgerRecord(
+COMMUNICATOR = CStruct(
     (
         ("state", "I"),
         ("library", "I"),
@@ -166,7 +166,7 @@ COMMUNICATOR = LedgerRecord(
     )
 )
 
-STREAM = LedgerRecord(
+STREAM = CStruct(
     (
         ("handle", "Q"),
         ("device", "i"),
@@ -176,7 +176,7 @@ STREAM = LedgerRecord(
     )
 )
 
-ALLOCATION = LedgerRecord(
+ALLOCATION = CStruct(
     (
         ("address", "Q"),
         ("size", "Q"),

@@ -27,7 +27,7 @@ void sim_process_end(struct gate *gate) {
 
 struct liveshift_communicator *sim_communicator(struct gate *gate, int library, uint64_t id,
                                                 int size, int rank, const char *name) {
-    struct communicator_made made = {.library = library,
+    struct communicator_info made = {.library = library,
                                      .id = id,
                                      .size = size,
                                      .rank = rank,

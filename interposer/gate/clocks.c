@@ -44,8 +44,8 @@ uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to) {
 }
 
 static void warn_table_full(const char *what, const char *why) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&said))
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&warned))
         dprintf(STDERR_FILENO,
                 "liveshift: no room for another %s in this process's page: %s; "
                 "it can't be brought to a collective boundary\n",
@@ -67,13 +67,14 @@ static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t
 }
 
 struct liveshift_communicator *communicator_add(struct gate *gate,
-                                                const struct communicator_made *made) {
+                                                const struct communicator_info *made) {
     struct liveshift_page *page = gate->page;
     struct liveshift_communicator *table = liveshift_communicators(page), *row = NULL;
     pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&page->communicators);
     uint32_t at = 0;
-    /* We use the row of an ended one again only when all are taken: people may still read it. */
+    /* We use the row of an ended one again only when all are in use: its last state may still be
+       shown. */
     if (used >= LIVESHIFT_PAGE_COMMUNICATORS)
         while (at < used && atomic_load(&table[at].state) != LIVESHIFT_COMM_ENDED)
             at++;

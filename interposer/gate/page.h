@@ -129,7 +129,7 @@ struct liveshift_answer {
     /* How long draining, teardown and rebuild took last; nanoseconds. */
     _Atomic uint64_t drained_ns, torn_down_ns, rebuilt_ns;
     /* Why done_result is not 0, in words, NUL-padded; written before it. With 0, a remark. */
-    char trouble[160];
+    char message[160];
 };
 
 struct liveshift_counter {
@@ -168,8 +168,8 @@ struct liveshift_clock {
     _Atomic uint64_t announced;
     /* Operations whose real call came back, by return or by exception. By the interposer. */
     _Atomic uint64_t returned;
-    /* The number beyond `target` up to which a thread has passed that owned a pending operation. By the
-       interposer, only while the gate is closed. */
+    /* The number beyond `target` up to which a thread has passed that owned a pending operation. By
+       the interposer, only while the gate is closed. */
     _Atomic uint64_t raised;
     /* Operations up to this number pass in LIVESHIFT_TARGET. By the agent, before the order; a
        clock that is made while the gate is closed begins with its target in `missing_clocks`. */
@@ -215,15 +215,15 @@ struct liveshift_communicator {
     uint32_t ordinal;
     /* How often it has been rebuilt. By the interposer. */
     _Atomic uint32_t generation;
-    /* For people: commName, or the group's name, NUL-padded. */
+    /* For display: commName, or the group's name, NUL-padded. */
     char name[64];
     /* Why it can't be torn down, in words, NUL-padded; empty: nothing known. By the interposer. */
     char unsafe[128];
     /* A fresh ncclUniqueId, by the interposer where `rank` is 0, for attempt `fresh_attempt`. */
     uint8_t fresh_id[128];
-    /* The one to rebuild with, and when in the global order (from 1; 0: not at all, because a member
-       is gone: then operations on it fail, and it can still be destroyed). By the agent, before
-       the order LIVESHIFT_REBUILD. */
+    /* The one to rebuild with, and when in the global order (from 1; 0: not at all, because a
+       member is gone: then operations on it fail, and it can still be destroyed). By the agent,
+       before the order LIVESHIFT_REBUILD. */
     uint8_t rebuild_id[128];
     _Atomic uint32_t fresh_attempt;
     _Atomic uint32_t rebuild_order;
@@ -253,7 +253,7 @@ enum liveshift_memory {
     LIVESHIFT_MEMORY_PHYSICAL = 8,   /* cuMemCreate: address is the handle */
     LIVESHIFT_MEMORY_MAPPED = 9,     /* cuMemMap */
     LIVESHIFT_MEMORY_IMPORTED = 10,  /* IPC or shareable handle of another process, opened here */
-    LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, given away */
+    LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, exported */
     LIVESHIFT_MEMORY_NCCL = 12,      /* ncclMemAlloc */
     LIVESHIFT_MEMORY_MULTICAST = 13, /* cuMulticastCreate: address is the handle */
     LIVESHIFT_MEMORY_EVENT = 14,     /* IPC handle of an event, made or opened here: no memory */

@@ -21,7 +21,7 @@
 
 /* The kind of name that finds a row. A function that frees takes one kind of name, no matter which
    function allocated. */
-enum ledger_name {
+enum ledger_key {
     LEDGER_POINTER = 1, /* device, pool, managed and pinned memory */
     LEDGER_REGISTERED,  /* cudaHostRegister */
     LEDGER_RESERVED,    /* cuMemAddressReserve */
@@ -34,31 +34,31 @@ enum ledger_name {
 };
 
 /* What a hook records about an allocation; see struct liveshift_allocation. */
-struct ledger_made {
+struct ledger_record {
     enum liveshift_memory kind;
     int32_t device; /* -1: none */
     uint64_t address, size, handle, stream, flags;
 };
 
 /* An allocation that is about to be freed. */
-struct ledger_leaving {
+struct ledger_free {
     uint32_t row;   /* row + 1; 0: the allocation isn't known */
     bool last;      /* this is its last holder, so the row goes when the call succeeds */
     uint64_t which; /* name and address */
 };
 
-void ledger_add(enum ledger_name name, const struct ledger_made *made);
+void ledger_add(enum ledger_key name, const struct ledger_record *made);
 
-/* A hook calls ledger_leave before the call that frees, and ledger_left after it. */
-struct ledger_leaving ledger_leave(enum ledger_name name, uint64_t address);
-void ledger_left(struct ledger_leaving leaving, bool freed);
+/* A hook calls ledger_free_begin before the call that frees, and ledger_free_end after it. */
+struct ledger_free ledger_free_begin(enum ledger_key name, uint64_t address);
+void ledger_free_end(struct ledger_free leaving, bool freed);
 
 /* Whether the ledger knows an allocation of that name; `found`, unless NULL, gets the row. */
-bool ledger_find(enum ledger_name name, uint64_t address, struct ledger_made *found);
+bool ledger_find(enum ledger_key name, uint64_t address, struct ledger_record *found);
 
 /* The process gave away an IPC or shareable handle of this allocation. The ledger adds an exported
    row, which stays as long as the allocation's own row. */
-void ledger_exported(enum ledger_name name, uint64_t address, uint64_t flags);
+void ledger_exported(enum ledger_key name, uint64_t address, uint64_t flags);
 
 /* Physical memory. retained: the driver gave out another handle of it. mapped: it was mapped at an
    address. unmapped: nothing is mapped in this range any more. Physical memory lives while it has a

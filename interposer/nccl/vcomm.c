@@ -23,7 +23,7 @@ struct vcomm *vcomm_new(void) {
         return NULL;
     v->magic = VCOMM_MAGIC;
     v->device = v->rank = -1;
-    v->quick = QUICK_NONE;
+    v->fast_stream = FAST_STREAM_NONE;
     v->gate = current_gate();
     pthread_mutex_init(&v->records, NULL);
     v->registrations_end = &v->registrations;
@@ -35,7 +35,7 @@ struct vcomm *vcomm_new(void) {
 void vcomm_list(struct vcomm *v, bool pending) {
     struct gate *gate = current_gate();
     if (v->row == NULL && v->id != 0) {
-        struct communicator_made made = {
+        struct communicator_info made = {
             .library = LIVESHIFT_NCCL,
             .id = v->id,
             .parent = v->parent,
@@ -58,7 +58,7 @@ void vcomm_list(struct vcomm *v, bool pending) {
     pthread_mutex_unlock(&vcomms_lock);
 }
 
-static void forget(struct vcomm *v) {
+static void free_records(struct vcomm *v) {
     for (struct registration *next, *at = v->registrations; at != NULL; at = next) {
         next = at->next;
         free(at);
@@ -75,13 +75,13 @@ static void forget(struct vcomm *v) {
     v->windows = NULL;
     v->reductions = NULL;
     config_free(v->config);
-    config_free(v->how.given);
-    free(v->how.ids);
-    free(v->how.excluded);
+    config_free(v->creation.given);
+    free(v->creation.ids);
+    free(v->creation.excluded);
     free(atomic_load(&v->pairs));
-    v->config = v->how.given = NULL;
-    v->how.ids = NULL;
-    v->how.excluded = NULL;
+    v->config = v->creation.given = NULL;
+    v->creation.ids = NULL;
+    v->creation.excluded = NULL;
     atomic_store(&v->pairs, NULL);
 }
 
@@ -96,7 +96,7 @@ void vcomm_end(struct vcomm *v) {
     ended = v;
     pthread_mutex_unlock(&vcomms_lock);
     bool down = atomic_exchange(&v->state, VCOMM_ENDED) == VCOMM_DOWN;
-    atomic_store(&v->quick, QUICK_NONE);
+    atomic_store(&v->fast_stream, FAST_STREAM_NONE);
     v->clock = NULL;
     if (v->row != NULL) /* v->row stays: a thread may be inside a call when the vcomm is aborted */
         communicator_end(current_gate(), v->row);
@@ -104,7 +104,7 @@ void vcomm_end(struct vcomm *v) {
         return;
     v->real = NULL;
     pthread_mutex_lock(&v->records);
-    forget(v);
+    free_records(v);
     pthread_mutex_unlock(&v->records);
 }
 
@@ -137,18 +137,18 @@ struct liveshift_clock *vcomm_pair(struct vcomm *v, int peer, bool sends) {
     return clock;
 }
 
-void vcomm_quick(struct vcomm *v, nccl_stream stream) {
+void vcomm_set_fast_stream(struct vcomm *v, nccl_stream stream) {
     if (atomic_load(&v->state) != VCOMM_LIVE || atomic_load(&captures_under_way) != 0)
         return;
-    atomic_store(&v->quick, (uintptr_t)stream);
+    atomic_store(&v->fast_stream, (uintptr_t)stream);
     if (atomic_load(&v->state) != VCOMM_LIVE || atomic_load(&captures_under_way) != 0)
-        atomic_store(&v->quick, QUICK_NONE);
+        atomic_store(&v->fast_stream, FAST_STREAM_NONE);
 }
 
-void vcomms_not_quick(void) {
+void vcomms_clear_fast_stream(void) {
     pthread_mutex_lock(&vcomms_lock);
     for (struct vcomm *v = vcomms; v != NULL; v = v->next)
-        atomic_store(&v->quick, QUICK_NONE);
+        atomic_store(&v->fast_stream, FAST_STREAM_NONE);
     pthread_mutex_unlock(&vcomms_lock);
 }
 

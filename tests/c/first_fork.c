@@ -20,14 +20,14 @@ uint64_t capture_number(uint64_t stream) { return 0 * stream; }
 
 /* And the part of the NCCL adapter. */
 void vcomms_forked(void) {}
-void vcomms_not_quick(void) {}
+void vcomms_clear_fast_stream(void) {}
 
 static atomic_int at_once;
 static atomic_bool forked;
 
 static void use(void) {
-    struct ledger_made memory = {LIVESHIFT_MEMORY_DEVICE, 0, 0x1000, 512, 0, 0, 0};
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 7, .size = 2, .rank = 0};
+    struct ledger_record memory = {LIVESHIFT_MEMORY_DEVICE, 0, 0x1000, 512, 0, 0, 0};
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 7, .size = 2, .rank = 0};
     struct liveshift_communicator *row = communicator_add(current_gate(), &made);
     struct liveshift_clock *clock = clock_add(current_gate(), row, -1, -1);
     ledger_add(LEDGER_POINTER, &memory);

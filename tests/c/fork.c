@@ -29,7 +29,7 @@ static void *work(void *argument) {
 }
 
 static struct liveshift_clock *clock_of(uint64_t id) {
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = id, .size = 2, .rank = 0};
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = id, .size = 2, .rank = 0};
     struct liveshift_communicator *row = communicator_add(current_gate(), &made);
     CHECK(row != NULL);
     return clock_add(current_gate(), row, -1, -1);

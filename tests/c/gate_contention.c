@@ -142,7 +142,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
     gate = current_gate();
-    struct communicator_made made = {
+    struct communicator_info made = {
         .library = LIVESHIFT_NCCL, .size = 8, .rank = 1, .device = -1, .made_by = 'I'};
     pthread_t pool[POOL];
     for (unsigned i = 0; i < WORKERS; i++) {

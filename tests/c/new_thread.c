@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A thread that has never passed the gate owns the pending operation, and the gate cannot know that
- * it is the owner. The other threads are a pool. Each of them passes again after its own short stall
- * limit. The test checks that the boundary is reached all the same.
+ * it is the owner. The other threads are a pool. Each of them passes again after its own short
+ * stall limit. The test checks that the boundary is reached all the same.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
     gate = current_gate();
-    struct communicator_made made = {
+    struct communicator_info made = {
         .library = LIVESHIFT_GLOO, .id = 9000, .size = 8, .rank = 1, .device = -1, .made_by = 'I'};
     pool_clock = clock_add(gate, communicator_add(gate, &made), -1, -1);
     made.library = LIVESHIFT_NCCL;

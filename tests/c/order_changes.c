@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
     gate = current_gate();
-    struct communicator_made made = {
+    struct communicator_info made = {
         .library = LIVESHIFT_GLOO, .id = 1, .size = 2, .rank = 0, .device = -1, .made_by = 'I'};
     waited_for = clock_add(gate, communicator_add(gate, &made), -1, -1);
     agent_open(&agent, argv[2], getpid());

@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
     struct gate *gate = current_gate();
-    struct communicator_made made = {
+    struct communicator_info made = {
         .library = LIVESHIFT_NCCL, .id = 1, .size = 2, .rank = 0, .device = -1, .made_by = 'I'};
     struct liveshift_communicator *row = communicator_add(gate, &made);
     struct liveshift_clock *first = clock_add(gate, row, -1, -1);

@@ -22,7 +22,7 @@ static void *make(void *argument) {
     unsigned seed = (unsigned)which;
     for (unsigned long life = 0; life < lives; life++) {
         uint64_t ids[2] = {which, life};
-        struct communicator_made made = {.library = LIVESHIFT_NCCL,
+        struct communicator_info made = {.library = LIVESHIFT_NCCL,
                                          .id = hash64(0, ids, sizeof ids),
                                          .size = 4,
                                          .rank = 0,
@@ -72,7 +72,7 @@ static void rows_stay(struct agent *agent) {
 }
 
 static void a_missing_clock_begins_with_its_target(struct agent *agent) {
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 77, .size = 4, .rank = 0};
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 77, .size = 4, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);
     struct liveshift_missing_clock missing = {.id = clock_id(77, 0, 3), .target = 9};
     agent_arm(agent, 0);
@@ -87,7 +87,7 @@ static void a_missing_clock_begins_with_its_target(struct agent *agent) {
 
 /* The call's return must not be counted on another communicator's clock. */
 static void a_call_outlives_its_communicator(void) {
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);
     struct liveshift_clock *clock = clock_add(gate, row, -1, -1);
     gate_begin(gate, clock, 0, current_tid());
