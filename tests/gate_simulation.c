@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The interposer's gate for tests/gate_world.py: many processes' pages and gates in one process,
- * and threads that are the caller's coroutines, so nothing here waits. gate.c and clocks.c are
- * compiled beside it as they are; process.c is included for the page that it makes.
+ * The interposer's gate for tests/gate_world.py. One process holds the pages and gates of many
+ * simulated processes. The threads are coroutines of the caller, so nothing here waits. gate.c and
+ * clocks.c are compiled unchanged; process.c is included, since it makes the page.
  */
 #include "gate/clocks.h"
 
@@ -46,7 +46,7 @@ void sim_communicator_end(struct gate *gate, struct liveshift_communicator *row)
     communicator_end(gate, row);
 }
 
-/* The two halves of gate_begin, for something to happen between them. */
+/* gate_begin in two parts, so that a simulation can do something between them. */
 void sim_announce(struct gate *gate, uint32_t clock, uint32_t kind, int32_t tid) {
     gate_announce(gate, &liveshift_clocks(gate->page)[clock], kind, tid);
 }

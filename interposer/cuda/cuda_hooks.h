@@ -43,12 +43,12 @@ struct ipc_handle {
 
 static inline uint64_t number(const void *handle) { return (uint64_t)(uintptr_t)handle; }
 
-/* Records in the ledger that memory was made under this name. */
-static inline void record_allocation(enum ledger_key name, enum liveshift_memory kind,
+/* Records new memory in the ledger. */
+static inline void record_allocation(enum ledger_key key, enum liveshift_memory kind,
                                      int32_t device, uint64_t address, uint64_t size,
                                      uint64_t stream, uint64_t flags) {
     struct ledger_record it = {kind, device, address, size, 0, stream, flags};
-    ledger_add(name, &it);
+    ledger_add(key, &it);
     if (kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_POOL ||
         kind == LIVESHIFT_MEMORY_ARENA)
         service_for_memory();
@@ -60,13 +60,13 @@ static inline void record_handle(enum liveshift_memory kind, int32_t device, uin
     ledger_add(LEDGER_HANDLE, &it);
 }
 
-/* Makes `call`, which frees the memory of that name and address, and keeps the ledger right. The
+/* Makes `call`, which frees the memory of that key and address, and keeps the ledger right. The
    value is the result of `call`. */
-#define FREES(name, address, call)                                                                 \
+#define FREES(key, address, call)                                                                  \
     ({                                                                                             \
         struct ledger_free leaving_ = {0};                                                         \
         if (cuda_depth == 0)                                                                       \
-            leaving_ = ledger_free_begin(name, address);                                           \
+            leaving_ = ledger_free_begin(key, address);                                            \
         int result_ = CUDA_CALL(call);                                                             \
         ledger_free_end(leaving_, result_ == 0);                                                   \
         result_;                                                                                   \

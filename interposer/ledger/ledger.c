@@ -18,7 +18,7 @@
 /* The data of a row that the page doesn't hold. */
 struct entry {
     uint64_t address;
-    uint32_t name;    /* enum ledger_key; 0: not in the index */
+    uint32_t key;     /* enum ledger_key; 0: not in the index */
     uint32_t next;    /* row + 1 in the chain */
     uint32_t linked;  /* row + 1: the memory that a mapping maps; else the exported row of this */
     uint32_t handles; /* handles of physical memory; how often an IPC handle was opened; or 1 */
@@ -79,8 +79,8 @@ static struct index *get_index(void) {
 }
 
 /* CUDA's addresses are aligned to at least 256 bytes; handles can be any number. */
-static uint32_t bucket_of(uint32_t name, uint64_t address) {
-    return (uint32_t)(((address + name) * 0x9e3779b97f4a7c15u) >> 48) % BUCKETS;
+static uint32_t bucket_of(uint32_t key, uint64_t address) {
+    return (uint32_t)(((address + key) * 0x9e3779b97f4a7c15u) >> 48) % BUCKETS;
 }
 
 static pthread_mutex_t *lock_of(uint32_t bucket) {
@@ -90,11 +90,11 @@ static pthread_mutex_t *lock_of(uint32_t bucket) {
 }
 
 /* The link in the chain that leads to the entry, or the chain's end. Under the chain's lock. */
-static uint32_t *link_to(struct index *index, uint32_t bucket, uint32_t name, uint64_t address) {
+static uint32_t *link_to(struct index *index, uint32_t bucket, uint32_t key, uint64_t address) {
     uint32_t *link = &index->chains[bucket];
     while (*link != 0) {
         struct entry *entry = &index->entries[*link - 1];
-        if (entry->address == address && entry->name == name)
+        if (entry->address == address && entry->key == key)
             break;
         link = &entry->next;
     }
@@ -111,7 +111,7 @@ static void insert(struct index *index, uint32_t bucket, uint32_t row) {
 static void drop_reference(struct index *index, uint32_t row) {
     while (atomic_fetch_sub(&index->entries[row].references, 1) == 1) {
         uint32_t linked = index->entries[row].linked;
-        index->entries[row].name = 0;
+        index->entries[row].key = 0;
         index->entries[row].linked = 0;
         row_free(row);
         if (linked == 0)
@@ -121,7 +121,7 @@ static void drop_reference(struct index *index, uint32_t row) {
 }
 
 /* Takes a row of the page, without an entry in the index yet. False: there is no room. */
-static bool new_row(struct index *index, uint32_t name, const struct ledger_record *made,
+static bool new_row(struct index *index, uint32_t key, const struct ledger_record *made,
                     uint32_t *row) {
     struct liveshift_ledger *totals = &current_gate()->page->ledger;
     uint64_t serial = atomic_fetch_add_explicit(&totals->made, 1, memory_order_relaxed) + 1;
@@ -131,7 +131,7 @@ static bool new_row(struct index *index, uint32_t name, const struct ledger_reco
     }
     struct entry *entry = &index->entries[*row];
     entry->address = made->address;
-    entry->name = name;
+    entry->key = key;
     entry->linked = 0;
     entry->handles = 1;
     atomic_store_explicit(&entry->references, 1, memory_order_relaxed);
@@ -139,19 +139,19 @@ static bool new_row(struct index *index, uint32_t name, const struct ledger_reco
     return true;
 }
 
-static void add(enum ledger_key name, const struct ledger_record *made, uint32_t of) {
+static void add(enum ledger_key key, const struct ledger_record *made, uint32_t of) {
     struct index *index = get_index();
     uint32_t row, stale = 0;
-    if (!new_row(index, name, made, &row)) {
+    if (!new_row(index, key, made, &row)) {
         if (of != 0)
             drop_reference(index, of - 1);
         return;
     }
     index->entries[row].linked = of;
-    uint32_t bucket = bucket_of(name, made->address);
+    uint32_t bucket = bucket_of(key, made->address);
     pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t *link = link_to(index, bucket, name, made->address);
-    if (*link != 0 && name == LEDGER_OPENED) { /* one row, counted */
+    uint32_t *link = link_to(index, bucket, key, made->address);
+    if (*link != 0 && key == LEDGER_OPENED) { /* one row, counted */
         uint32_t known = *link - 1;
         index->entries[known].handles++;
         atomic_fetch_add(&index->entries[known].references, 1);
@@ -168,16 +168,16 @@ static void add(enum ledger_key name, const struct ledger_record *made, uint32_t
         drop_reference(index, stale - 1);
 }
 
-void ledger_add(enum ledger_key name, const struct ledger_record *made) { add(name, made, 0); }
+void ledger_add(enum ledger_key key, const struct ledger_record *made) { add(key, made, 0); }
 
-struct ledger_free ledger_free_begin(enum ledger_key name, uint64_t address) {
+struct ledger_free ledger_free_begin(enum ledger_key key, uint64_t address) {
     struct ledger_free leaving = {0, false, address};
     struct index *index = atomic_load_explicit(&current_index, memory_order_acquire);
     if (index == NULL)
         return leaving;
-    uint32_t bucket = bucket_of(name, address);
+    uint32_t bucket = bucket_of(key, address);
     pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t *link = link_to(index, bucket, name, address);
+    uint32_t *link = link_to(index, bucket, key, address);
     if (*link != 0) {
         leaving.row = *link;
         struct entry *entry = &index->entries[*link - 1];
@@ -199,7 +199,7 @@ void ledger_free_end(struct ledger_free leaving, bool freed) {
         return;
     }
     struct entry *entry = &index->entries[row];
-    uint32_t bucket = bucket_of(entry->name, entry->address);
+    uint32_t bucket = bucket_of(entry->key, entry->address);
     pthread_mutex_t *lock = lock_of(bucket);
     entry->handles++;
     if (leaving.last)
@@ -207,27 +207,27 @@ void ledger_free_end(struct ledger_free leaving, bool freed) {
     pthread_mutex_unlock(lock);
 }
 
-bool ledger_find(enum ledger_key name, uint64_t address, struct ledger_record *found) {
+bool ledger_find(enum ledger_key key, uint64_t address, struct ledger_record *found) {
     struct index *index = get_index();
     if (index == NULL)
         return false;
-    uint32_t bucket = bucket_of(name, address);
+    uint32_t bucket = bucket_of(key, address);
     pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t at = *link_to(index, bucket, name, address);
+    uint32_t at = *link_to(index, bucket, key, address);
     if (at != 0 && found != NULL)
         row_read(at - 1, found);
     pthread_mutex_unlock(lock);
     return at != 0;
 }
 
-void ledger_exported(enum ledger_key name, uint64_t address, uint64_t flags) {
+void ledger_exported(enum ledger_key key, uint64_t address, uint64_t flags) {
     struct index *index = get_index();
     if (index == NULL)
         return;
-    uint32_t bucket = bucket_of(name, address);
+    uint32_t bucket = bucket_of(key, address);
     struct ledger_record made = {LIVESHIFT_MEMORY_EXPORTED, -1, address, 0, 0, 0, flags};
     pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t at = *link_to(index, bucket, name, address);
+    uint32_t at = *link_to(index, bucket, key, address);
     struct entry *of = at != 0 ? &index->entries[at - 1] : NULL;
     if (of == NULL || of->linked == 0) {
         struct ledger_record source = {.device = -1};
@@ -236,7 +236,7 @@ void ledger_exported(enum ledger_key name, uint64_t address, uint64_t flags) {
             row_read(at - 1, &source);
         made.device = source.device;
         made.size = source.size;
-        made.handle = name == LEDGER_HANDLE ? address : 0;
+        made.handle = key == LEDGER_HANDLE ? address : 0;
         /* Without its source's row, no call removes this row again, which is safe. */
         if (new_row(index, 0, &made, &row) && of != NULL)
             of->linked = row + 1;
@@ -299,12 +299,12 @@ void ledger_reset(int32_t device) {
     struct ledger_record made;
     for (uint32_t row = 0; row_read(row, &made); row++)
         if (frees(made.kind) && made.device == device && made.handle == 0) {
-            enum ledger_key name = made.kind == LIVESHIFT_MEMORY_REGISTERED ? LEDGER_REGISTERED
-                                   : made.kind == LIVESHIFT_MEMORY_IMPORTED ? LEDGER_OPENED
-                                                                            : LEDGER_POINTER;
+            enum ledger_key key = made.kind == LIVESHIFT_MEMORY_REGISTERED ? LEDGER_REGISTERED
+                                  : made.kind == LIVESHIFT_MEMORY_IMPORTED ? LEDGER_OPENED
+                                                                           : LEDGER_POINTER;
             struct ledger_free leaving;
             do {
-                leaving = ledger_free_begin(name, made.address);
+                leaving = ledger_free_begin(key, made.address);
                 ledger_free_end(leaving, true);
             } while (leaving.row != 0 && !leaving.last);
         }

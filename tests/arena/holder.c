@@ -49,8 +49,7 @@ static int same(void *address, size_t size, unsigned seed) {
     return result;
 }
 
-/* ---- threads that allocate and free all the time ----------------------------------------------
-   */
+/* ---- threads that allocate and free all the time ---- */
 
 static pthread_t threads[CHURNING];
 static atomic_bool enough;
@@ -97,13 +96,11 @@ static unsigned long churn_end(void) {
     return atomic_load(&rounds);
 }
 
-/* ---- commands ---------------------------------------------------------------------------------
-   */
+/* ---- commands ---- */
 
 static cudaStream_t captured;
 
-/* A child may not use CUDA; whether freeing and allocating there is refused, and how many threads.
-   */
+/* A forked child may not use CUDA. Returns 0 if freeing and allocating fail there. */
 static long in_child(void *address) {
     fflush(stdout);
     pid_t child = fork();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an agent does with a page, as orders.py and host_gate.py do it: by pread and pwrite. */
+/* An agent's access to a page by pread and pwrite, as in orders.py and host_gate.py. */
 #ifndef LIVESHIFT_TESTS_AGENT_H
 #define LIVESHIFT_TESTS_AGENT_H
 
@@ -20,7 +20,7 @@ struct agent {
     int fd;
     uint32_t *futex;
     uint32_t attempt, version, heartbeat;
-    /* What a reading found. */
+    /* The fields below are what the agent read last. */
     uint32_t rows;
     struct liveshift_clock clocks[LIVESHIFT_PAGE_CLOCKS];
     struct liveshift_answer answer;
@@ -82,7 +82,7 @@ static inline void agent_clocks(struct agent *agent) {
     agent_read(agent, LIVESHIFT_CLOCKS_AT, agent->clocks, agent->rows * sizeof *agent->clocks);
 }
 
-/* Targets are what has begun; waits until no group is being begun. */
+/* Sets the targets to the numbers that have begun. Waits until no group is being begun. */
 static inline void agent_read_targets(struct agent *agent) {
     double until = seconds() + 20;
     do {
@@ -105,8 +105,8 @@ static inline void agent_set_targets(struct agent *agent) {
     agent_order(agent, LIVESHIFT_TARGET);
 }
 
-/* Whether the process has reached its targets. Where it is beyond one, that one is raised, and
-   `raised` says so. */
+/* Whether the process has reached its targets. If it is beyond a target, this function raises that
+   target and sets `raised`. */
 static inline bool agent_reached(struct agent *agent, bool *raised) {
     agent_answer(agent);
     uint32_t changes = agent->answer.changes, known = agent->rows;

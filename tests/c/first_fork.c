@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A process forks while another thread of it uses the page, a communicator and the ledger for the
- * very first time: whatever of that the child got, it begins with nothing and finds no lock held.
+ * first time. The child inherits part of that state. It must begin empty and must find no lock
+ * held.
  * needs: gate/gate.c gate/clocks.c gate/process.c ledger/ledger.c ledger/ledger_rows.c ledger/streams.c ledger/graphs.c
  */
 #include "check.h"
@@ -18,7 +19,7 @@
 uint32_t driver_version(void) { return 13000; }
 uint64_t capture_number(uint64_t stream) { return 0 * stream; }
 
-/* And the part of the NCCL adapter. */
+/* Stand-ins for the NCCL adapter. */
 void vcomms_forked(void) {}
 void vcomms_clear_fast_stream(void) {}
 
@@ -44,7 +45,8 @@ static void together(void) {
 static void *other(void *argument) {
     together();
     use();
-    /* ThreadSanitizer leaves a child alone whose parent had threads, not had had some. */
+    /* ThreadSanitizer does not check a child whose parent has other threads at the fork. It does
+       check one whose parent had threads only before. */
     while (!atomic_load(&forked))
         sched_yield();
     return argument;
@@ -68,7 +70,7 @@ static void ended_well(pid_t child) {
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* In a process of its own, which has used nothing yet. */
+/* Runs in a new process, which has used nothing yet. */
 static void first_use(unsigned delay) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, other, NULL) == 0);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process with busy threads forks, again and again: each child has a page of its own that begins
- * at nothing and an open gate, also where its parent's was closed, and the parent's page is as if
- * nothing had been.
+ * A process with busy threads forks again and again. Each child gets its own page, with all
+ * counters at 0 and an open gate, even if the parent's gate was closed. The parent's page does not
+ * change.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
@@ -38,7 +38,7 @@ static struct liveshift_clock *clock_of(uint64_t id) {
 static int in_child(int parent, unsigned generation) {
     CHECK_SAME(process_generation(), generation + 1);
     CHECK_SAME(current_tid(), getpid());
-    /* What is still written into the parent's rows is seen by nobody. */
+    /* A write to one of the parent's rows must not reach the parent's page. */
     gate_end(clocks[0]);
     struct gate *gate = current_gate();
     CHECK(gate->page->pid == getpid() && getpid() != parent);
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
         int status;
         CHECK(waitpid(child, &status, 0) == child && status == 0);
         CHECK(current_gate() == gate && process_generation() == generation);
-        static struct agent theirs; /* its page outlives it */
+        static struct agent theirs; /* the page's file stays after the child */
         agent_open(&theirs, argv[2], child);
         agent_clocks(&theirs);
         CHECK_SAME(theirs.rows, 1);

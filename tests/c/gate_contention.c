@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads that pass the gate as fast as they can, and an agent that stops them at random moments:
- * where it finds its targets reached with the gate closed, nothing moves, and in the end no
+ * Threads pass the gate as fast as they can, and an agent stops them at random moments. When the
+ * agent finds its targets reached and the gate closed, no clock may change any more. In the end no
  * operation was lost or counted twice.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
@@ -11,7 +11,7 @@
 #include <sched.h>
 
 #define WORKERS 4
-#define POOL 2 /* more threads, that share one blocking communicator */
+#define POOL 2 /* further threads, which share one blocking communicator */
 #define CLOCKS 3
 
 static struct gate *gate;
@@ -93,19 +93,19 @@ static void nothing_moves(struct agent *agent) {
     agent_clocks(agent);
     for (uint32_t row = 0; row < agent->rows; row++)
         CHECK_SAME(agent->clocks[row].returned, returned[row]);
-    while (!agent_reached(agent, &raised)) { /* an untracked one may have begun */
+    while (!agent_reached(agent, &raised)) { /* an untracked communication may have begun */
         CHECK(!raised);
         CHECK(agent->answer.untracked != 0);
     }
 }
 
-/* One attempt; whether it was brought to its end. */
+/* Makes one attempt. Returns whether it reached a boundary. */
 static bool attempt(struct agent *agent, unsigned *seed) {
     agent_arm(agent, 0);
     if (below(seed, 10) == 0)
         return false;
     agent_read_targets(agent);
-    if (below(seed, 3) == 0) /* another rank was further */
+    if (below(seed, 3) == 0) /* pretend that another rank has begun more */
         agent->targets[below(seed, agent->rows)] += 1 + below(seed, 3);
     agent_set_targets(agent);
     if (below(seed, 10) == 0)
@@ -118,7 +118,7 @@ static bool attempt(struct agent *agent, unsigned *seed) {
             agent_order(agent, LIVESHIFT_CLOSED);
             if (agent_reached(agent, &raised))
                 break;
-            raised = true; /* back to targets: a thread had been about to raise one */
+            raised = true; /* back to TARGET: a thread was about to raise a target */
         }
         if (raised)
             agent_set_targets(agent);
@@ -127,7 +127,7 @@ static bool attempt(struct agent *agent, unsigned *seed) {
     return true;
 }
 
-/* The agent falls silent: the threads open the gate themselves. */
+/* The agent sends no heartbeat: the threads open the gate themselves. */
 static void silence(struct agent *agent) {
     agent_arm(agent, 60);
     double until = seconds() + 60;
@@ -165,7 +165,8 @@ int main(int argc, char **argv) {
     for (int round = 0, rounds = 10 * atoi(argv[1]); round < rounds; round++) {
         ended += attempt(&agent, &seed);
         if (below(&seed, 4) != 0)
-            agent_order(&agent, LIVESHIFT_OPEN); /* else the next attempt begins with it closed */
+            agent_order(&agent,
+                        LIVESHIFT_OPEN); /* else the next attempt begins with a closed gate */
         if (round % 200 == 199)
             silence(&agent);
     }

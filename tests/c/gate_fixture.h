@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate by itself, on a page of the program's own. Time passes only while a thread waits, and
- * what the agent and other threads do meanwhile is a function of each test. No look goes beyond
- * what a table holds: what follows the clocks in use has no memory. Includes gate.c.
+ * Tests of the gate alone, on a page in memory. Time passes only while a thread waits. Each test
+ * has a function that plays the agent and other threads during a wait. There is no memory behind
+ * the clocks in use, so a read beyond the table ends the program. This header includes gate.c.
  */
 #ifndef LIVESHIFT_TESTS_GATE_FIXTURE_H
 #define LIVESHIFT_TESTS_GATE_FIXTURE_H
@@ -23,7 +23,7 @@ static struct gate gate;
 static struct liveshift_page *page;
 static struct liveshift_clock *clocks;
 
-/* Set: whatever is looked at is looked at with the gate's lock held. */
+/* If set, each atomic load checks that the gate's lock is held. */
 static bool check_locked;
 
 static inline void check_lock_held(void) {
@@ -32,10 +32,10 @@ static inline void check_lock_held(void) {
 }
 
 static struct timespec now = {1000, 0};
-static unsigned waits; /* of a thread at the gate */
-static unsigned wanted_ms,
-    forced_ms;                    /* how long it wanted to wait; how long it does; 0: as wanted */
-static void (*on_wait)(unsigned); /* told the number of the wait, from 1 */
+static unsigned waits;            /* how often a thread has waited at the gate */
+static unsigned wanted_ms;        /* how long the thread asked to wait */
+static unsigned forced_ms;        /* how long it waits instead; 0: as it asked */
+static void (*on_wait)(unsigned); /* its argument: the number of the wait, from 1 */
 
 static inline int fake_gettime(clockid_t clock, struct timespec *at) {
     CHECK_SAME(clock, CLOCK_MONOTONIC);
@@ -47,7 +47,7 @@ static inline long fake_futex_wait(long number, const void *at, int op, uint32_t
                                    const struct timespec *look) {
     CHECK_SAME(number, SYS_futex);
     CHECK(at == (const void *)&page->order.check);
-    CHECK_SAME(op, FUTEX_WAIT); /* not private: the agent has a mapping of its own */
+    CHECK_SAME(op, FUTEX_WAIT); /* not FUTEX_PRIVATE: the agent wakes through its own mapping */
     CHECK_SAME(value, atomic_load(&page->order.check));
     CHECK_SAME(look->tv_sec, 0);
     CHECK_SAME(look->tv_nsec % 1000000, 0);
@@ -70,7 +70,7 @@ static inline long fake_futex_wait(long number, const void *at, int op, uint32_t
 
 #define ME 11
 #define OTHER 12
-#define ROWS 64 /* end with a page of memory */
+#define ROWS 64 /* they end at the end of a page of memory */
 
 static inline void give_order_of(uint32_t attempt, uint32_t version, uint32_t want) {
     atomic_store(&page->order.want, want);
@@ -81,7 +81,7 @@ static inline void give_order_of(uint32_t attempt, uint32_t version, uint32_t wa
 
 static inline void give_order(uint32_t want) { give_order_of(7, 3, want); }
 
-/* A page with clocks that nobody has used, each of a communicator of its own; the gate is open. */
+/* Resets the page: all clocks are unused, each is of its own communicator, and the gate is open. */
 static inline void reset_page(void) {
     memset(page, 0, LIVESHIFT_HEADER_SIZE + ROWS * sizeof *clocks);
     memset(&gate, 0xff, sizeof gate);
@@ -113,9 +113,9 @@ static inline void check_unlocked(void) {
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* A page that ends with its last clock: what follows has no memory. */
+/* Makes the page. There is no memory behind its last clock. */
 static inline void make_page(void) {
-    alarm(20); /* a look that finds no end */
+    alarm(20); /* ends a loop that does not end */
     page = mmap(NULL, LIVESHIFT_PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);
     clocks = liveshift_clocks(page);

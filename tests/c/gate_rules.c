@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each rule by which the gate decides, asked for by itself (gate_fixture.h).
+ * Tests each rule by which the gate decides, one at a time (gate_fixture.h).
  * needs: gate/clocks.c gate/process.c
  */
 #include "gate_fixture.h"
@@ -12,7 +12,7 @@ static void orders(void) {
     CHECK_SAME(gate_order(page, &attempt, &version), LIVESHIFT_TARGET);
     CHECK_SAME(attempt, 21);
     CHECK_SAME(version, 22);
-    /* One that is being written is not believed, least of all that the gate is open. */
+    /* An order that is just being written counts as armed, even if `want` is open. */
     atomic_store(&page->order.want, LIVESHIFT_OPEN);
     CHECK_SAME(gate_order(page, &attempt, &version), LIVESHIFT_ARMED);
 }
@@ -29,13 +29,13 @@ static void tables(void) {
     set_clock(1, 5, 0, 0);
     gate.waiting[1] = 2;
     CHECK_SAME(passed(&gate, 1), 3);
-    gate.waiting[1] = 6; /* counted before it could be seen announced */
+    gate.waiting[1] = 6; /* a waiting number was counted before it was announced */
     CHECK_SAME(passed(&gate, 1), 0);
 }
 
 static void pending_without_owner_rules(void) {
     reset_page();
-    CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OWN); /* nobody came here yet */
+    CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OWN); /* no thread came here yet */
     set_owner(5, OTHER);
     CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OTHERS);
     set_owner(2, ME);
@@ -46,12 +46,12 @@ static void pending_without_owner_rules(void) {
     CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OTHERS); /* it has used another one */
     set_owner(2, 0);
     CHECK_SAME(pending_without_owner(&gate, 2, ME),
-               PENDING_OTHERS); /* one of two threads: which is not known */
+               PENDING_OTHERS); /* it is one of two threads, but not known which */
 
     reset_page();
     set_owner(0, OTHER);
     CHECK_SAME(pending_without_owner(&gate, 0, ME), PENDING_OTHERS);
-    atomic_store(&clocks[0].id, 0); /* a row that was given up */
+    atomic_store(&clocks[0].id, 0); /* a freed row */
     CHECK_SAME(pending_without_owner(&gate, 0, ME), PENDING_OWN);
     set_owner(ROWS - 1, OTHER);
     CHECK_SAME(pending_without_owner(&gate, ROWS - 1, ME), PENDING_OTHERS);
@@ -70,7 +70,7 @@ static void pending_rules(void) {
         CHECK_SAME(pending_for(&gate, OTHER), PENDING_OWN);
         set_clock(1, 0, 0, 1);
         set_owner(1, ME);
-        CHECK_SAME(pending_for(&gate, ME), PENDING_OWN); /* besides the other's */
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OWN); /* besides that of the other thread */
         set_clock(1, 1, 0, 1);
         CHECK_SAME(pending_for(&gate, ME), PENDING_OTHERS);
         set_owner(row, 0);
@@ -87,10 +87,10 @@ static void pending_rules(void) {
         set_clock(1, 0, 0, 0);
     }
 
-    /* On clocks that are not there yet. */
+    /* The clocks do not exist yet. */
     reset_page();
     atomic_store(&page->missing_clocks[0].id, 1);
-    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE); /* that is of an earlier order */
+    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE); /* the row is of an earlier order */
     atomic_store(&page->order.missing_count, 1);
     CHECK_SAME(pending_for(&gate, ME), PENDING_OWN);
     set_owner(0, OTHER);
@@ -116,7 +116,7 @@ static void pending_rules(void) {
     CHECK_SAME(pending_for(&gate, ME), PENDING_NONE);
 }
 
-/* More wants lie in the array than are meant: those of row 9. */
+/* The array has one want more than the count says: the one of row 9. It must be ignored. */
 static void several_wants(void) {
     reset_page();
     struct gate_want wants[3] = {{.clock = 1, .count = 1}, {.clock = 2, .count = 1}, {.clock = 9}};
@@ -179,7 +179,7 @@ static void numbers_taken(void) {
     set_clock(2, 0, 0, 3);
     for (int times = 0; times < 2; times++) {
         count_waiting(&gate, wants, 2);
-        CHECK_SAME(gate.waiting[1], 1); /* once, how often it tries */
+        CHECK_SAME(gate.waiting[1], 1); /* counted once, although it tries again */
         CHECK_SAME(gate.waiting[2], 0); /* it is not announced yet */
         CHECK(wants[0].counted && !wants[1].counted);
     }
@@ -194,12 +194,12 @@ static void numbers_taken(void) {
         CHECK_SAME(atomic_load(&clocks[row].kind), row);
         CHECK_SAME(atomic_load(&clocks[row].raised), 0);
     }
-    CHECK_SAME(atomic_load(&page->counters[1].started), 0); /* where it was announced */
+    CHECK_SAME(atomic_load(&page->counters[1].started), 0); /* counted when it was announced */
     CHECK_SAME(atomic_load(&page->counters[2].started), 3);
-    CHECK_SAME(atomic_load(&page->answer.changes), 0); /* as the targets allow */
+    CHECK_SAME(atomic_load(&page->answer.changes), 0); /* the targets allow it */
     CHECK_SAME(gate.progress, 1);
 
-    /* Beyond the targets: it says how far, to the agent that reads meanwhile too, once. */
+    /* Beyond the targets: the thread raises them, and counts one change for the agent. */
     atomic_store(&clocks[1].announced, 2);
     count_waiting(&gate, wants, 2);
     CHECK(take(&gate, wants, 2, ME, &seen, false));
@@ -209,9 +209,9 @@ static void numbers_taken(void) {
     CHECK_SAME(gate.progress, 2);
     atomic_store(&clocks[2].announced, 3);
     CHECK(take(&gate, &wants[1], 1, ME, &seen, false));
-    CHECK_SAME(atomic_load(&page->answer.changes), 1); /* it is known to be that far */
+    CHECK_SAME(atomic_load(&page->answer.changes), 1); /* the clock was raised that far before */
 
-    /* Another order: all is as before, but for the raised target. */
+    /* Under another order nothing changes except the raised target. */
     struct order old = {.want = LIVESHIFT_TARGET, .attempt = 6, .version = 3};
     atomic_store(&clocks[1].announced, 3);
     count_waiting(&gate, wants, 2);
@@ -241,7 +241,7 @@ static void numbers_taken(void) {
     CHECK_SAME(atomic_load(&clocks[beyond->clock].owner), 0);
     CHECK_SAME(atomic_load(&clocks[beyond->clock].raised), 0);
 
-    /* Nor is what lies behind what is wanted touched where nothing is taken. */
+    /* Nor does a refused attempt touch the want behind the counted ones. */
     give_order(LIVESHIFT_TARGET);
     beyond->announced = true;
     count_waiting(&gate, wants, 2);
@@ -257,12 +257,12 @@ static void leases(void) {
     give_order(LIVESHIFT_CLOSED);
     struct order o = order_of(page);
     waiter.silent_ms = 9;
-    CHECK(!lease_is_over(&gate, &o, &waiter)); /* there is none */
+    CHECK(!lease_is_over(&gate, &o, &waiter)); /* there is no lease */
     atomic_store(&page->order.lease_ms, 10);
     CHECK(!lease_is_over(&gate, &o, &waiter));
     waiter.silent_ms = 10;
     CHECK(lease_is_over(&gate, &o, &waiter));
-    o.want = LIVESHIFT_TEARDOWN; /* from there on the agent's silence opens nothing */
+    o.want = LIVESHIFT_TEARDOWN; /* from there on a silent agent opens nothing */
     CHECK(!lease_is_over(&gate, &o, &waiter));
     o.want = LIVESHIFT_CLOSED;
     atomic_store(&page->answer.down, 1);
@@ -271,7 +271,7 @@ static void leases(void) {
     atomic_store(&page->order.lease_ms, 1);
     waiter.silent_ms = 1;
     CHECK(lease_is_over(&gate, &o, &waiter));
-    atomic_store(&page->order.heartbeat, 6); /* a sign of life */
+    atomic_store(&page->order.heartbeat, 6); /* a heartbeat */
     CHECK(!lease_is_over(&gate, &o, &waiter));
     CHECK_SAME(waiter.silent_ms, 0);
     CHECK_SAME(waiter.heartbeat, 6);
@@ -326,12 +326,13 @@ static void verdicts(void) {
     CHECK_SAME(try_with(fresh), GATE_PARK); /* beyond its target, and nothing is pending */
     const struct gate_waiter stalled = {.progress = 1, .stalled_ms = GATE_STALL_LIMIT_MS};
     CHECK_SAME(gate.progress, 1);
-    CHECK_SAME(try_with(stalled), GATE_PARK); /* one that only enqueues waits for no peers */
+    CHECK_SAME(try_with(stalled),
+               GATE_PARK); /* an operation that only enqueues waits for no peers */
     clocks[1].blocking = 1;
     clocks[1].from = 0;
     CHECK_SAME(try_with((struct gate_waiter){.progress = 1, .stalled_ms = GATE_STALL_LIMIT_MS - 1}),
                GATE_PARK);
-    CHECK_SAME(try_with(stalled), GATE_GO); /* the one before it is in flight */
+    CHECK_SAME(try_with(stalled), GATE_GO); /* the operation before it is in flight */
     CHECK_SAME(atomic_load(&clocks[1].raised), 2);
     atomic_store(&clocks[1].returned, 2);
     CHECK_SAME(gate.progress, 2);
@@ -352,7 +353,7 @@ static void verdicts(void) {
                GATE_PENDING);
     CHECK_SAME(gate.progress, 1);
     struct gate_waiter behind = stalled;
-    behind.progress = 0; /* a number was given out since */
+    behind.progress = 0; /* a thread took a number since */
     want = (struct gate_want){.clock = 1, .kind = 1, .count = 1};
     CHECK_SAME(gate_try(&gate, &want, 1, ME, &behind), GATE_PENDING);
     CHECK_SAME(behind.stalled_ms, 0);
@@ -362,7 +363,7 @@ static void verdicts(void) {
     CHECK_SAME(try_with((struct gate_waiter){.pending_ms = GATE_PENDING_LIMIT_MS}), GATE_GO);
     CHECK_SAME(atomic_load(&clocks[1].raised), 3);
 
-    /* What waits here announced is counted so, and is not any more when it has passed. */
+    /* An announced number counts as waiting until its thread has passed. */
     reset_page();
     give_order(LIVESHIFT_CLOSED);
     struct gate_waiter waiter = fresh;
@@ -375,7 +376,7 @@ static void verdicts(void) {
     CHECK_SAME(gate.waiting[1], 0);
 }
 
-/* A thread that opens the gate decides under the same lock: one of the two sees the other. */
+/* A thread that opens the gate decides under the same lock, so one of the two sees the other. */
 static void held_shut(void) {
     reset_page();
     atomic_store(&page->answer.reopened, 6);

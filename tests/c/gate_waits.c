@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a thread waits at the gate: until when, what is seen of it, what wakes it (gate_fixture.h).
+ * Tests how a thread waits at the gate: how long, what its row in the page shows, and what wakes it
+ * (gate_fixture.h).
  * needs: gate/clocks.c gate/process.c
  */
 #include "gate_fixture.h"
@@ -14,7 +15,7 @@ static void times(void) {
     now = (struct timespec){1000, 999999999};
     CHECK_SAME(took(3, 0, 100000), 3000);
     CHECK_SAME(took(0, 0, 20), 0);
-    CHECK_SAME(took(0, 1, 20), 1); /* each look counts */
+    CHECK_SAME(took(0, 1, 20), 1); /* each wait counts at least 1 ms */
     CHECK_SAME(took(0, 1000000, 20), 1);
     CHECK_SAME(took(0, 1000001, 20), 2);
     CHECK_SAME(took(0, 999000000, 1000), 999);
@@ -34,7 +35,7 @@ static unsigned rows_in_use(void) {
 
 static uint32_t state(void) { return atomic_load(&page->threads[0].state); }
 
-/* What the agent, and whoever asks it where this rank's threads are, see of one that waits. */
+/* Checks the row that shows the agent where a waiting thread is. */
 static void check_row(void) {
     const struct liveshift_thread *row = &page->threads[0];
     CHECK_SAME(rows_in_use(), 1);
@@ -65,7 +66,7 @@ static void closed_then_targets(unsigned wait) {
     CHECK_SAME(callbacks, wait < 3 ? 0 : wait == 3 ? 1 : 2);
     bool may_pass_later = state() == 'P' || state() == 'O';
     CHECK_SAME(wanted_ms, may_pass_later ? GATE_STALL_LIMIT_WORKERS_MS : 20);
-    if (wait == 4) { /* another rank was further */
+    if (wait == 4) { /* another rank has begun more */
         set_owner(5, OTHER);
         set_clock(5, 0, 0, 1);
     }
@@ -86,12 +87,13 @@ static void waiting(void) {
     CHECK_SAME(waits, 5);
     CHECK_SAME(rows_in_use(), 0);
     CHECK_SAME(atomic_load(&clocks[2].announced), 1);
-    gate_pass(&gate, wants, 2, ME); /* open: it does not wait, nor is it seen */
+    gate_pass(&gate, wants, 2,
+              ME); /* the gate is open: the thread does not wait and takes no row */
     CHECK_SAME(waits, 5);
     CHECK_SAME(atomic_load(&clocks[2].announced), 2);
 }
 
-/* Woken each millisecond, after one with the gate armed. */
+/* The thread wakes each millisecond; during the first one the gate is armed. */
 static void aim_first(unsigned wait) {
     if (wait == 1)
         give_order(LIVESHIFT_TARGET);
@@ -99,7 +101,7 @@ static void aim_first(unsigned wait) {
 
 static void aim_and_pass(unsigned wait) {
     aim_first(wait);
-    gate.progress++; /* another thread goes on */
+    gate.progress++; /* another thread takes a number */
 }
 
 static void time_limits(void) {
@@ -124,7 +126,7 @@ static void poll_less_often(unsigned wait) {
         give_order(LIVESHIFT_OPEN);
 }
 
-/* Closed, after it has looked for a while, which does not count afterwards. */
+/* The gate is closed for one wait. The time before that must not count afterwards. */
 static void close_between(unsigned wait) {
     const unsigned closed = GATE_STALL_LIMIT_MS - 1;
     if (wait == closed)
@@ -157,7 +159,7 @@ static void heartbeat_once(unsigned wait) {
         atomic_store(&page->order.heartbeat, 1);
 }
 
-/* The agent falls silent; and no row is free. */
+/* The agent sends no heartbeat, with free rows and without. */
 static void silence(void) {
     struct gate_want one = {.clock = 1, .kind = 2, .count = 1};
     for (int others = 0; others <= LIVESHIFT_PAGE_THREADS; others += LIVESHIFT_PAGE_THREADS) {
@@ -173,7 +175,7 @@ static void silence(void) {
         CHECK_SAME(atomic_load(&page->answer.reopened), 7);
         CHECK_SAME(rows_in_use(), others);
         for (size_t i = 0; i < sizeof page->counters[0].kind; i++)
-            CHECK_SAME(page->counters[0].kind[i], 0); /* that lies behind the threads' rows */
+            CHECK_SAME(page->counters[0].kind[i], 0); /* these bytes follow the threads' rows */
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads allocate, free, map and export as CUDA would have them, with addresses that are another's
- * as soon as they are free, while the process forks: in the end every row is free again, no child
- * has begun with anything, and what finds no room is counted.
+ * Threads allocate, free, map and export memory in the ways of CUDA, and another thread may get an
+ * address as soon as it is free. Meanwhile the process forks. In the end every row is free again,
+ * no child has begun with rows of its parent, and allocations without a row are counted.
  * needs: gate/gate.c gate/clocks.c gate/process.c ledger/ledger.c ledger/ledger_rows.c ledger/streams.c ledger/graphs.c
  */
 #include "check.h"
@@ -18,19 +18,19 @@
 #include <unistd.h>
 
 #define WORKERS 4
-#define ADDRESSES 64 /* fewer than the threads would like */
+#define ADDRESSES 64 /* fewer than the threads want */
 #define OPENED 0x7000000
 #define HANDLE 0x9000
 
-/* The parts of CUDA that these files ask for. */
+/* Stand-ins for the functions of CUDA that these files call. */
 uint32_t driver_version(void) { return 13000; }
 uint64_t capture_number(uint64_t stream) { return stream % 5 == 0 ? stream : 0; }
 
-/* And the part of the NCCL adapter. */
+/* Stand-ins for the NCCL adapter. */
 void vcomms_forked(void) {}
 void vcomms_clear_fast_stream(void) {}
 
-static atomic_bool taken[ADDRESSES]; /* the allocator: an address is somebody's or nobody's */
+static atomic_bool taken[ADDRESSES]; /* the allocator: whether an address is in use */
 static unsigned long rounds;
 static _Atomic uint64_t exported, made;
 static atomic_int working = WORKERS;
@@ -40,7 +40,7 @@ static struct ledger_record at_address(enum liveshift_memory kind, uint64_t addr
     return (struct ledger_record){kind, 0, address, 512, 0, 0, 0};
 }
 
-/* One that is nobody's, or -1. */
+/* Returns a free address's index, or -1. */
 static int acquire(unsigned *seed) {
     for (int tries = 0; tries < 8; tries++) {
         int at = (int)below(seed, ADDRESSES);
@@ -72,13 +72,13 @@ static void memory(unsigned *seed) {
     }
     struct ledger_free leaving = ledger_free_begin(LEDGER_POINTER, address);
     CHECK(leaving.row != 0 && leaving.last);
-    atomic_store(&taken[at], false); /* CUDA has freed it, and its call isn't back */
+    atomic_store(&taken[at], false); /* CUDA has freed it, but its call has not returned */
     if (below(seed, 2) == 0)
         sched_yield();
     ledger_free_end(leaving, true);
 }
 
-/* All threads open the same, and each closes as often as it has opened. */
+/* All threads open the same handle, and each closes it as often as it has opened it. */
 static void open_and_close(unsigned *seed) {
     struct ledger_record wanted = at_address(LIVESHIFT_MEMORY_IMPORTED, OPENED);
     unsigned times = 1 + below(seed, 3);
@@ -92,7 +92,7 @@ static void open_and_close(unsigned *seed) {
     }
 }
 
-/* A thread's own physical memory, mapped twice, released before it is unmapped or after. */
+/* Maps physical memory twice, and releases it before or after it unmaps it. */
 static void map(unsigned *seed, unsigned which) {
     uint64_t handle = HANDLE + which, address = 0x40000000 + ((uint64_t)which << 24);
     struct ledger_record wanted = at_address(LIVESHIFT_MEMORY_PHYSICAL, handle);
@@ -112,7 +112,7 @@ static void map(unsigned *seed, unsigned which) {
     CHECK(!ledger_find(LEDGER_MAPPED, address, NULL));
 }
 
-/* Streams and graphs, whose handles are used again too. */
+/* Uses streams and graphs, whose handles are used again, too. */
 static void work(unsigned *seed, unsigned which) {
     uint64_t stream = 0x5000 + 5 * which, graph = 0x6000 + 16 * which;
     stream_created(stream, 1, 1, -1);
@@ -120,7 +120,7 @@ static void work(unsigned *seed, unsigned which) {
     CHECK(stream_row(STREAM_LEGACY, 0) != NULL);
     capture_begun(stream, 1, false);
     ledger_capture_has_nccl(stream);
-    capture_ended(stream, 1, capture_ending(stream), 0); /* refused: it goes on */
+    capture_ended(stream, 1, capture_ending(stream), 0); /* CUDA refused: the capture goes on */
     capture_ended(stream, 1, below(seed, 2) == 0 ? 7 : 0, graph);
     graph_copied(graph, graph + 1, true);
     CHECK(!graph_destroy_begin(graph + 1, true));
@@ -145,7 +145,7 @@ static void *busy(void *argument) {
             memory(&seed);
         }
     atomic_fetch_sub(&working, 1);
-    while (atomic_load(&forking)) /* ThreadSanitizer leaves such a child alone */
+    while (atomic_load(&forking)) /* ThreadSanitizer does not check such a child */
         sched_yield();
     return NULL;
 }
@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
     uint64_t all = atomic_load(&made) + atomic_load(&exported);
     all_is_free(all);
     CHECK(atomic_load(&totals()->rows) <= ADDRESSES * 2 + WORKERS * 16);
-    /* Its words on stderr are no failure here: nobody is to see them. */
+    /* The message on stderr is expected here, and must not make the test fail. */
     CHECK(freopen("/dev/null", "w", stderr) != NULL);
     more_than_there_is_room_for(all);
     return 0;

@@ -11,7 +11,7 @@
 #include <sched.h>
 
 #define POOL 2
-#define PENDING_UP_TO 3 /* a peer is that far */
+#define PENDING_UP_TO 3 /* a peer has begun that many */
 #define AT_MOST_S 20
 
 static struct gate *gate;
@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
             agent_order(&agent, LIVESHIFT_CLOSED);
             if (agent_reached(&agent, &raised))
                 break;
-            raised = true; /* back to targets: a thread had been about to raise one */
+            raised = true; /* back to TARGET: a thread was about to raise a target */
         }
         if (raised)
             agent_set_targets(&agent);

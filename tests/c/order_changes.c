@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent gives another order while a thread is taking its number: after the thread has looked at
- * the order, before it looks again. The agent may have read the clocks by then and have found this
- * process still. So nothing may be taken, and nothing may be left of the try.
+ * The agent gives another order while a thread is taking its number: after the thread has read the
+ * order, and before it reads it again. The agent may have read the clocks by then and may have
+ * found this process at its targets. So the thread must take nothing and leave no trace of the
+ * attempt.
  * needs: gate/clocks.c gate/process.c
  */
 #include "agent.h"
@@ -12,7 +13,7 @@
 
 static void (*between)(void);
 
-/* What take() announces with lies between its two looks at the order. */
+/* take() announces a number between its two reads of the order. Here the agent can act then. */
 static inline uint64_t fetch_add_and_pause(_Atomic uint64_t *at, uint64_t count) {
     uint64_t before = atomic_fetch_add(at, count);
     if (between != NULL)
@@ -29,7 +30,7 @@ static inline uint64_t fetch_add_and_pause(_Atomic uint64_t *at, uint64_t count)
 
 #include "gate/gate.c"
 
-#define TARGET 9 /* more than are taken */
+#define TARGET 9 /* more numbers than are taken */
 
 static struct gate *gate;
 static struct agent agent;
@@ -44,7 +45,7 @@ static void aim_again(void) {
 
 static void arm_again(void) { agent_arm(&agent, 0); }
 
-/* Another attempt that has come as far: only its number tells it from the one that was seen. */
+/* Another attempt that is equally far: the two differ only in the number of the attempt. */
 static void begin_anew(void) {
     agent.attempt++;
     agent_order(&agent, LIVESHIFT_TARGET);
@@ -73,7 +74,7 @@ static void aim(void) {
     agent_set_targets(&agent);
 }
 
-/* Nothing is taken, whatever the order was and is. */
+/* Checks that the thread takes nothing, whichever order it read before and after. */
 static void check_refused(void (*happens)(void)) {
     uint64_t begun = atomic_load(&waited_for->announced), started = counted(),
              progress = gate->progress;
@@ -110,9 +111,9 @@ int main(int argc, char **argv) {
         aim();
         check_refused(orders[i]);
         aim();
-        check_taken(nothing); /* within its target, and the order stands */
+        check_taken(nothing); /* within its target, and the order has not changed */
     }
     aim();
-    check_taken(open_it); /* what was closed and is open lets everybody pass */
+    check_taken(open_it); /* a gate that was closed and is open again lets all threads pass */
     return 0;
 }

@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
                PENDING_OTHERS); /* it is not alone */
     atomic_store(&first->owner, ME);
     CHECK_SAME(pending_without_owner(gate, first->communicator, ME), PENDING_OWN);
-    CHECK_SAME(pending_without_owner(gate, apart->communicator, ME), PENDING_OWN); /* it is */
+    CHECK_SAME(pending_without_owner(gate, apart->communicator, ME), PENDING_OWN); /* it is alone */
 
     /* A program may send again and again, also from its rank 0. If nothing is pending, the thread
        uses the longer limit only for such sends. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads make communicators and clocks, use them and end them, while an agent arms and opens: rows
- * are whole when they are seen, none changes its clock while the gate is closed, and no operation
- * is lost from the sum.
+ * Threads make communicators and clocks, use them and end them, while an agent arms and opens the
+ * gate. A reader sees only complete rows, no row changes its clock while the gate is closed, and no
+ * operation is missing in the sum.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
@@ -63,7 +63,8 @@ static void rows_stay(struct agent *agent) {
         sched_yield();
     agent_clocks(agent);
     CHECK(agent->rows >= rows);
-    for (uint32_t row = 0; row < rows; row++) /* a free one may go to who came just before */
+    for (uint32_t row = 0; row < rows;
+         row++) /* a free row may get a clock that a thread was just making */
         if (ids[row] != 0 && agent->clocks[row].id != 0)
             CHECK_SAME(agent->clocks[row].id, ids[row]);
     agent_order(agent, LIVESHIFT_OPEN);
@@ -85,7 +86,7 @@ static void a_missing_clock_begins_with_its_target(struct agent *agent) {
     communicator_end(gate, row);
 }
 
-/* The call's return must not be counted on another communicator's clock. */
+/* The return of a call must not be counted on the clock of another communicator. */
 static void a_call_outlives_its_communicator(void) {
     struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);

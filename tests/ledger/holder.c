@@ -129,8 +129,8 @@ static void segments(void) {
     step("freed");
 }
 
-/* The driver's own API: linked, and by its resolver, and by the resolver that the resolver finds.
-   */
+/* Gets the driver's own API in three ways: linked, by its resolver, and by the resolver that the
+   resolver finds. */
 static void driver(void) {
     __typeof__(&cuMemAlloc_v2) alloc = NULL, again = NULL, old = NULL;
     __typeof__(&cuGetProcAddress_v2) resolve = NULL;

@@ -133,8 +133,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the asking ends by its own deadline; its answer is lost",
     (
         "runtime/quiesce/gates.py",
-        "clock.hear(host, Report(0, answer.numbers, False, answer.pairs))",
-        "clock.hear(host, Report(0, answer.numbers, True, answer.pairs))",
+        "clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))",
+        "clock.hear(host, ClockReport(0, answer.numbers, True, answer.pairs))",
     ): "no aim has version 0, so the clock takes no host for arrived by it",
     (
         "runtime/quiesce/gates.py",
