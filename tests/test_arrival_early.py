@@ -55,7 +55,9 @@ class Restores:
         self.scene, self.here = scene, scene.here
         self.early = Early()
         self.here._early = self.early
-        self.store: Any = SimpleNamespace(size=4 * MB, spent=False, absent=0, incarnations=list)
+        self.store: Any = SimpleNamespace(
+            size=4 * MB, frees_after_copy=False, lost=0, incarnations=list
+        )
         self.here.inbox.memory = self.store
         self.fails: list[str] = []  # the next attempts, by what is wrong
         self.takes_s = 0.0
@@ -88,7 +90,7 @@ class Restores:
     def engine(self, images: Path, store: object, **how: Any) -> Any:
         assert (images, store) == (self.here.images, self.store)
         placed = self.early.bytes if "plan" in how else 0
-        seen = SimpleNamespace(bytes=self.store.size - placed, placed=placed)
+        seen = SimpleNamespace(bytes=self.store.size - placed, preplaced=placed)
         self.engines.append(SimpleNamespace(seen=lambda: seen, how=how))
         return self.engines[-1]
 
@@ -144,7 +146,7 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
             "deadline_s": DEADLINE_S,
         }
     ]
-    assert restores.engines[0].how == {"plan": "the plan", "spend": False}
+    assert restores.engines[0].how == {"plan": "the plan", "free_after_copy": False}
     assert told.bytes == 5 + 4 * MB
     assert told.detail == "3.00 MB were in place"
     assert restores.here.placed == (0, False), "it is the tree's now"
@@ -154,18 +156,18 @@ def test_what_is_in_place_already_needs_no_memory_twice(restores: Restores) -> N
     """Only the rest is put into the tree while the store has it."""
     restores.left = incoming_migration.LEAST + MB
     restores.run()
-    assert restores.engines[0].how["spend"] is False
+    assert restores.engines[0].how["free_after_copy"] is False
     restores.left -= 1
     restores.here._early = restores.early
     restores.run()
-    assert restores.engines[1].how["spend"] is True
+    assert restores.engines[1].how["free_after_copy"] is True
 
 
 def test_one_that_is_of_no_use_leaves_the_restore_to_a_fresh_one(restores: Restores) -> None:
     restores.early.useful = False
     told = restores.run()
     assert restores.early.done == ["prepare", "close", "restore by a fresh one"]
-    assert restores.engines[0].how == {"spend": False}
+    assert restores.engines[0].how == {"free_after_copy": False}
     assert restores.tries[0]["fill"] is restores.engines[0]
     assert told.detail == "all was filled in now: nothing was put in place"
 

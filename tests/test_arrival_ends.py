@@ -174,7 +174,7 @@ def test_an_attempt_may_leave_nothing_to_try_again_with(
     here = scene.here
     here.failed_epoch, here._early = failed, early
     assert here.used_up is False, "no memory came in pages"
-    here.inbox.memory = SimpleNamespace(spent=spent, absent=absent)
+    here.inbox.memory = SimpleNamespace(frees_after_copy=spent, lost=absent)
     assert here.used_up is used_up
 
 
@@ -398,13 +398,13 @@ def test_memory_is_kept_once_where_there_is_too_little_for_twice(
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:
         engines.append(how)
-        seen = SimpleNamespace(bytes=3, placed=4)
+        seen = SimpleNamespace(bytes=3, preplaced=4)
         return SimpleNamespace(seen=lambda: seen)
 
     monkeypatch.setattr(incoming_migration, "FillEngine", engine)
     watch = Stopwatch()
     for size in (100, 101):
-        scene.here.inbox.memory = SimpleNamespace(size=size, spent=False, absent=0)
+        scene.here.inbox.memory = SimpleNamespace(size=size, frees_after_copy=False, lost=0)
         scene.here.bring_up(NO_CRIU, watch, 10.0)
-    assert engines == [{"spend": False}, {"spend": True}]
+    assert engines == [{"free_after_copy": False}, {"free_after_copy": True}]
     assert [phase.bytes for phase in watch.phases if phase.name == "restore"] == [12, 12]

@@ -156,7 +156,7 @@ def test_one_whose_room_has_ended_is_not_taken_up(scene: Scene, noted: bool) -> 
 
 def test_the_memory_that_came_is_there_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.complete("image:core-1.img", PAGE_TABLE)
-    store: Any = SimpleNamespace(spent=False, absent=0, close=lambda: None)
+    store: Any = SimpleNamespace(frees_after_copy=False, lost=0, close=lambda: None)
     load: Callable[..., Any] = lambda images: store if images == scene.first.images else None  # noqa: E731
     monkeypatch.setattr(MemoryStore, "load", load)
     here = scene.again()

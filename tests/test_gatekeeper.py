@@ -275,19 +275,19 @@ def test_streams_that_are_not_idle_are_named(host: Host, monkeypatch: pytest.Mon
     host.start()
     keeper = host.keeper
 
-    async def draining() -> messages.Owing:
+    async def draining() -> messages.Behind:
         shut = asyncio.ensure_future(keeper.shut(messages.Shut("gpt", 1)))
         while host.want(host.made[0]) is not WantedState.CLOSED:
             await asyncio.sleep(0.001)
-        owing = await keeper.who_owes(messages.WhoOwes("gpt", 1))
+        behind = await keeper.list_behind(messages.ListBehind("gpt", 1))
         await keeper.open(OPEN)  # does not wait for the streams
         with pytest.raises(LiveshiftError):
             await shut
-        return owing
+        return behind
 
     monkeypatch.setattr(services, "LATE_S", 60.0)
-    *_, owing = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), draining)
-    assert owing.lines == ["rank 0 drains its streams"]
+    *_, behind = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), draining)
+    assert behind.lines == ["rank 0 drains its streams"]
 
 
 def test_nccl_without_a_communicator_that_is_known_is_not_taken_for_tcp(host: Host) -> None:

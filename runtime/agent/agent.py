@@ -108,7 +108,7 @@ class Agent:
             messages.Arm: gates.arm,
             messages.SetTargets: gates.aim,
             messages.Shut: gates.shut,
-            messages.WhoOwes: gates.who_owes,
+            messages.ListBehind: gates.list_behind,
             messages.TearDown: gates.tear_down,
             messages.FreshIds: gates.fresh_ids,
             messages.Rebuild: gates.rebuild,

@@ -165,15 +165,15 @@ class GateHandlers:
             obstacles = await services.drained(pages, ask.attempt)
         return _aimed(seen, obstacles)
 
-    async def who_owes(self, ask: messages.WhoOwes) -> messages.Owing:
+    async def list_behind(self, ask: messages.ListBehind) -> messages.Behind:
         closed = self._of(ask.job, ask.attempt)
-        debts = await closed.use(lambda: closed.gate.debts(closed.pids.get))
+        pending = await closed.use(lambda: closed.gate.pending_returns(closed.pids.get))
         found = await closed.use(closed.gate.obstacles)
         notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
-        if not debts and closed.gate.want is WantedState.CLOSED:
+        if not pending and closed.gate.want is WantedState.CLOSED:
             draining = await closed.use(lambda: services.draining(closed.gate.pages, ask.attempt))
             notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
-        return messages.Owing([_owes(debt) for debt in debts] + notes)
+        return messages.Behind([_describe_pending(returns) for returns in pending] + notes)
 
     async def tear_down(self, ask: messages.TearDown) -> messages.TornDown:
         async with self._turns[ask.job], self._all_pages(ask.job) as pages:
@@ -319,13 +319,14 @@ def _who(rank: int | None, pid: int) -> str:
     return f"rank {rank}" if rank is not None else f"process {pid}"
 
 
-def _owes(debt: PendingReturns) -> str:
+def _describe_pending(returns: PendingReturns) -> str:
     """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
     (threads: python 1002: asleep in futex)"."""
-    what = "is inside" if debt.begun else "owes"
-    pair = f" {debt.sender} → {debt.receiver}" if debt.sender >= 0 else ""
-    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in debt.threads[:3])
+    what = "is inside" if returns.begun else "owes"
+    pair = f" {returns.sender} → {returns.receiver}" if returns.sender >= 0 else ""
+    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in returns.threads[:3])
     return (
-        f"{_who(debt.rank, debt.pid)} {what} operation {debt.returned + 1} of {debt.target} on "
-        f"{debt.communicator}{pair}, last {debt.operation} (threads: {where or 'not known'})"
+        f"{_who(returns.rank, returns.pid)} {what} operation {returns.returned + 1}"
+        f" of {returns.target} on "
+        f"{returns.communicator}{pair}, last {returns.operation} (threads: {where or 'not known'})"
     )

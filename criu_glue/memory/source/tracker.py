@@ -143,7 +143,7 @@ class MemoryTracker:
                 raise PullStopped
             self._passes += 1
         self._rounds += 1
-        why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
+        why = {p.who.inner: p.untracked or p.untrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
         return TrackedRound(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
@@ -177,7 +177,7 @@ class MemoryTracker:
         except GONE as gone:
             raise StepFailed("memory", f"a task has ended while it was frozen: {gone}") from gone
         for process in processes:
-            process.judge(distrust=self._compare(process.pid))
+            process.classify(all_stale=self._compare(process.pid))
         scanned = time.monotonic()
         sent = 0
         for generation in self._family.generations():

@@ -125,7 +125,8 @@ class IncomingMigration:
         here = cls(note.reserve, resident, factory, None, note.gpus)
         here._find_devices = lambda: devices.left(migration, resident)
         here._tree.take_up()
-        # A tree that may run has its memory, and its pages may be used up (MemoryStore.spend).
+        # A tree that may run has its memory, and the store may have freed its pages
+        # (MemoryStore.free_after_copy).
         if (
             not (here.inbox.take_up() or (here.complete and resident.noted()))
             or not sandbox.alive()
@@ -144,7 +145,7 @@ class IncomingMigration:
         possible."""
         if not self.failed_epoch or (memory := self.inbox.memory) is None:
             return False
-        return memory.spent or (self._early is None and memory.absent > 0)
+        return memory.frees_after_copy or (self._early is None and memory.lost > 0)
 
     @property
     def sandbox_stands(self) -> bool:
@@ -193,8 +194,8 @@ class IncomingMigration:
             lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image"))
             if fill is not None:
                 seen = fill.seen()
-                lap.bytes += seen.bytes + seen.placed
-                placed = f"{units.size(seen.placed)} were in place" if seen.placed else ""
+                lap.bytes += seen.bytes + seen.preplaced
+                placed = f"{units.size(seen.preplaced)} were in place" if seen.preplaced else ""
                 lap.detail = placed or self._nothing_placed
         if devices is not None:
             try:
@@ -215,8 +216,10 @@ class IncomingMigration:
             early.why = early.why or self._ids_in_the_way()
             try:
                 if early.prepare():
-                    spend = _only_once(store.size - early.bytes)
-                    fill = FillEngine(self.images, store, plan=early.plan, spend=spend)
+                    free_after_copy = _only_once(store.size - early.bytes)
+                    fill = FillEngine(
+                        self.images, store, plan=early.plan, free_after_copy=free_after_copy
+                    )
                     self._tree.bring_up(
                         criu,
                         pipes,
@@ -235,7 +238,7 @@ class IncomingMigration:
                 early.close()
         fill = None
         if store is not None:
-            fill = FillEngine(self.images, store, spend=_only_once(store.size))
+            fill = FillEngine(self.images, store, free_after_copy=_only_once(store.size))
         self._tree.bring_up(
             criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill, epoll=epoll
         )

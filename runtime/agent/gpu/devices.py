@@ -382,7 +382,7 @@ def _await_served(page: OrderedPage) -> None:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
             if code := answer["done_result"]:
-                raise StepFailed("gpu", text_of(answer["trouble"]) or os.strerror(code))
+                raise StepFailed("gpu", text_of(answer["message"]) or os.strerror(code))
             return
         if time.monotonic() > until:
             raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")
