@@ -13,7 +13,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from ...wire import PAGE_TABLE, PageStreams
 from ..departure import small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
 from ..host.running_capsule import RunningCapsule
+from .pages_ahead import NothingAhead, PagesAhead
 
 log = logging.getLogger("liveshift.inbox")
 
@@ -69,13 +69,8 @@ class Inbox:
     devices: DeviceInlet | None = None
     memory_limit: int = 0
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
+    ahead: PagesAhead = field(default_factory=NothingAhead)
     memory: MemoryStore | None = None
-    memory_comes: Callable[[MemoryStore], None] = lambda _: None
-    """Called when the first pages have come, while the job trains."""
-    stands_still: Callable[[], None] = lambda: None
-    """Called when CRIU's images begin to come: the tree is then frozen at its source."""
-    memory_lost: Callable[[], str] = lambda: ""
-    """Returns why pages that came are lost, in words; "" if they are not."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names written here
@@ -109,7 +104,7 @@ class Inbox:
         assert self.landed is not None
         return self.landed.manifest
 
-    def take_up(self) -> bool:
+    def recover_image(self) -> bool:
         """Read what an earlier agent received; return whether the image is complete."""
         try:
             self.landed = manifest.load(self.images)
@@ -216,7 +211,7 @@ class Inbox:
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
         if kind in ("image", small_images.STREAM):
-            self.stands_still()
+            self.ahead.halt()
         if kind in (OUTPUT, "image"):
             self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
         elif kind == "tree" and pass_ in ("1", "2"):
@@ -283,7 +278,7 @@ class Inbox:
             first = self.memory is None
             memory = self._store()
             if first:
-                self.memory_comes(memory)
+                self.ahead.begin(memory)
         memory.write(chunk)
 
     def _wanted_pages(self) -> list[WantedPages]:
@@ -338,7 +333,7 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
-        if why := self.memory_lost():
+        if why := self.ahead.lost:
             raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
         if self.memory is not None:
             self.memory.save()
