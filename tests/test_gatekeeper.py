@@ -132,8 +132,10 @@ def test_from_arming_to_opening(host: Host) -> None:
     assert (armed.ranks, armed.obstacles, armed.numbers) == (1, [], {WORLD: 0})
     assert aimed.reached
     assert shut.reached
+    assert host.told == ["gpt closes"]
     host.play(lambda: keeper.open(OPEN))
     assert host.want(one) is WantedState.OPEN
+    assert host.told == ["gpt closes", "gpt opens"]
 
 
 def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:

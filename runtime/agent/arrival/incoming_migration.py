@@ -290,9 +290,12 @@ class IncomingMigration:
         self.free_images()
 
     def free_images(self) -> None:
-        """Remove the image: the capsule runs, or will never run here."""
-        self._restored.drop_devices()
-        self._ahead.drop()
-        remove_note(self.images)  # first: without it no agent takes this up
-        self.inbox.forget_memory()
-        shutil.rmtree(self.images, ignore_errors=True)
+        """Remove the image: the capsule runs, or will never run here. An error of the GPU helper
+        comes last: the rest is gone then."""
+        try:
+            self._restored.drop_devices()
+        finally:
+            self._ahead.drop()
+            remove_note(self.images)  # first: without it no agent takes this up
+            self.inbox.forget_memory()
+            shutil.rmtree(self.images, ignore_errors=True)
