@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent does with each ruling on each copy that it holds, and what it recovers of an earlier
-agent. Migrations, capsules and the orchestrator are stand-ins."""
+"""What an agent does with each ruling on each copy that it holds, and what it recovers of an
+earlier agent. Migrations, capsules and the orchestrator are stand-ins."""
 
 from __future__ import annotations
 

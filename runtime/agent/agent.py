@@ -129,7 +129,7 @@ class Agent:
             self.registry.receiver.start()
             undo.callback(self.registry.receiver.close)
             address = str(self.cluster.orchestrator)
-            # The uplink comes first: the house reports at once a command that ended meanwhile.
+            # The uplink comes first: a command that ended meanwhile is reported at once.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
             undo.callback(self.uplink.close)
             listener = local_socket.listen(path)
@@ -251,7 +251,7 @@ class Agent:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:
             own = self.cluster.host(self.host)
             rates = link_rates.load(self.cluster.paths.run)
-            self._link = await asyncio.to_thread(data_link.look, self.host, own.address, rates)
+            self._link = await asyncio.to_thread(data_link.read_link, self.host, own.address, rates)
             self._link_seen = time.monotonic()
         return self._link
 

@@ -91,8 +91,8 @@ class GatedMigrations(Protocol):
 class GateHandlers:
     """The gates of one host; ``silence``: seconds since the orchestrator was last heard.
 
-    Asks that close, open or tear down take turns in the order of their arrival: after a link was
-    stuck for a while, an Arm and the OpenGate that gave it up can arrive together.
+    Requests that close, open or tear down take turns in the order in which they come: after a link
+    was stuck for a while, an Arm and the OpenGate that gave it up can come together.
     """
 
     def __init__(

@@ -77,9 +77,9 @@ class GpuSwapHandlers:
         while request.migration in self._busy:
             await asyncio.sleep(POLL_S)
         with self._working(request.migration):
-            return await self._settle(request)
+            return await self._outcome(request)
 
-    async def _settle(self, request: messages.SettleSwap) -> messages.SwapSettled:
+    async def _outcome(self, request: messages.SettleSwap) -> messages.SwapSettled:
         try:
             resident = self._capsule_table.resident(request.capsule)
         except NotFound:

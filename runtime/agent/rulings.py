@@ -120,7 +120,7 @@ class Rulings:
         await self._capsule_table.blocking(name, outgoing.finish)
         self._registry.outgoing.pop(outgoing.migration, None)
         if outgoing.gpus:  # so that the next heartbeat reports them free
-            self._tasks.spawn(asyncio.to_thread(self._registry.devices.gpus.look))
+            self._tasks.spawn(asyncio.to_thread(self._registry.devices.gpus.refresh))
         return "ended"
 
     async def _settle_incoming(self, incoming: IncomingMigration) -> str:

@@ -138,11 +138,11 @@ class Inbox:
                 self._take_manifest(data)
                 return
             if stream not in self.bytes:
-                self._begin(stream)
+                self._begin_stream(stream)
             self.bytes[stream] += len(data)
             self._hashes[stream].update(data)
             if not data:
-                self._end(stream)
+                self._end_stream(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
             elif stream == small_images.STREAM:
@@ -205,7 +205,7 @@ class Inbox:
             hint="files.carried must be the same in the cluster file of every host",
         )
 
-    def _begin(self, stream: str) -> None:
+    def _begin_stream(self, stream: str) -> None:
         if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
             raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
         kind, _, name = stream.partition(":")
@@ -246,19 +246,19 @@ class Inbox:
     def _full(self) -> bool:
         return len(self.bytes) + self._small_files >= STREAMS
 
-    def _end(self, stream: str) -> None:
+    def _end_stream(self, stream: str) -> None:
         self._ended.add(stream)
         if stream in self._files:
             os.close(self._files.pop(stream))
         elif stream == PAGE_TABLE:
             self._end_page_table()
         elif stream == small_images.STREAM:
-            self._small.end()
+            self._small.check_ended()
         elif self.devices is not None and stream == TABLE:
             self.devices.end_table()
             (self.images / TABLE).write_bytes(self.devices.table)
         elif self.devices is not None and (pid := _device(stream)):
-            self.devices.end(pid)
+            self.devices.end_memory(pid)
         else:
             tree = stream.split(":", 2)[2]
             unpacker = self._unpackers.pop(stream)

@@ -44,12 +44,12 @@ class GpuReservations:
         pages = {state.pid: state for state in rank_pages.states(resident, note)}
         memory = host_facts.memory_offered(None)
         helper, host = self._watch.helper(), self._watch.host({})
-        return gpu_survey.look(found, pages, helper, host, memory, unreadable)
+        return gpu_survey.survey_devices(found, pages, helper, host, memory, unreadable)
 
     @contextlib.asynccontextmanager
     async def making(self, request: Reserve) -> AsyncIterator[GpuPlan]:
         """Plan for a capsule that will come. No other capsule gets its GPUs until the end of this
-        context; from then on the arrival holds them."""
+        context; from then on the incoming migration holds them."""
         if request.gpu is None:
             yield GpuPlan()
             return

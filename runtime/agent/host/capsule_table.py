@@ -57,7 +57,7 @@ class CapsuleTable:
             self.admit(resident)
 
     def admit(self, resident: RunningCapsule) -> None:
-        """Add the capsule to this host; from now on the house reports its end."""
+        """Add the capsule to this host; from now on its end is reported."""
         self.capsules[resident.spec.name] = resident
 
         def gone() -> None:
@@ -156,7 +156,7 @@ class CapsuleTable:
             await asyncio.to_thread(resident.send_signal, request.signum)
 
     async def hold_signals(self, resident: RunningCapsule) -> None:
-        """From now until the capsule is thawed, the house sends it no signal."""
+        """From now until the capsule is thawed, no signal is sent to it."""
         async with self._signals[resident.spec.name]:
             resident.still = True
 
