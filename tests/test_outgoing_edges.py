@@ -403,7 +403,7 @@ def test_a_restarted_agent_waits_for_a_helper_that_comes_later(
 
 def test_no_phase_follows_another_that_the_table_does_not_name(scene: Scene) -> None:
     for now, then in itertools.product(OutgoingPhase, OutgoingPhase):
-        scene.outgoing._phase = now
+        scene.outgoing.phase = now
         if then is now or then in ALLOWED[now]:
             scene.outgoing._enter(then)
         else:

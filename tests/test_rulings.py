@@ -59,7 +59,7 @@ class Scene(MigrationRegistry):
         )
         self.capsules = {"gpt/1": self.resident}
         self.receiver = cast(Any, SimpleNamespace(forget=lambda _name: self.done.append("forget")))
-        gpus = SimpleNamespace(look=lambda: self.done.append("GPUs looked at"))
+        gpus = SimpleNamespace(refresh=lambda: self.done.append("GPUs looked at"))
         self.devices = cast(Any, SimpleNamespace(gpus=gpus, left=lambda *_: None))
         self.network = asyncio.Lock()
         timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0)

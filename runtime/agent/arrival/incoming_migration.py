@@ -290,8 +290,7 @@ class IncomingMigration:
         self.free_images()
 
     def free_images(self) -> None:
-        """Remove the image: the capsule runs, or will never run here. An error of the GPU helper
-        comes last: the rest is gone then."""
+        """Remove the image. An error of the GPU helper comes last: the rest is gone then."""
         try:
             self._restored.drop_devices()
         finally:

@@ -67,7 +67,7 @@ class OutgoingMigration:
         self.migration = migration
         self.resident = resident
         self.gpus = list(gpus)
-        self._phase = phase
+        self.phase = phase
         self._factory = factory
         self._sender = wire.sender if wire is not None else None
         self._images = factory.images(migration)
@@ -93,21 +93,17 @@ class OutgoingMigration:
 
     # ---- phases --------------------------------------------------------------------------------
 
-    @property
-    def phase(self) -> OutgoingPhase:
-        return self._phase
-
     def _enter(self, phase: OutgoingPhase) -> None:
-        now = self._phase
+        now = self.phase
         assert phase is now or phase in ALLOWED[now], f"{now} may not become {phase}"
-        self._phase = phase
+        self.phase = phase
 
     def check_may_freeze(self) -> None:
         """Raises Refused if a freeze has begun already: the request came late, or twice."""
         if self.promised:
             raise Refused(f"{self.resident.spec.name} is held frozen already")
-        if self._phase is not OutgoingPhase.PRECOPYING:
-            raise Refused(f"{self.migration} cannot freeze its capsule: it is {self._phase.value}")
+        if self.phase is not OutgoingPhase.PRECOPYING:
+            raise Refused(f"{self.migration} cannot freeze its capsule: it is {self.phase.value}")
 
     @property
     def promised(self) -> bool:
