@@ -45,6 +45,7 @@ class Host:
         self.pids: dict[str, int] = {}
         self.silent = 0.0
         self.made: list[Process] = []
+        self.told: list[str] = []  # to the outgoing migrations
         self.before_each: Callable[[], None] = lambda: None
         monkeypatch.setattr(gate_handlers, "ordered_pages", self.ordered_pages)
         self.cuda = False
@@ -56,7 +57,13 @@ class Host:
             capsules={"gpt/0": resident},
             cluster=SimpleNamespace(timeouts=SimpleNamespace(suspicion=1.0)),
         )
-        self.keeper = GateHandlers(capsule_table, lambda: self.silent)  # type: ignore[arg-type]
+        self.keeper = GateHandlers(capsule_table, self, lambda: self.silent)  # type: ignore[arg-type]
+
+    def gates_close(self, job: str) -> None:
+        self.told.append(f"{job} closes")
+
+    def gates_open(self, job: str) -> None:
+        self.told.append(f"{job} opens")
 
     def start(self, rank: int = 0, pid: int = 0) -> Process:
         process = Process(self.lib, self.folder, rank)
@@ -125,8 +132,10 @@ def test_from_arming_to_opening(host: Host) -> None:
     assert (armed.ranks, armed.obstacles, armed.numbers) == (1, [], {WORLD: 0})
     assert aimed.reached
     assert shut.reached
+    assert host.told == ["gpt closes"]
     host.play(lambda: keeper.open(OPEN))
     assert host.want(one) is WantedState.OPEN
+    assert host.told == ["gpt closes", "gpt opens"]
 
 
 def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:

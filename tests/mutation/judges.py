@@ -24,18 +24,24 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
     ),
-    "runtime/agent/departure/outgoing_migration.py": (
-        "test_departure_order.py",
-        "test_departure_ends.py",
-        "test_standing.py",
-    ),
-    "runtime/agent/arrival/incoming_migration.py": (
-        "test_arrival_ends.py",
-        "test_arrival_early.py",
-        "test_arrival_taken_up.py",
-        "test_stale_arrival.py",
-        "test_inbox.py",
-    ),
+    **{
+        f"runtime/agent/departure/{name}.py": (
+            "test_outgoing_edges.py",
+            "test_departure_order.py",
+            "test_departure_ends.py",
+        )
+        for name in ("outgoing_migration", "frozen_capsule", "outgoing_files")
+    },
+    **{
+        f"runtime/agent/arrival/{name}.py": (
+            "test_incoming_edges.py",
+            "test_arrival_ends.py",
+            "test_arrival_early.py",
+            "test_arrival_taken_up.py",
+        )
+        for name in ("incoming_migration", "restored_capsule", "restore_attempt", "memory_ahead")
+    },
+    "runtime/agent/rulings.py": ("test_rulings.py", "test_stale_arrival.py"),
     "runtime/orchestrator/migration_service.py": (
         "test_moves_rules.py",
         "test_moves_ground.py",
@@ -62,7 +68,6 @@ ONE_ROW = "a job has one row there, it is the key"
 TIDY = "what is kept only until it is overwritten or its task ends"
 
 FAULT = "a point at which the fault matrix stops a daemon; nothing happens there otherwise"
-UNCHANGED = "no code tries to change one"
 ANY_SIZE = "more than any answer has"
 AS_FALSE = "who asks looks only whether it is true"
 UNREAD = "the kernel does not look at it: the family of a batch's frame, version, sequence, port"
@@ -218,20 +223,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
     },
-    **{
-        ("runtime/agent/departure/outgoing_migration.py", f'lap.detail = "{words}"', "pass"): WORDS
-        for words in ("the rest of the image, on its way", "interrupted")
-    },
+    (
+        "runtime/agent/departure/outgoing_migration.py",
+        'lap.detail = "the rest of the image, on its way"',
+        "pass",
+    ): WORDS,
     (
         "runtime/agent/departure/outgoing_migration.py",
         "if left <= 0:",
         "if (left < 0):",
     ): "equal to the nanosecond",
-    (
-        "runtime/agent/departure/outgoing_migration.py",
-        "class OutgoingNote(msgspec.Struct, frozen=True):",
-        "class OutgoingNote(msgspec.Struct, frozen=False):",
-    ): UNCHANGED,
     **{
         (
             "runtime/agent/arrival/incoming_migration.py",
@@ -240,11 +241,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ): FAULT
         for point in ("restoring", "devices_back", "granted")
     },
-    (
-        "runtime/agent/arrival/incoming_migration.py",
-        "class IncomingNote(msgspec.Struct, frozen=True):",
-        "class IncomingNote(msgspec.Struct, frozen=False):",
-    ): UNCHANGED,
     ("runtime/agent/arrival/incoming_migration.py", "return False", "return None"): AS_FALSE,
     (
         "criu_glue/network/network_lock.py",

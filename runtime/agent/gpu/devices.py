@@ -245,7 +245,7 @@ class DeviceTree:
                 self._bring_back(process, gpus)
             lap.detail = words_of_return(self.saved)
 
-    def take_up(self, *, some: bool = False) -> None:
+    def recover_held(self, *, some: bool = False) -> None:
         """Find the processes that :meth:`arrive` held in an earlier agent. Raises StepFailed if
         some are missing, unless ``some`` is set."""
         of = {saved.pid for saved in self.saved}
