@@ -4,97 +4,90 @@ where they were."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from outgoing_scene import Scene, scene
 
-from liveshift.runtime import messages
-from liveshift.runtime.agent import source_handlers
-from liveshift.runtime.agent.source_handlers import SourceHandlers
-from liveshift.runtime.messages import Moved, StartPrecopy
-from liveshift.runtime.model.stopwatch import Stopwatch
+from liveshift.runtime.agent.departure import outgoing_memory
+from liveshift.runtime.agent.departure.outgoing_memory import OutgoingMemory, OutgoingWire
+from liveshift.runtime.messages import Phase
 from liveshift.runtime.model.timeline import Timeline
 
-MEASURED_S, FILES_S = 0.2, 0.05
+__all__ = ["scene"]
+
+MEASURED_S, CHOSEN_S = 0.2, 0.1
 
 
-class Lanes:
+class Link:
+    until = float("inf")
+    bytes = 0
+
     def measure(self) -> float:
         time.sleep(MEASURED_S)
         return 2.5e9
 
 
-class Departure:
-    """Sends files, and no memory."""
+class Rounds:
+    """They send nothing."""
 
-    def __init__(self, *_: Any) -> None:
-        self.memory: Any = None
-        self.full_dump = ""
-        self.gpus: list[str] = []
+    chosen = None
 
-    def precopy(self, _until: float, watch: Stopwatch) -> Moved:
-        with watch.phase("files ahead"):
-            time.sleep(FILES_S)
-        return Moved(0, watch.phases)
+    def __init__(self, *_: object) -> None:
+        pass
 
+    def run(self, _until: float) -> Any:
+        return SimpleNamespace(sent=30)
 
-async def blocking(_capsule: str, work: Callable[[], Moved]) -> Moved:
-    return await asyncio.to_thread(work)
+    def iterate_until_freeze(self) -> None:
+        pass
 
 
-def source(monkeypatch: pytest.MonkeyPatch, full_dump: str) -> SourceHandlers:
-    monkeypatch.setattr(source_handlers, "OutgoingMigration", Departure)
-    monkeypatch.setattr(
-        source_handlers, "PrecopyRounds", lambda *_: SimpleNamespace(rate=0.0, chosen=None)
+@pytest.fixture
+def leaving(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Its memory can go ahead."""
+    monkeypatch.setattr(outgoing_memory, "full_dump_because", lambda *_: "")
+    monkeypatch.setattr(outgoing_memory, "PrecopyRounds", Rounds)
+    monkeypatch.setattr(outgoing_memory, "choose_way", lambda *_: time.sleep(CHOSEN_S))
+    monkeypatch.setattr(outgoing_memory, "describe_rounds", lambda _: "1 round")
+    monkeypatch.setattr(outgoing_memory.link_rates, "keep", lambda *_: None)
+    scene.factory.host = "h0"
+    scene.factory.cluster = SimpleNamespace(precopy=None, paths=SimpleNamespace(run=None))
+    scene.wire.wants, scene.wire.send = None, lambda *_: None
+    lanes: Any = Link()
+    wire = OutgoingWire(scene.wire, lambda _sender: lanes, lambda _report: None)
+    outgoing: Any = scene.outgoing
+    outgoing._memory = OutgoingMemory(scene.resident, scene.factory, wire)
+    return scene
+
+
+def phases(scene: Scene, full_dump: str) -> list[Phase]:
+    """As the orchestrator lists them; it sent the request half a second after the migration began,
+    and the handler needed a moment before it began."""
+    request: Any = SimpleNamespace(
+        deadline=60.0, full_dump=full_dump, sooner=0.0, destination="h2", migration="m1"
     )
-    monkeypatch.setattr(source_handlers, "full_dump_because", lambda *_: full_dump)
-    monkeypatch.setattr(source_handlers.link_rates, "keep", lambda *_: None)
-    cluster = SimpleNamespace(precopy=None, paths=SimpleNamespace(run=None))
-    capsules = SimpleNamespace(host="h1", cluster=cluster, factory=None, blocking=blocking)
-    registry = SimpleNamespace(
-        criu=object(),
-        free=lambda _capsule: None,
-        sender=lambda _request: SimpleNamespace(wants=None),
-        lanes=lambda _sender: Lanes(),
-        working=lambda _migration: contextlib.nullcontext(),
-        departures={},
-    )
-    made: Any = SourceHandlers(capsules, registry, None)  # type: ignore[arg-type]
-    made._breaks = lambda _resident: []
-    return made  # type: ignore[no-any-return]
+    since = time.monotonic()
+    times = Timeline(began=since - 0.5)
+    time.sleep(0.05)
+    times.add(scene.outgoing.precopy(request, since).phases, since)
+    return times.phases
 
 
-def precopy(source: SourceHandlers) -> list[messages.Phase]:
-    """The phases as the orchestrator lists them; it sent the request half a second after the
-    migration began."""
-    request = StartPrecopy("m1", "gpt/0", "h2", "tcp://h2", deadline=60.0)
-
-    async def asked() -> list[messages.Phase]:
-        times = Timeline(began=time.monotonic() - 0.5)
-        since = time.monotonic()
-        times.add((await source.precopy(request)).phases, since)
-        return times.phases
-
-    return asyncio.run(asked())
-
-
-def test_choosing_the_way_is_a_phase_before_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose, files = precopy(source(monkeypatch, ""))
-    assert (choose.name, files.name) == ("choose", "files ahead")
-    assert choose.seconds >= MEASURED_S
+def test_choosing_the_way_is_a_phase_before_the_files(leaving: Scene) -> None:
+    choose, files, precopy = phases(leaving, "")
+    assert [choose.name, files.name, precopy.name] == ["choose", "files ahead", "pre-copy"]
+    assert choose.seconds >= MEASURED_S + CHOSEN_S
     assert not choose.frozen
     assert choose.detail == "the link takes 2.50 GB/s"
-    assert choose.start == pytest.approx(0.5, abs=0.1)
-    assert files.start >= choose.start + choose.seconds
-    assert files.start - (choose.start + choose.seconds) < 0.1, "no time is left unaccounted"
+    assert 0.55 <= choose.start < 0.6 + MEASURED_S
+    gap = files.start - (choose.start + choose.seconds)
+    assert 0 <= gap < 0.1, "what comes after it is not shown too early"
 
 
-def test_a_full_dump_has_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    (files,) = precopy(source(monkeypatch, "the kernel is too old"))
-    assert files.name == "files ahead"
-    assert files.start == pytest.approx(0.5, abs=0.1)
+def test_a_full_dump_has_no_choice(leaving: Scene) -> None:
+    files, precopy = phases(leaving, "the kernel is too old")
+    assert [files.name, precopy.name] == ["files ahead", "pre-copy"]
+    assert files.start >= 0.55

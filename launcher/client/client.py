@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends a command's asks to a daemon: over its UNIX socket, or over TCP with an operator's key.
+"""Sends a command's requests to a daemon: over its UNIX socket, or over TCP with an operator's key.
 
-A client has one ask under way at a time. To wait for several answers, open several clients.
+A client has one request under way at a time. To wait for several answers, open several clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...runtime.messages.request_text import request_to
 from .context import Place, Remote
 
 ANSWER_S = 30.0
-"""An ask may take this many seconds, unless its caller gives another time."""
+"""A request may take this many seconds, unless its caller gives another time."""
 
 A = TypeVar("A", bound=Message)
 
@@ -95,7 +95,7 @@ class Client:
             raise from_wire(*answer.error)
         if answer.id != number:
             self.close()
-            raise LiveshiftError(f"{name} answered request {answer.id} when asked {number}, {kind}")
+            raise LiveshiftError(f"{name} answered request {answer.id} instead of {number}, {kind}")
         return answer.answer
 
     def get(self, answer: type[A], message: Message, timeout: float = ANSWER_S) -> A:

@@ -18,7 +18,7 @@ AGAIN_S = 0.2
 
 
 def request(client: Client, answer: type[A], message: Message, seconds: float = RETRY_S) -> A:
-    """Return the answer to an ask that only looks. Ask again while no daemon answers.
+    """Return the answer to a request that only reads. Send it again while no daemon answers.
 
     Says so on stderr once. Raises Unreachable if that lasts for ``seconds``, and what Client.get
     raises otherwise.
