@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
-SOURCES := __init__.py cores.py errors.py ptrace.py py.typed units.py waiting.py meson.build pyproject.toml \
+SOURCES := $(wildcard *.py) py.typed meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 TWO = --numprocesses 2 --dist loadfile
@@ -16,7 +16,7 @@ WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move bench-engine gpu-suite wheel lint format docs sources clean
+.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move bench-engine gpu-suite wheel lint format docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -117,9 +117,6 @@ format: $(STAMPS)/requirements ## Format all sources
 
 docs: $(STAMPS)/package ## Write docs/json.md anew, from the types that commands print
 	@$(BIN)/python scripts/json_fields.py
-
-sources: ## Rewrite the list of installed files in meson.build
-	@scripts/sources.py
 
 clean: ## Remove what was built (.venv stays)
 	@rm -rf build dist .mypy_cache .ruff_cache $(STAMPS)/package
