@@ -15,6 +15,7 @@ import pytest
 from doubles.gpu.build import compiler, kept
 
 INTERPOSER = Path(__file__).resolve().parent.parent / "interposer"
+MEMORY = INTERPOSER.parent / "criu_glue" / "memory"
 BUILT = INTERPOSER.parent / "build" / "doubles"
 """Where libraries and programs are kept, by what they were made of, for this run and the next."""
 
@@ -23,6 +24,11 @@ SANITIZERS: dict[str, tuple[str, ...]] = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
 }
+RUNTIMES = {
+    "address": ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan.so"),
+    "thread": ("libtsan.so", "libclang_rt.tsan-x86_64.so", "libclang_rt.tsan.so"),
+}
+"""As gcc and clang name them."""
 FOUND = 66
 """The exit status of a process in which a sanitizer has found something."""
 
@@ -61,6 +67,30 @@ def _lack(name: str) -> str:
             return made.stderr[:200]
         ran = subprocess.run([empty], capture_output=True, text=True)
         return ran.stderr[:200] if ran.returncode != 0 else ""
+
+
+def runtime(name: str) -> Path:
+    """The sanitizer's own library. A program that was built without the sanitizer must preload it
+    before it loads a library that was built with it. Skips the test where there is none."""
+    for each in RUNTIMES[name]:
+        words = [*compiler(), f"-print-file-name={each}"]
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        if Path(found).is_absolute() and Path(found).exists():
+            return Path(found).resolve()
+    pytest.skip(f"no shared library of the {name} sanitizer here")
+
+
+def memory_library(name: str, sources: Path = MEMORY, place: Path = BUILT) -> Path:
+    """memory.so under a sanitizer, kept below ``place``: all C files in ``sources`` but the
+    shim's, which CRIU preloads by itself."""
+    shared = ["-shared-libsan"] if runtime(name).name.startswith("libclang_rt") else []
+    own = ["-fPIC", "-shared", *flags(name), *shared]
+
+    def make(part: Path) -> None:
+        files = sorted(path for path in sources.rglob("*.c") if path.name != "prefill_shim.c")
+        compile_c(part / "memory.so", f"-I{sources}", *own, *files)
+
+    return kept(place, "memory", sources.rglob("*.[ch]"), tuple(own), make) / "memory.so"
 
 
 def compile_c(output: Path, *arguments: str | Path) -> None:

@@ -68,7 +68,7 @@ static int start_threads(struct fill *f, uint32_t threads) {
     return f->threads_used > 0 || threads == 0 ? 0 : -1;
 }
 
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const struct plan *plan,
                         char *why) {
     struct fill *f = calloc(1, sizeof *f);
     if (f == NULL) {

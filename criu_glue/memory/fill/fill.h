@@ -90,7 +90,7 @@ struct fill {
 
 // Starts a fill that waits for CRIU on listener. The fill owns listener, also after an error. plan
 // is the plan of an early CRIU, or NULL. Returns NULL with why after an error.
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const struct plan *plan,
                         char *why);
 // The caller reports that CRIU waits in its hook: CRIU has handed over every process.
 void fill_settle(struct fill *f);

@@ -14,7 +14,7 @@ from typing import Any
 from ..engine import PAGE as PAGE
 from ..engine import load, raised
 
-_ffi, _lib = load("""
+DECLARATIONS = """
 struct region { uint64_t start, end, categories; };
 struct regions { struct region *at; size_t count, room; uint64_t bytes; };
 struct regions *regions_new(void);
@@ -52,7 +52,9 @@ struct pull_chunk *pull_chunk_new(void);
 void pull_chunk_free(struct pull_chunk *);
 void pull_chunk_begin(struct pull_chunk *, void *at);
 size_t pull_chunk_end(struct pull_chunk *, const struct pull *);
-""")
+"""
+
+_ffi, _lib = load(DECLARATIONS)
 
 Ranges = list[tuple[int, int]]
 """Parts of an address space, [start, end), sorted."""

@@ -33,7 +33,9 @@ STOP_S = 0.5
 
 ATTEMPTS = 5
 
-_, _lib = load("int remote_userfaultfd(int tid, int pidfd, uint64_t syscall_at, bool filtered);")
+DECLARATIONS = "int remote_userfaultfd(int tid, int pidfd, uint64_t syscall_at, bool filtered);"
+
+_, _lib = load(DECLARATIONS)
 
 _SYSCALL = b"\x0f\x05"  # the x86-64 instruction
 _UNRESTARTED = frozenset({"23", "65", "128", "208", "220", "232", "281", "333", "441"})

@@ -37,7 +37,7 @@ size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk);
 struct search { uint32_t process, place; };
 struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint32_t slot[512]; };
 struct prefill_drop { uint64_t address, pages; };
-bool store_cold(struct store *s, struct search *at, int when, struct block *out);
+bool store_cold(struct store *s, struct search *at, unsigned int when, struct block *out);
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
 int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
