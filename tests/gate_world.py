@@ -267,8 +267,10 @@ class World:
 
     def story(self) -> str:
         lines = [f"style {self.program.style}, attempt {self.attempt}, quiesced {self.quiesced}"]
-        for t in self.threads:
-            lines.append(f"rank {t.lane.rank} lane {t.lane.slot} thread {t.number}: {t.where}")
+        lines += [
+            f"rank {t.lane.rank} lane {t.lane.slot} thread {t.number}: {t.where}"
+            for t in self.threads
+        ]
         clock = self.coordinator
         if clock is not None:
             lines.append(f"version {clock.version}, silent {clock.silent}, owe {clock.debtors}")

@@ -91,8 +91,8 @@ class Pages:
                     if not mine or (where and not _processor_number(where, there)):
                         found.append(f"{here:#x} at {where[:8]}")
         for start, end in anonymous_ranges(pid):
-            for here in resident(pid, start, end) - listed:
-                found.append(f"{here:#x} is there and not in the table")
+            left_out = resident(pid, start, end) - listed
+            found += [f"{here:#x} is there and not in the table" for here in left_out]
         return found
 
 

@@ -70,8 +70,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, ...]]
             f'printf("{owner}.{name} %zu %zu\\n", offsetof(struct liveshift_{owner}, {name}),'
             f" sizeof(((struct liveshift_{owner} *)0)->{name}));"
         )
-    for owner in RECORDS:
-        lines.append(f'printf("{owner} %zu\\n", sizeof(struct liveshift_{owner}));')
+    lines += [f'printf("{owner} %zu\\n", sizeof(struct liveshift_{owner}));' for owner in RECORDS]
     constants = [*CONSTANTS, *(p + e.name for p, es in ENUMS.items() for en in es for e in en)]
     lines += [f'printf("{name} %d\\n", (int){name});' for name in constants]
     source = folder / "layout.c"

@@ -283,21 +283,24 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     The fence changes first, so that it drops frames from the old host from then on.
     """
     fence.hear(overlay, where)
-    commands: list[str] = []
     macs = {mac(address): host for address, host in where.items()}
     known = [line for line in _forwarding(overlay) if line["mac"] in macs]
-    for line in known:
-        if "dst" in line:
-            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} dst {line['dst']} self")
+    commands = [
+        f"fdb del {line['mac']} dev {overlay.vxlan} dst {line['dst']} self"
+        for line in known
+        if "dst" in line
+    ]
     for at, host in macs.items():
         if host is not None:
             commands.append(f"fdb append {at} dev {overlay.vxlan} dst {host} self static")
             commands.append(f"fdb replace {at} dev {overlay.vxlan} master static")
     # The bridge learns the entry of an address that is here from its veth. An older entry that
     # points to the VXLAN would win over that entry, so we remove it.
-    for line in known:
-        if line.get("master") and macs[line["mac"]] is None:
-            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} master")
+    commands += [
+        f"fdb del {line['mac']} dev {overlay.vxlan} master"
+        for line in known
+        if line.get("master") and macs[line["mac"]] is None
+    ]
     if commands:
         run(["bridge", "-batch", "-"], "\n".join(commands) + "\n")
     ip(

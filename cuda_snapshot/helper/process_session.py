@@ -77,7 +77,7 @@ class ProcessSession:
             seen = os.fstat(fd)
             if not stat.S_ISSOCK(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_nlink != 1:
                 raise self._failed(f"another file was put in the place of {self._name}")
-            os.chmod(f"/proc/self/fd/{fd}", 0o666)
+            os.chmod(f"/proc/self/fd/{fd}", 0o666)  # noqa: S103 (the job's user connects)
         finally:
             os.close(fd)
 

@@ -221,8 +221,8 @@ def main() -> None:
     threads = [threading.Thread(target=count_together, args=(counters, lock)) for _ in range(2)]
     threads.append(threading.Thread(target=watch_clocks))
     threads.append(threading.Thread(target=talk_over_a_terminal))
-    for method in ("spawn", "forkserver"):
-        threads.append(threading.Thread(target=question, args=(method,)))
+    methods = ("spawn", "forkserver")
+    threads += [threading.Thread(target=question, args=(method,)) for method in methods]
     threads.append(threading.Thread(target=converse, args=(address, int(port))))
     for thread in threads:
         thread.start()

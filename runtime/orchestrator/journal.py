@@ -202,7 +202,7 @@ class Journal:
 
     def next_migration(self) -> int:
         every = "SELECT number FROM migrations UNION SELECT number FROM skipped"
-        query = f"SELECT MAX(number) FROM ({every})"
+        query = f"SELECT MAX(number) FROM ({every})"  # noqa: S608
         return int(self.file.rows(query)[0][0] or 0) + 1
 
     def skip_migrations(self, count: int) -> None:
@@ -267,7 +267,8 @@ class Journal:
                 about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
             where += f" AND ({about})"
             values += [subject, subject + "/%", subject]
-        rows = self.file.rows(f"SELECT * FROM events WHERE {where} ORDER BY number", values)
+        query = f"SELECT * FROM events WHERE {where} ORDER BY number"  # noqa: S608
+        rows = self.file.rows(query, values)
         return [
             Event(number, at, about, kind, text, by, self.migration(m) if m else None)
             for number, at, about, kind, text, by, m in rows

@@ -72,11 +72,9 @@ def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tre
     /dev/shm comes last, and only when the tree is frozen: it is memory.
     """
     plan = resident.sandbox.plan
-    found = [Tree("tmp", plan.tmp, plan.tmp)]
-    for path in factory.placement.carried:
-        found.append(Tree("carried:" + path, Path(path), Path(path)))
+    carried = [Tree("carried:" + p, Path(p), Path(p)) for p in factory.placement.carried]
     shm = resident.sandbox.root / "dev/shm"
-    return [*found, Tree("shm", shm, shm)]
+    return [Tree("tmp", plan.tmp, plan.tmp), *carried, Tree("shm", shm, shm)]
 
 
 class OutgoingMigration:
