@@ -16,7 +16,7 @@ WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move bench-engine gpu-suite wheel lint format docs clean
+.PHONY: help setup demo test test-fast test-lab test-long coverage gate-simulation fault-matrix load soak fuzz mutation sanitize compat nightly bench-gate bench-move bench-engine gpu-suite wheel lint format docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -40,6 +40,19 @@ test-fast: $(STAMPS)/package $(STAMPS)/test-requirements ## Run tests/ only, wit
 test-lab: ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(ALONE) setup -- $(WHOLE_RUN) "make $@" -- $(LABS)
 
+# With LAB=1 also what the lab's daemons run, but for those that a test kills. Tests that fail do not
+# keep the table from being written.
+coverage: export COVERAGE_DATA = $(CURDIR)/build/coverage/data
+coverage: $(STAMPS)/package $(STAMPS)/test-requirements ## Which lines test-fast runs, by folder, LAB=1 the lab too (root); build/coverage/
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(if $(LAB),COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(ALONE) setup --) \
+		$(BIN)/python -m pytest tests $(if $(LAB),integration) -m 'not long$(if $(LAB),, and not lab)' \
+		--cov --cov-report= $(if $(LAB),,$(TWO)) $(ARGS); tests=$$?; \
+	if ls build/coverage/data.* >/dev/null 2>&1; then $(BIN)/coverage combine -q --append build/coverage; fi; \
+	$(BIN)/coverage html -q -d build/coverage && \
+	$(BIN)/coverage json -q -o build/coverage/coverage.json && \
+	$(BIN)/python scripts/coverage_table.py build/coverage/coverage.json && exit $$tests
+
 # STATES is how many the deep run of the protocol's model may visit.
 test-long: ## Run what `make test` leaves out: further cases, deeper explorations (root)
 	@LIVESHIFT_MODEL_STATES=$(or $(STATES),200000) $(ALONE) setup -- $(WHOLE_RUN) "make $@" -- tests integration -m long $(ARGS)
@@ -60,8 +73,9 @@ load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=
 soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones beside (root); build/soak.json
 	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) $(ARGS)
 
-fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
-	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all, from SEED=1; build/fuzz/
+	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # FILES picks some, such as FILES=runtime/orchestrator/journal.py,gate.c; JOBS is how many are tried at once.
 mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (root)? build/mutation.json
@@ -75,6 +89,12 @@ sanitize: $(STAMPS)/package ## All tests of the NCCL adapter under the address a
 compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; FETCH=1 fetches); build/compat.json
 	@PYTHONPATH=integration $(BIN)/python -m compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
+
+# PARTS picks some of long, fault-matrix, soak, fuzz and compat; SHORT=1 tries each for a minute or so.
+# A part that fails does not keep the others from running.
+nightly: ## All that takes hours, one after the other (root), and one page; build/nightly/
+	@$(ALONE) setup $(STAMPS)/test-requirements -- $(BIN)/python scripts/nightly.py \
+		$(if $(PARTS),--parts '$(PARTS)') $(if $(SHORT),--short) $(ARGS)
 
 # PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json

@@ -81,6 +81,8 @@ def _print(results: list[trial.Result], absent: list[str]) -> None:
             verdict,
         )
     console.print(table)
+    good = sum(not each.problems for each in results)
+    console.print(f"{good} of {len(results)} worlds are good")
     for sentence in absent:
         console.print(f"not tried: {sentence}", markup=False)
 

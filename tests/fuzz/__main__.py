@@ -41,7 +41,7 @@ def main() -> int:
         seconds = asked.seconds / len(names)
         print(f"{name}: {runs or 'any number of'} executions …", file=sys.stderr, flush=True)
         rows.append(_run(name, runs, seconds, asked))
-    _print_table(rows, asked.engine)
+    _print_table(rows, f"{asked.engine}, seed {asked.seed}")
     return 1 if any(row["findings"] for row in rows) else 0
 
 
@@ -117,7 +117,7 @@ def _print_table(rows: list[dict[str, object]], engine: str) -> None:
         print(f"{row['target']:<14}{row['executions']:>12,}{rate:>12,}  {found}")
     every = sum(row["executions"] for row in rows)  # type: ignore[misc]
     count = sum(len(row["findings"]) for row in rows)  # type: ignore[arg-type, misc]
-    print(f"{'all':<14}{every:>12,}{'':>12}  {count or 'none'}")
+    print(f"{'all':<14}{every:>12,}{'':>12}  {count or 'no'} findings")
 
 
 if __name__ == "__main__":
