@@ -86,6 +86,15 @@ def test_the_version_is_stated_once() -> None:
         assert liveshift.__version__ not in (ROOT / name).read_text()
 
 
+def test_the_changelog_has_the_version_and_what_is_unreleased() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    releases = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    assert releases[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(liveshift.__version__)} - \d{{4}}-\d\d-\d\d", releases[1])
+    sections = {line.removeprefix("### ") for line in lines if line.startswith("### ")}
+    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 def test_a_change_of_any_file_of_the_product_is_built_before_tests_run(tmp_path: Path) -> None:
     def make(*words: str) -> str:
         command = ["make", "--dry-run", f"VENV={tmp_path}", *words]
