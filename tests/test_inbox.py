@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import memory_parts
 import pytest
@@ -77,7 +79,7 @@ class Host:
     def landed(self) -> Inbox:
         """As an agent that was started anew has it."""
         inbox = self.again()
-        inbox.take_up()
+        inbox.recover_image()
         return inbox
 
     def send(self, stream: str, data: bytes, end: bool = True) -> None:
@@ -349,7 +351,8 @@ def test_memory_is_there_before_a_stop_brings_pages(in_memory: Host) -> None:
     """The file that takes them has so much memory; no CRIU is started early for what all comes
     while the job stands."""
     host, came = in_memory, list[object]()
-    host.inbox.memory_limit, host.inbox.memory_comes = 1 << 30, came.append
+    host.inbox.memory_limit = 1 << 30
+    host.inbox.ahead.begin = came.append  # type: ignore[method-assign]
     assert host.inbox.make_room() is False
     assert host.inbox.memory is None, "nothing is known of what will come"
     host.inbox.make_room(STOP)
@@ -397,7 +400,8 @@ def test_pages_of_two_lanes_are_stored_at_the_same_time(
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:
-    host.inbox.memory_lost = lambda: "it has ended"
+    lost: Any = SimpleNamespace(lost="it has ended", halt=lambda: None)
+    host.inbox.ahead = lost
     host.send(CORE, b"core")
     with pytest.raises(StepFailed, match="put in place ahead, and is lost: it has ended"):
         host.finish()

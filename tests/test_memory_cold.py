@@ -53,11 +53,11 @@ class Ahead:
 
     def choose(self, when: int = IDLE) -> list[Any]:
         """What there is to be copied now."""
-        search, chosen = self._ffi.new("struct search *"), []
+        search, chosen = self._ffi.new("struct cold_cursor *"), []
         with self.store.in_use() as store:
             while True:
                 block = self._ffi.new("struct block *")
-                if not self._calls.store_cold(store, search, when, block):
+                if not self._calls.store_next_cold(store, search, when, block):
                     return chosen
                 chosen.append(block)
 
@@ -79,12 +79,12 @@ class Ahead:
         """These were copied, and there is no memory for them twice."""
         with self.store.in_use() as store:
             for block in blocks:
-                self._calls.store_move(store, block.pid, block.incarnation, block.address)
+                self._calls.store_evict(store, block.pid, block.incarnation, block.address)
 
     def let_go(self, pid: int) -> None:
         """Of what is outdated, what takes memory."""
         with self.store.in_use() as store:
-            for at in self._dropped(self._calls.store_outdated, store, pid, 1):
+            for at in self._dropped(self._calls.store_list_outdated, store, pid, 1):
                 self.copied[pid, 1].pop(at)
 
     def kept(self) -> dict[int, Pages]:
@@ -107,7 +107,7 @@ class Ahead:
         """The table is known: what was copied and counts."""
         kept = dict(self.copied.get((pid, incarnation), {}))
         with self.store.in_use() as store:
-            for at in self._dropped(self._calls.store_settle, store, pid):
+            for at in self._dropped(self._calls.store_apply_table, store, pid):
                 kept.pop(at, None)
         return kept
 
@@ -115,15 +115,15 @@ class Ahead:
         """The plan is known, too: what does not count any more."""
         with self.store.in_use() as store:
             raw = self._ffi.from_buffer("uint8_t[]", plan)
-            return set(self._dropped(self._calls.store_unplanned, store, raw, pid))
+            return set(self._dropped(self._calls.store_apply_plan, store, raw, pid))
 
     def placed(self) -> int:
         """Pages that count."""
         with self.store.in_use() as store:
-            return int(self._calls.store_placed(store))
+            return int(self._calls.store_preplaced(store))
 
     def _dropped(self, call: Callable[..., int], *of: Any) -> list[int]:
-        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
+        drops, count = self._ffi.new("struct prefill_discard **"), self._ffi.new("uint32_t *")
         assert call(*of, 0, 1 << 47, drops, count) == 0
         listed = [drops[0][n] for n in range(count[0])]
         found = [drop.address + k * PAGE for drop in listed for k in range(drop.pages)]
@@ -442,7 +442,7 @@ def test_nothing_wrong_counts_whatever_comes(
         for at in pages.keys() - placed.keys():
             assert kept[pid][at] == pages[at], f"process {pid}, page {(at - BASE) // PAGE}"
         absent += sum(kept[pid][at] != pages[at] for at in pages)
-    assert absent * PAGE == store.absent
+    assert absent * PAGE == store.lost
     store.close()
 
 
@@ -470,9 +470,9 @@ def test_what_is_moved_takes_no_memory_of_the_store_and_comes_again_when_it_is_a
     for at, data in part.items():
         store.write(chunk(8, [(at, 1, DATA)], data, round_=2))
     end(store, {7: own, 8: part})
-    assert store.absent == (BLOCK_PAGES - 8 - 2) * PAGE
+    assert store.lost == (BLOCK_PAGES - 8 - 2) * PAGE
     ahead.move(blocks)  # too late: nothing more is moved
-    assert store.absent == (BLOCK_PAGES - 8 - 2) * PAGE
+    assert store.lost == (BLOCK_PAGES - 8 - 2) * PAGE
     kept = ahead.kept()
     assert kept[8] == part
     assert ahead.settle(7) | {BASE: page(1000), BASE + 9 * PAGE: page(1001)} == own

@@ -368,7 +368,7 @@ def test_a_destination_that_refuses_ends_it_for_good(
 
     with pytest.raises(StepFailed, match="ship: no room"):
         tracker.round(refusing)
-    with pytest.raises(StepFailed, match="not known any more"):
+    with pytest.raises(StepFailed, match="has lost the record of what it sent"):
         tracker.round(pages)
 
 
@@ -401,7 +401,7 @@ def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTrack
     read = []
 
     class Pace:
-        def spent(self, bytes: int) -> None:
+        def account(self, bytes: int) -> None:
             read.append(bytes)
 
     done = tracker.round(Pages(), Pace())

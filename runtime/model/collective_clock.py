@@ -96,7 +96,7 @@ class CollectiveClock:
         return sorted(self._silent)
 
     @property
-    def debtors(self) -> list[str]:
+    def behind(self) -> list[str]:
         """Hosts whose ranks have not reached the newest targets, or have not reported it yet."""
         return sorted(self._away)
 
@@ -124,7 +124,8 @@ class CollectiveClock:
     def due(self) -> list[str]:
         """Hosts that have not been given their newest targets. Each is returned once per change.
 
-        The caller asks after it has taken all reports that came, so that many raises make one aim.
+        The caller asks after it has taken all reports that came, so that many raises make one
+        message.
         """
         due, self._due = sorted(self._due), set()
         return due

@@ -22,7 +22,7 @@ MEMORY = Path(__file__).resolve().parents[3] / "criu_glue" / "memory"
 STRUCTURE = re.compile(r"struct (\w+) \{.*?\};", re.DOTALL)
 FUNCTION = re.compile(r"(\w+)\([^()]*\);")
 HEADERS = (
-    *("fill/eager.h", "fill/fill.h", "prefill/cold.h", "source/pull.h", "source/regions.h"),
+    *("fill/fill.h", "fill/pagemap_flags.h", "prefill/cold.h", "source/pull.h", "source/regions.h"),
     *("source/remote.h", "source/scan.h", "source/sent.h", "store/store.h"),
 )
 DECLARATIONS = {
@@ -86,10 +86,14 @@ def test_no_declaration_is_elsewhere() -> None:
     ("good", "bad", "words"),
     [
         ("uint32_t pages; uint32_t slot;", "uint32_t slot; uint32_t pages;", "extent, slot"),
-        ("uint64_t placed;\n    char", "char", "fill_report"),
+        ("uint64_t preplaced;\n    char", "char", "fill_report"),
         ("uint64_t limit, char *why", "uint32_t limit, char *why", "conflicting types"),
-        ("void store_spend(", "void store_spent_all(", "store_spent_all"),
-        ("struct prefill_drop { uint64_t address", "struct prefill_drop { int64_t address", "type"),
+        ("void store_close(", "void store_close_all(", "store_close_all"),
+        (
+            "struct prefill_discard { uint64_t address",
+            "struct prefill_discard { int64_t address",
+            "type",
+        ),
     ],
 )
 def test_a_difference_is_found(good: str, bad: str, words: str, tmp_path: Path) -> None:

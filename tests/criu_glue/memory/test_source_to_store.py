@@ -100,7 +100,7 @@ def send(
     """Send all pages that the destination may not have, as at a standstill. Return the table, the
     bytes of all chunks, and how many pages were read that the destination has."""
     present, stale = Regions(), Regions()
-    source_engine.judge(memory.present(), True, sent, present, stale)
+    source_engine.classify(memory.present(), True, sent, present, stale)
     ring = ChunkRing(4)
     pulling = Pulling(threads, ring)
 
