@@ -45,7 +45,7 @@ test-long: ## Run what `make test` leaves out: further cases, deeper exploration
 	@LIVESHIFT_MODEL_STATES=$(or $(STATES),200000) $(ALONE) setup -- $(WHOLE_RUN) "make $@" -- tests integration -m long $(ARGS)
 
 gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the gate, from SEED=0 on
-	@$(BIN)/python tests/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
+	@PYTHONPATH=tests:tests/support $(BIN)/python tests/support/interposer/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
@@ -69,7 +69,7 @@ mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (roo
 
 sanitize: $(STAMPS)/package ## All tests of the NCCL adapter under the address and thread sanitizers
 	@for each in address thread; do LIVESHIFT_SANITIZER=$$each $(BIN)/python -m pytest \
-		tests/test_nccl_adapter.py tests/test_nccl_teardown.py $(ARGS) || exit 1; done
+		tests/interposer/nccl/test_nccl_adapter.py tests/interposer/nccl/test_nccl_teardown.py $(ARGS) || exit 1; done
 
 # PYTHONS names more interpreters, such as those of environments with torch.
 compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; FETCH=1 fetches); build/compat.json
@@ -94,7 +94,7 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.
 bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (root); build/bench-engine.json
-	@PYTHONPATH=integration:tests $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
+	@PYTHONPATH=integration:tests/support $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
 		$(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.

@@ -52,7 +52,7 @@ class Device:
         )
 
     def train(self, ranks: int, steps: int) -> tuple[str, ...]:
-        """tests/nccl_adapter/train.c: every kind of call, two threads, splits that come and go."""
+        """nccl_adapter/train.c: every kind of call, two threads, splits that come and go."""
         target = self.folder / "train"
         if not target.exists():
             libraries = [
@@ -60,6 +60,6 @@ class Device:
                 self.cuda / "libcudart.so.13",
                 self.cuda / "libcuda.so.1",
             ]
-            program(TESTS / "nccl_adapter" / "train.c", target, libraries)
+            program(TESTS / "support" / "gpu" / "nccl_adapter" / "train.c", target, libraries)
         command = f"exec {target} {{out}} $RANK {ranks} {steps}"
         return (*self.environment, "sh", "-c", command)

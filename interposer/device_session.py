@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python mirror of ``device_session.h``: the fields of its messages, and nothing else.
 
-The header says what they mean; tests/test_device_session_layout.py holds the two equal.
+The header says what they mean; test_device_session_layout.py holds the two equal.
 """
 
 from __future__ import annotations

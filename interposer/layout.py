@@ -2,7 +2,7 @@
 """The Python mirror of ``page.h``: the places and sizes of its fields, and nothing else.
 
 ``page.h`` says what the layout is, and who writes a field and when. Each table here repeats the
-order and sizes of one of its structures; tests/test_page_layout.py holds the two equal.
+order and sizes of one of its structures; tests/interposer/test_page_layout.py holds the two equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands print with ``-o json`` that no type of the package describes.
 
-For docs/json.md only (json_fields.py); tests/test_json_fields.py holds these against what the
+For docs/json.md only (json_fields.py); test_json_fields.py holds these against what the
 commands print.
 """
 

@@ -4,7 +4,7 @@
 
 ``scripts/sources.py`` rewrites the list between its two markers in place (``make sources``);
 ``scripts/sources.py --check`` changes nothing, prints the difference, and ends with 1 if there is
-one. tests/test_sources.py runs the check, so that no new file can be forgotten in the package.
+one. test_sources.py runs the check, so that no new file can be forgotten in the package.
 """
 
 from __future__ import annotations

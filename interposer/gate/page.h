@@ -11,7 +11,7 @@
  *
  * "interposer" below is the process that owns the page, inside a hook or its service thread;
  * "agent" is the host's agent, through liveshift.interposer: `layout` is the Python mirror of this
- * header (tests/test_page_layout.py holds the two equal), `page` reads, `orders` writes. Numbers
+ * header (tests/interposer/test_page_layout.py holds the two equal), `page` reads, `orders` writes. Numbers
  * are little-endian; all places are naturally aligned. Each field has one writer, and nothing here
  * is a lock, so that either side may die at any moment.
  *

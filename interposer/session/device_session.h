@@ -15,7 +15,7 @@
  * lack an allocation whose making or freeing a stopped thread has begun and not finished: the
  * application does not use its bytes yet, or no longer.
  *
- * tests/test_device_session_layout.py holds liveshift.interposer.device_session, the Python mirror,
+ * tests/interposer/session/test_device_session_layout.py holds liveshift.interposer.device_session, the Python mirror,
  * equal to this header.
  */
 #ifndef LIVESHIFT_INTERPOSER_DEVICE_SESSION_H

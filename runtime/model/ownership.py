@@ -14,7 +14,7 @@ Orders are only hints to ask now, so lost, duplicated or late ones are harmless.
 The source may let its tree go on by itself until it has *promised* (``Departure.freeze``). It
 promises before the image is complete: a complete image means that the source waits for a ruling.
 
-tests/test_ownership_model.py checks these functions with lost, duplicated and reordered messages
+test_ownership_model.py checks these functions with lost, duplicated and reordered messages
 and with dying daemons: never two running copies, never zero reachable images.
 """
 

@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 DONE = re.compile(rb"Done (\d+) runs in (\d+) second")
 INSTRUMENTED = ["liveshift", "tomllib", "tarfile"]
 LONGEST_S = 3600.0
@@ -30,7 +32,7 @@ def main() -> int:
     asked = _arguments()
     if asked.child:
         return _child(asked)
-    import targets
+    from fuzz import targets
 
     names = asked.target or list(targets.TARGETS)
     paces = {name: targets.PACES.get(name, 1) for name in names}
@@ -93,16 +95,16 @@ def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dic
 
 
 def _child(asked: argparse.Namespace) -> int:
-    import engines
+    from fuzz import engines
 
     if asked.engine == "atheris":
         import atheris
 
         with atheris.instrument_imports(include=INSTRUMENTED):
-            import targets
+            from fuzz import targets
         target = targets.build(asked.child)
         engines.with_atheris(target, asked.runs, asked.seconds, asked.seed, asked.findings)
-    import targets
+    from fuzz import targets
 
     target = targets.build(asked.child)
     engines.with_mutations(target, asked.runs, asked.seconds, asked.seed, asked.findings).say()

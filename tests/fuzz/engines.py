@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import guard
-from mutation import mutated
+from fuzz import guard
+from fuzz.mutation import mutated
 
 if TYPE_CHECKING:
-    from targets import Target  # atheris has to be there before it
+    from fuzz.targets import Target  # atheris has to be there before it
 
 
 @dataclass

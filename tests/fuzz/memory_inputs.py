@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 import xxhash
-from guard import Place, no_descriptor_left
 
+from fuzz.guard import Place, no_descriptor_left
 from liveshift.criu_glue.memory.engine import PAGE
 from liveshift.criu_glue.memory.store.store import (
     INDEX_FILE,

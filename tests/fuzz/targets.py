@@ -14,12 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import memory_inputs
-import seeds
-import wire_inputs
-from guard import Place
-from target import ALICE, ROOT, Target
-
+from fuzz import memory_inputs, seeds, wire_inputs
+from fuzz.guard import Place
+from fuzz.target import ALICE, ROOT, Target
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.criu.capture import announced_name, announced_size
 from liveshift.criu_glue.files.unpacking import Unpacker

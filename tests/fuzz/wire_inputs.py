@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import seeds
 import xxhash
-from guard import Place, no_descriptor_left
-from target import ALICE, Target
 
+from fuzz import seeds
+from fuzz.guard import Place, no_descriptor_left
+from fuzz.target import ALICE, Target
 from liveshift.errors import LiveshiftError
 from liveshift.runtime import messages, wire
 from liveshift.runtime.agent.arrival.inbox import Inbox

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * For the programs of the C test suite. Each program is one .c file here, with the interposer's
+ * files that it needs named in a comment "needs: gate.c clocks.c"; tests/interposer/test_c_suite.py builds and
+ * runs it, plain and under the sanitizers. It is given how hard to try (argv[1], 100 is usual) and
+ * an empty folder (argv[2]), and ends with 0 if all is well.
+ */
+#ifndef LIVESHIFT_TESTS_CHECK_H
+#define LIVESHIFT_TESTS_CHECK_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+__attribute__((noreturn, format(printf, 1, 2))) static inline void failed(const char *format, ...) {
+    va_list words;
+    va_start(words, format);
+    vfprintf(stderr, format, words);
+    va_end(words);
+    fputc('\n', stderr);
+    _Exit(1);
+}
+
+#define CHECK(condition)                                                                           \
+    ((condition) ? (void)0 : failed("%s:%d: not so: %s", __FILE__, __LINE__, #condition))
+
+/* Equal numbers, or both are told. */
+#define CHECK_SAME(a, b)                                                                           \
+    do {                                                                                           \
+        unsigned long long a_ = (unsigned long long)(a), b_ = (unsigned long long)(b);             \
+        if (a_ != b_)                                                                              \
+            failed("%s:%d: %s is %llu, %s is %llu", __FILE__, __LINE__, #a, a_, #b, b_);           \
+    } while (0)
+
+/* A random number below n, of the caller's own sequence. */
+static inline unsigned below(unsigned *seed, unsigned n) { return (unsigned)rand_r(seed) % n; }
+
+static inline double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+#endif
