@@ -19,8 +19,8 @@ from fault_matrix.held import Held
 from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import OVER, Job, Seen
+from outside_server import OUTSIDE
 from reference_runs import References
-from test_refusals import OUTSIDE
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client.client import Client

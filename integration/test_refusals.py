@@ -25,6 +25,7 @@ from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from machine_needs import needs_fact
 from moving_job import Job
 from open_python import NOBODY, OpenPython
+from outside_server import OUTSIDE
 from reference_runs import References
 
 from liveshift.criu_glue.survey.survey import build_id
@@ -324,13 +325,6 @@ def test_criu_missing_or_too_old(
         lab.start_agent(host)
     assert "CRIU" in lab.cli("migrate", "long/1", "--to", "h2", "--dry-run").out
 
-
-OUTSIDE = """
-import socket, sys
-server = socket.create_server((sys.argv[1], 7777)); print("ready", flush=True)
-held, _ = server.accept()
-print("met", flush=True); sys.stdin.read()
-"""
 
 REACH = """
 import socket, sys, time

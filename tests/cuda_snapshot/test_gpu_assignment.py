@@ -7,35 +7,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gpu_lists import A100, GIB, H200, gpu, host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.cuda_snapshot.assignment import MARGIN, assign, changes
 from liveshift.cuda_snapshot.devices import NvmlGpu
 from liveshift.errors import Refused
-
-GIB = 1 << 30
-H200, A100 = "NVIDIA H200", "NVIDIA A100"
-
-
-def gpu(index: int, host: str = "a", name: str = H200, free: int = 140 * GIB) -> NvmlGpu:
-    return NvmlGpu(
-        index,
-        f"GPU-{host}{index:07d}-0000",
-        name,
-        140 * GIB,
-        free,
-        f"0000:0{index}:00.0",
-        (9, 0) if name == H200 else (8, 0),
-        False,
-        True,
-        {},
-        False,
-    )
-
-
-def host(letter: str, count: int, name: str = H200) -> list[NvmlGpu]:
-    return [gpu(n, letter, name) for n in range(count)]
 
 
 def refusal(*args: object) -> Refused:

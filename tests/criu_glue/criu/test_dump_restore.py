@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from sandbox_trees import (
     Rooms,
     count,
     criu,
+    criu_in,
     dumped,
     goes_on,
     pipes_of,
@@ -31,7 +31,6 @@ from sandbox_trees import (
 )
 
 from liveshift.criu_glue.capsule import output, sandboxes
-from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.restore import RestoringTree
@@ -234,19 +233,6 @@ c, _ = a.accept()
     frozen.thaw()
     assert goes_on(here)
     assert said(here, output.STDERR) == ""
-
-
-def criu_in(stands: Sandbox) -> list[int]:
-    """CRIU's own processes in a room: in its pid namespace, and no task of it."""
-    space = os.stat(f"/proc/{stands.init}/ns/pid").st_ino
-    own = {task.pid for task in tasks(stands)} | {stands.init}
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{name}/ns/pid").st_ino == space and int(name) not in own:
-                found.append(int(name))
-    assert found
-    return found
 
 
 @pytest.mark.root

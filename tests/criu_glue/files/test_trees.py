@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import socket
 import stat
-import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bind_mounts import bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -398,19 +397,6 @@ def test_nothing_is_put_or_removed_on_what_is_mounted_at_the_destination(move: M
             move.send(["file"])
         assert (move.there / "file" / "deep" / "library.so").exists()
     assert (elsewhere / "library.so").read_bytes() == b"another's"
-
-
-@contextlib.contextmanager
-def bound(source: Path, target: Path) -> Iterator[None]:
-    """``source`` is mounted on ``target``, which is made and removed."""
-    target.parent.mkdir(exist_ok=True)
-    target.mkdir() if source.is_dir() else target.touch()
-    subprocess.run(["mount", "--bind", source, target], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", target], check=True)
-        target.rmdir() if source.is_dir() else target.unlink()
 
 
 def test_unpacking_where_nothing_can_be_put_says_so(tmp_path: Path) -> None:

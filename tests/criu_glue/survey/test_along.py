@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from test_trees import bound
+from bind_mounts import bound
 
 from liveshift.criu_glue.survey import along
 from liveshift.criu_glue.survey.along import Along, measure, overlap, place_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from arena_process import GPUS, Built, Holder
 from cuda_process import doubles
-from test_gpu_memory import MIB, Helper, drained, fill, helper, helpers
+from gpu_memory_helper import MIB, Helper, drained, fill, helper, helpers
 
 from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper.blocks import Block

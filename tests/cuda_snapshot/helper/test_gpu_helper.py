@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from captured import until
-from cuda_process import CudaProcess, doubles
-from gpu_helper import MIB, A, B, C, StartHelper, StartProcess, helper, process
+from cuda_process import doubles
+from gpu_helper import MIB, A, B, C, StartHelper, StartProcess, busy, helper, process
 
 from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.fast_path.probe import PROBING
 from liveshift.cuda_snapshot.helper.calls import LOG, Checkpointed, Lock
-from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, StepFailed
 
 __all__ = ["doubles", "helper", "process"]
@@ -189,15 +188,6 @@ def test_driver_570_restores_where_it_was_only(helper: StartHelper, process: Sta
 
 
 # ---- turns -------------------------------------------------------------------------------------
-
-
-def busy(gpu: GpuHelper, target: CudaProcess) -> bool:
-    """Whether an operation is under way: no other gets its turn."""
-    try:
-        gpu.unlock(target.pid, turn_s=0)
-    except StepFailed as error:
-        return "is busy with gpu lock" in str(error)
-    return False
 
 
 def test_one_operation_at_a_time_and_questions_meanwhile(

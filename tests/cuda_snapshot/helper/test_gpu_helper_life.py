@@ -15,8 +15,7 @@ import pytest
 from captured import until
 from cuda_process import doubles
 from doubles.gpu import build
-from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, helper, process
-from test_gpu_helper import busy
+from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, busy, helper, process
 
 from liveshift.cuda_snapshot import driver
 from liveshift.cuda_snapshot.checkpoint import CudaState

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cuda_process import doubles
 from doubles.gpu import build
-from test_gpu_memory import ARENA, MIB, UA, UB, Helper, drained, fill, helper, helpers
+from gpu_memory_helper import ARENA, MIB, UA, UB, Helper, drained, fill, helper, helpers
 
 from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper import process_session

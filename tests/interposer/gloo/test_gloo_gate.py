@@ -13,24 +13,21 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from checkout import SUPPORT
+from gloo_boundaries import PATIENCE_S, assert_boundary, close_at_boundary, until
 
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.model.collective_clock import CollectiveClock
 from liveshift.runtime.quiesce.host_gate import HostGate
 
 PROGRAMS = SUPPORT / "interposer" / "gloo_programs.py"
-PATIENCE_S = 60.0
-LEASE_MS = 60_000
 
 
 @dataclass
@@ -100,61 +97,6 @@ def ranks(
 def end(group: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.002)
-
-
-def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[], bool]) -> bool:
-    """Arm all and bring them to a boundary; False where a rank has ended before there was one."""
-    clock = CollectiveClock([str(n) for n in range(len(gates))])
-    named = {str(n): gate for n, gate in enumerate(gates)}
-    for gate in gates:
-        gate.arm(attempt, LEASE_MS, 1000)
-    deadline = time.monotonic() + PATIENCE_S
-    while running():
-        for name in clock.silent:
-            report = named[name].announced()
-            if report is not None:
-                clock.hear(name, report)
-        if clock.version:
-            for name in clock.due():
-                aim = clock.aim(name)
-                named[name].aim(aim.version, aim.targets, aim.pairs)
-            for name, gate in named.items():
-                clock.hear(name, gate.look())
-        if clock.converged and not clock.due():
-            for gate in gates:
-                gate.close()
-            for name, gate in named.items():
-                clock.hear(name, gate.look())
-            if clock.converged and all(gate.still() for gate in gates):
-                return True
-        assert time.monotonic() < deadline, "\n".join(
-            f"{name}: {what}"
-            for name, gate in named.items()
-            for what in (*gate.debts(lambda _: None), *gate.obstacles(), gate.pages[0].clocks())
-        )
-        time.sleep(0.001)
-    return False
-
-
-def assert_boundary(pages: list[OrderedPage]) -> None:
-    """What has begun anywhere has come back everywhere, and nothing moves."""
-    numbers: dict[int, int] = {}
-    before = [p.clocks() for p in pages]
-    for clock in (clock for clocks in before for clock in clocks):
-        assert clock.returned == numbers.setdefault(clock.id, clock.returned)
-    for _ in range(5):
-        time.sleep(0.002)  # not awaited: shows whether something still moves
-        for p, clocks in zip(pages, before, strict=True):
-            then = {clock.id: clock.returned for clock in clocks}
-            # Ending a communicator isn't held up, nor making one that has none to wait for.
-            assert all(c.returned == then.get(c.id, 0) for c in p.clocks())
 
 
 CASES = [("several", 2, 80), ("ddp", 2, 80), ("groups", 4, 60), ("pairs", 3, 120), ("fresh", 3, 16)]

@@ -14,8 +14,8 @@ import pytest
 import sanitizers
 from checkout import ROOT
 from doubles.gpu.build import kept
+from gloo_boundaries import assert_boundary, close_at_boundary, until
 from sanitizers import BUILT, INTERPOSER, compile_c
-from test_gloo_gate import assert_boundary, close_at_boundary, until
 
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState

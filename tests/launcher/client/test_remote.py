@@ -20,7 +20,7 @@ import pytest
 from cli_harness import Call, Starter, ended
 from daemon_process import Place
 from link_harness import free_address, nothing
-from test_address_books import FACTS
+from orchestrator_scene import FACTS
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
 from liveshift.launcher.client import curve_line

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gate_pages import WORLD, Process
 from simulated_gate import GO, PARK, build
-from test_host_gate import WORLD, Process
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
 from liveshift.interposer import layout

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
-from test_gpu_choice import ONE, UUIDS, survey
-from test_host_swap import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
+from gpu_lists import ONE, UUIDS, survey
+from swap_doubles import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 
 from liveshift.criu_glue.capsule import sandboxes
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from captured import until
 from machine_needs import needs_fact, on_disk
+from preflight_scene import HERE, NOTHING, criu, program
 
 from liveshift.criu_glue.criu.explain import KNOWN, Where, explain
 from liveshift.criu_glue.criu.tool import Criu
@@ -32,21 +33,10 @@ from liveshift.runtime.agent.host.task_limits import Limit
 from liveshift.runtime.messages import HostFacts
 from liveshift.units import size
 
-HERE = HostFacts("6.1.0", "x86_64", "Xeon", ["avx", "avx2", "fma"], "4.2.1", "0.1.0")
-NOTHING = Survey((1001,), 100 << 20, 10 << 20, (), (), (), (), ())
+__all__ = ["criu"]
+
+
 PLENTY = 1 << 40
-
-
-@pytest.fixture
-def criu(tmp_path: Path) -> Criu:
-    """A program that says of itself that it works."""
-    return program(tmp_path / "criu", "echo Looks good.")
-
-
-def program(path: Path, body: str) -> Criu:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return Criu(path, (4, 2, 1), (str(path),))
 
 
 def refusal(

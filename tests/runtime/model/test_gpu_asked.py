@@ -8,8 +8,8 @@ import re
 
 import msgspec
 import pytest
+from gpu_lists import GPUS, ONE, UUIDS, process, survey
 from migration_stage import ANSWERS, NOT_DONE, Stage, a_move, no_waiting, play
-from test_gpu_choice import GPUS, ONE, UUIDS, process, survey
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
 from liveshift.runtime import messages

@@ -25,7 +25,7 @@ from api_scene import (
     people,
     scene,
 )
-from test_journal import row
+from journal_rows import row
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
 from liveshift.runtime import messages

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from test_address_books import FACTS
-from test_evacuation import CLUSTER
-from test_journal import row
+from fleet_scene import CLUSTER
+from journal_rows import row
+from orchestrator_scene import FACTS
 
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages

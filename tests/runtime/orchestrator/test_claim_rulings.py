@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_journal import row
-from test_journal_trouble import moves
+from fleet_scene import moves
+from journal_rows import row
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages

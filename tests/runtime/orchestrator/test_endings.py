@@ -8,15 +8,13 @@ import sqlite3
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
+from fleet_scene import a_fleet
 from migration_stage import Stage
-from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Refused, Unreachable
 from liveshift.launcher.show.moves import outcome, raise_if_failed
-from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Forget, Message, MigrationRow, RunJob, StartPrecopy
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.jobs import Capsule, Job
@@ -29,18 +27,6 @@ from liveshift.runtime.orchestrator.migration_service import MigrationService
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return a_fleet(tmp_path)
-
-
-def a_fleet(state: Path, more: str = "") -> Fleet:
-    """A job of two, in memory and in the journal."""
-    made = Fleet(config.parse(CLUSTER.replace("{state}", str(state)) + more).cluster)
-    owners = {f"a/{n}": (n, f"h{n}") for n in range(2)}
-    run = RunJob("a", 2, ["true"], {}, "/", 0, [])
-    spec = msgspec.msgpack.encode({"uid": 0, "run": msgspec.to_builtins(run)})
-    started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", spec, owners)
-    capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
-    made.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, started, capsules)
-    return made
 
 
 class Idle:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from fleet_scene import CLUSTER
 from full_journal import fill
-from test_evacuation_plan import predicted
+from predictions import predicted
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
@@ -24,24 +25,6 @@ from liveshift.runtime.orchestrator import evacuation
 from liveshift.runtime.orchestrator.evacuation import Evacuation
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.migration_service import MigrationService
-
-CLUSTER = """
-[cluster]
-name = "evacuation"
-orchestrator = "10.88.0.2:7400"
-overlay = "10.99.0.0/16"
-[hosts.h0]
-address = "10.88.0.10"
-slots = 4
-[hosts.h1]
-address = "10.88.0.11"
-slots = 4
-[hosts.h2]
-address = "10.88.0.12"
-slots = 4
-[paths]
-state = "{state}"
-"""
 
 
 class StandIn:

@@ -5,46 +5,11 @@ from __future__ import annotations
 
 import pytest
 from cluster_files import SMALL
+from predictions import PAUSE, predicted
 
 from liveshift.runtime.config.cluster import Severity, parse
-from liveshift.runtime.cost import model as cost
-from liveshift.runtime.messages import Prediction, Situation
+from liveshift.runtime.messages import Prediction
 from liveshift.runtime.orchestrator.evacuation_plan import plan
-
-PAUSE = 60.0
-
-
-def predicted(gb: float, **other: float) -> Prediction:
-    """Of a capsule with so much memory, over a link of 1 GB/s, with busy cores."""
-    given = Situation(
-        **(
-            {
-                "link": 1e9,
-                "extra_s": 0.0,
-                "reach": 1e9,
-                "per_byte": 2e-9,
-                "idle": 0.0,
-                "fixed_s": 0.4,
-                "besides_s": 1.2,
-            }
-            | other
-        ),  # type: ignore[arg-type]
-        size=int(gb * 1e9),
-        written=None,
-    )
-    found = cost.choose(given, PAUSE)
-    return Prediction(
-        "pre-copy",
-        "",
-        found.estimate.pause_s,
-        [],
-        given.size,
-        how=found.estimate.way,
-        lost_s=found.estimate.lost_s,
-        empty_s=found.estimate.empty_s,
-        weighed=found.weighed,
-        given=given,
-    )
 
 
 def test_an_empty_host_is_empty_at_once() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_evacuation import CLUSTER
+from fleet_scene import CLUSTER
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable

@@ -13,54 +13,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from journal_rows import OWNERS, journal, path, row
 from sanitizers import compile_c
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.messages import MigrationRow, Phase
 from liveshift.runtime.orchestrator import journal as journals
 from liveshift.runtime.orchestrator.journal import SCHEMA, VERSION, Journal
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
 
-OWNERS = {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "journal.sqlite"
-
-
-@pytest.fixture
-def journal(path: Path) -> Journal:
-    made = Journal(path)
-    made.add_job("gpt", 1, "10.99.0.0/24", b"spec", OWNERS)
-    return made
+__all__ = ["journal", "path"]
 
 
 def owners(journal: Journal) -> dict[str, tuple[str, int]]:
     return {name: (host, epoch) for name, _, _, host, epoch, _, _ in journal.capsules("gpt")}
-
-
-def row(number: int, capsule: str = "gpt/1", state: str = "done") -> MigrationRow:
-    return MigrationRow(
-        f"m{number}",
-        capsule,
-        "h1",
-        "h2",
-        "asked for",
-        "root",
-        2,
-        state,
-        1.0,
-        2.0,
-        0.5,
-        10,
-        11,
-        12,
-        3.5e8,
-        [Phase("dump", 0.1, 0.4, 10, True, "a detail")],
-        None,
-        None,
-    )
 
 
 def test_commit_passes_the_ownership_on_once(journal: Journal) -> None:

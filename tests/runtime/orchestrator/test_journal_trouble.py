@@ -13,12 +13,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from fleet_scene import moves
 from full_journal import empty, fill
-from test_evacuation import CLUSTER
-from test_journal import OWNERS, journal, path, row
+from journal_rows import journal, path, row
 
-from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Prediction, Rounds, RunJob
+from liveshift.runtime.messages import Prediction, Rounds
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
@@ -27,7 +26,7 @@ from liveshift.runtime.orchestrator.journal import Journal
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
 from liveshift.runtime.orchestrator.migration_service import MigrationService
 
-__all__ = ["journal", "path"]
+__all__ = ["journal", "moves", "path"]
 
 
 def test_a_full_disk_is_named_and_nothing_of_a_group_of_writes_is_kept(journal: Journal) -> None:
@@ -116,22 +115,6 @@ def test_numbers_of_names_are_not_used_again(journal: Journal) -> None:
 
 
 # ---- what is in memory follows it ----
-
-
-@pytest.fixture
-def moves(tmp_path: Path) -> MigrationService:
-    fleet = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
-    made = MigrationService(fleet, cast(Any, None), cast(Any, None))
-    from liveshift.criu_glue.network.network import Overlay
-    from liveshift.runtime.model.jobs import Capsule, Job
-
-    fleet.journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)
-    capsules = {c: Capsule(c, n, host, 1, started=True) for c, (n, host) in OWNERS.items()}
-    run = RunJob("gpt", 2, ["true"], {}, "/", 0, [])
-    fleet.jobs["gpt"] = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
-    for state in fleet.hosts.values():
-        state.heard = time.monotonic()
-    return made
 
 
 def test_a_move_that_could_not_be_written_down_has_not_begun(moves: MigrationService) -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from journal_rows import row
 from migration_service_scene import Scene, play, until
-from test_journal import row
 
 from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.runtime import messages

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from gpu_lists import ONE, UUIDS, survey
+from journal_rows import row
 from migration_service_scene import RESERVED, SEATS, Answer, Scene, play, until
 from migration_stage import FACTS, PAIRS, SURVEY
-from test_gpu_choice import ONE, UUIDS, survey
-from test_journal import row
 
 from liveshift.criu_glue.survey.found import NeededFile
 from liveshift.errors import NotFound, Refused, StepFailed

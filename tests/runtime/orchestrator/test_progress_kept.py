@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from migration_stage import ANSWERS, Stage, a_move, no_waiting, play
-from test_address_books import brain, says
+from orchestrator_scene import brain, says
 
 from liveshift.criu_glue.survey.footprint import Footprint
 from liveshift.runtime import messages

@@ -7,8 +7,8 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from fleet_scene import moves
 from migration_stage import FACTS, SURVEY
-from test_journal_trouble import moves
 
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, StepFailed
 from liveshift.runtime import messages

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from fleet_scene import a_fleet
 from full_journal import empty, fill
-from test_endings import a_fleet
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.runtime import messages

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 import pytest
-from test_gates import LIMITS, PAIR, WORLD, Host, a_job, two
+from gates_scene import LIMITS, PAIR, WORLD, Host, a_job, two
 
 from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages

@@ -14,7 +14,7 @@ from doubles.gpu import build
 
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.cuda_snapshot.helper.client import GpuHelper
-from liveshift.errors import LiveshiftError
+from liveshift.errors import LiveshiftError, StepFailed
 
 MIB = 1 << 20
 A, B, C = (uuid_text(os.urandom(16)) for _ in range(3))
@@ -59,3 +59,12 @@ def process(doubles: build.Doubles) -> Iterator[StartProcess]:
     yield one
     for each in started:
         each.end()
+
+
+def busy(gpu: GpuHelper, target: CudaProcess) -> bool:
+    """Whether an operation is under way: no other gets its turn."""
+    try:
+        gpu.unlock(target.pid, turn_s=0)
+    except StepFailed as error:
+        return "is busy with gpu lock" in str(error)
+    return False

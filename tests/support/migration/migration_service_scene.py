@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+from fleet_scene import CLUSTER
+from journal_rows import OWNERS
 from migration_stage import FACTS, SURVEY
-from test_evacuation import CLUSTER
-from test_journal import OWNERS
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Unreachable

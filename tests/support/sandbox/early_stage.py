@@ -12,9 +12,9 @@ from pathlib import Path
 import memory_parts
 import pytest
 from captured import Sink, until
+from fill_scene import Scene
 from memory_parts import DATA, PAGE, ZEROS
 from sandbox_trees import Rooms, goes_on, said
-from test_memory_fill import Scene
 
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks

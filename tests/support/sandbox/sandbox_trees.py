@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -196,3 +197,16 @@ def moved(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) ->
     tree_ = RestoringTree(there, left.images)
     tree_.bring_up(criu, left.pipes, 60, epoll=left.epoll)
     tree_.let_run(60)
+
+
+def criu_in(stands: Sandbox) -> list[int]:
+    """CRIU's own processes in a room: in its pid namespace, and no task of it."""
+    space = os.stat(f"/proc/{stands.init}/ns/pid").st_ino
+    own = {task.pid for task in tasks(stands)} | {stands.init}
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}/ns/pid").st_ino == space and int(name) not in own:
+                found.append(int(name))
+    assert found
+    return found

@@ -5,39 +5,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import memory_parts
-import msgspec
 import pytest
-from captured import ROOT_PID, Sink, sink, until
+from captured import Sink, sink
+from fill_scene import Parted, Scene, stores
 from held_tree import hold_tree
-from sandbox_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said, states
-from test_dump_restore import criu_in
+from sandbox_trees import Rooms, count, criu, criu_in, goes_on, place, rooms, said, states
 
-from liveshift.criu_glue.capsule import output, sandboxes
+from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import tasks
-from liveshift.criu_glue.criu.dump import FrozenTree
-from liveshift.criu_glue.criu.page_filter import PageFilter
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.files import trees, unpacking
 from liveshift.criu_glue.memory.fill import fill
 from liveshift.criu_glue.memory.fill.fill import FillEngine
 from liveshift.criu_glue.memory.fill.tree_memory import UNFILLED
-from liveshift.criu_glue.memory.source.tracker import FrozenSet, MemoryTracker
-from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore, read_table
+from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.errors import StepFailed
 
-__all__ = ["criu", "place", "rooms", "sink"]
+__all__ = ["criu", "place", "rooms", "sink", "stores"]
 
 CHECKED = """
 import mmap, zlib, random
@@ -97,95 +90,9 @@ for n in range(10**9):
 """
 
 
-@dataclass
-class Parted:
-    """A tree that was dumped, its memory apart; ``here`` still stands frozen."""
-
-    here: Sandbox
-    frozen: FrozenTree
-    images: Path
-    memory: dict[int, memory_parts.Pages]
-    pipes: dict[int, int] = field(default_factory=dict)
-
-    def bring_files(self, there: Sandbox) -> None:
-        for name in ("tmp", "dev/shm"):
-            tree = trees.Tree(name, self.here.root / name, there.root / name)
-            unpacker = unpacking.Unpacker(tree.destination)
-            trees.pack(tree, trees.listing(tree), unpacker.write)
-            unpacker.finish()
-        shutil.copytree(self.here.plan.log, there.plan.log, dirs_exist_ok=True)
-
-    def end_source(self) -> None:
-        sandboxes.end(self.here)
-        self.frozen.release()
-
-
-class Scene:
-    def __init__(self, criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> None:
-        self.criu, self.rooms, self.place, self.sink = criu, rooms, place, sink
-
-    def part(self, program: str, lines: int = 3) -> Parted:
-        here = self.rooms.start(program)
-        until(lambda: count(here) > lines or not here.alive())
-        assert here.alive(), said(here, output.STDERR)
-        frozen = FrozenTree(here, ROOT_PID, self.place / "dump")
-        frozen.dump(self.criu, self.sink, 60)
-        output.settle(here)
-        images = self.place / "arrived"
-        self.sink.write_to(images)
-        memory = memory_parts.part(images)
-        return Parted(here, frozen, images, memory, pipes_of(here))
-
-    def follow(
-        self, program: str, stores: list[MemoryStore], rounds: int = 3
-    ) -> tuple[Parted, FrozenSet]:
-        """The same by the source's own tracker: what it sends comes into the store at once."""
-        here = self.rooms.start(program)
-        until(lambda: count(here) > 3 or not here.alive())
-        assert here.alive(), said(here, output.STDERR)
-        images = self.place / "arrived"
-        images.mkdir()
-        store = MemoryStore.create(images, 256 << 20)
-        stores.append(store)
-
-        def take(chunk: memoryview, release: Callable[[], None]) -> None:
-            store.write(chunk)
-            release()
-
-        tracker = MemoryTracker(lambda: [task.pid for task in tasks(here)])
-        for _ in range(rounds):
-            tracker.round(take)
-            assert goes_on(here)
-        frozen = FrozenTree(here, ROOT_PID, self.place / "dump")
-        page_filter = PageFilter(self.place / "dump")
-        with ThreadPoolExecutor(1) as pool:
-            dump = pool.submit(frozen.dump, self.criu, self.sink, 60, page_filter)
-            tracker.wait_frozen(time.monotonic() + 60, page_filter.asked)
-            last = tracker.standstill(take, page_filter.hide)
-            dump.result()
-        assert page_filter.hidden() > 0
-        output.settle(here)
-        for name, data in self.sink.images.items():
-            (images / name).write_bytes(data)
-        if wants := store.wants():
-            tracker.again(wants, take)
-            assert store.wants() == []
-        store.end(read_table(msgspec.msgpack.encode(last.table)))
-        tracker.close()
-        return Parted(here, frozen, images, {}, pipes_of(here)), last
-
-
 @pytest.fixture
 def scene(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Scene:
     return Scene(criu, rooms, place, sink)
-
-
-@pytest.fixture
-def stores() -> Iterator[list[MemoryStore]]:
-    opened: list[MemoryStore] = []
-    yield opened
-    for store in opened:
-        store.close()
 
 
 def arrive(

@@ -9,8 +9,8 @@ import struct
 from pathlib import Path
 
 import pytest
+from cold_pages import BLOCK_PAGES, Ahead, end, store
 from memory_parts import PAGE, chunks, page
-from test_memory_cold import BLOCK_PAGES, Ahead, end, store
 
 from liveshift.criu_glue.memory.store.store import MemoryStore, store_library
 from liveshift.errors import StepFailed

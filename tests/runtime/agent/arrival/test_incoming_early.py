@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_incoming_ends import NO_CRIU, Scene, scene
+from incoming_scene import NO_CRIU, Scene, scene
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration

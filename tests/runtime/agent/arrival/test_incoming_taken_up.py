@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from gpu_scenes import gpu_survey, process
-from test_preflight import HERE, NOTHING
+from preflight_scene import HERE, NOTHING
 
 from liveshift.criu_glue.capsule.sandboxes import Sandbox, started
 from liveshift.criu_glue.criu.restore import RestoringTree

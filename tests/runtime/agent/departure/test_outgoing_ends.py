@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_outgoing_order import INIT, LOCKED, OPENED, Scene, scene
+from outgoing_scene import INIT, LOCKED, OPENED, Scene, scene
 
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable

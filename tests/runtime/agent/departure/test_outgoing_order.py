@@ -3,88 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from outgoing_scene import LOCKED, OPENED, Scene, scene
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import outgoing_migration
-from liveshift.runtime.agent.departure.outgoing_migration import PROMISED, OutgoingMigration
 
-INIT = 4711
-LOCKED, OPENED = f"lock {INIT}", f"unlock {INIT}"
-
-
-class Scene:
-    """A departure whose CRIU, wire and network only say what they were asked for."""
-
-    def __init__(self, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done: list[str] = []
-        self.fails = ""
-        self._images = images
-        plan = SimpleNamespace(tmp=images / "tmp", log=images / "log")
-        sandbox: Any = SimpleNamespace(plan=plan, init=INIT, root=images, alive=lambda: True)
-        sandbox.pipe_inode = lambda fd: fd
-        resident: Any = SimpleNamespace(sandbox=sandbox, spec=SimpleNamespace(name="gpt/1"))
-        factory: Any = SimpleNamespace(
-            placement=SimpleNamespace(carried=[]), images=lambda _migration: images
-        )
-        wire: Any = SimpleNamespace(
-            finish=self.note("all is there"),
-            send=None,
-            streams={},
-            bytes=0,
-            send_manifest=self.note("manifest"),
-            close=lambda: None,
-        )
-        self.departure = OutgoingMigration("m1", resident, factory, wire)
-        for name in ("dump", "thaw", "pin"):
-            monkeypatch.setattr(self.departure._frozen, name, self.note(name))
-        monkeypatch.setattr(self.departure, "_send_changes", dict)
-        log: Any = SimpleNamespace(
-            finish=lambda _send: None, close=lambda: None, send_new=lambda _send: None
-        )
-        self.departure._log = log
-        self.passing: list[list[tuple[str, str]]] = []
-        self.entries: list[object] = []
-        self.stale: list[list[tuple[str, str]]] = []
-        take = lambda looks: looks.pop(0) if len(looks) > 1 else [*looks, []][0]  # noqa: E731
-        monkeypatch.setattr(outgoing_migration, "passing", lambda *_: take(self.passing))
-        monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: {})
-        find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
-        monkeypatch.setattr(outgoing_migration.epoll_sets, "find", find)
-        monkeypatch.setattr(outgoing_migration.file_locks, "LOOK_S", 0.001)
-        monkeypatch.setattr(outgoing_migration.output, "settle", lambda _sandbox: None)
-        monkeypatch.setattr(outgoing_migration.carried_out, "remember", lambda *_: None)
-        monkeypatch.setattr(outgoing_migration, "has_cuda", lambda _resident: False)
-        for name in ("lock", "unlock"):
-            noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
-            monkeypatch.setattr(outgoing_migration.network, name, noted)
-
-    def note(self, what: str) -> Callable[..., None]:
-        def do(*_: object) -> None:
-            promised = " after the promise" if (self._images / PROMISED).exists() else ""
-            self.done.append(what + promised)
-            if what == self.fails:
-                raise StepFailed("freeze", f"{what} failed")
-
-        return do
-
-    def freeze(self) -> list[str]:
-        criu: Any = None
-        with contextlib.suppress(StepFailed):
-            self.departure.freeze(criu, 10.0)
-        return self.done
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    return Scene(tmp_path / "images", monkeypatch)
+__all__ = ["scene"]
 
 
 def test_the_network_is_shut_before_the_dump_and_stays_so(scene: Scene) -> None:

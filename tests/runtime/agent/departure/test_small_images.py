@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_inbox import Host, host
+from inbox_scene import Host, host
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import inbox as inboxes

@@ -7,32 +7,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_gpu_assignment import A100, GIB, gpu
+from gpu_lists import A100, GIB, GPUS, ONE, UUIDS, gpu, process, survey
 
-from liveshift.cuda_snapshot.devices import NvmlGpu
 from liveshift.errors import Refused
 from liveshift.runtime.agent.gpu.choice import choose
-from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey, SwapPlan
-
-GPUS = [gpu(n) for n in range(4)]
-UUIDS = [g.uuid for g in GPUS]
-
-
-def process(pid: int, **used: int) -> GpuProcess:
-    """``g1=80``: 80 GiB of GPU 1."""
-    held = {UUIDS[int(name[1:])]: size * GIB for name, size in used.items()}
-    return GpuProcess(pid, None, "python3", held, 0, "")
-
-
-def survey(
-    *processes: GpuProcess,
-    gpus: list[NvmlGpu] = GPUS,
-    can_remap: bool = True,
-    problems: list[tuple[str, str]] | None = None,
-    taken: dict[str, str] | None = None,
-) -> GpuSurvey:
-    host = GpuHost("580.159", (13, 0), can_remap, False, "", gpus, taken or {})
-    return GpuSurvey(host, list(processes), problems or [], [], 1000 * GIB)
+from liveshift.runtime.messages import GpuSurvey, SwapPlan
 
 
 def chosen(seen: GpuSurvey | None, to: str = "3", leave: str = "") -> SwapPlan:
@@ -44,9 +23,6 @@ def refusal(seen: GpuSurvey | None, to: str = "3", leave: str = "") -> tuple[str
         chosen(seen, to, leave)
     assert caught.value.hint
     return str(caught.value), caught.value.hint
-
-
-ONE = process(1001, g1=80)
 
 
 @pytest.mark.parametrize("to", ["3", UUIDS[3], "gpu-a0000003"])

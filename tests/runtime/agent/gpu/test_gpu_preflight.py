@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from gpu_scenes import GIB, MIB, gpu, gpu_host, gpu_survey, process, survey
-from test_preflight import HERE, criu
+from preflight_scene import HERE, criu
 
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.errors import Refused, SourceRefused

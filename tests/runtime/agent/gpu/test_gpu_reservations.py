@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from gpu_scenes import GIB, gpu_host, gpu_survey, process, survey
-from test_preflight import HERE
+from preflight_scene import HERE
 
 from liveshift.errors import Refused
 from liveshift.runtime.agent.gpu.reservations import GpuReservations

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_evacuation import CLUSTER
+from fleet_scene import CLUSTER
 
 from liveshift.criu_glue.network import network
 from liveshift.criu_glue.network.network import Overlay
