@@ -49,7 +49,7 @@ gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the 
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
-# many seconds a stalled daemon stands still.
+# many seconds a stalled daemon does nothing.
 fault-matrix: setup ## Do every harm at every boundary of a migration (root); build/fault-matrix.json
 	@PYTHONPATH=integration $(BIN)/python -m fault_matrix \
 		$(if $(CELLS),--cells '$(CELLS)') $(if $(STALL),--stall $(STALL)) $(ARGS)

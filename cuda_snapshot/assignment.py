@@ -34,7 +34,7 @@ def assign(
 
     ``used``: bytes that the capsule has on its GPUs, by UUID. ``taken``: targets that are used by
     or promised to others, and by whom, in words. ``wanted``: source → target as a person asked;
-    such a target may be one that others use.
+    other processes may use such a target.
 
     A GPU that is in both lists is the same GPU: if the capsule uses it, it keeps it. The source
     with the largest use chooses first. It takes the GPU with the same PCI address, or else the one
@@ -82,7 +82,10 @@ def _check_wanted(
             hint="`nvidia-smi -L` on the destination names its GPUs",
         )
     if new in chosen.values():
-        raise Refused(f"{new} is asked for twice", hint="each GPU can stand for one other only")
+        raise Refused(
+            f"{new} is named as the target of two GPUs",
+            hint="each GPU can stand for one other only",
+        )
 
 
 def _best(
@@ -92,7 +95,7 @@ def _best(
     taken: Mapping[str, str],
     chosen: dict[str, str],
 ) -> str:
-    given = {new: f"is to stand for {old}" for old, new in chosen.items()}
+    given = {new: f"will stand for {old}" for old, new in chosen.items()}
     why = {gpu.uuid: _why_not(gpu, source, used, {**taken, **given}) for gpu in targets}
     able = [gpu for gpu in targets if not why[gpu.uuid]]
     if able:

@@ -135,7 +135,7 @@ class CheckpointApi:
         if pairs and not self.can_remap:
             major, minor = self.cuda
             raise LiveshiftError(
-                f"the CUDA driver (CUDA {major}.{minor}) can't restore onto other GPUs",
+                f"the CUDA driver (CUDA {major}.{minor}) cannot restore onto other GPUs",
                 hint="install driver 580 (CUDA 13.0) or newer",
             )
         listed = [(uuid_bytes(old), uuid_bytes(new)) for old, new in pairs]

@@ -24,11 +24,12 @@ from ..waiting import readable
 from .environment import environment
 
 DEADLINE_S = 20.0
-"""How long NVML may take to answer. Without persistence mode it first initialises every GPU, which
-takes seconds for each GPU on large hosts."""
+"""NVML must answer within this many seconds. Without persistence mode it first initialises every
+GPU, which takes seconds for each GPU on large hosts."""
 
 DYING_S = 0.2
-"""How long we wait for a killed child to end; one that hangs in the kernel does not end in time."""
+"""We wait this many seconds for a killed child to end. One that hangs in the kernel does not end in
+time."""
 
 _stuck: list[subprocess.Popen[bytes]] = []
 """Killed children that may still hang in the kernel. We keep the objects, so that Python does not

@@ -32,11 +32,28 @@ def output(lab: Lab, host: str, *argv: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
+REACH = """
+import socket, time
+until = time.monotonic() + {seconds}
+while (left := until - time.monotonic()) > 0:
+    try:
+        socket.create_connection(({address!r}, 9), left)
+    except ConnectionRefusedError:
+        print("answered")
+        break
+    except TimeoutError:
+        break
+    except OSError:
+        time.sleep(0.05)
+"""
+"""A host that has not answered ARP for three seconds is unreachable for every connection begun in
+them, though it may be back; the kernel asks again for the next one."""
+
+
 def reaches(lab: Lab, source: str, destination: str, seconds: float = 2.0) -> bool:
     """Does a TCP connection get through (a refusal is an answer too)?"""
     address = lab.machine(destination).address
-    code = f"import socket\ntry: socket.create_connection(({address!r}, 9), {seconds})\n"
-    code += "except ConnectionRefusedError: print('answered')\nexcept OSError: pass"
+    code = REACH.format(address=address, seconds=seconds)
     return output(lab, source, sys.executable, "-c", code).strip() == "answered"
 
 

@@ -197,15 +197,15 @@ CAPSULE, ROOT = "twin/0", 1001
 ROOM = """
 import sys
 from pathlib import Path
-from liveshift.criu_glue.capsule import room; from liveshift.criu_glue.network import network
-plan = room.RoomPlan(
+from liveshift.criu_glue.capsule import sandboxes; from liveshift.criu_glue.network import network
+plan = sandboxes.SandboxPlan(
     directory=Path("/var/tmp/twin"), netns=Path("/run/netns/ls-twin.0"), hostname="twin-0",
     hosts_file="", uid=0, gid=0, groups=(),
 )
 if sys.argv[1] == "start":
-    made = room.start(plan, ["sleep", "1000"], {"PATH": "/usr/bin:/bin"}, "/")
+    made = sandboxes.start(plan, ["sleep", "1000"], {"PATH": "/usr/bin:/bin"}, "/")
 else:
-    made = room.build_empty(plan, 1001, 3000)
+    made = sandboxes.build_empty(plan, 1001, 3000)
     network.lock(made.init)
 print(made.init)
 """

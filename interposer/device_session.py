@@ -15,7 +15,7 @@ from .layout import LedgerRecord, text_of
 
 PROTOCOL = 1
 SAMPLE = 4096
-"""Bytes of one sampled piece of a checksum."""
+"""One sampled piece of a checksum has this many bytes."""
 
 MAX_ERRNO = 4095
 """The largest errno value of Linux. We limit the number that a process sends to it."""

@@ -46,7 +46,7 @@ TAKES_ROOM = frozenset(
         MemoryKind.NCCL,
     }
 )
-"""Kinds that take room in a GPU's memory and belong to this process. Physical memory counts once,
+"""Kinds that take space in a GPU's memory and belong to this process. Physical memory counts once,
 and not again for each mapping."""
 
 ON_HOST = frozenset({MemoryKind.PINNED, MemoryKind.REGISTERED})
@@ -110,7 +110,7 @@ class ProcessObstacle:
 class ProcessState:
     """One process. ``driver``: the driver's CUDA version (13000); 0: it has allocated nothing.
 
-    ``missed``: how many allocations and streams the other fields lack, since the page had no room.
+    ``missed``: how many allocations and streams the other fields lack, since the page was full.
     """
 
     pid: int
@@ -184,16 +184,16 @@ def obstacles(
         )
     if count := ledger["missed"]:
         yield ProcessObstacle(
-            f"{count} allocations or streams found no room in the process's page",
-            "what they are is not known: let the job allocate in larger pieces (PyTorch does), and"
-            " give its /dev/shm room",
+            f"{count} allocations or streams did not fit into the process's page",
+            "their kinds are unknown: let the job allocate in larger pieces (PyTorch does), and"
+            " give its /dev/shm more space",
         )
     for row in communicators:
         if row.state is not CommunicatorState.ENDED and row.unsafe:
             label = row.name or f"number {row.ordinal}"
             yield ProcessObstacle(
                 f"the communicator {label} cannot be taken down: {row.unsafe}",
-                "what it says was done to it has to be undone, or not be done, in the program",
+                "undo in the program what the message names, or leave it out",
             )
 
 

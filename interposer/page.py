@@ -85,8 +85,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One allocation's row; see struct liveshift_allocation. ``kind``: a layout.Memory, or a number
-    that only a later version of liveshift knows."""
+    """One allocation's row; see struct liveshift_allocation. ``kind``: a layout.MemoryKind, or a
+    number that only a later version of liveshift knows."""
 
     address: int
     size: int
@@ -374,7 +374,7 @@ def pages(directory: Path) -> list[Page]:
     """All pages of a capsule that can be read, by pid; empty where the directory doesn't exist.
 
     Includes the pages of processes that have ended. A page that can't be read is logged and left
-    out: whatever a job writes there, its host must be able to report on the other pages.
+    out: a job may write anything there, and its host must still report on the other pages.
     """
     found = []
     for path in paths(directory):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: empty a host while a job trains on it, and hold that against an undisturbed run.
+"""`make demo`: empty a host while a job trains on it, and compare the run with an undisturbed one.
 
-Everything is done by the commands that a person would type, which are shown; what is compared
-afterwards is what the training script itself wrote. The job trains on until it has made ``MORE``
-steps after the move, however long that takes; then the same run, of as many steps, is made again
-and left alone. Ends with 1 unless every loss of every rank and the final parameters are equal to
-the bit, and every rank made those steps on the host where it should be.
+The demo runs the commands that a person would type, and shows them. Afterwards it compares what the
+training script itself wrote. The job trains on until it has made ``MORE`` steps after the move,
+even if that takes long. Then the demo makes the same run, of as many steps, again and without a
+move. It ends with 1 unless every loss of every rank and the final parameters are equal to the bit,
+and every rank made those steps on the host where it should be.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def demo() -> int:
     report.write(finished, OUT)
     _conclude(finished, time.monotonic() - began)
     if doubts:
-        raise LiveshiftError(f"the steps do not bear the move out: {'; '.join(doubts)}")
+        raise LiveshiftError(f"the steps do not confirm the move: {'; '.join(doubts)}")
     return 0 if finished.bit_identical else 1
 
 
@@ -149,7 +149,7 @@ class Watched:
         self.found: list[dict[int, str]] = []
 
     def look(self, job: JobRow, folder: Path) -> None:
-        """Do what is due at the steps that the job has made so far."""
+        """Do what must happen at the steps that the job has made so far."""
         steps = [_steps(folder, rank) for rank in range(RANKS)]
         if self._tainted_at is None and min(steps) >= TAINT_AT:
             self._tainted_at = time.monotonic()
@@ -322,7 +322,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
 def _outcome(finished: report.DowntimeReport, doubts: list[str]) -> str:
     """Return what the steps show, or why they do not support the move, for the page."""
     if doubts:
-        return f"The steps do not bear the move out: {'; '.join(doubts)}."
+        return f"The steps do not confirm the move: {'; '.join(doubts)}."
     made = [
         f"Rank {seen.rank} made {report.steps_by_host(seen.before)} before the freeze"
         f" and {report.steps_by_host(seen.after)} after it."

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// capsule-init: builds the room of a capsule and stays in it as process 1.
+// capsule-init: builds the sandbox of a capsule and stays in it as process 1.
 //
 //   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc] [--sysfs]
 //                [--devpts] [--hide DIR …] [--open-directory DIR …] --log DIR --log-max BYTES
@@ -8,21 +8,21 @@
 //                ( --run COMMAND ARG… | --adopt PID | --hold )
 //
 //   --hide   covers a directory, if it exists, with an empty read-only one
-//   --run    starts COMMAND as the room's root task, in its own time namespace
+//   --run    starts COMMAND as the sandbox's root task, in its own time namespace
 //   --adopt  starts nothing: CRIU will restore a tree whose root task is PID. When CRIU detaches,
-//            that task becomes our child. The room ends with that task only after SIGUSR2, since
+//            that task becomes our child. The sandbox ends with that task only after SIGUSR2, since
 //            a failed restore may be tried again
 //   --hold   starts nothing and stays until killed (a host of the lab)
 //
-// The outer process makes the namespaces, forks process 1, waits until the room is ready, prints
+// The outer process makes the namespaces, forks process 1, waits until the sandbox is ready, prints
 // the pid of process 1 as its caller sees it, and exits. CRIU dumps and restores only the tree
-// below process 1, so both sides of a move build the room in the same way.
+// below process 1, so both sides of a move build the sandbox in the same way.
 //
 // Order matters:
 //  - log and status files are opened before the mounts change, since they belong to the host;
 //  - sources of bind mounts are taken before anything is mounted over them, so that a path below
 //    /tmp can be put back into a private /tmp;
-//  - the root task's stdio is made inside the room (pipes, and /dev/null opened there), because
+//  - the root task's stdio is made inside the sandbox (pipes, and /dev/null opened there), because
 //    CRIU cannot dump a descriptor from another mount namespace;
 //  - ns_last_pid is raised before the root task exists, so that the pids that CRIU itself takes
 //    in this namespace at a restore never collide with the job's.
@@ -59,7 +59,7 @@ _Noreturn void die(const char *what, const char *detail) {
     exit(125);
 }
 
-// ---- building the room ----------------------------------------------------------------------
+// ---- building the sandbox ----------------------------------------------------------------------
 
 static void join_netns(const struct plan *plan) {
     if (plan->netns == NULL)
@@ -94,7 +94,7 @@ static void report_end(int status) {
     write_all(status_fd, line, (size_t)n);
 }
 
-// The root task; `ours` is true once the room ends with this task.
+// The root task; `ours` is true once the sandbox ends with this task.
 struct root {
     pid_t pid;
     bool ours, reaped;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The parts of capsule-init: capsule_init.c (main, process 1), capsule_plan.c (the command line),
-// capsule_mounts.c (the room's mounts), capsule_task.c (the root task), capsule_output.c (the log).
+// capsule_mounts.c (the sandbox's mounts), capsule_task.c (the root task), capsule_output.c (the
+// log).
 
 #ifndef LIVESHIFT_CAPSULE_INIT_H
 #define LIVESHIFT_CAPSULE_INIT_H
@@ -30,7 +31,7 @@ struct mount_op {
     int tree; // the source, as a detached mount (binds only)
 };
 
-// The room that the command line asks for.
+// The sandbox that the command line asks for.
 struct plan {
     const char *netns, *hostname, *log, *status, *chdir, *pid_floor;
     uint64_t log_max, log_keep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mounts of a room.
+// The mounts of a sandbox.
 
 #define _GNU_SOURCE
 #include "capsule_init.h"

@@ -6,7 +6,7 @@
 // old segments are removed and when the log moves. A new segment begins when the last one is full,
 // and after bytes that could not be written: bytes that no segment covers are lost. We look for the
 // last segment only when the first record comes, since at a destination the log arrives after the
-// room is built.
+// sandbox is built.
 
 #define _GNU_SOURCE
 #include "capsule_init.h"
@@ -36,7 +36,7 @@ struct record {
 struct page {
     uint64_t end;
     uint64_t busy; // 1: output that was taken from a pipe may not be in the log yet
-    uint64_t lost; // bytes of records, since the room was built
+    uint64_t lost; // bytes of records, since the sandbox was built
     uint64_t error;
 };
 

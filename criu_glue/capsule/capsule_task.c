@@ -47,7 +47,7 @@ static void hide_io_uring(void) {
 // Limits the capabilities of every root task in a capsule, also of one that becomes root later. It
 // keeps those that containers usually have, and those that training needs (locked memory,
 // priorities, limits). The others serve to run a machine. With them a job could uncover what the
-// room hides, join other capsules' namespaces or trace process 1.
+// sandbox hides, join other capsules' namespaces or trace process 1.
 static void drop_capabilities(void) {
     static const int kept[] = {
         CAP_CHOWN,

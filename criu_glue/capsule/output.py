@@ -51,11 +51,11 @@ class Written:
     """What process 1 reports of the log (``struct page`` in capsule_output.c)."""
 
     end: int
-    """The offset at which the next record will begin; UNKNOWN before the room's first record."""
+    """The offset at which the next record will begin; UNKNOWN before the sandbox's first record."""
     busy: bool
     """True if process 1 may have taken output from a pipe that is not in the log yet."""
     lost: int
-    """Bytes of records that could not be written since the room was built."""
+    """Bytes of records that could not be written since the sandbox was built."""
     error: int
     """The errno of the last record's write, 0 if it was written."""
 

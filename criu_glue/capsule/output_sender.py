@@ -32,8 +32,8 @@ class OutputSender:
         self._at = 0  # the offset up to which the log was sent
 
     def send_new(self, send: Send) -> None:
-        """Send what was written since the last call; raises LiveshiftError if the room has ended,
-        or what ``send`` raises."""
+        """Send what was written since the last call; raises LiveshiftError if the sandbox has
+        ended, or what ``send`` raises."""
         more = True
         while more:
             begins = output.segments(self._log)

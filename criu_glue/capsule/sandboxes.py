@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The room of a capsule: its namespaces and mounts, and process 1 that stays in it.
+"""The sandbox of a capsule: its namespaces and mounts, and process 1 that stays in it.
 
-The agent builds the room in the same way for a fresh start and for a restore. CRIU dumps and
+The agent builds the sandbox in the same way for a fresh start and for a restore. CRIU dumps and
 restores only the tree below process 1. These are private to a capsule and move with it:
 
 ``/tmp``        a directory of the capsule on this host (shared paths below /tmp stay visible)
@@ -10,8 +10,8 @@ restores only the tree below process 1. These are private to a capsule and move 
 ``/etc/hosts``  the job's names and mobile addresses
 
 liveshift's own directories of the host (sockets, images, keys, other capsules) are hidden in the
-room: empty, read-only directories lie over them. CRIU works in the room's mount namespace, so it
-gets its directory as an open descriptor (held.py).
+sandbox: empty, read-only directories lie over them. CRIU works in the sandbox's mount namespace, so
+it gets its directory as an open descriptor (held.py).
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ OUTPUT_PAGE_FD = 22
 """The descriptor at which capsule-init holds the page that reports the log's state (output.py)."""
 
 LOG_MAX, LOG_KEEP = 64_000_000, 8
-"""The default number of bytes of one log segment, and of segments that are kept."""
+"""One log segment has at most LOG_MAX bytes by default, and LOG_KEEP segments are kept."""
 
 
 @dataclass(frozen=True)
 class SandboxPlan:
-    """What a room is made of.
+    """What a sandbox is made of.
 
     ``directory`` is the capsule's own directory on this host, ``netns`` the file of the network
     namespace to join. ``uid``, ``gid`` and ``groups`` are those of the job's user. The ``shared``
     paths below /tmp or /dev/shm are mounted into the capsule's own directories. ``hidden``
-    directories look empty in the room. The log keeps ``log_keep`` files of ``log_max`` bytes.
+    directories look empty in the sandbox. The log keeps ``log_keep`` files of ``log_max`` bytes.
     """
 
     directory: Path
@@ -89,7 +89,7 @@ class SandboxPlan:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A room that was built; ``init`` is the host's pid of its process 1.
+    """A sandbox that was built; ``init`` is the host's pid of its process 1.
 
     ``started`` is the start time of process 1 (clock ticks since boot). It differs from that of a
     later process with the same pid. It is 0 if process 1 ended before we read it.
@@ -112,11 +112,11 @@ class Sandbox:
 
 
 def start(plan: SandboxPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Sandbox:
-    """Build the room and start ``argv`` in it as the plan's user.
+    """Build the sandbox and start ``argv`` in it as the plan's user.
 
-    Raises LiveshiftError if the room cannot be built; nothing is left then. If the command cannot
-    be run, the room ends with status 126 or 127, as in a shell, and the reason is written to the
-    command's stderr.
+    Raises LiveshiftError if the sandbox cannot be built; nothing is left then. If the command
+    cannot be run, the sandbox ends with status 126 or 127, as in a shell, and the reason is written
+    to the command's stderr.
     """
     user = ["--uid", str(plan.uid), "--gid", str(plan.gid)]
     user += ["--groups", ",".join(map(str, plan.groups))] if plan.groups else []
@@ -125,7 +125,8 @@ def start(plan: SandboxPlan, argv: Sequence[str], env: Mapping[str, str], cwd: s
 
 
 def build_empty(plan: SandboxPlan, root_pid: int, last_pid: int) -> Sandbox:
-    """Build the room for a tree that CRIU will restore, and whose root task has pid ``root_pid``.
+    """Build the sandbox for a tree that CRIU will restore, and whose root task has pid
+    ``root_pid``.
 
     The ids of CRIU and its helpers come after ``last_pid`` (:func:`pids.place`). Raises
     LiveshiftError; nothing is left then.
@@ -135,13 +136,13 @@ def build_empty(plan: SandboxPlan, root_pid: int, last_pid: int) -> Sandbox:
 
 
 def hand_over(sandbox: Sandbox) -> None:
-    """Let the room end with the root task of the restored tree, which runs now. Repeatable."""
+    """Let the sandbox end with the root task of the restored tree, which runs now. Repeatable."""
     if sandbox.alive():
         os.kill(sandbox.init, signal.SIGUSR2)
 
 
 def end(sandbox: Sandbox) -> None:
-    """Kill process 1, which ends every task of the room, also frozen ones; wait up to 10 s."""
+    """Kill process 1, which ends every task of the sandbox, also frozen ones; wait up to 10 s."""
     try:
         pidfd = os.pidfd_open(sandbox.init)
     except ProcessLookupError:
@@ -158,9 +159,9 @@ def end(sandbox: Sandbox) -> None:
 
 
 def kill_tree(sandbox: Sandbox, seconds: float = 10.0) -> bool:
-    """Kill everything in the room but process 1, which keeps the room's mounts and network.
+    """Kill everything in the sandbox but process 1, which keeps the sandbox's mounts and network.
 
-    Returns True if the room is empty then, False if it is not or if process 1 has ended."""
+    Returns True if the sandbox is empty then, False if it is not or if process 1 has ended."""
     if not sandbox.alive():
         return False
     until = time.monotonic() + seconds
@@ -174,7 +175,7 @@ def kill_tree(sandbox: Sandbox, seconds: float = 10.0) -> bool:
 
 
 def _others(sandbox: Sandbox) -> bool:
-    """True if the room's pid namespace has a process besides process 1, zombies included."""
+    """True if the sandbox's pid namespace has a process besides process 1, zombies included."""
     space = os.stat(f"/proc/{sandbox.init}/ns/pid").st_ino
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != sandbox.init:
@@ -185,7 +186,7 @@ def _others(sandbox: Sandbox) -> bool:
 
 
 def enter(sandbox: Sandbox, *spaces: str) -> list[str]:
-    """The command prefix that enters the room's mount, uts, pid and network namespaces.
+    """The command prefix that enters the sandbox's mount, uts, pid and network namespaces.
 
     It does not enter the ipc and time namespaces. CRIU runs outside of them, so it dumps and
     recreates them (System V objects; CLOCK_MONOTONIC without a jump).
@@ -218,7 +219,7 @@ def _build(plan: SandboxPlan, ask: list[str], env: Mapping[str, str]) -> Sandbox
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LiveshiftError(
-            f"cannot build the room of {plan.hostname}: {done.stderr.strip()}",
+            f"cannot build the sandbox of {plan.hostname}: {done.stderr.strip()}",
             hint="`liveshift doctor` checks the namespaces and privileges this needs",
         )
     init = int(done.stdout)

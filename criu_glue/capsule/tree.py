@@ -14,7 +14,7 @@ from .sandboxes import Sandbox
 
 
 def tasks(sandbox: Sandbox) -> list[psutil.Process]:
-    """Every process of the room below process 1."""
+    """Every process of the sandbox below process 1."""
     try:
         return list(psutil.Process(sandbox.init).children(recursive=True))
     except psutil.NoSuchProcess:

@@ -90,7 +90,7 @@ def configured() -> list[AptSource]:
             ["apt-config", "shell", *wanted], check=True, capture_output=True, text=True
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Refused(f"apt does not tell its configuration: {error}") from error
+        raise Refused(f"cannot read apt's configuration: {error}") from error
     named = dict(word.partition("=")[::2] for word in shlex.split(places))
     parts = Path(named.get("parts", "/etc/apt/sources.list.d"))
     paths = [Path(named.get("list", "/etc/apt/sources.list"))]

@@ -13,16 +13,16 @@
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
 //   HOLD       the stage at which the hook waits: it writes "held" to the FIFO `held` and reads the
 //              verdict from the FIFO `verdict`. CRIU goes on only if the verdict is "go" and CRIU
-//              is alive. "go N" also sets the room's ns_last_pid to N, so that processes that the
-//              tree starts get higher ids
+//              is alive. "go N" also sets the sandbox's ns_last_pid to N, so that processes that
+//              the tree starts get higher ids
 //   MARK FILE  the stage at which the hook makes FILE
 //
-// The directory is hidden in the room where CRIU works, and this program may be hidden too. CRIU
+// The directory is hidden in the sandbox where CRIU works, and this program may be hidden too. CRIU
 // reaches both as /proc/<CRIU's pid>/fd/<n>, a path that is known only once CRIU has its pid.
 // COMMAND gets that path of DIRECTORY as --images-dir, and that of HOOK, this program, as
 // --action-script.
 //
-// It is linked statically, so it needs no library of the room and starts in 0.1 ms.
+// It is linked statically, so it needs no library of the sandbox and starts in 0.1 ms.
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -5,7 +5,7 @@ CRIU runs with ``--leave-running`` and calls our hook at ``post-dump``, when eve
 written and the tasks are still stopped. There the hook waits (held.py):
 
 - thaw:   the hook exits 1, and CRIU lets every task go on with its sockets; nothing is lost;
-- commit: the hook gets no verdict; the agent kills the room's process 1, which ends the tasks,
+- commit: the hook gets no verdict; the agent kills the sandbox's process 1, which ends the tasks,
   CRIU and the hook at once.
 
 Without ``--leave-running`` an error inside CRIU kills or damages the source (we saw sockets that
@@ -172,14 +172,16 @@ class FrozenTree:
             repair_mode.leave(task.pid for task in tasks(self._sandbox))
             link_remaps.clear(self._sandbox)
         if not self._criu.tell("stop"):
-            raise StepFailed("thaw", f"CRIU does not let go of {self._sandbox.plan.hostname}")
+            raise StepFailed(
+                "thaw", f"CRIU did not release the tasks of {self._sandbox.plan.hostname}"
+            )
         if self._pinned:
             self._signal(signal.SIGCONT)  # in case CRIU was killed just now
         self._criu.close()
         self._begun = False
 
     def release(self) -> None:
-        """Clean up after the room was ended, which has ended CRIU and its hook too."""
+        """Clean up after the sandbox was ended, which has ended CRIU and its hook too."""
         if self._capture is not None:
             self._capture.close()
         self._criu.close()
@@ -225,7 +227,7 @@ class FrozenTree:
             raise StepFailed(
                 "dump",
                 "CRIU did not finish within its deadline (timeouts.freeze)",
-                hint="memory that does not go ahead goes over the link meanwhile: `liveshift"
+                hint="memory that pre-copy does not carry goes over the link now: `liveshift"
                 " migrate --dry-run` says how much that is",
             ) from None
         if not held:

@@ -2,7 +2,7 @@
 """Early CRIU: a CRIU that starts before the image is complete, and gets cold memory in advance.
 
 While the job still runs at its source, its memory comes into the store. A thread here puts the
-cold part of it into a CRIU that waits in the room (memory/prefill/prefill.py). Once the image is
+cold part of it into a CRIU that waits in the sandbox (memory/prefill/prefill.py). Once the image is
 complete, ``go`` lets that CRIU restore it. If there is no early CRIU, or something is wrong with
 it, a fresh CRIU restores the tree and the fill copies all of the memory. If the host has no memory
 for two copies, the store drops what is in place; then only the early CRIU can restore the tree.

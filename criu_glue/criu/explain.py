@@ -167,7 +167,7 @@ def explain(log: Path) -> Cause:
     try:
         text = log.read_text(errors="replace")
     except FileNotFoundError:
-        return Cause("it left no log", named=False)
+        return Cause("CRIU left no log", named=False)
     for known in KNOWN:
         if match := re.search(known.pattern, text):
             return Cause(known.sentence.format(*match.groups()), known)
@@ -175,4 +175,4 @@ def explain(log: Path) -> Cause:
     if errors:
         return Cause(" / ".join(re.sub(r"^\([\d.]+\)\s*", "", line) for line in errors[:3]))
     last = (text.strip().splitlines() or ["(empty)"])[-1]
-    return Cause(f"its log names no error; last line: {last}", named=False)
+    return Cause(f"CRIU's log names no error; its last line is: {last}", named=False)

@@ -5,9 +5,9 @@ The hook (criu_hook.c) reports on one FIFO that it waits, and reads the verdict 
 file beside them holds CRIU's pid and start time. So a restarted agent finds the CRIU that its
 predecessor started, and gives the verdict itself.
 
-The directory of these files is hidden in the room, where CRIU works. CRIU gets the directory as an
-open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
-hook, so the hook enters the directory by the same path. No task of the room can use that path,
+The directory of these files is hidden in the sandbox, where CRIU works. CRIU gets the directory as
+an open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
+hook, so the hook enters the directory by the same path. No task of the sandbox can use that path,
 because the kernel wants rights over CRIU for it.
 """
 
@@ -57,7 +57,7 @@ class HeldCriu:
         environment: Callable[[int], Mapping[str, str]] | None = None,
         config: str = "",
     ) -> None:
-        """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
+        """Run CRIU (``command``, entering the sandbox by ``prefix``) on the directory's images.
 
         The hook waits at ``action``. ``mark`` is an action and the name of a file that the hook
         makes in the directory at that action; if the name is a link, the hook makes the link's
@@ -164,7 +164,7 @@ class HeldCriu:
         self.close()
 
     def close(self) -> None:
-        """Reap CRIU after its room was ended, and close the FIFO."""
+        """Reap CRIU after its sandbox was ended, and close the FIFO."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LOST_S)

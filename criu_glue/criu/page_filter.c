@@ -4,7 +4,6 @@
 // PAGEMAP_SCAN ioctl (Linux 6.7) which pages of a task it must dump. For the ranges that the
 // tracker carries, this library answers "no pages", so CRIU's images have them as ranges without
 // content. It changes nothing else.
-//
 // LIVESHIFT_PAGE_FILTER is "<descriptor of CRIU's directory>:<milliseconds>". The agent writes the
 // ranges into the file `hide` of that directory, one a line: pid, start, end (hexadecimal). It can
 // list them only once all tasks have stopped. CRIU makes its first scan of a task only then. So at

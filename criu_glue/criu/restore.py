@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore a capsule's tree with CRIU into an empty room, in two steps.
+"""Restore a capsule's tree with CRIU into an empty sandbox, in two steps.
 
 ``bring_up`` ends in CRIU's ``post-restore`` hook: tasks and sockets exist, no task runs, sockets
 are in repair mode, the network is locked. The hook waits until the agent knows that the tree may
@@ -48,7 +48,8 @@ from .held import HeldCriu
 from .tool import Criu
 
 STOP_S = 5.0
-"""Seconds that CRIU has, after ``stop``, to undo what it did in the room; then we kill the rest."""
+"""After ``stop`` CRIU has this many seconds to undo what it did in the sandbox. Then we kill the
+rest."""
 
 
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
@@ -90,7 +91,7 @@ class RestoringTree:
         ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; this method
         closes it. ``early`` is a prepared early CRIU, whose plan the fill has. ``epoll`` are the
         entries that CRIU could not dump; this method puts them back. Raises StepFailed: then no
-        task is left here, and the room is empty and locked as before.
+        task is left here, and the sandbox is empty and locked as before.
         """
         for mark in ("resumed", "at-door"):
             (self._images / mark).unlink(missing_ok=True)
@@ -110,7 +111,7 @@ class RestoringTree:
                 self.drop()
             self._memory.end()
             if isinstance(error, FileNotFoundError):
-                raise self._failed("its room has ended") from error
+                raise self._failed("its sandbox has ended") from error
             if isinstance(error, PrefillLost) or (early is not None and isinstance(error, OSError)):
                 raise self._failed(str(error)) from error
             raise
@@ -232,9 +233,10 @@ class RestoringTree:
         return (self._images / "resumed").exists()
 
     def drop(self) -> None:
-        """Kill all tasks of the tree; the room stays if it still exists.
+        """Kill all tasks of the tree; the sandbox stays if it still exists.
 
-        CRIU gets ``stop`` first, so that it removes what it put into the room, such as ghost files.
+        CRIU gets ``stop`` first, so that it removes what it put into the sandbox, such as ghost
+        files.
         """
         self._criu.tell("stop", STOP_S)
         kill_tree(self._sandbox)
@@ -310,7 +312,7 @@ class RestoringTree:
         (self._images / "unlocked").unlink()
 
     def _ends(self) -> bool:
-        """True if the room ends within STOP_S, as an adopted room does after its tree."""
+        """True if the sandbox ends within STOP_S, as an adopted sandbox does after its tree."""
         until = time.monotonic() + STOP_S
         while self._sandbox.alive() and time.monotonic() < until:
             time.sleep(0.01)

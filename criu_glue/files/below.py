@@ -34,7 +34,7 @@ class _OpenHow(ctypes.Structure):
 
 
 class UnfitName(ValueError):
-    """The name is no plain path below a directory."""
+    """The name is not a plain path below a directory."""
 
 
 class OtherMount(OSError):

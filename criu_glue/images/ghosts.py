@@ -42,7 +42,7 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
     """Rewrite the image's list of files; returns the paths that were changed.
 
     ``files`` are the files of an unchecked image, by name without the suffix. ``root`` is the file
-    system of the room into which CRIU will restore. May be called again. Raises protobuf.Damaged
+    system of the sandbox into which CRIU will restore. May be called again. Raises protobuf.Damaged
     or OSError.
     """
     if "remap-fpath" not in files:

@@ -40,7 +40,8 @@ def prepare(images: Path, user: User, root: Path) -> None:
 def check(images: Path, user: User, root: Path) -> None:
     """Raise StepFailed, which names the file, if CRIU must not see the image.
 
-    ``user`` is the capsule's user, ``root`` the file system of the room into which CRIU restores.
+    ``user`` is the capsule's user, ``root`` the file system of the sandbox into which CRIU
+    restores.
     """
     files = _read(images)
     try:
@@ -63,7 +64,7 @@ def _check_complete(files: Mapping[str, ImageFile]) -> None:
     if not missing:
         tasks = [ProtobufMessage(entry) for entry in files["pstree"].entries]
         if not tasks:
-            raise files["pstree"].refusal("of no task at all")
+            raise files["pstree"].refusal("without any task")
         for task in tasks:
             missing += _missing_of(files, task)
     if missing:

@@ -3,7 +3,7 @@
 
 CRIU runs as root and restores what the images say: a task's ids and capabilities, and every file,
 which it opens before it becomes the user. Another host's root could make up an image. So we compare
-the image with the user of the announced capsule, and ask the kernel which files of the room that
+the image with the user of the announced capsule, and ask the kernel which files of the sandbox that
 user may open. Field numbers are those of CRIU's protobuf schemas (criu: images/*.proto).
 
 In root's own capsules only the capabilities are checked: a host that may send one acts as root here
@@ -40,8 +40,8 @@ STREAM, DATAGRAM = 1, 2
 LINKED, GHOST, PROCFS = range(3)
 FILE_PRIVATE, FILE_SHARED, OF_MEMFD = 1 << 6, 1 << 7, 1 << 14  # criu: include/image.h
 NAMESPACES = {5: "pid", 6: "network", 8: "uts", 9: "mount", 10: "user", 11: "cgroup"}
-"""Field numbers of ids.img, by namespace. A capsule's tasks have the room's namespaces, except ipc
-and time."""
+"""Field numbers of ids.img, by namespace. A capsule's tasks have the sandbox's namespaces, except
+ipc and time."""
 
 IDS = {1: "uid", 3: "euid", 5: "suid", 7: "fsuid"}
 GROUP_IDS = {2: "gid", 4: "egid", 6: "sgid", 8: "fsgid"}
@@ -49,7 +49,7 @@ BOUNDING = 12
 CAPABILITIES = {9: "inheritable", 10: "permitted", 11: "effective", 19: "ambient"}
 
 KEPT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 13, 14, 15, 18, 23, 24, 28, 29, 31)
-"""The capabilities (linux/capability.h) that capsule-init leaves to a root task in a room."""
+"""The capabilities (linux/capability.h) that capsule-init leaves to a root task in a sandbox."""
 
 MAKING = os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -83,7 +83,7 @@ def _check_task(file: ImageFile, user: User) -> None:
     core = ProtobufMessage(file.entries[0])
     thread, about = core.message(5), core.message(3)
     if 4 in core:
-        raise file.refusal("with namespaces in a place where no capsule's are")
+        raise file.refusal("with namespaces of a kind that no capsule has of its own")
     if thread is None and about is not None and about.uint(1) in (2, 6) and 2 not in core:
         return  # the task has ended, so it never runs
     creds = None if thread is None else thread.message(10)
@@ -133,7 +133,7 @@ def _check_namespaces(files: Files) -> None:
             ids = ProtobufMessage(file.entries[0])
             for number, name in NAMESPACES.items():
                 if ids.uint(number, 0) != own.uint(number, 0):
-                    raise file.refusal(f"with another {name} namespace than the room's")
+                    raise file.refusal(f"with a {name} namespace that is not the sandbox's")
 
 
 class _Wanted:

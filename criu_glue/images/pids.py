@@ -4,9 +4,9 @@
 A restore gives every process and thread its old id back. CRIU, its hooks and helpers run in the
 same pid namespace, so none of them may have one of those ids. The kernel gives out ids in
 ascending order from ``ns_last_pid`` + 1, and after the last one goes on at ``RESERVED``. A capsule
-begins above ``room.PID_FLOOR``, so the ids between the two are CRIU's. If the capsule's ids have
-wrapped around, CRIU gets the end of the widest gap between two of them. The processes that the job
-starts before the freeze take their ids from the beginning of a gap.
+begins above ``sandboxes.PID_FLOOR``, so the ids between the two are CRIU's. If the capsule's ids
+have wrapped around, CRIU gets the end of the widest gap between two of them. The processes that the
+job starts before the freeze take their ids from the beginning of a gap.
 
 The id of a process group or session is in use as long as the group exists, even after its leader
 has ended, because CRIU makes a helper with that id.
@@ -47,7 +47,7 @@ _PGID, _SID = 2, 3  # fields of proc(5) stat, counted from the state
 
 
 def limit() -> int:
-    """The id at which the ids of a room on this host wrap around."""
+    """The id at which the ids of a sandbox on this host wrap around."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
     if version and (int(version[1]), int(version[2])) >= (6, 14):
         return LARGEST
@@ -55,7 +55,7 @@ def limit() -> int:
 
 
 def in_use(sandbox: Sandbox) -> tuple[int, ...]:
-    """The ids of all threads, process groups and sessions of the room, ascending, without 1."""
+    """The ids of all threads, process groups and sessions of the sandbox, ascending, without 1."""
     proc, found = sandbox.root / "proc", set[int]()
     for name in filter(str.isdigit, os.listdir(proc)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -76,7 +76,7 @@ def of_image(images: Path) -> set[int]:
 
 
 def _is_id(number: int) -> bool:
-    """False for process 1, which is the room's, and for -1, the group and session of a task that
+    """False for process 1, which is the sandbox's, and for -1, the group and session of a task that
     is just ending (proc(5))."""
     return 1 < number < LARGEST
 
@@ -84,7 +84,7 @@ def _is_id(number: int) -> bool:
 def place(taken: Iterable[int], end: int) -> int | None:
     """The ``ns_last_pid`` with which CRIU gets none of the ids in ``taken``.
 
-    ``end`` is the room's :func:`limit`. Returns None if a taken id is not below it, or if fewer
+    ``end`` is the sandbox's :func:`limit`. Returns None if a taken id is not below it, or if fewer
     than ``LEAST`` ids in a row are free.
     """
     ids = sorted(i for i in taken if i >= RESERVED)
@@ -113,7 +113,7 @@ def highest(taken: Iterable[int]) -> int:
 
 
 def set_last(sandbox: Sandbox, last: int) -> None:
-    """Set ``ns_last_pid`` of the room; raises LiveshiftError."""
+    """Set ``ns_last_pid`` of the sandbox; raises LiveshiftError."""
     script = [*enter(sandbox, "--pid"), "sh", "-c", f"echo {last} > {LAST_PID}"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     if done.returncode != 0:

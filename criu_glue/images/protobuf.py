@@ -78,7 +78,7 @@ class ProtobufMessage:
         if values is None:
             return None
         if len(values) > 1:
-            raise Damaged(f"field {number} stands there {len(values)} times")
+            raise Damaged(f"field {number} occurs {len(values)} times; at most one is allowed")
         return values[0]
 
 

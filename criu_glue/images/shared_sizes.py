@@ -26,7 +26,7 @@ _NAME, _SIZE = 6, 8  # criu: images/regfile.proto
 def forget(images: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
     """Rewrite the image's list of files; returns the paths whose sizes were removed.
 
-    ``mounts`` are the room's (:meth:`Placement.mounts_of`). May be called again. Raises
+    ``mounts`` are the sandbox's (:meth:`Placement.mounts_of`). May be called again. Raises
     StepFailed."""
     try:
         return _forget(images / "files.img", placement, mounts)

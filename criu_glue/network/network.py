@@ -220,7 +220,7 @@ def plug_in(
     address, veth = overlay.address(index), overlay.veth(index)
     bridge = links("dev", overlay.bridge)
     if not bridge:
-        raise LiveshiftError(f"the overlay {overlay.subnet} does not stand on this host")
+        raise LiveshiftError(f"the overlay {overlay.subnet} does not exist on this host")
     mtu = bridge[0]["mtu"]
     run(["ip", "netns", "add", netns])
     # By default the kernel sends one ICMP error a second; the lock needs one per retransmission.

@@ -98,7 +98,7 @@ def _table(pid: int) -> Iterator[_Table]:
             yield table
     except OSError as error:
         raise LiveshiftError(
-            f"network: the lock of the namespace of process {pid} cannot be moved: {error}",
+            f"network: the lock of the namespace of process {pid} cannot be changed: {error}",
             hint="`liveshift doctor` checks nftables on this host",
         ) from error
 

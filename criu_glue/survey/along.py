@@ -15,7 +15,8 @@ from ..files import sparse, statx, trees
 from .found import Along
 
 RECENT_S = 2.0
-"""A file written in the last so many seconds is expected to change again, and to be sent twice."""
+"""A file that was written in the last RECENT_S seconds will probably change again and be sent
+twice."""
 
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "fuse.glusterfs"]

@@ -21,7 +21,7 @@ _SHARED = b" /dev/zero (deleted)\n"
 
 
 def footprint(sandbox: Sandbox) -> Footprint:
-    """The footprint of all processes of a room below process 1. A process that ends meanwhile is
+    """The footprint of all processes of a sandbox below process 1. A process that ends meanwhile is
     left out."""
     return measure(task.pid for task in tasks(sandbox))
 

@@ -47,7 +47,7 @@ def look(
                 PathKind.SHARED,
             ):
                 yield (
-                    f"{who} uses {path}, a name that was deleted, of a file that has another name"
+                    f"{who} uses the deleted name {path} of a file that still has another name"
                     " and would stay behind",
                     REMEDY,
                 )

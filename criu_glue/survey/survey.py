@@ -78,7 +78,7 @@ class _Findings:
 
 
 def survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
-    """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
+    """Survey the tree whose root task is ``root_pid`` in the sandbox; raises ProcessLookupError
     if the capsule has ended meanwhile."""
     try:
         return _survey(sandbox, root_pid, placement)

@@ -31,7 +31,7 @@ def of_task(pid: int, who: str) -> Iterator[Trouble]:
 
 
 def of_sandbox(root: Path) -> Iterator[Trouble]:
-    """(what prevents a move, what to do) for all terminals of a room."""
+    """(what prevents a move, what to do) for all terminals of a sandbox."""
     there = sorted(int(name) for name in os.listdir(root / "dev/pts") if name.isdigit())
     for free, number in enumerate(there):
         if number - free >= AT_ONCE:

@@ -34,10 +34,11 @@ PROBING = "being probed"
 
 STEP_S = 30.0
 START_S = 120.0
-"""How long the first step may take: without persistence mode cuInit takes seconds for each GPU."""
+"""The first step must end within this many seconds: without persistence mode cuInit takes seconds
+for each GPU."""
 DYING_S = 10.0
-"""How long the helper waits after it killed the trial's rank: then the driver may still come back
-from the step."""
+"""After the helper has killed the trial's rank, it waits this many seconds: the driver may still
+come back from the step."""
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -134,7 +135,7 @@ def watched(
         start_new_session=True,
     )
     pids.add(child.pid)
-    threading.Thread(target=child.wait, daemon=True).start()  # it may outlast our patience
+    threading.Thread(target=child.wait, daemon=True).start()  # it may run longer than we wait
     assert child.stdout is not None
     said = _Lines(child.stdout.fileno())
     step, wait_s, rank = "starting", start_s, -1
@@ -146,7 +147,7 @@ def watched(
                     signal.pidfd_send_signal(rank, signal.SIGKILL)
                 said.rest(DYING_S)
             if line is None:
-                return f"{step} did not come to an end within {wait_s:g} s", True
+                return f"{step} did not end within {wait_s:g} s", True
             word, _, rest = line.partition(" ")
             match word:
                 case "rank":
@@ -160,7 +161,7 @@ def watched(
                     said.rest(DYING_S)  # until both have given back what they held
                     return rest, word != "unable"
                 case _:
-                    return f"{step}: the trial ended without a word", False
+                    return f"{step}: the trial ended without a result", False
     finally:
         child.stdout.close()
         if rank >= 0:

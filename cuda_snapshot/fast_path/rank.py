@@ -45,7 +45,7 @@ class Rank:
             self.rounds += 1
 
     def serve(self, peer: socket.socket) -> None:
-        """Do what the trial asks for, one word each time, until it closes the socket."""
+        """Obey the trial, which sends one word for each order, until it closes the socket."""
         self.memory.enter()
         peer.sendall(b"made")
         while word := peer.recv(16):

@@ -94,7 +94,7 @@ def main(uuid: str, lock_ms: int) -> None:
         hold.end()
         driver.checkpoint(pid)
         if driver.state(pid) is not CudaState.CHECKPOINTED:
-            raise LiveshiftError("the process is not checkpointed then")
+            raise LiveshiftError("the driver does not report the process as checkpointed")
         begin("reading given memory")
         here = memory.reserve()
         memory.map(here, handle)

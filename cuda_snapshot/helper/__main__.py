@@ -32,7 +32,7 @@ OUT_OF_MEMORY_SCORE = -900
 the process that it works on."""
 
 PATIENCE_S = 3600.0
-"""How long the trial of the fast path waits for its turn, since moves go first."""
+"""The trial of the fast path waits at most this many seconds for its turn, since moves go first."""
 
 
 def main(directory: Path, idle_s: float, libraries: Path | None) -> int:

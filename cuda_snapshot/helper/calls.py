@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between an agent and its GPU helper: asks and replies.
-
-A message is a u32 little-endian length and msgpack. An ask is a Struct tagged by its class name. A
-reply holds ``ok``, of the type that the ask's docstring names, or ``error`` as errors.to_wire makes
-it.
+"""The messages between an agent and its GPU helper: requests and replies. A message is a u32
+little-endian length and msgpack. A request is a Struct tagged by its class name. A reply holds
+``ok``, of the type that the request's docstring names, or ``error`` as errors.to_wire makes it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ LOG = "gpu-helper.log"
 class HelperRequest(
     msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True
 ):
-    """Base of all asks; the tag is the class name."""
+    """Base of all requests; the tag is the class name."""
 
 
 class HelperReply(msgspec.Struct, frozen=True):
@@ -44,7 +42,7 @@ def failed(error: Exception) -> HelperReply:
 
 
 class HelloHelper(HelperRequest, frozen=True):
-    """The first ask of every connection. Reply: Welcome."""
+    """The first request of every connection. Reply: Welcome."""
 
 
 class GetHost(HelperRequest, frozen=True):
@@ -52,7 +50,7 @@ class GetHost(HelperRequest, frozen=True):
 
 
 class State(HelperRequest, frozen=True):
-    """Asks for the driver's state of a process. Reply: int (ProcessState) | None."""
+    """Asks for the driver's state of a process. Reply: int (CudaState) | None."""
 
     pid: int
 
@@ -70,7 +68,8 @@ class Used(HelperRequest, frozen=True):
 
 
 class Change(HelperRequest, frozen=True):
-    """Base of all asks that change something. The helper does not end before they have ended."""
+    """Base of all requests that change something. The helper does not end before they have
+    ended."""
 
 
 class Leave(Change, frozen=True):
@@ -79,7 +78,7 @@ class Leave(Change, frozen=True):
 
 
 class Operation(Change, frozen=True):
-    """Base of all asks that change a process. The helper does one at a time. An operation waits
+    """Base of all requests that change a process. The helper does one at a time. An operation waits
     for its turn for at most ``turn_s`` seconds; after that the helper does not begin it."""
 
     pid: int

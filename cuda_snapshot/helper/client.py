@@ -45,15 +45,16 @@ from .starting import starting
 
 IDLE_S = 60.0
 TURN_S = 120.0
-"""How long an operation waits for earlier operations on its host, by default."""
+"""By default an operation waits at most this many seconds for earlier operations on its host."""
 OPERATION_S = 600.0
-"""How long a caller waits for a checkpoint, restore or unlock. A slow driver copies 2 GB/s: 139 GiB
-take 75 s."""
+"""A caller waits at most this many seconds for a checkpoint, restore or unlock. A slow driver
+copies 2 GB/s: 139 GiB take 75 s."""
 HOLD_S = 5.0
-"""How long a hold waits for threads to stop: one inside a system call of the driver needs time."""
+"""A hold waits at most this many seconds for threads to stop: one inside a system call of the
+driver needs time."""
 DRAIN_S = 30.0
-"""How much longer than a lock's own time limit the caller waits: the driver counts that limit only
-while the process can run."""
+"""The caller waits this many seconds longer than a lock's own time limit: the driver counts that
+limit only while the process can run."""
 
 T = TypeVar("T")
 
@@ -238,7 +239,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
                 f"no GPU helper can be started in {self._directory}: {error}"
             ) from error
         if line is None:
-            raise Unreachable(f"the GPU helper in {self._directory} went away when it had started")
+            raise Unreachable(f"the GPU helper in {self._directory} ended right after its start")
         return line
 
     def _greeted(self) -> HelperConnection | None:
@@ -304,6 +305,6 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             except TimeoutError:
                 raise StepFailed(
                     f"gpu {what}",
-                    f"process {ask.pid}: not done within {within_s:g} s; the driver is still at it",
+                    f"process {ask.pid}: not done within {within_s:g} s; the driver still works",
                     hint="a process that is stopped, or a GPU that hangs, keeps the driver waiting",
                 ) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's answers to asks about processes and about the host."""
+"""The helper's answers to requests about processes and about the host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .server import Caller, Handler
 
 
 class Control:
-    """The handlers of these asks."""
+    """The handlers of these requests."""
 
     def __init__(self, operations: Operations, fast_path: FastPath) -> None:
         self._operations, self._fast_path = operations, fast_path

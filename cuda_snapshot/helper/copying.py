@@ -16,7 +16,8 @@ from .device_memory import Piece
 from .ring import CopyRing
 
 STREAMS = 4
-"""Streams for each GPU: while the copy of one slot ends, the next is already running."""
+"""Each GPU has this many streams: while the copy of one slot ends, the next one is already
+running."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Piece:
     """The descriptor by which the memory came. We keep it, since a driver may refuse to export
     imported memory again."""
     address: int | None = None
-    """Where this process has mapped the memory; None: nowhere."""
+    """The address at which this process has mapped the memory; None if it has not."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the memory is being mapped, since two copies of a key may run at once."""
 
@@ -56,7 +56,7 @@ class KeyHolding:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return sum(piece.block.size for piece in self.pieces)
 
 

@@ -2,7 +2,8 @@
 """The processes whose threads this helper holds, for agents that may come and go.
 
 A hold belongs to the helper and not to the agent that asked for it. If an agent dies in the middle
-of a move, the process must not run without its device memory; the agent's next life goes on.
+of a move, the process must not run without its device memory; the restarted agent goes on with the
+move.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .server import Caller, Handler
 
 
 class HoldingHandlers:
-    """The handlers of asks about holds."""
+    """The handlers of requests about holds."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -38,7 +39,7 @@ class HoldingHandlers:
         """Why the helper must not end, in words: it holds threads that would run on. "" if none."""
         with self._mutex:
             alive = [pid for pid in self._holds if Path(f"/proc/{pid}").exists()]
-        return f"it holds the threads of process {alive[0]} still" if alive else ""
+        return f"it still holds the threads of process {alive[0]}" if alive else ""
 
     def _hold(self, caller: Caller, ask: HoldThreads) -> None:
         """Hold a process; does nothing if it is held already."""

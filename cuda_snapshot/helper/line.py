@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's connection to the helper, on which it sends an ask and receives the reply."""
+"""A client's connection to the helper, on which it sends a request and receives the reply."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .calls import LOG, HelperReply, HelperRequest
 from .channel import Channel
 
 QUESTION_S = 60.0
-"""How long a client waits for an answer: NVML may need its whole deadline, and others may ask it
-first."""
+"""A client waits at most this many seconds for an answer: NVML may need its whole deadline, and
+other clients may come first."""
 
 _decoder = msgspec.msgpack.Decoder(HelperReply)
 
@@ -28,11 +28,12 @@ class HelperConnection:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.usable = True
-        """Whether the answers to all asks on this connection have come."""
+        """Whether the answers to all requests on this connection have come."""
 
     def ask(self, ask: HelperRequest, returns: Any, within_s: float = QUESTION_S) -> Any:
-        """Ask; returns the answer, decoded as ``returns``. Raises what the helper raised,
-        TimeoutError after ``within_s`` seconds, EOFError and OSError if the helper has gone."""
+        """Send a request; returns the answer, decoded as ``returns``. Raises what the helper
+        raised, TimeoutError after ``within_s`` seconds, EOFError and OSError if the helper has
+        gone."""
         self.usable = False
         self.channel.socket.settimeout(within_s)
         self.channel.send(msgspec.msgpack.encode(ask))

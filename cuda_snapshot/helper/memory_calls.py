@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asks of agents about device memory. ``key`` is "<migration>/<inner pid>"."""
+"""The requests of agents about device memory. ``key`` is "<migration>/<inner pid>"."""
 
 from __future__ import annotations
 

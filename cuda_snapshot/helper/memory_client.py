@@ -17,8 +17,8 @@ from .ring_client import Drain, Filler
 from .session_client import DeviceSession
 
 CREATE_S = 300.0
-"""How long a client waits until memory, and contexts on several GPUs, are made. The driver clears
-the memory first."""
+"""A client waits at most this many seconds until memory, and contexts on several GPUs, are made.
+The driver clears the memory first."""
 
 
 class DeviceMemoryCalls(ABC):

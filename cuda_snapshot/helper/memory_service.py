@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's answers to all asks about device memory."""
+"""The helper's answers to all requests about device memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .transfers import Transfers
 
 
 class MemoryService:
-    """The handlers of these asks. Raises LiveshiftError if the driver can't be used."""
+    """The handlers of these requests. Raises LiveshiftError if the driver can't be used."""
 
     def __init__(self, cuda: Cuda) -> None:
         contexts = Contexts(cuda)

@@ -30,7 +30,7 @@ documented. A restore that runs out of memory leaves the process checkpointed fo
 (NVIDIA/cuda-checkpoint#44)."""
 
 SETTLE_S = 2.0
-"""How long NVML may go on showing memory of a process after its checkpoint."""
+"""NVML may show memory of a process for this many seconds after its checkpoint."""
 
 NO_CUDA = (CUresult.INVALID_VALUE, CUresult.NOT_INITIALIZED)
 """The driver's results for a process that does not use CUDA, or does not exist."""
@@ -63,16 +63,16 @@ _WORDS: dict[tuple[str, int], str] = {
     ("unlock", CUresult.ILLEGAL_STATE): "it is not locked",
 }
 _ANY: dict[int, str] = {
-    CUresult.INVALID_VALUE: "it does not use CUDA, or is not there any more",
+    CUresult.INVALID_VALUE: "it does not use CUDA, or it has ended",
     CUresult.NOT_PERMITTED: "the helper has no right to it: it must be root, in no container",
-    CUresult.OPERATING_SYSTEM: "the process was killed, or the system refused the driver something",
-    CUresult.NOT_SUPPORTED: "this driver does not do that",
+    CUresult.OPERATING_SYSTEM: "the process was killed, or the system refused a call of the driver",
+    CUresult.NOT_SUPPORTED: "this driver does not support it",
 }
 _STATES = {
     CudaState.RUNNING: "it runs on",
     CudaState.LOCKED: "it is locked, and can be unlocked",
     CudaState.CHECKPOINTED: "it is checkpointed",
-    CudaState.FAILED: "it is lost: all that can be done is to kill it",
+    CudaState.FAILED: "it is lost and can only be killed",
 }
 
 
@@ -150,9 +150,10 @@ class Operations:
             self.driver.checkpoint(pid)
         state = self.state(pid)
         if state is not CudaState.CHECKPOINTED:
-            name = state.name if state is not None else "not known to it"
+            name = state.name if state is not None else "unknown"
             raise StepFailed(
-                "gpu checkpoint", f"process {pid}: the driver said that it is done, and now {name}"
+                "gpu checkpoint",
+                f"process {pid}: the driver reported success, but the state is {name}",
             )
         self._held = {key: value for key, value in self._held.items() if _began(key[0]) == key[1]}
         self._held[pid, _began(pid)] = used
@@ -185,9 +186,9 @@ class Operations:
 
     def _left(self, pid: int, used: Mapping[str, int], before: Inventory) -> str:
         """Check by NVML that the process holds nothing more; raises StepFailed if it does. Returns
-        "", or a remark if NVML can't tell."""
+        "", or a remark if NVML does not report it."""
         if not used:
-            return before.why_none or "NVML does not tell what this process held on its GPUs"
+            return before.why_none or "NVML does not report what this process held on its GPUs"
         until = time.monotonic() + SETTLE_S
         while True:
             after = self.nvml.inventory()
@@ -238,7 +239,7 @@ class Operations:
             try:
                 state = _STATES[self.driver.state(pid)]
             except CudaError:
-                state = "" if error.result in NO_CUDA else "its state can't be told"
+                state = "" if error.result in NO_CUDA else "its state is unknown"
             told = "; ".join(text for text in (words, state) if text)
             raise StepFailed(
                 f"gpu {what}", f"process {pid}: {error}{': ' if told else ''}{told}"
@@ -246,8 +247,8 @@ class Operations:
 
 
 def _began(pid: int) -> str:
-    """When the process began, in clock ticks since boot; "" if unknown. It tells two processes with
-    the same pid apart."""
+    """When the process began, in clock ticks since boot; "" if unknown. It distinguishes two
+    processes with the same pid."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -26,10 +26,10 @@ from .blocks import Block
 
 STEP = "device session"
 ANSWER_S = 60.0
-"""How long the helper waits for one answer, without the time for reading memory. The driver frees
-and maps in milliseconds, but the process's work (SYNC) may have to end first."""
+"""The helper waits at most this many seconds for one answer, without the time for reading memory.
+The driver frees and maps in milliseconds, but the process's work (SYNC) may have to end first."""
 SLOWEST = 100_000_000
-"""A process makes the checksum of at least this many bytes a second."""
+"""The slowest process makes the checksum of this many bytes a second."""
 MOST_BLOCKS = 2 * layout.ALLOCATIONS
 _CREDENTIALS = struct.Struct("3i")
 _ROOM = wire.REPLY.size + 1  # one byte more shows that a packet is longer than a reply
@@ -100,7 +100,7 @@ class ProcessSession:
             else:
                 peer.close()
                 if time.monotonic() >= deadline:
-                    raise self._failed("only others connected to its session")
+                    raise self._failed("only other processes connected to its session")
         self._remove_name()
         register, _ = self._answer(Op.HELLO, max(1.0, deadline - time.monotonic()))
         if register.result:

@@ -20,15 +20,16 @@ from ..driver import CudaError
 from .contexts import Contexts
 
 SLOT_BYTES = 16 << 20
-"""Bytes of one slot. They are so many that a copy's fixed costs, some ten µs here and at the
-client, don't matter."""
+"""A slot has this many bytes: enough that a copy's fixed costs, some ten µs here and at the client,
+do not matter."""
 SLOTS = 16
 RINGS = 2
 """The helper makes at most this many rings, which limits its host memory."""
 PATIENCE_S = 600.0
-"""How long a copy waits until another copy gives its ring back."""
+"""A copy waits at most this many seconds until another copy gives its ring back."""
 SIZES = "LIVESHIFT_GPU_RING"
-"""This variable in the helper's environment sets other sizes, as "16x16777216"; for measuring."""
+"""This variable in the helper's environment sets other sizes for measurements, such as
+"16x16777216"."""
 
 
 def sizes() -> tuple[int, int]:
@@ -44,7 +45,7 @@ def sizes() -> tuple[int, int]:
         chosen = 0, 0
     # Two slots at least: while the client has one, the GPU fills the other.
     if chosen[0] < 2 or chosen[1] < mmap.PAGESIZE or chosen[1] % mmap.PAGESIZE:
-        raise LiveshiftError(f"{SIZES} is {told!r}, not SLOTSxBYTES in whole pages")
+        raise LiveshiftError(f"{SIZES} is {told!r}, but must be SLOTSxBYTES in whole pages")
     return chosen
 
 

@@ -22,7 +22,7 @@ from .ring import PATIENCE_S
 from .slots import Finish, Free, Said, SlotFilled, TransferEnded, hear, hear_ring, say
 
 STALL_S = 120.0
-"""If the helper sends nothing for so long during a copy, a GPU hangs."""
+"""If the helper sends nothing for this many seconds during a copy, a GPU hangs."""
 
 COPY = "a copy of device memory"
 
@@ -138,13 +138,13 @@ class Filler(_RingUser):
         Raises LiveshiftError if the copy fails, or if there are more bytes than the blocks hold."""
         view = memoryview(data).cast("B")
         while view:
-            sandbox = self.sandbox()
-            part = min(len(sandbox), len(view))
-            sandbox[:part] = view[:part]
+            space = self.space()
+            part = min(len(space), len(view))
+            space[:part] = view[:part]
             view = view[part:]
             self.advance(part)
 
-    def sandbox(self) -> memoryview:
+    def space(self) -> memoryview:
         """Memory into which the caller may put the next bytes itself, for example from a socket;
         valid until :meth:`advance`. Raises as :meth:`write`."""
         if not self._ring.slots:
@@ -154,7 +154,7 @@ class Filler(_RingUser):
         return self._slot(self._free[0], self._at, self._ring.slot_bytes)
 
     def advance(self, size: int) -> None:
-        """Says that the caller has put ``size`` bytes into :meth:`sandbox`. Raises as
+        """Says that the caller has put ``size`` bytes into :meth:`space`. Raises as
         :meth:`write`."""
         self._at += size
         if self._at == self._ring.slot_bytes:
@@ -181,7 +181,7 @@ class Filler(_RingUser):
         if isinstance(word, TransferEnded):
             self._ended(word)
             if not self.figures:
-                raise LiveshiftError("the GPU helper ended the copy without a word")
+                raise LiveshiftError("the GPU helper ended the copy without a result")
         elif isinstance(word, Free):
             self._free.append(word.slot)
         else:

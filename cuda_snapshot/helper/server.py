@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's server: one thread for each connection, which answers one ask after the other."""
+"""The helper's server: one thread for each connection, which answers one request after the
+other."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ from .channel import Channel, listen
 log = logging.getLogger("liveshift.gpu")
 
 HELLO_S = 30.0
-"""How long a client may take to send its first ask, and to receive an answer."""
+"""A client must send its first request, and receive an answer, within this many seconds."""
 
 
 class Caller:
@@ -50,7 +51,7 @@ class Caller:
 
 
 Handler = Callable[[Caller, Any], object]
-"""A function that the server calls with an ask of its type; it returns the answer to encode."""
+"""A function that the server calls with a request of its type; it returns the answer to encode."""
 
 
 class Server:
@@ -110,7 +111,7 @@ class Server:
                 return some
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    log.error("a connection can't be taken: %s", error)
+                    log.error("a connection cannot be accepted: %s", error)
                     return some
                 continue  # it has hung up already
             some = True
@@ -121,7 +122,7 @@ class Server:
     def _time_to_go(self) -> bool:
         """Whether the helper may end now; if so, it takes no more connections. A client that starts
         a helper holds the lock file until the helper answers. So this ends only with the lock: then
-        no client is just being told that this helper is there."""
+        no client has just learnt that this helper exists."""
         with self._mutex:
             idle = not self._connections and time.monotonic() - self._idle_since >= self._idle_s
             if self._under_way or not (idle or self._told_to_leave):
@@ -129,7 +130,7 @@ class Server:
         why = self._holds()
         if why:
             if self._told_to_leave:
-                log.warning("told to leave, and staying: %s", why)
+                log.warning("asked to end, but the helper must stay: %s", why)
             self._told_to_leave = False
             return False
         with open(self._directory / LOCK, "a") as turn:
@@ -169,7 +170,7 @@ class Server:
         caller = Caller(channel)
         try:
             if caller.uid not in (0, os.geteuid()):
-                log.warning("uid %d, process %d: not let in", caller.uid, caller.pid)
+                log.warning("refused a connection: uid %d, process %d", caller.uid, caller.pid)
                 return
             connection.settimeout(HELLO_S)
             while True:
@@ -187,11 +188,11 @@ class Server:
             os.eventfd_write(self._bell, 1)
 
     def _serve_one(self, caller: Caller, raw: bytes) -> None:
-        """Serve one ask. A change counts as under way until its answer is sent."""
+        """Serve one request. A change counts as under way until its answer is sent."""
         try:
             ask = self._decoder.decode(raw)
         except msgspec.DecodeError as error:
-            wrong = LiveshiftError(f"the GPU helper does not understand an ask: {error}")
+            wrong = LiveshiftError(f"the GPU helper does not understand a request: {error}")
             caller.channel.send(msgspec.msgpack.encode(failed(wrong)))
             return
         changing = isinstance(ask, Change)

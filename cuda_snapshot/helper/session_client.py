@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's end of a device session: its asks about a process, which the helper passes on.
+"""The agent's end of a device session: its requests about a process, which the helper passes on.
 
 A session has a connection of its own and ends with it. So an agent that dies ends its sessions: the
 helper sends END to the process, and keeps the memory of all keys.
@@ -15,9 +15,9 @@ from .calls import HelperRequest
 from .line import Closing, HelperConnection, contact
 
 QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
-"""How long the agent waits for an answer. QUICK_S: the process only reads tables. LONG_S: it maps
-or reads memory. FULL_S: it reads every byte of a GPU through its host's memory. The helper's own
-deadlines for the process are shorter."""
+"""The agent waits at most this many seconds for an answer. QUICK_S: the process only reads tables.
+LONG_S: it maps or reads memory. FULL_S: it reads every byte of a GPU through its host's memory. The
+helper's own deadlines for the process are shorter."""
 
 
 class Wait(HelperRequest, frozen=True):
@@ -104,5 +104,5 @@ class DeviceSession(Closing):
             with contact("a device session"):
                 return self._line.ask(ask, returns, within_s)
         finally:
-            if not self._line.usable:  # a late answer must not be taken for that of another ask
+            if not self._line.usable:  # a late answer must not be taken for that of another request
                 self.close()

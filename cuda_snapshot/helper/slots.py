@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words (messages) on a connection while device memory is copied through a ring of slots.
 
-The helper begins with a RingHere, with the ring's memfd. Copy out: the helper says Filled, and the
-client says Free when it has read the slot. Copy in: the client has all slots at first and says
-Filled, and the helper says Free. Slots are used in order. Ended is the helper's last word. Another
-copy may use the ring only when the client has closed the connection, since until then the client
-may still read or write there.
+The helper begins with a RingHere, with the ring's memfd. Copy out: the helper sends SlotFilled, and
+the client sends Free when it has read the slot. Copy in: the client has all slots at first and
+sends SlotFilled, and the helper sends Free. Slots are used in order. TransferEnded is the helper's
+last word. Another copy may use the ring only when the client has closed the connection, since until
+then the client may still read or write there.
 """
 
 from __future__ import annotations

@@ -22,13 +22,14 @@ from ..client.context import DAEMONS
 from .finding import Finding, Verdict
 
 CONNECT_S = 2.0
-"""Seconds after which a port gives no answer. In a cluster a connection takes milliseconds."""
+"""A port that takes longer than this many seconds counts as silent. In a cluster a connection takes
+milliseconds."""
 
 ASK_S = 3.0
 AT_ONCE = 32
 
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""File systems that belong to one machine alone, unless that machine exports them."""
+"""These file systems belong to one machine alone, unless that machine exports them."""
 
 
 def own_keys(cluster: Cluster | None) -> Iterator[Finding]:
@@ -112,7 +113,7 @@ def equal_files(cluster: Cluster | None) -> Iterator[Finding]:
         return
     other = [row.name for row in rows if row.other_file]
     if other:
-        advice = "copy the orchestrator's file there: the agent takes it up by itself"
+        advice = "copy the orchestrator's file there: the agent loads it by itself"
         found = f"{', '.join(other)} {'uses' if len(other) == 1 else 'use'} another file"
         yield Finding("cluster files", found, needed, Verdict.WARN, advice)
     else:
@@ -175,4 +176,4 @@ def _file_system(path: Path, mounts: dict[str, str]) -> str:
     for parent in (real, *real.parents):
         if str(parent) in mounts:
             return mounts[str(parent)]
-    raise NotFound(f"{path} is on no file system of /proc/mounts")
+    raise NotFound(f"{path} is not on any file system that /proc/mounts lists")

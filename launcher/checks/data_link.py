@@ -25,7 +25,7 @@ def data_link(cluster: Cluster | None) -> Iterator[Finding]:
     if here is None:
         yield Finding(
             "data link",
-            "no host's address is this machine's; it has " + ", ".join(sorted(mine)),
+            "no host has an address of this machine, which has " + ", ".join(sorted(mine)),
             NEEDED,
             Verdict.WARN,
             "correct the addresses of the cluster file, unless this machine is none of its hosts",

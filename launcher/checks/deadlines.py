@@ -39,7 +39,7 @@ def deadlines(timeouts: Timeouts, state: Path, source: str) -> Iterator[Finding]
         Verdict.OK if good else Verdict.WARN,
         ""
         if good
-        else f"a busy host would be taken for a lost one: set timeouts.suspicion to {5 * worst:.1f}"
+        else f"a busy host would count as lost: set timeouts.suspicion to {5 * worst:.1f}"
         " or more, or take load (or the journal) off this machine",
     )
 

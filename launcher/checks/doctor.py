@@ -22,7 +22,7 @@ from .finding import Check, Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 LEAST_WIDTH = 30
-"""The words of a finding get at least this many columns, however narrow the terminal is."""
+"""The text of a finding gets at least this many columns, even on a narrow terminal."""
 
 
 def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int:

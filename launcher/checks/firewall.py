@@ -34,7 +34,8 @@ Rule = dict[str, Any]
 
 
 class ClosedPort(NamedTuple):
-    """A chain that drops forwarded packets by default, and the commands that let capsules' pass."""
+    """A chain that drops forwarded packets by default, and the commands that let packets of
+    capsules pass."""
 
     chain: str
     advice: str

@@ -32,7 +32,8 @@ SYS_RESOURCE = 24
 MIB = 1 << 20
 GIB = 1 << 30
 ENOUGH_MEMORY = 2 * GIB
-"""Bytes for two small ranks, an image of one of them, and a second copy while it is restored."""
+"""This many bytes are enough for two small ranks, an image of one of them, and a second copy while
+it is restored."""
 
 
 def privileges() -> Iterator[Finding]:

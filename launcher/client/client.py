@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends a command's asks to a daemon: over its UNIX socket, or over TCP with an operator's key.
+"""Sends a command's requests to a daemon: over its UNIX socket, or over TCP with an operator's key.
 
-A client has one ask under way at a time. To wait for several answers, open several clients.
+A client has one request under way at a time. To wait for several answers, open several clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...runtime.messages.words import request_to
 from .context import Place, Remote
 
 ANSWER_S = 30.0
-"""An ask may take this many seconds, unless its caller gives another time."""
+"""A request may take this many seconds, unless its caller gives another time."""
 
 A = TypeVar("A", bound=Message)
 
@@ -28,18 +28,18 @@ class ClientConnection(Protocol):
     """A way to a daemon. It connects when first needed, and again after it broke."""
 
     name: str  # the daemon's name in errors
-    first: int  # the number of the first ask
+    first: int  # the number of the first request
 
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
-        """Send an ask and return its answer. Raises TimeoutError at ``until`` (monotonic seconds),
-        OSError or EOFError if the connection breaks."""
+        """Send a request and return its answer. Raises TimeoutError at ``until`` (monotonic
+        seconds), OSError or EOFError if the connection breaks."""
 
     def close(self) -> None:
         """Close the connection; the next exchange connects again."""
 
 
 class Client:
-    """Sends asks to the daemon at ``place``: the path of its socket, or an address with a key.
+    """Sends requests to the daemon at ``place``: the path of its socket, or an address with a key.
 
     Only one thread at a time may use it.
     """
@@ -61,11 +61,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next ask connects again."""
+        """Close the connection; the next request connects again."""
         self._line.close()
 
     def ask(self, message: Message, timeout: float = ANSWER_S) -> Message | None:
-        """Send an ask and return its answer, waiting at most ``timeout`` seconds.
+        """Send a request and return its answer, waiting at most ``timeout`` seconds.
 
         Raises the error with which the daemon answered; Unreachable if there is no daemon, if it
         hangs up, or if it takes too long; NotPermitted if the socket or the key is refused to us.
@@ -89,13 +89,13 @@ class Client:
                 hint="it may have been restarted: try again; jobs are not touched by that",
             ) from error
         except BaseException:
-            self.close()  # no later ask may get the answer to this one
+            self.close()  # no later request may get the answer to this one
             raise
         if answer.error is not None:
             raise from_wire(*answer.error)
         if answer.id != number:
             self.close()
-            raise LiveshiftError(f"{name} answered ask {answer.id} when asked {number}, {kind}")
+            raise LiveshiftError(f"{name} answered request {answer.id} instead of {number}, {kind}")
         return answer.answer
 
     def get(self, answer: type[A], message: Message, timeout: float = ANSWER_S) -> A:

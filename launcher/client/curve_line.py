@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames to and from the orchestrator over TCP, with an operator's key.
 
-The other end is runtime/control/link.py. A connection that breaks is made again, and an ask without
-an answer is sent again: the orchestrator serves no ask twice. If the orchestrator was restarted
-meanwhile, it is unknown how far the ask got.
+The other end is runtime/control/link.py. A connection that breaks is made again, and a request
+without an answer is sent again: the orchestrator serves no request twice. If the orchestrator was
+restarted meanwhile, the client cannot know how far the request got.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CurveLine:
         self._socket: zmq.Socket[bytes] | None = None
         self._events: zmq.Socket[bytes] | None = None
         self._up = False  # both sides have shown their keys
-        self._theirs: int | None = None  # the life of the orchestrator that we are connected to
+        self._theirs: int | None = None  # the boot id of the orchestrator that we are connected to
 
     def close(self) -> None:
         if self._socket is not None:
@@ -58,18 +58,19 @@ class CurveLine:
         self._up = False
 
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
-        """Send an ask and return its answer, before ``until`` (monotonic seconds).
+        """Send a request and return its answer, before ``until`` (monotonic seconds).
 
         Raises TimeoutError; EOFError if the orchestrator was restarted meanwhile; Unreachable if
-        there is none; NotPermitted if it turns the key away; LiveshiftError if the ask is too long.
+        there is none; NotPermitted if it turns the key away; LiveshiftError if the request is too
+        long.
         """
         if len(frame) > TO_ORCHESTRATOR:
             raise LiveshiftError(
-                f"the request has {len(frame)} bytes, at most {TO_ORCHESTRATOR} are taken"
+                f"the request has {len(frame)} bytes, above the limit of {TO_ORCHESTRATOR}"
             )
         if self._socket is None:
             self._open()
-        asked: int | None = None  # the life of the orchestrator that was asked
+        asked: int | None = None  # the boot id of the orchestrator that got the request
         while True:
             self._catch_up()
             theirs = self._theirs or self._greeted(until)
@@ -100,7 +101,8 @@ class CurveLine:
     # ---- connecting ----
 
     def _greeted(self, until: float) -> int | None:
-        """Wait for a connection and ask for the orchestrator's life; None if it broke meanwhile."""
+        """Wait for a connection and ask for the orchestrator's boot id; None if it broke
+        meanwhile."""
         self._connected(until)
         number = next(self._numbers)
         answer = self._answered(number, encode_ask(number, Here(self._boot_id)), until)
@@ -180,8 +182,8 @@ class CurveLine:
             ready = dict(poller.poll(int(left * 1000) + 1))
             if self._socket in ready:
                 answer = decode(self._socket.recv())
-                # Another number: the second answer to an ask that was sent twice. 0: the answer to
-                # a frame that was not understood.
+                # Another number: the second answer to a request that was sent twice. 0: the answer
+                # to a frame that was not understood.
                 if answer.id in (number, 0):
                     return answer
             elif self._events in ready:
@@ -198,7 +200,7 @@ def _why_not(address: str) -> tuple[str, str]:
     from ...runtime.control import reach
 
     return asyncio.run(reach.why_closed(address)) or (
-        f"nothing heard in {CONNECT_S:g} s",
+        f"no answer within {CONNECT_S:g} s",
         "its address is cluster.orchestrator in the cluster file; `systemctl status"
         " liveshift-orchestrator` there",
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames to and from a daemon's UNIX socket. The other end is runtime/control/local_socket.py.
 
-A frame is a u32 little-endian length and a message. One ask at a time is under way.
+A frame is a u32 little-endian length and a message. One request at a time is under way.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class UnixLine:
             self._socket = None
 
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
-        """Send an ask and return its answer, before ``until`` (monotonic seconds).
+        """Send a request and return its answer, before ``until`` (monotonic seconds).
 
         Raises TimeoutError, OSError or EOFError if the connection fails; Unreachable if no daemon
         listens; NotPermitted if we may not use the socket; LiveshiftError for too long an answer.
         """
         line = self._socket or self._connect(until)
         _wait_until(line, until)
-        with suppress(BrokenPipeError):  # a daemon that hangs up on an ask may have said why
+        with suppress(BrokenPipeError):  # the daemon may have sent the reason before it hung up
             line.sendall(_LENGTH.pack(len(frame)) + frame)
         (length,) = _LENGTH.unpack(_receive(line, _LENGTH.size, until))
         if length > _LIMIT:

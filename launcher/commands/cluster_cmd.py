@@ -57,9 +57,9 @@ def validate(
 ) -> None:
     """Check a cluster file, and explain its deadlines.
 
-    Every mistake is told with its line, what was found and what was expected. Of a good file the
-    deadlines are shown: where each comes from, what happens when it is over, and what it has to
-    fit into. All of them follow from timeouts.collective unless they are given.
+    For every mistake it prints the line, what was found and what was expected. For a good file it
+    prints the deadlines are shown: where each comes from, what happens when it is over, and what it
+    has to fit into. All of them follow from timeouts.collective unless they are given.
     """
     from . import config_cmd
 

@@ -129,7 +129,7 @@ def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]
 
 def _migration(client: Client, name: str, unknown: NotFound | None) -> MigrationRow:
     """Return the migration of that name. Raises NotFound if there is none, with the hint of
-    ``unknown``, the answer to an earlier ask about the name."""
+    ``unknown``, the answer to an earlier request about the name."""
     from ...runtime.messages import GetMigration, MigrationDetails
 
     try:

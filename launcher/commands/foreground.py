@@ -58,7 +58,7 @@ class Foreground:
                 Follower(self._client.place, Reader(capsule), writer.put, self._reports.put).start()
             code = self._wait()
         if streams.gone:
-            render.note(f"nobody read its output here to the end: `liveshift logs {self._job}`")
+            render.note(f"not all of its output was read here: see `liveshift logs {self._job}`")
         return code
 
     def _wait(self) -> int:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parents[1] / "systemd"
 UNITS = Path("/etc/systemd/system")
 PROGRAM = (sys.executable, "-m", "liveshift.launcher.cli")
-"""The command line of this installation, wherever pip has put its scripts."""
+"""The command line that starts this installation, independent of where pip has put its scripts."""
 
 PLACEHOLDER = "/usr/bin/env liveshift"
-"""A template has this in the place of the program."""
+"""A unit template has this text in the place of the program."""
 
 PATHS = "# install-units writes here what a cluster file with other [paths] needs.\n"
 """This line of the orchestrator's template is replaced by what other [paths] need."""

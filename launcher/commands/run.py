@@ -17,7 +17,7 @@ from .options import Connect, Key, Lab, Socket, TableOrJson, duration
 if TYPE_CHECKING:
     from ...runtime.messages import RunJob
 
-START_S = 180.0  # seconds to make a job's rooms and networks on every host
+START_S = 180.0  # seconds to make a job's sandboxes and networks on every host
 
 EXAMPLES = """\
 [bold]Examples[/]

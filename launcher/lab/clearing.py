@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes a lab, found by lab.json and by what exists of it, in whichever state it is.
+"""Removes a lab, found by lab.json and by what exists of it, in any state.
 
 Only what belongs to the lab is touched: processes in its namespaces, its named network namespaces,
 mounts below its directory, the directory. Every step may be repeated, at any point.

@@ -19,7 +19,7 @@ from .rooms import entry
 from .tasks import Task, host_pid, kill
 
 READY_S = 30.0
-"""Seconds in which the orchestrator must have seen every agent."""
+"""The orchestrator must have seen every agent within this many seconds."""
 
 # The daemon gets a session of its own, away from the terminal, and signals as an init system leaves
 # them. A shell that starts `lab up` in the background makes it ignore SIGINT, and jobs would

@@ -51,7 +51,7 @@ _NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
 _HOST = rf"h[0-9]{{1,2}}|{CONTROL}|{SWITCH}"
 
 OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/run/liveshift", "/var/lib/liveshift", "/etc/hosts")
-"""Every host has its own of each of these."""
+"""Every host has these paths for itself."""
 
 _NEVER_LOCAL = re.compile(
     r"/|/(proc|sys|dev|etc|usr|s?bin|lib|lib64|var|var/lib)|/(proc|sys|dev)/.*"

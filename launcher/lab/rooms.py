@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a lab host as a room (process 1 in namespaces of its own), enters it, and ends it."""
+"""Starts a lab host as a sandbox (process 1 in namespaces of its own), enters it, and ends it."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def host_pid(init: int, inner: int) -> int | None:
 
 
 def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
-    """Return the processes in one of these network namespaces or in a room of the lab in
+    """Return the processes in one of these network namespaces or in a sandbox of the lab in
     ``directory``."""
     networks = set(networks)
     ours = _on_filesystem(directory)

@@ -26,7 +26,7 @@ def headline(report: DowntimeReport) -> str:
     doubts = [why for m in report.migrations if m.committed for why in unseen(report, m)]
     if doubts:
         made = happened(report.migrations, trained=False)
-        return f"{made}, but the steps do not bear that out: {doubts[0]}, {result}"
+        return f"{made}, but the steps do not confirm that: {doubts[0]}, {result}"
     downtime = report.downtime_s(move)
     longest = "longest pause" if len(report.migrations) > 1 else "paused for"
     paused = "no pause seen" if downtime is None else f"{longest} {q.pause(downtime)}"

@@ -76,7 +76,7 @@ def tiles(report: DowntimeReport) -> str:
         if move.freeze is None:
             shown = tile("Pause", "None", "the job was never frozen")
         elif downtime is None or unseen(report, move):
-            shown = tile("Pause", "Not seen", "its steps do not bear the move out", "bad")
+            shown = tile("Pause", "Not seen", "its steps do not confirm the move", "bad")
         else:
             shown = tile("Pause", q.pause(downtime), f"from one step to the next; {usual}")
         copied = f"{q.size(move.image_bytes)} in the pause"

@@ -25,8 +25,8 @@ REACHED = {
     "standstill": "the move is not over: it is undone",
     "collective": "ranks have waited for the moving one for too long: the job fails by itself",
     "prepare": "the move is dropped; the job trains meanwhile",
-    "precopy": "the rest goes at the standstill, if freeze allows; else the move is dropped",
-    "grace": "SIGKILL follows SIGTERM; no rung of the ladder",
+    "precopy": "the rest goes during the freeze, if freeze allows; else the move is dropped",
+    "grace": "SIGKILL follows SIGTERM; not part of the ladder",
 }
 """What happens when a deadline is over. The order is that of the ladder, from the shortest deadline
 to the job's own; the others come last."""

@@ -32,7 +32,7 @@ def over(row: MigrationRow) -> bool:
 
 
 def look(client: Client, name: str) -> MigrationRow:
-    """Return a migration as it is now. This ask also brings its count of bytes up to date."""
+    """Return a migration as it is now. This request also brings its count of bytes up to date."""
     return patience.look(client, MigrationDetails, GetMigration(name)).row
 
 

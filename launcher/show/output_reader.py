@@ -2,7 +2,7 @@
 """Reads a capsule's output by offset, so that a move neither loses nor doubles a byte.
 
 The offset counts in the record log, which moves with its capsule (criu_glue/capsule/output.py). A
-reader that lost contact asks again from where it was, whichever agent answers then.
+reader that lost contact asks again from where it was. Any agent may answer then.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...runtime.messages import Output, ReadOutput
 from ..client.client import Client
 from ..client.context import Place
 
-POLL_S = 10.0  # seconds that an ask waits for output if there is none
+POLL_S = 10.0  # seconds that a request waits for output if there is none
 SLACK_S = 20.0  # seconds for its answer on top of that: the capsule may be on the move
-RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed ask
+RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed request
 
 
 class Reader:
@@ -96,7 +96,7 @@ class Follower(threading.Thread):
     """Hands on the output of one capsule as it comes, over a connection of its own.
 
     This thread calls ``put`` with every record, and ``report`` with all else; the last report is
-    Ended or Stopped. It is a daemon thread: it does not keep the program from ending.
+    OutputEnded or OutputStopped. It is a daemon thread: it does not keep the program from ending.
     """
 
     def __init__(

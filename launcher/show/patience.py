@@ -18,7 +18,7 @@ AGAIN_S = 0.2
 
 
 def look(client: Client, answer: type[A], ask: Message, seconds: float = PATIENCE_S) -> A:
-    """Return the answer to an ask that only looks. Ask again while no daemon answers.
+    """Return the answer to a request that only reads. Ask again while no daemon answers.
 
     Says so on stderr once. Raises Unreachable if that lasts for ``seconds``, and what Client.get
     raises otherwise.

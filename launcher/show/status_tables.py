@@ -41,7 +41,7 @@ STYLES = {
 
 
 EVERYTHING = 10**9
-"""As many lines as there are."""
+"""This number of lines means all lines."""
 
 
 class Most(NamedTuple):
@@ -128,7 +128,7 @@ def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
 
 
 def hosts(rows: list[HostRow], *, wide: bool) -> Table:
-    """Return the hosts, their free room, and who tainted them."""
+    """Return the hosts, their free slots and memory, and who tainted them."""
     columns = ["host", "state", "slots", "spare", "free memory", "taint"]
     with_gpus = any(row.gpus for row in rows)
     if with_gpus:
@@ -195,7 +195,7 @@ def other_files(rows: list[HostRow]) -> list[Text]:
     return [
         Text(
             f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy the"
-            " orchestrator's to it, and the agent takes it up by itself",
+            " orchestrator's to it, and the agent loads it by itself",
             style="yellow",
         )
     ]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capsule's environment: what makes its processes ranks, and what makes them movable.
 
-A move changes no value here, because every name in it is the capsule's own. The variables of
+A move changes none of these values, because every name in them is the capsule's own. The variables
+of
 ``MOVABLE`` are defaults: the caller's own value wins, then ``env.defaults`` of the cluster file.
 ``env.defaults`` may also leave a variable unset.
 """
@@ -18,7 +19,7 @@ INTERFACE = "eth0"
 """The capsule's only network interface besides lo."""
 
 LONGEST_STANDSTILL_S = 600
-"""The longest standstill, in seconds, that any ladder of deadlines allows (timeouts.py)."""
+"""The longest downtime of a move, in seconds, that any ladder of deadlines allows (timeouts.py)."""
 
 NOT_PASSED = (
     "LD_PRELOAD",
@@ -70,7 +71,7 @@ class Movable:
 
     name: str
     value: str
-    """A template for str.format, which may use the Place's ``host_name``."""
+    """A template for str.format, which may use the CapsuleIdentity's ``host_name``."""
     reason: str
     source: str
     """The source of this fact. Facts hold for NCCL 2.26 to 2.32 and torch 2.13."""
@@ -245,8 +246,8 @@ def in_effect(defaults: Mapping[str, str | None]) -> Iterator[tuple[str, str | N
 def remarks(caller: Mapping[str, str], *, ranks: bool = True) -> Iterator[str]:
     """Yield a line for each of the caller's variables that prevents moves, for the caller.
 
-    ``ranks``: as in Place. Without it the caller's own variables of a rank are passed on, as by
-    any command that runs another one, and a line names them.
+    ``ranks``: as in CapsuleIdentity. Without it the caller's own variables of a rank are passed on,
+    as by any command that runs another one, and a line names them.
     """
     if not ranks and (own := [f"{name}={caller[name]}" for name in RANK_MAKES if name in caller]):
         yield (

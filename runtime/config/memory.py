@@ -24,7 +24,7 @@ class WireSettings:
     streams: Annotated[int, Meta(ge=1, le=32)] = 4  # connections that carry memory at once
     compress: Compress = Compress.AUTO
     seal: SealChoice = SealChoice.ON
-    trusted: bool = False  # nobody else can read or change its traffic
+    trusted: bool = False  # no other party can read or change its traffic
 
 
 @dataclass(frozen=True, kw_only=True)

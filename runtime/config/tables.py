@@ -37,7 +37,7 @@ from .values import (
 )
 
 LEAST = 1_000_000
-"""A log file must have room for this many bytes, because one record has up to 64 KiB."""
+"""A log file must be able to hold this many bytes, because one record has up to 64 KiB."""
 
 _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
 
@@ -149,8 +149,8 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """A capsule's output goes into files of ``max`` bytes; the last ``keep`` files are kept. A room
-    keeps the values that were set when it was built."""
+    """A capsule's output goes into files of ``max`` bytes; the last ``keep`` files are kept. A
+    sandbox keeps the values that were set when it was built."""
 
     max: Annotated[int, _LOG_SIZE] = LOG_MAX
     keep: Annotated[int, Meta(ge=1, le=1000)] = LOG_KEEP

@@ -31,13 +31,14 @@ FAULT_BYTE_S = 0.1e-9
 """Write faults cost the job this many seconds per byte: a round protects the page, and the next
 write to it faults."""
 BETWEEN_S = 0.25
-"""Seconds from the end of a round to the pause. In this time the ranks come to their boundary, and
-the tracker looks."""
+"""This many seconds pass from the end of a round to the pause. In this time the ranks come to their
+boundary, and the tracker looks."""
 BESIDES_S = 1.5
-"""Seconds that a move takes in addition to copying and pause (survey, room, end). This is the value
-until earlier moves have shown it."""
+"""A move takes this many seconds in addition to copying and pause (survey, sandbox, end), until
+earlier moves have shown another value."""
 LOOK_S = 0.2
-"""Seconds that a short look at a capsule's writes takes. ``Writing.rate`` comes from such looks."""
+"""A short look at a capsule's writes takes this many seconds. ``Writing.rate`` comes from such
+looks."""
 LEAST_IDLE = 0.5
 """Fewer idle cores count as none. They are idle only between the job's steps, and a copy on them
 delays the next step. With 0.15 idle cores of two, `make demo` read at 36 MB/s for 13 s, and the job

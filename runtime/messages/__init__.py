@@ -4,7 +4,7 @@
 The flow of a planned migration (only data goes from source agent to destination agent):
 
 A. orchestrator → source       ``Inspect``   what the capsule consists of, what prevents the move
-B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
+B. orchestrator → destination  ``Reserve``   preflight; an empty, locked sandbox; an inbox
 C. orchestrator → source       ``StartPrecopy``   directories, output, memory, while the job trains
    source → orchestrator       ``Progressed``  the progress of that; the source needs no answer
 D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a boundary
@@ -23,10 +23,10 @@ K. orchestrator → source       ``Settle``    source asks about its frozen copy
 To another GPU of the same host: ``LookAtGpus``, D, ``SwapGpu``, J. The owner stays the same, so
 nothing is committed or claimed. If the answer is lost, ``SettleSwap`` asks for it.
 
-A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
-``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
-Increase VERSION when a field or a message is added or removed, or changes its meaning: a peer
-refuses unknown fields. Peers of different versions refuse each other, and name both versions.
+A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` is a request. The same
+with ``"ok"`` is an answer, with ``"error": [kind, message, hint]`` a refusal. Tags are the class
+names. Increase VERSION when a field or a message is added or removed, or changes its meaning: a
+peer refuses unknown fields. Peers of different versions refuse each other, and name both versions.
 """
 
 from .agents import (

@@ -36,7 +36,7 @@ ANSWERS = _below(Answer)
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One decoded frame: either ``body`` (an ask), or ``answer``, or ``error`` is in use."""
+    """One decoded frame: either ``body`` (a request), or ``answer``, or ``error`` is in use."""
 
     id: int
     body: Message | None

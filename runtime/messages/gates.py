@@ -56,10 +56,9 @@ class Armed(Answer, frozen=True):
 
 
 class SetTargets(Message, frozen=True):
-    """Let operations up to these numbers pass; answers Aimed.
-
-    The answer comes once all ranks of the host are there, a rank had to go further, a newer Aim has
-    come, or ``wait`` seconds are over. ``targets``: may leave out clocks with an unchanged target.
+    """Let operations up to these numbers pass; answers TargetsSet. The answer comes once all ranks
+    of the host are there, a rank had to go further, a newer SetTargets has come, or ``wait``
+    seconds are over. ``targets``: may leave out clocks with an unchanged target.
     ``pairs``: as in Armed, for clocks that a rank here may not have made yet, though its peer has.
     """
 
@@ -85,7 +84,7 @@ class TargetsSet(Answer, frozen=True):
 
 class Shut(Message, frozen=True):
     """All ranks of the job are at their targets: let nothing pass, and wait until the streams that
-    carried communication are idle. Answers Aimed, not reached if a rank has gone further."""
+    carried communication are idle. Answers TargetsSet, not reached if a rank has gone further."""
 
     job: str
     attempt: int

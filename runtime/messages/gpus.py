@@ -9,7 +9,8 @@ from ...cuda_snapshot.devices import NvmlGpu
 
 
 class GpuSeat(msgspec.Struct, frozen=True):
-    """One GPU of a host in its beat. ``free``: no process uses it, and no capsule is on its way."""
+    """One GPU of a host in its heartbeat. ``free``: no process uses it, and no capsule is on its
+    way."""
 
     uuid: str
     name: str

@@ -124,7 +124,8 @@ class CollectiveClock:
     def due(self) -> list[str]:
         """Hosts that have not been given their newest targets. Each is returned once per change.
 
-        The caller asks after it has taken all reports that came, so that many raises make one aim.
+        The caller asks after it has taken all reports that came, so that many raises make one
+        message.
         """
         due, self._due = sorted(self._due), set()
         return due

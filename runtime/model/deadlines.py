@@ -60,7 +60,7 @@ class FreezeBudget:
 
     Each method returns a deadline of one step. The orchestrator waits one suspicion longer for the
     answer (``Timeouts.answer``), and the deadlines allow for that. So an agent that keeps its
-    deadline but answers late, or not at all, does not make the standstill too long.
+    deadline but answers late, or not at all, does not make the downtime too long.
     """
 
     timeouts: Timeouts
@@ -84,8 +84,8 @@ class FreezeBudget:
 
     def allows_retry(self, now: float) -> bool:
         """Whether there is time for another restore before going back to the source. It needs twice
-        the suspicion, the least that the ladder grants a step. In a shorter time a dead destination
-        cannot be told from a slow one."""
+        the suspicion, the least that the ladder grants a step. In a shorter time the orchestrator
+        cannot distinguish a dead destination from a slow one."""
         return self.for_restore(now) >= 2 * self.timeouts.suspicion
 
     def for_passing_on(self, now: float) -> float:
@@ -119,7 +119,7 @@ def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:
         return
     raise StepFailed(
         "pre-copy",
-        f"after {rounds.round} rounds the job would have to stand for {left_s:.0f} s while the rest"
+        f"after {rounds.round} rounds the job would be frozen for {left_s:.0f} s while the rest"
         f" of its memory is sent, at {units.size(rounds.best)}/s; a freeze may take {limit:.3g} s"
         " (timeouts.freeze). It was not stopped",
         hint="use a faster link, or raise timeouts.freeze; raise timeouts.precopy if that ended the"

@@ -62,7 +62,7 @@ def find(text: str, gpus: Sequence[tuple[int, str]], host: str) -> str:
 
 
 def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
-    """The UUID of a GPU that the beats of its host list; raises as :func:`find` does."""
+    """The UUID of a GPU that the heartbeats of its host list; raises as :func:`find` does."""
     if not seats:
         raise Refused(
             f"{host} has no usable GPU",
@@ -79,7 +79,7 @@ def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
     gpus = survey.host.gpus
     used = [gpu for gpu in gpus if survey.used.get(gpu.uuid)]
     words = (
-        " and ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "no GPU that NVML tells of"
+        " and ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "no GPU that NVML reports"
     )
     if leave:
         uuid = find(leave, [(gpu.index, gpu.uuid) for gpu in gpus], f"the host of {capsule}")

@@ -108,7 +108,7 @@ def load(images: Path) -> Landed:
         manifest = decode((images / FILE).read_bytes())
         noted = _decode((images / CAME).read_bytes(), _Came, "a list of what came")
     except FileNotFoundError as error:
-        raise NotFound(f"no complete image in {images}: {error.filename} is not there") from None
+        raise NotFound(f"no complete image in {images}: {error.filename} does not exist") from None
     return Landed(manifest, _as_names(noted.came), _as_names(noted.written))
 
 

@@ -11,8 +11,8 @@ An agent may hold a copy that does not run: frozen at the source, or coming in a
 It never decides by itself. It asks (``Claim``) again and again, and :func:`rule` gives the answer.
 Orders are only hints to ask now, so lost, duplicated or late ones are harmless.
 
-The source may let its tree go on by itself until it has *promised* (``Departure.freeze``). It
-promises before the image is complete: a complete image means that the source waits for a ruling.
+The source may let its tree go on by itself until it has *promised* (``OutgoingMigration.freeze``).
+It promises before the image is complete: a complete image means that the source waits for a ruling.
 
 test_ownership_model.py checks these functions with lost, duplicated and reordered messages
 and with dying daemons: never two running copies, never zero reachable images.
@@ -39,7 +39,7 @@ class Side(enum.Enum):
     """Which side of a migration an agent holds."""
 
     LEAVING = "leaving"  # the frozen tree, at the source
-    COMING = "coming"  # a room, and the part of the image that has come
+    COMING = "coming"  # a sandbox, and the part of the image that has come
 
 
 class Ruling(enum.Enum):

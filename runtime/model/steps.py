@@ -18,7 +18,7 @@ import enum
 
 
 class MigrationStep(enum.Enum):
-    PREPARING = "preparing"  # survey, preflight, an empty room; the job trains
+    PREPARING = "preparing"  # survey, preflight, an empty sandbox; the job trains
     PRECOPYING = "pre-copying"  # memory and files go to the destination; the job trains
     QUIESCING = "quiescing"  # all ranks come to a boundary, and wait there
     FREEZING = "freezing"  # network locked, dump into the wire; the job is frozen

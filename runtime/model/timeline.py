@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline of a migration: its phases, its standstill, and how many bytes were sent."""
+"""The timeline of a migration: its phases, its downtime, and how many bytes were sent."""
 
 from __future__ import annotations
 

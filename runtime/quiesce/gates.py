@@ -321,7 +321,7 @@ class Attempt:
         shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
         return NoBoundary(
             f"no collective boundary within {self._limits.quiesce:g} s: "
-            + (shown or "no rank says what it waits for"),
+            + (shown or "no rank reports what it waits for"),
             only_tcp=self._only_tcp,
         )
 
@@ -331,7 +331,7 @@ class Attempt:
             raise NoBoundary(
                 "no collective boundary: " + "; ".join(words[:4]),
                 only_tcp=self._only_tcp,
-                hint="it would not be found by trying again",
+                hint="another attempt would not find one either",
             )
 
     def _words(self, clock: CollectiveClock) -> str:

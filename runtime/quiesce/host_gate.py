@@ -146,7 +146,7 @@ class HostGate:
                 self._give_targets(process)
 
     def look(self) -> ClockReport:
-        """Return the Report for the orchestrator. Call this after :meth:`announced`.
+        """Return the ClockReport for the orchestrator. Call this after :meth:`announced`.
 
         If a process has made a clock that other processes here have already, it gets the target at
         once, even if the gates were closed; then this is no boundary yet.
@@ -188,7 +188,7 @@ class HostGate:
         """Return, after :meth:`close`, whether the targets are reached for good.
 
         False may mean that a thread was about to pass beyond a target: :meth:`look` reports the
-        number to the orchestrator, whose next aim lets the thread pass.
+        number to the orchestrator, whose next targets let the thread pass.
         """
         return self._want == WantedState.CLOSED and self.look().reached
 
@@ -213,8 +213,8 @@ class HostGate:
         self._processes = []
 
     def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[PendingReturns]:
-        """List what the processes owe. ``host_pid`` returns the pid of a page's process in our pid
-        namespace, or None if it is not known."""
+        """List the operations from which the processes must still return. ``host_pid`` returns the
+        pid of a page's process in our pid namespace, or None if it is not known."""
         found: list[PendingReturns] = []
         for process in self._living():
             with self._guarded(process):
@@ -227,7 +227,7 @@ class HostGate:
         return found
 
     def obstacles(self) -> list[GateObstacle]:
-        """List what prevents a boundary, apart from debts."""
+        """List what prevents a boundary, apart from pending returns."""
         found = []
         for process in self._living():
             notes: list[tuple[str, bool]] = []
@@ -325,7 +325,7 @@ class HostGate:
         if process.asks:
             missing = process.asks.keys() - {clock.id for clock in clocks}
             reached = reached and not missing
-            # The page has room for ASKS clocks at a time; the next ones may fit in now.
+            # The page holds ASKS clocks at a time; the next ones may fit in now.
             behind = behind or ASKS < len(process.asks) > len(missing)
         if behind:
             self._want = WantedState.TARGET

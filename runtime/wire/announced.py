@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a destination was told to expect for one migration, and how much of it has come."""
+"""What the orchestrator announced to a destination for one migration, and how much of it has
+come."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ class IncomingSeal:
     """The destination's end of one key, and the next number of each lane under it.
 
     ``number``: the number of the question that brought the key. ``speaker``: the public key that
-    lane 0 was opened with, which proves who sent it. Several threads may use a Seal, each for
-    its own lanes.
+    lane 0 was opened with, which proves who sent it. Several threads may use one, each for its own
+    lanes.
     """
 
     def __init__(self, key: bytes, number: int, speaker: str) -> None:
@@ -146,10 +147,10 @@ class Announced:
             return WANTS, pack_wants(header.number, wants)
         if header.stream != SEAL:
             raise LiveshiftError(
-                f"the peer asked for {header.stream!a}, which is not answered here"
+                f"the peer asked for {header.stream!a}, which this host does not answer"
             )
         if xxhash.xxh3_64_intdigest(data) != header.digest:
-            raise LiveshiftError("the key that came is damaged")
+            raise LiveshiftError("the key for pages of memory is damaged")
         key, seal = bytes(data), self.seal
         if in_clear(key) and not self.clear:
             raise LiveshiftError(
@@ -196,7 +197,7 @@ class Announced:
     def _write(self, stream: str, data: memoryview) -> None:
         if self.ordered + len(data) > self.limit:
             raise LiveshiftError(
-                f"more has come than the {self.limit} bytes that were announced"
+                f"the source sent more than the {self.limit} bytes that were announced"
                 f" for {self.migration}"
             )
         self.inlet.write(stream, data)
@@ -208,7 +209,7 @@ class Announced:
             with self._lock:
                 self._measured += size
             if self._measured > RATE_LIMIT:
-                raise LiveshiftError(f"more than {RATE_LIMIT} bytes have come only to measure with")
+                raise LiveshiftError(f"more than {RATE_LIMIT} bytes came only to measure the link")
             return
         assert self.pages is not None  # without pages, reply() takes no key
         if header.raw:

@@ -22,8 +22,8 @@ from ..control import keys
 
 SEND_AGAIN_S = 2.0
 GIVE_UP_S = 10.0
-"""A destination that owes acknowledgements may be silent for this many seconds. It may be during a
-standstill, so this must stay short."""
+"""A destination that owes acknowledgements may be silent for this many seconds. The job may be
+frozen meanwhile, so this must stay short."""
 
 TICK_MS = 200
 

@@ -45,8 +45,8 @@ class Lanes:
     are not sealed.
 
     Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
-    destination has refused something, was silent for too long (Destination.patience), or has not
-    acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
+    destination has refused something, was silent for too long (ImageDestination.patience), or has
+    not acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
     """
 
     until = float("inf")
@@ -262,7 +262,7 @@ class Lanes:
                 self._changed.notify_all()
 
     def _link_is_slow(self) -> bool:
-        """Whether the link is what limits the chunks. Otherwise the tracker paces them, and
+        """Whether the link is what limits the chunks. Otherwise the tracker limits them, and
         compression would only take CPU time from the job."""
         return self.until != float("inf") or self._under_way() > len(self._lanes)
 

@@ -68,7 +68,7 @@ class OrderedLane(Lane):
         try:
             kind, value = read_answer(raw)
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self._to.name} answers wrongly: {error}") from error
+            raise StepFailed("ship", f"{self._to.name} sent an invalid answer: {error}") from error
         if kind == WANTS and isinstance(value, bytes):
             self._replied(number_of(value), value)
         elif kind == SEAL and isinstance(value, int):

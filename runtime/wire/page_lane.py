@@ -126,5 +126,5 @@ class PageLane(Lane):
         try:
             answer = read_answer(said)
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self._to.name} answers wrongly: {error}") from error
+            raise StepFailed("ship", f"{self._to.name} sent an invalid answer: {error}") from error
         self._answered(*answer)

@@ -146,12 +146,10 @@ class PagePort:
         entry = self._find(header.migration)
         seal = entry.seal if entry is not None else None
         if entry is None or seal is None:
-            raise LiveshiftError(f"pages came for {header.migration!a}, which is not expected")
+            raise LiveshiftError(f"pages came for {header.migration!a}, which was not announced")
         data = seal.open(header, beside, sealed, plain)
         if self._known.name_of(seal.speaker) != entry.source:
-            raise LiveshiftError(
-                f"pages came from {entry.source}, whose key does not count any more"
-            )
+            raise LiveshiftError(f"pages came from {entry.source}, whose key is no longer valid")
         kind, value = entry.take_page(seal, header, data, bytes(sealed[-TAG:]))
         return seal.answer(header.lane, kind, value)
 

@@ -131,12 +131,12 @@ class Receiver:
             if len(frames) != 3:
                 raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
             if host == NOBODY:
-                raise LiveshiftError("a chunk came from a key that is not known here any more")
+                raise LiveshiftError("a chunk came from a key that this host no longer knows")
             header, data = read_header(frames[1].buffer), frames[2].buffer
             entry = self._open.get(header.migration)
             if entry is None or entry.source != host:
                 raise LiveshiftError(
-                    f"{host} sent an image for {header.migration}, which is not expected"
+                    f"{host} sent an image for {header.migration}, which was not announced"
                 )
             return self._take(entry, header, data, frames[-1])
         except LiveshiftError as error:

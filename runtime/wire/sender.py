@@ -128,7 +128,7 @@ class Sender:
         try:
             return read_wants(answer if isinstance(answer, bytes) else b"")
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self.to.name} answers wrongly: {error}") from error
+            raise StepFailed("ship", f"{self.to.name} sent an invalid answer: {error}") from error
 
     def seal(self, key: bytes, given_up: Callable[[], bool] = lambda: False) -> None:
         """Return once the destination uses this key for pages, and no earlier one, or once

@@ -137,7 +137,7 @@ def test_what_is_asked_for_must_make_sense() -> None:
     assert "the source has no GPU GPU-x" in str(refusal(source, used, there, {}, {"GPU-x": b}))
     assert "the destination has no GPU GPU-x" in str(refusal(source, used, there, {}, {a: "GPU-x"}))
     twice = {a: there[0].uuid, b: there[0].uuid}
-    assert "asked for twice" in str(refusal(source, used, there, {}, twice))
+    assert "is named as the target of two GPUs" in str(refusal(source, used, there, {}, twice))
     other = {a: there[1].uuid}
     assert "cannot go onto GPU 1 (GPU-b0000001), which is another model" in str(
         refusal(source, used, there, {}, other)

@@ -192,8 +192,8 @@ def test_what_was_stopped_is_held_too_and_on_sigcont_only_the_spared_go_on(
 
 TRACER = """
 import sys, time
-from liveshift.cuda_snapshot.hold import Hold, spared_threads
-held = Hold([int(sys.argv[1])], lambda pid: spared_threads(pid, -1), kill_on_exit={kill})
+from liveshift.cuda_snapshot.hold import ThreadHold, spared_threads
+held = ThreadHold([int(sys.argv[1])], lambda pid: spared_threads(pid, -1), kill_on_exit={kill})
 held.begin(5)
 {then}
 print("held", flush=True)

@@ -144,7 +144,7 @@ NO_CHECKPOINT = ", which the driver cannot checkpoint"
             f"it holds 9 B of multicast memory in 1 piece{NO_CHECKPOINT}",
         ),
         ([], {"graphs_with_nccl": 2}, "2 CUDA graphs (with those instantiated from them) hold NCC"),
-        ([], {"missed": 4}, "4 allocations or streams found no room in the process's page"),
+        ([], {"missed": 4}, "4 allocations or streams did not fit into the process's page"),
         (
             [(MemoryKind.DEVICE, 0, 9, 0)],
             {"driver": 12040},

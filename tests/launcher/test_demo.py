@@ -339,16 +339,16 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
     monkeypatch.setattr(demo, "_report", lambda row, hosts: finished)
     assert demo.main() == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "error: the steps do not bear the move out: " in said
+    assert "error: the steps do not confirm the move: " in said
     assert "no gap between two steps holds the freeze" in said
     assert "paused for" not in said
     page = (demo.OUT / "report.html").read_text()
-    assert "but the steps do not bear that out" in page
-    assert '<p class="lead">The steps do not bear the move out: moved/1, rank 1: ' in page
+    assert "but the steps do not confirm that" in page
+    assert '<p class="lead">The steps do not confirm the move: moved/1, rank 1: ' in page
     assert "while it trained: " not in page
     document = json.loads((demo.OUT / "report.json").read_text())
     assert document["downtime_s"] is None
-    assert document["outcome"].startswith("The steps do not bear the move out: ")
+    assert document["outcome"].startswith("The steps do not confirm the move: ")
 
 
 def test_the_page_says_how_many_steps_were_made_where() -> None:

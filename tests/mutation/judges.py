@@ -142,8 +142,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the asking ends by its own deadline; its answer is lost",
     (
         "runtime/quiesce/gates.py",
-        "clock.hear(host, Report(0, answer.numbers, False, answer.pairs))",
-        "clock.hear(host, Report(0, answer.numbers, True, answer.pairs))",
+        "clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))",
+        "clock.hear(host, ClockReport(0, answer.numbers, True, answer.pairs))",
     ): "no aim has version 0, so the clock takes no host for arrived by it",
     (
         "runtime/quiesce/gates.py",
@@ -238,8 +238,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "equal to the nanosecond",
     (
         "runtime/agent/departure/outgoing_migration.py",
-        "class DepartureNote(msgspec.Struct, frozen=True):",
-        "class DepartureNote(msgspec.Struct, frozen=False):",
+        "class OutgoingNote(msgspec.Struct, frozen=True):",
+        "class OutgoingNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
     **{
         (
@@ -251,8 +251,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     },
     (
         "runtime/agent/arrival/incoming_migration.py",
-        "class ArrivalNote(msgspec.Struct, frozen=True):",
-        "class ArrivalNote(msgspec.Struct, frozen=False):",
+        "class IncomingNote(msgspec.Struct, frozen=True):",
+        "class IncomingNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
     ("runtime/agent/arrival/incoming_migration.py", "return False", "return None"): AS_FALSE,
     (

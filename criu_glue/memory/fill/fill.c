@@ -41,12 +41,11 @@ void fill_judge(struct fill *f) {
         return;
     const struct image *image = absent(f);
     if (f->report.phase == FILL_WAITS) {
-        fill_fail(f, "CRIU did not ask for memory");
+        fill_fail(f, "CRIU did not connect to the fill to ask for memory");
         return;
     }
     if (image != NULL) {
-        fill_fail(f,
-                  "CRIU restored no process %" PRIu32 ", of which the table has %" PRIu64 " pages",
+        fill_fail(f, "CRIU did not restore process %" PRIu32 ", whose table has %" PRIu64 " pages",
                   image->pid, image->pages);
         return;
     }

@@ -71,7 +71,7 @@ static void hand_over(struct fill *f, int fd) {
     for (struct process *p = f->processes; p != NULL; p = p->next)
         if (p->pid == pid) {
             close(fd);
-            fill_fail(f, "CRIU hands process %" PRIu32 " over twice", pid);
+            fill_fail(f, "CRIU sent the descriptor of process %" PRIu32 " twice", pid);
             return;
         }
     struct process *p = fill_adopt(f, pid, fd);
@@ -103,7 +103,7 @@ static void understand(struct fill *f) {
     else if (word > 0 && (uint32_t)word <= LAST_PID)
         f->expected = (uint32_t)word;
     else if (word >= 0)
-        fill_fail(f, "CRIU says %#" PRIx32 " of a process that it restores", word);
+        fill_fail(f, "CRIU sent the unknown number %#" PRIx32 " for a process", word);
 }
 
 static void ended(struct fill *f) {
@@ -141,7 +141,7 @@ bool fill_listen(struct fill *f) {
     } else if (f->expected || fd >= 0) {
         if (fd >= 0)
             close(fd);
-        fill_fail(f, "CRIU hands over a descriptor where none belongs, or none where one does");
+        fill_fail(f, "CRIU sent a descriptor where none was expected, or sent none where one was");
     } else {
         f->heard_bytes += (uint32_t)n;
         if (f->heard_bytes == sizeof f->heard)

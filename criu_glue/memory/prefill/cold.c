@@ -95,7 +95,7 @@ bool store_cold(struct store *s, struct search *at, enum cold_when when, struct 
             const struct leaf *leaf = map->table[at->place++];
             if (leaf == NULL)
                 continue;
-            // At the standstill the tree waits, so only outdated pages are looked at closely.
+            // At the freeze the tree waits, so only outdated pages are examined.
             bool due = when == COLD_AT_LAST ? (leaf->copied & ~leaf->placed) != 0
                                             : leaf->number % BLOCK_LEAVES == 0;
             uint64_t first = leaf->number / BLOCK_LEAVES * BLOCK_LEAVES;

@@ -2,9 +2,9 @@
 //
 // Finds the cold memory of the store: memory that the job has not written lately. The prefill
 // copies it into the early CRIU before the restore, in blocks of the size of a huge page. When
-// another content comes for a page, the copy of that page is outdated. At the standstill the
-// prefill copies outdated pages again, into the memory that is already there. It frees the pages
-// that are still outdated after that, and the fill copies them like all others.
+// another content comes for a page, the copy of that page is outdated. At the freeze the prefill
+// copies outdated pages again, into the memory that is already there. It frees the pages that are
+// still outdated after that, and the fill copies them like all others.
 
 #pragma once
 
@@ -37,7 +37,7 @@ struct block {
 enum cold_when {
     COLD_COMING,  // chunks of a round come; its pages are hot, except those of the first round
     COLD_IDLE,    // no chunks come now, so the newest round counts as over
-    COLD_AT_LAST, // the standstill: copy also hot pages, but only where the early CRIU has memory
+    COLD_AT_LAST, // the freeze: copy also hot pages, but only where the early CRIU has memory
 };
 
 // Finds the next block with pages to copy. From now on the pages in its slots count as placed. The

@@ -6,7 +6,7 @@ memory is in huge pages, and its addresses differ from the job's by a multiple o
 forks the tasks, and only fork passes a page to another process without a copy. It takes 0.6 ms/GB
 in huge pages and 25 ms/GB in small ones.
 
-At the standstill the prefill copies the pages that the job has written meanwhile once more. It
+At the freeze the prefill copies once more the pages that the job has written meanwhile. It
 copies them into memory that is there already. The fill would need fresh pages, which cost 5 ms for
 each 2 MiB on a virtual machine whose hypervisor takes free memory back. Pages that are still
 outdated after that are freed one by one, and :class:`~.fill.FillEngine` copies them like all pages
@@ -131,7 +131,7 @@ class Prefill:
         return self._next(search, _IDLE if idle else _COMING)
 
     def freshen(self, search: object) -> bool:
-        """At the standstill, copy the outdated pages of one more block again. False as in
+        """At the freeze, copy the outdated pages of one more block again. False as in
         :meth:`step`."""
         return self._next(search, _AT_LAST)
 
@@ -146,7 +146,7 @@ class Prefill:
                 # The store does not know which of the earlier pages of the block are still there.
                 if not block.fresh:
                     raise PrefillLost(f"it cannot be copied again: {error.strerror}") from error
-                what = f"no huge page can be had: {error.strerror}"
+                what = f"the kernel has no free huge page: {error.strerror}"
                 if error.errno not in _NONE_NOW:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
@@ -292,7 +292,7 @@ class Prefill:
         raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE.size)) if count[0] else b""
         self._calls.free(drops[0])
         if rc != 0:
-            raise PrefillLost("no memory to list what is let go of")
+            raise PrefillLost("out of memory for the list of freed pages")
         return self._let_go(area, list(_RANGE.iter_unpack(raw)))
 
     def _let_go(self, area: Area, ranges: Sequence[tuple[int, int]]) -> int:
@@ -328,7 +328,7 @@ class Prefill:
             count += len(of)
         raw = _PLAN.pack(_MAGIC, len(plan), count, 0) + processes + mappings
         if len(raw) > PLAN_LIMIT:
-            raise PrefillLost(f"it has {count} mappings, too many to place ahead")
+            raise PrefillLost(f"the image has {count} mappings, too many to place in advance")
         os.ftruncate(self.plan_fd, len(raw))
         self._plan = mmap.mmap(self.plan_fd, len(raw))
         self._plan[:] = raw

@@ -18,7 +18,7 @@ TRIES = 3
 """The tracker tries this often, once a round, to track a process that it cannot track."""
 
 PART = 256 << 20
-"""At the standstill the tracker scans a process in parts of at least this many bytes."""
+"""While the capsule is frozen, the tracker scans a process in parts of at least this many bytes."""
 
 PARTS = 64
 """A large process has about this many parts; they are then larger than PART."""
@@ -58,8 +58,8 @@ class Followed:
     def look(self, known: int, only_look: bool = False) -> None:
         """List in ``written`` the pages written since the last look, and protect them again.
 
-        If the process cannot be tracked, all its pages are listed once, and the standstill reads it
-        again in full. ``only_look``: the caller will not read the listed pages now. Raises
+        If the process cannot be tracked, all its pages are listed once, and the pass at the freeze
+        reads it again in full. ``only_look``: the caller will not read the listed pages now. Raises
         FileNotFoundError or ProcessLookupError when the process has ended.
         """
         self.written.clear()
@@ -172,7 +172,7 @@ class Followed:
             self.incarnation += 1
             self.untracked = "it runs another program each time"
         elif error.errno == errno.EBUSY:
-            self.untracked = "somebody else follows its memory"
+            self.untracked = "another userfaultfd follows its memory"
         elif error.errno == errno.ESRCH:
             raise ProcessLookupError(errno.ESRCH, "it has ended", str(self.pid)) from error
         else:

@@ -12,7 +12,7 @@ from .ring import ChunkRing, ChunkSlot
 from .source_engine import DONE, PAUSE, Chunk, Pull
 
 BATCH = 4 << 20
-"""A thread reads at most this many bytes between two calls of its pace."""
+"""A thread reads at most this many bytes between two calls of its throttle."""
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
 """A sink takes a chunk. The chunk's memory belongs to the sink until the sink calls the second
@@ -27,7 +27,7 @@ class PullThrottle(Protocol):
 
 
 class NoThrottle:
-    """A pace without a limit."""
+    """A throttle that never waits."""
 
     def spent(self, read: int) -> None:
         pass
@@ -60,7 +60,8 @@ class Pulling:
     ) -> int:
         """Read all pulls, one process after the other. Return the bytes of all chunks.
 
-        Raises Stopped, or what the sink or the pace has raised; then a part of the pages is lost.
+        Raises PullStopped, or what the sink or the throttle has raised; then a part of the pages is
+        lost.
         """
         failed = threading.Event()
 

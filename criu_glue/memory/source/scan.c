@@ -148,8 +148,8 @@ static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t s
         if (rc == -ENOMEM || rc == -ESRCH)
             return -EPERM; // the address space of the userfaultfd does not exist any more
         if (rc == -EINVAL || rc == -ENOENT) {
-            // A part was unmapped meanwhile, or cannot be tracked; the standstill reads that part.
-            // But the failed call may have protected pages in the rest of the range.
+            // A part was unmapped meanwhile, or cannot be tracked; the pass at the freeze reads
+            // that part. But the failed call may have protected pages in the rest of the range.
             args.flags = PROTECT_MATCHING;
             rc = 0;
         }

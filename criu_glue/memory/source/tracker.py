@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tracker: the source's side of pre-copy. It makes rounds, and sends the delta at the end.
+"""The tracker: the source's side of pre-copy. It makes rounds, then sends the final dirty set.
 
 Each round takes the pages that were written since the round before. The tracker protects the pages
-again and then reads them, so a later write comes in the next round. At the standstill the last pass
-finds all pages that exist. They are the table, the last word about memory. It sends the pages that
-the destination does not have as they are.
+again and then reads them, so a later write comes in the next round. While the capsule is frozen,
+the last pass finds all pages that exist. Their list, the table, decides which memory the
+destination restores. The last pass sends the final dirty set: the pages that the destination does
+not have with their present content.
 
 Nothing stays in the processes. If the tracker ends, the job runs on unharmed.
 """
@@ -49,7 +50,7 @@ class TrackedRound:
     seconds: float
     processes: int
     untracked: dict[int, str]
-    """The processes (inner pids) that the standstill will read in full, and the reasons."""
+    """The processes (inner pids) that the last pass will read in full, and the reasons."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ class MemoryTracker:
     """Follows the memory of the processes that ``tasks`` returns (the host's pids).
 
     ``compare`` is true for a process whose memory a GPU may write past the processor's page tables.
-    (The tracker finds other pinned memory itself, see writers.py.) At the standstill it reads such
-    a process in full, and sends what differs from what it sent before. Only one thread at a time
-    may use a tracker.
+    (The tracker finds other pinned memory itself, see writers.py.) At the freeze it reads such a
+    process in full, and sends what differs from what it sent before. Only one thread at a time may
+    use a tracker.
     """
 
     def __init__(
@@ -118,9 +119,9 @@ class MemoryTracker:
         """Send the pages written since the last round. The first round sends all pages.
 
         Before each generation of processes is sent, ``listed`` gets the number of bytes listed so
-        far. It may raise Stopped.
-        Raises Stopped when the round must stop; pages that were not sent then count as written.
-        Raises also what the sink has raised; after that this tracker cannot be used any more.
+        far. It may raise PullStopped. Raises PullStopped when the round must stop; pages that were
+        not sent then count as written. Raises also what the sink has raised; after that this
+        tracker cannot be used any more.
         """
         began = time.monotonic()
         self._refresh()
@@ -158,10 +159,11 @@ class MemoryTracker:
     def standstill(
         self, sink: Sink, hide: Callable[[dict[int, Ranges]], None] = lambda _: None
     ) -> FrozenSet:
-        """Send the delta. All tasks must be frozen. ``hide`` gets the ranges that the tracker
-        carries, before the scan. Returns when the last chunk was handed on, not when it arrived.
+        """Send the final dirty set. All tasks must be frozen. ``hide`` gets the ranges that the
+        tracker carries, before the scan. Returns when the last chunk was handed on, not when it
+        arrived.
 
-        Raises StepFailed, Stopped or what the sink has raised.
+        Raises StepFailed, PullStopped or what the sink has raised.
         """
         began = time.monotonic()
         self._refresh()
@@ -200,7 +202,7 @@ class MemoryTracker:
         """Send the pages that the destination asks for, as (inner pid, address, pages). Return the
         bytes of the chunks. Pages that were never sent are left out.
 
-        At the standstill this completes the delta. Before it, it only saves time later.
+        At the freeze this completes the final dirty set. Before, it only saves time later.
         """
         by_inner = self._family.by_inner_pid()
         asked: dict[int, Followed] = {}
@@ -222,7 +224,7 @@ class MemoryTracker:
 
     def _refresh(self) -> None:
         if self._broken:
-            raise StepFailed("memory", "what was sent before is not known any more")
+            raise StepFailed("memory", "the tracker has lost the record of what it sent before")
         self._family.refresh(self._tasks())
 
     def _scan(self, processes: list[Followed], only_look: bool = False) -> None:

@@ -25,7 +25,7 @@ struct extent {
     uint32_t slot; // PAGE_ZERO, or FIRST_SLOT + the slot's number
 };
 
-struct image { // the memory of one process at the standstill
+struct image { // the memory of one process at the freeze
     uint32_t pid;
     uint32_t incarnation;
     uint32_t extents;

@@ -2,9 +2,9 @@
 """The store keeps the pages of one migration in a file on the tmpfs, beside CRIU's images.
 
 The source sends pages while the job runs, and sends them again when the job has written them. At
-the standstill it sends the table of the pages that exist. Each page of the table must have come.
-Pages that are not in the table do not belong to the image. All work that grows with the size of
-memory is done in C (store.h). chunk.h describes the form of a chunk.
+the freeze it sends the table of the pages that exist. Each page of the table must have come. Pages
+that are not in the table do not belong to the image. All work that grows with the size of memory is
+done in C (store.h). chunk.h describes the form of a chunk.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class WantedPages(NamedTuple):
 def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
     """Parse the table as it comes over the wire (MessagePack). Raises StepFailed."""
     if (count := _entries(bytes(raw[:5]))) > PROCESSES_MOST:
-        raise StepFailed("ship", f"the table of memory names {count} processes: too many")
+        raise StepFailed(
+            "ship", f"the table of memory names {count} processes, more than {PROCESSES_MOST}"
+        )
     try:
         return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -103,7 +105,9 @@ class MemoryStore:
         self.written = 0.0  # when the last write of a chunk began or ended; monotonic seconds
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
-            raise StepFailed("ship", f"{limit} bytes of memory were announced: no store holds that")
+            raise StepFailed(
+                "ship", f"{limit} bytes of memory were announced, more than a store can hold"
+            )
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             if fresh:
@@ -156,7 +160,7 @@ class MemoryStore:
     def write(self, chunk: bytes | memoryview) -> None:
         """Take one chunk. Raises StepFailed for an invalid one, or for more than was announced."""
         if self._loaded:
-            raise StepFailed("ship", "nothing more is taken for this memory: it is complete")
+            raise StepFailed("ship", "the image of memory is complete and takes no more pages")
         self.written = time.monotonic()
         with self.in_use() as store:
             self._do("ship", self._calls.store_write, store, self._bytes(chunk), len(chunk))

@@ -104,7 +104,7 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
                 uint32_t count, char *why) {
     struct missing missing = {0, 0};
     if (pid == 0 || pid > LAST_PID)
-        FAIL("%" PRIu32 " is no valid pid in a table", pid);
+        FAIL("%" PRIu32 " is not a valid pid in a table", pid);
     pthread_mutex_lock(&s->lock);
     struct image *image = add(s, pid, incarnation, why);
     int rc = image == NULL ? -1 : collect(s, image, runs, count, &missing, why);
@@ -135,7 +135,7 @@ int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
     if (image == NULL)
         return -1;
     if (s->seen == NULL && (s->seen = calloc(s->capacity / 8 + 1, 1)) == NULL)
-        FAIL("out of memory for what several pages lie in");
+        FAIL("out of memory for the counts of shared slots");
     uint64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct extent *e = &extent[i];

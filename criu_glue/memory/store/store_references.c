@@ -129,7 +129,7 @@ static int note(struct store *s, struct want want, char *why) {
         uint32_t room = s->wants * 2 + 64;
         struct want *larger = realloc(s->want, room * sizeof *larger);
         if (larger == NULL)
-            FAIL("out of memory for what is wanted");
+            FAIL("out of memory for the list of wanted pages");
         s->want = larger;
         s->wants_room = room;
     }
@@ -156,7 +156,7 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     s->writers++;
     if (forget_older(s) != 0) {
         rc = -1;
-        snprintf(why, WHY, "out of memory for what is wanted");
+        snprintf(why, WHY, "out of memory for the list of wanted pages");
     }
     for (uint32_t i = 0; i < s->wants && rc >= 0; i++)
         if (wanted(s, &s->want[i]) != NULL)

@@ -34,7 +34,7 @@ log = logging.getLogger("liveshift.swap")
 
 NOTE = "gpu-swap"
 ATTEMPTS = 2
-"""How often the driver is asked to put device state onto a GPU if there is no other way."""
+"""The agent tries this many times to put device state onto a GPU if there is no other way."""
 
 Tree = Callable[[int], DeviceTree]
 """Returns the device state of one process, by its pid inside the capsule."""

@@ -33,7 +33,7 @@ class _Look:
 
 
 class IdleCores:
-    """Reads the counters at each beat of the agent and on request; any thread may call it."""
+    """Reads the counters at each heartbeat of the agent and on request; any thread may call it."""
 
     def __init__(self, cost: ReadingCost = OF_THIS_AGENT) -> None:
         self._lock = threading.Lock()

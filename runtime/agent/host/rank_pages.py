@@ -46,7 +46,7 @@ def ordered_pages(
         with below.opened(resident.sandbox.root) as top:
             directory = below.open_below(top, name, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return  # no rank has a page yet, or its room is ending
+        return  # no rank has a page yet, or its sandbox is ending
     try:
         for path in paths(resident.sandbox.root / name):
             if int(path.name) not in living:

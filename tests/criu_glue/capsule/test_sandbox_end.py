@@ -83,7 +83,7 @@ def test_ending_a_room_ends_all_of_it_at_once(start: Start) -> None:
 @pytest.mark.root
 def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: SandboxPlan) -> None:
     without = replace(plan, netns=Path("/run/netns/ls-test-missing"))
-    with pytest.raises(LiveshiftError, match=r"cannot build the room of gpt-1: .*ls-test-missing"):
+    with pytest.raises(LiveshiftError, match=r"the sandbox of gpt-1: .*ls-test-missing"):
         sandboxes.start(without, ["true"], ENV, "/")
     missing = replace(plan, shared=("/tmp/ls-test-missing",))
     with pytest.raises(LiveshiftError, match="cannot take /tmp/ls-test-missing"):

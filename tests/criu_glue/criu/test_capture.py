@@ -101,7 +101,7 @@ def announce(writer: Writer, message: bytes, *descriptors: int) -> None:
         (b"\x08\x01", "an unknown message"),
         (b"\x0a\x7fcore", "an unknown message"),
         (b"\x0a\x04\xff\xff\xff\xff", "an unknown message"),
-        (b"\x0a\x04core", "hands no pipe over"),
+        (b"\x0a\x04core", "sent no pipe for it"),
     ],
 )
 def test_announcements_that_criu_does_not_make(
@@ -119,7 +119,7 @@ def test_only_a_pipe_is_read_from(stream: tuple[Capture, Writer], tmp_path: Path
     (tmp_path / "file").write_bytes(b"x")
     with (tmp_path / "file").open() as file:
         announce(writer, b"\x0a\x04core", file.fileno())
-        with pytest.raises(StepFailed, match="hands no pipe over"):
+        with pytest.raises(StepFailed, match="sent no pipe for it"):
             capture.wait_idle(10)
 
 

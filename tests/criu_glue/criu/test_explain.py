@@ -63,11 +63,11 @@ def test_an_unknown_trouble_is_told_in_crius_words_without_its_noise(log: Path) 
 
 
 def test_a_log_that_says_nothing(log: Path) -> None:
-    assert explain(log).words == "it left no log"
+    assert explain(log).words == "CRIU left no log"
     log.write_bytes(b"")
-    assert "names no error; last line: (empty)" in explain(log).words
+    assert "names no error; its last line is: (empty)" in explain(log).words
     log.write_bytes(b"(00.1) fine so far \xff\xfe\n")
-    assert "last line: (00.1) fine so far" in explain(log).words
+    assert "its last line is: (00.1) fine so far" in explain(log).words
 
 
 SAMPLES = (

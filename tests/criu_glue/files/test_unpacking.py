@@ -115,7 +115,7 @@ def test_hard_links_lead_to_what_came_only(top: Path, target: str) -> None:
 
 
 def test_the_directory_itself_stays_one(top: Path) -> None:
-    with pytest.raises(StepFailed, match="the directory itself is no directory"):
+    with pytest.raises(StepFailed, match="the directory itself is not a directory"):
         unpack(tar(entry(".", content=b"x")), top)
     assert top.is_dir()
 
@@ -334,7 +334,7 @@ def test_single_files_that_the_user_may_not_write_are_refused(top: Path) -> None
     single.send("home/up/shadow")  # left out, as all that lies behind a link
     assert (top / "shadow").read_bytes() == b"old"
     raw = tar(entry("home/x", tarfile.SYMTYPE, linkname="/etc/shadow"))
-    with pytest.raises(StepFailed, match="comes as a single file and is none"):
+    with pytest.raises(StepFailed, match="was sent as a single file but is not a regular file"):
         unpack(raw, top, user=ALICE, as_user=True)
 
 

@@ -291,7 +291,7 @@ def test_an_address_that_no_device_has_is_named(net: Net) -> None:
         raise_overlay(OVERLAY, "10.1.1.1")
     with (
         net.on("h0"),
-        pytest.raises(LiveshiftError, match=r"overlay 10\.99\.7\.0/24 does not stand"),
+        pytest.raises(LiveshiftError, match=r"overlay 10\.99\.7\.0/24 does not exist"),
     ):
         network.plug_in(OVERLAY, net.name("c7.0.h0"), 0, [], locked=False, owner=0)
     assert not Path(f"/run/netns/{net.name('c0.h0')}").exists()

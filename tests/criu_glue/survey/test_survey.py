@@ -171,7 +171,7 @@ def test_a_file_that_has_lost_its_name_and_has_another_is_carried_with_its_direc
     for number, then in enumerate(("", ONLY_MAPPED)):
         (local / str(number)).mkdir()
         (text,) = found(local / str(number), then)
-        assert f"uses {local}/{number}/gone, a name that was deleted, of a file that has" in text
+        assert f"uses the deleted name {local}/{number}/gone of a file that still has" in text
     assert found("/tmp") == found("/dev/shm", ONLY_MAPPED) == []
     assert found(foreign, shared=(str(foreign),)) == []
     assert found(local, NAMELESS) == [], "one without any name goes in the image"

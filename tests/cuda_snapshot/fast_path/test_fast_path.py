@@ -71,7 +71,7 @@ def test_a_step_that_hangs_is_given_up(doubles: Doubles, monkeypatch: pytest.Mon
     monkeypatch.setenv("SIMCUDA_BARE_RESERVATIONS", "hang")
     begin = time.monotonic()
     why = probe.watched(A, doubles.folder, step_s=1)
-    assert why == ("checkpoint did not come to an end within 1 s", True)
+    assert why == ("checkpoint did not end within 1 s", True)
     assert time.monotonic() - begin < 30
     until(lambda: not children_of(A))
 

@@ -119,7 +119,7 @@ def test_managed_memory_loses_it_and_shared_memory_does_not(
     assert managed.do(f"alloc({MIB}, 'cuMemAllocManaged', 1)") > 0
     assert shared.do(f"ipc_handle(alloc({MIB}))") == 0
     gpu.lock(managed.pid, 5)
-    with pytest.raises(StepFailed, match=r"managed memory.*it is lost: all that can be done"):
+    with pytest.raises(StepFailed, match=r"managed memory.*it is lost and can only be killed"):
         gpu.checkpoint(managed.pid)
     assert gpu.state(managed.pid) is CudaState.FAILED
     gpu.lock(shared.pid, 5)
@@ -181,7 +181,7 @@ def test_driver_570_restores_where_it_was_only(helper: StartHelper, process: Sta
     assert not gpu.host().can_remap
     gpu.lock(target.pid, 5)
     gpu.checkpoint(target.pid)
-    with pytest.raises(LiveshiftError, match=r"\(CUDA 12.8\) can't restore onto other GPUs"):
+    with pytest.raises(LiveshiftError, match=r"\(CUDA 12.8\) cannot restore onto other GPUs"):
         gpu.restore(target.pid, [(A, B), (B, A)])
     gpu.restore(target.pid, [(A, A), (B, B)])
     gpu.unlock(target.pid)

@@ -138,7 +138,7 @@ def test_a_stopped_process_does_not_hold_its_caller_for_ever(
     gpu, target = helper(), process()
     until(lambda: "being probed" not in gpu.host().fast_path)  # which would have its turn first
     target.signal(signal.SIGSTOP)
-    with pytest.raises(LiveshiftError, match=r"not done within 0.3 s; the driver is still at it"):
+    with pytest.raises(LiveshiftError, match=r"not done within 0.3 s; the driver still works"):
         gpu.lock(target.pid, 0.1, turn_s=0)
     assert busy(gpu, target)
     target.signal(signal.SIGCONT)

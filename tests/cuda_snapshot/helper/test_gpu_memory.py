@@ -165,9 +165,9 @@ def test_a_writer_may_put_bytes_into_the_slot_itself(helper: Helper) -> None:
     with gpu.filler("1/100") as filler:
         at = 0
         while at < len(data):
-            sandbox = filler.sandbox()
-            part = min(len(sandbox), 50_000, len(data) - at)
-            sandbox[:part] = data[at : at + part]
+            space = filler.space()
+            part = min(len(space), 50_000, len(data) - at)
+            space[:part] = data[at : at + part]
             filler.advance(part)
             at += part
         filler.finish()
@@ -331,12 +331,12 @@ from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.channel import Channel
 from liveshift.cuda_snapshot.helper.contexts import Contexts
 from liveshift.cuda_snapshot.helper.device_memory import DeviceMemory
-from liveshift.cuda_snapshot.helper.ring import Busy, Rings
+from liveshift.cuda_snapshot.helper.ring import Busy, CopyRings
 from liveshift.cuda_snapshot.helper.ring_client import Drain, Filler
 from liveshift.cuda_snapshot.helper.transfers import Transfers
 
 contexts = Contexts(Cuda())
-memory, rings = DeviceMemory(contexts), Rings(contexts, 3, 65536)
+memory, rings = DeviceMemory(contexts), CopyRings(contexts, 3, 65536)
 transfers = Transfers(contexts, memory, rings)
 libcuda = ctypes.CDLL("libcuda.so.1")
 gpus = contexts.cuda.uuids()

@@ -111,8 +111,8 @@ def test_memory_that_goes_soon_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("answers", "remark"),
     [
-        ([host({})], "does not tell what this process held"),
-        ([host(None)], "does not tell what this process held"),
+        ([host({})], "does not report what this process held"),
+        ([host(None)], "does not report what this process held"),
         ([HUNG], "did not answer"),
         ([host({PID: MIB}), HUNG], "did not answer"),
     ],
@@ -122,12 +122,12 @@ def test_what_nvml_can_not_tell_is_remarked(answers: list[Inventory], remark: st
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [(CudaState.LOCKED, "now LOCKED"), (None, "now not known to it")]
+    ("state", "words"), [(CudaState.LOCKED, "is LOCKED"), (None, "is unknown")]
 )
 def test_a_driver_that_says_done_and_is_not(state: CudaState | None, words: str) -> None:
     driver = Driver(CudaState.LOCKED)
     driver.after["checkpoint"] = state
-    with pytest.raises(StepFailed, match=f"said that it is done, and {words}"):
+    with pytest.raises(StepFailed, match=f"reported success, but the state {words}"):
         made(driver, host({})).checkpoint(PID)
 
 

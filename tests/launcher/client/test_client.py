@@ -246,7 +246,7 @@ def test_an_answer_to_another_ask(crooked: Callable[[bytes | None], Path]) -> No
     answer = struct.pack("<I", len(raw)) + raw
     with (
         Client(crooked(answer)) as client,
-        pytest.raises(LiveshiftError, match="answered ask 99 when asked 1"),
+        pytest.raises(LiveshiftError, match="answered request 99 instead of 1"),
     ):
         client.ask(GetStatus())
 

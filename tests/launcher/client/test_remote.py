@@ -281,7 +281,7 @@ def test_somebody_listens_and_says_nothing(remote: Remote, monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "{}:{}".format(*silent.getsockname())
         with Client(Remote(address, remote.key)) as client:
-            with pytest.raises(Unreachable, match=r"nothing heard in 0\.3 s"):
+            with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
                 client.ask(messages.GetStatus())
             with pytest.raises(
                 Unreachable, match=r"did not answer the request to show the status within 0\.1 s"
@@ -387,11 +387,11 @@ def test_which_orchestrator(tmp_path: Path) -> None:
         ((None, "lab", "a:1", "/k"), "--connect and --lab each name a cluster"),
         ((None, None, "a:1", None), "a:1 needs an operator's key"),
         ((None, None, None, "/k"), "--key goes with --connect"),
-        ((None, None, "a", "/k"), '"a" is no address of an orchestrator'),
-        ((None, None, "a:0", "/k"), '"a:0" is no address'),
-        ((None, None, "a:70000", "/k"), "is no address"),
-        ((None, None, "http://a:1", "/k"), "is no address"),
-        ((None, None, "a:1/x", "/k"), "is no address"),
+        ((None, None, "a", "/k"), '"a" is not an address of an orchestrator'),
+        ((None, None, "a:0", "/k"), '"a:0" is not an address'),
+        ((None, None, "a:70000", "/k"), "is not an address"),
+        ((None, None, "http://a:1", "/k"), "is not an address"),
+        ((None, None, "a:1/x", "/k"), "is not an address"),
     ],
 )
 def test_options_that_make_no_sense(options: tuple[str | None, ...], message: str) -> None:

@@ -410,7 +410,7 @@ def test_status_names_hosts_that_use_another_file(gpt: Any, call: Call) -> None:
     )
     lines = call("status")[1].splitlines()
     assert [line for line in lines if "differs" in line] == [
-        f"{said}, and the agent takes it up by itself"
+        f"{said}, and the agent loads it by itself"
     ]
     rows = json.loads(call("status", "-o", "json")[1])["hosts"]
     assert [row["other_file"] for row in rows] == [False, True, True]

@@ -256,7 +256,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(double: Any, start: Starte
     assert process.wait(DEADLINE) == 0
     assert err.splitlines() == [
         "but this",
-        "nobody read its output here to the end: `liveshift logs gpt`",
+        "not all of its output was read here: see `liveshift logs gpt`",
     ]
 
 

@@ -93,11 +93,11 @@ def test_a_pause_that_no_step_shows_is_not_shown(report: DowntimeReport, tmp_pat
     (move,) = late.migrations
     assert late.bit_identical
     assert headline(late) == (
-        "Rank 1 moved from h1 to h2, but the steps do not bear that out:"
+        "Rank 1 moved from h1 to h2, but the steps do not confirm that:"
         " rank 1: it made 0 steps after the freeze, 1 are wanted, 40 of 40 losses equal to the bit"
     )
     page = Page(render(late))
-    assert "PauseNot seenits steps do not bear the move out" in page.words
+    assert "PauseNot seenits steps do not confirm the move" in page.words
     assert "while it trained: " not in page.words
     assert "paused for" not in page.words
     assert pause(late, move) == (

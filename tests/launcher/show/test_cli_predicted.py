@@ -44,7 +44,7 @@ DUMPED = Prediction(
     [Part("dump", 0.25, GB), Part("gpu save", None, 80 * GB)],
     GB,
     0,
-    "device memory, which no earlier move of this cluster tells of",
+    "device memory, for which there is no earlier move in this cluster",
 )
 THIRD = Rounds(3, 2300 * MB, 48 * MB, 12 * MB, 612e6, 0.061, 0.312)
 
@@ -84,8 +84,8 @@ def test_a_dry_run_tells_why_all_is_dumped_and_what_it_leaves_out(gpt: Any, call
     gpt.prediction = DUMPED
     out = call("migrate", "gpt/1", "--dry-run")[1]
     assert (
-        "predicted pause 0.25 s, without device memory, which no earlier move"
-        " of this cluster tells of (full dump: too old)\n" in out
+        "predicted pause 0.25 s, without device memory, for which there is no earlier move"
+        " in this cluster (full dump: too old)\n" in out
     )
     assert "gpu save ? 80.0 GB" in cells(out)
     assert cells(out)[-1].endswith("defaults: no similar move yet")

@@ -18,7 +18,7 @@ from liveshift.runtime.config.cluster import LIMIT, load, parse
         ("a = " + "{b = " * 2000, "nested too deeply"),
         ("[cluster]\nname = " + "[" * 900 + "]" * 900, "nested too deeply"),
         ("a = " + "9" * 5000, "correct TOML: Exceeds the limit"),
-        ("[cluster]\nname = 0x" + "f" * 9000, "found a number of thousands of digits"),
+        ("[cluster]\nname = 0x" + "f" * 9000, "found a number with more than 4300 digits"),
         ("[timeouts]\nheartbeat = 0x" + "f" * 9000, "timeouts.heartbeat"),
     ],
 )

@@ -173,7 +173,7 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
         "2: timeouts.heartbeat: found 2.0, expected at most 1.66 (or timeouts.collective at least"
         " 720): 3 × heartbeat 2 (timeouts.heartbeat, line 2) = 6 must fit into suspicion 5 "
         "(collective"
-        " / 120, from 1 to 10), since a host whose beat is late once or twice is not lost",
+        " / 120, from 1 to 10), since a host whose heartbeat is late once or twice is not lost",
     ),
     (
         "[cluster]",

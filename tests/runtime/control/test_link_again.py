@@ -204,7 +204,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
             await uplink.line.ask(heartbeat(), 10)
             boot_id = uplink.line.peer_boot_id
             asked = asyncio.create_task(uplink.line.ask(messages.CapsuleEnded("gpt/0", 1, 0), 60))
-            await until(lambda: "first Ended" in heard)
+            await until(lambda: "first CapsuleEnded" in heard)
             await ends.stop(ends.switchboard)
             await until(lambda: uplink.line._send is None)  # it has noticed
             waiting = asyncio.create_task(uplink.line.ask(heartbeat(), 60))  # asked of nobody yet
@@ -217,7 +217,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
                 await asked
             assert await waiting == messages.Named("second")
             assert uplink.line.peer_boot_id != boot_id
-            assert heard == ["first Beat", "first Ended", "second Beat"]
+            assert heard == ["first Heartbeat", "first CapsuleEnded", "second Heartbeat"]
 
     asyncio.run(scene())
 

@@ -67,13 +67,13 @@ def test_a_restore_that_fails_twice_passes_the_capsule_back(granted: bool) -> No
     assert move.row().error == str(NOT_DONE)
 
 
-FORWARD = ["Reserve h3", "Forward h2", "commit h3 5", "publish h0:1 h3:5", "Restore h3"]
+FORWARD = ["Reserve h3", "Forward h2", "commit h3 5", "publish h0:1 h3:5", "RestoreCapsule h3"]
 
 
 def test_a_restore_that_fails_twice_is_done_on_another_spare() -> None:
     stage = Stage()
     stage.spare = "h3"
-    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule h2", NOT_DONE, NOT_DONE)
     move = play(stage)
     on = [*UP_TO_RESTORE, *AGAIN, "commit h2 4", *FORWARD]
     assert stage.said == [*on, "Resume h3", "Settle h1"]
@@ -100,7 +100,7 @@ def test_a_restore_that_fails_for_a_cause_in_the_capsule_is_not_tried_again_anyw
 def test_a_spare_that_cannot_take_it_over_leaves_it_to_the_source(what: str, way: Failure) -> None:
     stage = Stage()
     stage.spare = "h3"
-    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule h2", NOT_DONE, NOT_DONE)
     stage.fail(what, way)
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
@@ -137,7 +137,7 @@ def test_a_destination_where_it_may_run_is_waited_for() -> None:
     stage.grants = True
     stage.fail("RestoreCapsule", *[Unreachable("h2 fell silent")] * 50)
     move = play(stage)
-    assert stage.said.count("Restore h2") == 51
+    assert stage.said.count("RestoreCapsule h2") == 51
     assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
     assert move.step is MigrationStep.DONE
     assert stage.told == ["waits for h2, where it may run"]
@@ -168,7 +168,7 @@ def test_while_the_source_is_away_the_destination_tries_on(silent: int) -> None:
     stage.fail("Settle h1", *[Unreachable("h1 is away")] * silent)
     move = play(stage)
     assert {word.split()[1] for word in stage.said if "commit" in word} == {"h2"}
-    assert stage.said.count("Restore h2") == 2 * silent + 1
+    assert stage.said.count("RestoreCapsule h2") == 2 * silent + 1
     assert move.step is MigrationStep.DONE
 
 
@@ -195,7 +195,7 @@ def test_an_image_that_was_used_up_and_a_source_that_lost_its_copy_make_it_lost(
     stage.fail("RestoreCapsule", NOT_DONE, NotFound("its image on h2 was used up"))
     stage.fail("Settle h1", NOTHING)
     move = play(stage)
-    assert stage.said.count("Restore h2") == 2
+    assert stage.said.count("RestoreCapsule h2") == 2
     assert move.step is MigrationStep.LOST
     assert "its image on h2 was used up; and h1 has no copy either" in str(move.error)
 
@@ -276,7 +276,7 @@ def test_what_was_not_committed_is_rolled_back(state: MigrationStep) -> None:
 def test_what_was_committed_goes_on(state: MigrationStep, granted: bool) -> None:
     stage = Stage()
     move = taken_up(stage, state, "h2", 2, granted)
-    assert stage.said == ["publish h0:1 h2:2", "Restore h2", "Resume h2", "Settle h1"]
+    assert stage.said == ["publish h0:1 h2:2", "RestoreCapsule h2", "Resume h2", "Settle h1"]
     assert move.step is MigrationStep.DONE
 
 

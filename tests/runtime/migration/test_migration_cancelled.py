@@ -88,7 +88,7 @@ def test_after_the_commit_it_is_refused_and_goes_on(at: str) -> None:
     (said,) = stage.refused
     assert (
         said
-        == f"m7 is {'restoring' if at == 'RestoreProcess' else 'resuming'}: too late to cancel it"
+        == f"m7 is {'restoring' if at == 'RestoreCapsule' else 'resuming'}: too late to cancel it"
     )
     with pytest.raises(Refused, match="m7 is over: done"):
         move.cancel("alice")

@@ -65,7 +65,7 @@ def test_a_spare_that_gets_the_image_is_not_asked_for_what_was_open_before_it() 
     stage = Stage()
     stage.spare = "h0"
     stage.fail("Inspect", seen(LIBRARY, LOG))
-    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule h2", NOT_DONE, NOT_DONE)
     assert play(stage).destination == "h0"
     _, passed_on = stage.sent(messages.Reserve)
     assert passed_on.survey.needed == (LIBRARY,)

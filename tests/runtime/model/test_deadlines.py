@@ -157,7 +157,7 @@ def test_what_would_have_to_be_undone_at_its_deadline_is_not_begun() -> None:
     with pytest.raises(StepFailed) as caught:
         check_freeze(timeouts, rounds, 339.0)
     assert caught.value.message == (
-        "pre-copy: after 3 rounds the job would have to stand for 339 s while the rest of its"
+        "pre-copy: after 3 rounds the job would be frozen for 339 s while the rest of its"
         " memory is sent, at 118 MB/s; a freeze may take 120 s (timeouts.freeze). It was not"
         " stopped"
     )

@@ -100,7 +100,7 @@ def test_the_one_to_leave() -> None:
         (survey(), "", "gpt/3 uses no GPU"),
         (survey(ONE, process(1002, g2=70)), "", "uses GPU 1 .* and GPU 2 .*: say which to leave"),
         (survey(ONE), "2", "gpt/3 has nothing on GPU 2"),
-        (survey(process(1001)), "", "uses no GPU that NVML tells of"),
+        (survey(process(1001)), "", "uses no GPU that NVML reports"),
         (survey(gpus=[], problems=[("NVML names none", "ask it")]), "", "NVML names none"),
     ],
 )
@@ -135,7 +135,7 @@ def test_another_spare_is_not() -> None:
     stage = Stage()
     stage.spare = "h3"
     stage.fail("Inspect", inspected(survey(ONE)))
-    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
+    stage.fail("RestoreCapsule h2", NOT_DONE, NOT_DONE)
     move = a_move(stage)
     move.to_gpu = "GPU-there"
     asyncio.run(move.run())

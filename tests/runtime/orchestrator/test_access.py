@@ -97,7 +97,7 @@ def test_what_an_agent_says_counts_as_far_as_configured(
 
 def test_an_agent_may_count_for_nothing() -> None:
     for uid in (0, ALICE, ADA):
-        with pytest.raises(NotPermitted, match=r'@h1 may ask for nothing: access.relayed .* "noth'):
+        with pytest.raises(NotPermitted, match=r'@h1 may request nothing: access.relayed .* "noth'):
             Roles(rules("nothing")).relayed("h1", uid)
 
 

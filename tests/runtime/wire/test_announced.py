@@ -81,9 +81,9 @@ def test_no_lane_is_taken_that_was_not_announced() -> None:
 @pytest.mark.parametrize(
     ("stream", "data", "why"),
     [
-        (WANTS, b"x", "which is not answered here"),
+        (WANTS, b"x", "which this host does not answer"),
         (SEAL, b"", "the key has 0 bytes"),
-        ("other", b"", "which is not answered here"),
+        ("other", b"", "which this host does not answer"),
     ],
 )
 def test_a_question_is_whole_or_none(stream: str, data: bytes, why: str) -> None:
@@ -101,7 +101,7 @@ def test_what_was_announced_is_taken_to_the_last_byte() -> None:
     assert entry.take(*chunk(0, bytes(10))) == ("ack", 0)
     said, why = entry.take(*chunk(1, b"x"))
     assert said == "refused"
-    assert "more has come than the 10 bytes" in str(why)
+    assert "sent more than the 10 bytes" in str(why)
 
 
 def test_a_refusal_is_cut_to_what_a_source_takes() -> None:
@@ -130,7 +130,7 @@ def refusing(refuses: str = "") -> Announced:
 def test_a_key_that_is_damaged_is_not_taken() -> None:
     here = refusing()
     header: Any = SimpleNamespace(stream=SEAL, number=1, digest=0)
-    with pytest.raises(LiveshiftError, match="the key that came is damaged"):
+    with pytest.raises(LiveshiftError, match="the key for pages of memory is damaged"):
         here.reply(header, memoryview(bytes(32)), "h0")
     assert here.seal is None
 
@@ -156,7 +156,7 @@ def test_only_so_much_comes_to_measure_with() -> None:
         answers.append(here.take_page(seal, page, memoryview(b"x"), b""))
     assert answers[0] == ("ack", 0)
     assert answers[1][0] == "refused"
-    assert f"more than {RATE_LIMIT} bytes have come only to measure with" in str(answers[1][1])
+    assert f"more than {RATE_LIMIT} bytes came only to measure the link" in str(answers[1][1])
     assert here.paged == 0
 
 

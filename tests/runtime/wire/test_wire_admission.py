@@ -74,7 +74,7 @@ def test_only_the_announced_source_may_send(
     inbox = Inbox()
     here.expect("m1", "h0", inbox, LIMIT)
     sender = senders(migration, endpoint, key_directory, host, "h1")
-    words = f"{host} sent an image for {migration}, which is not expected"
+    words = f"{host} sent an image for {migration}, which was not announced"
     with pytest.raises(StepFailed, match=f"h1 refused the image: {words}"):
         send_all(sender, traffic(4, 3))
     assert not inbox.streams
@@ -106,7 +106,7 @@ def test_an_image_that_is_finished_is_refused_at_once(
     send_all(sender, traffic(4, 3))
     here.forget("m1")
     writes = inbox.writes
-    with pytest.raises(StepFailed, match="m1, which is not expected"):
+    with pytest.raises(StepFailed, match="m1, which was not announced"):
         send_all(sender, traffic(4, 3))
     assert inbox.writes == writes
 
@@ -121,7 +121,7 @@ def test_a_key_that_was_taken_away_sends_no_more(
     send_all(sender, traffic(4, 3))
     writes = inbox.writes
     monkeypatch.setattr(KnownKeys, "owner", lambda known, frame: NOBODY)
-    with pytest.raises(StepFailed, match="a key that is not known here any more"):
+    with pytest.raises(StepFailed, match="a key that this host no longer knows"):
         send_all(sender, traffic(4, 3))
     assert inbox.writes == writes
 
@@ -266,5 +266,5 @@ def test_an_answer_that_no_destination_gives_ends_the_move(
         sender.send("output", b"x")
         who, *_ = there.recv_multipart()
         there.send_multipart([who, answer])
-        with pytest.raises(StepFailed, match="ship: h1 answers wrongly: an answer is not"):
+        with pytest.raises(StepFailed, match="ship: h1 sent an invalid answer: an answer is not"):
             sender.finish()

@@ -104,11 +104,13 @@ class Lazy:
 
     def forked(self) -> int:
         """A child that does nothing, and ends with us."""
+        parent = os.getpid()
         child = os.fork()
         if child == 0:
             _libc.prctl(1, 9)  # PR_SET_PDEATHSIG
-            while True:
+            while os.getppid() == parent:  # else it has ended before that, and no signal comes
                 signal.pause()
+            os._exit(0)
         return child
 
     def in_child(self, expression: str) -> Any:

@@ -207,11 +207,11 @@ def _play(stage: Stage, move: Migration) -> None:
     assert len(opened) == len(stage.gates) - len(opened) <= 1, "the gates were left closed"
 
 
-BEFORE = ["Inspect h1", "Reserve h2", "Precopy h1", "Freeze h1"]
-UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "Restore h2"]
+BEFORE = ["Inspect h1", "Reserve h2", "StartPrecopy h1", "Freeze h1"]
+UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "RestoreCapsule h2"]
 HAPPY = [*UP_TO_RESTORE, "Resume h2", "Settle h1"]
 UNDO = ["Settle h1", "Settle h2"]
-AGAIN = ["commit h2 3", "publish h0:1 h2:3", "Restore h2"]
+AGAIN = ["commit h2 3", "publish h0:1 h2:3", "RestoreCapsule h2"]
 RETURN = ["Settle h1", "commit h1 {0}", "publish h0:1 h1:{0}", "Settle h1"]
 
 

@@ -207,7 +207,7 @@ class Hosts:
         else:
             yield send(s, to, "Manifest", m, there, a.fresh, name, h.boot_id, number)
 
-    def take_restore(
+    def take_restorecapsule(
         self, s: State, name: str, h: Host, number: int, m: int, epoch: int
     ) -> Iterator[State]:
         a = h.arrival(m)

@@ -368,7 +368,7 @@ def test_a_destination_that_refuses_ends_it_for_good(
 
     with pytest.raises(StepFailed, match="ship: no room"):
         tracker.round(refusing)
-    with pytest.raises(StepFailed, match="not known any more"):
+    with pytest.raises(StepFailed, match="has lost the record of what it sent"):
         tracker.round(pages)
 
 

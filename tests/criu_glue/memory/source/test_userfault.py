@@ -307,4 +307,4 @@ def test_a_kernel_that_cannot_follow_memory_says_what_it_lacks(
     with monkeypatch.context() as elsewhere:
         machine = type(os.uname())(("Linux", "n", "6.12", "v", "aarch64"))
         elsewhere.setattr(userfault.os, "uname", lambda: machine)
-        assert userfault.probe() == "memory is not followed on aarch64 yet"
+        assert userfault.probe() == "liveshift cannot follow memory on aarch64 yet"

@@ -214,7 +214,7 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
         first.end({})
     second = MemoryStore.load(tmp_path)
     assert content(second) == {7: memory[7]}
-    with pytest.raises(StepFailed, match="it is complete"):
+    with pytest.raises(StepFailed, match="is complete and takes no more pages"):
         second.write(chunk(7, [(BASE, 1, ZERO)]))
     (tmp_path / "on").mkdir()
     third = MemoryStore.create(tmp_path / "on", 4 << 20)
@@ -229,11 +229,11 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "0 bytes are no chunk"),
-        (b"LSM2" + bytes(16), "no chunk of pages"),
-        (bytes(2 << 20), "2097152 bytes are no chunk"),
-        (chunk(0, []), "ship: 0 is no valid pid in a chunk"),
-        (chunk(1 << 22, []), "4194304 is no valid pid in a chunk"),
+        (b"", "0 bytes are not a chunk"),
+        (b"LSM2" + bytes(16), "not a chunk of pages"),
+        (bytes(2 << 20), "2097152 bytes are not a chunk"),
+        (chunk(0, []), "ship: 0 is not a valid pid in a chunk"),
+        (chunk(1 << 22, []), "4194304 is not a valid pid in a chunk"),
         (chunk(7, [(BASE, 1, 4)]), "kind 4 of a run is unknown"),
         (chunk(7, [(BASE, 1, 0)]), "kind 0 of a run is unknown"),
         (chunk(7, [(BASE + 1, 1, ZERO)]), "begins at 0x7f0000000001"),
@@ -434,7 +434,7 @@ def test_it_does_as_a_dictionary_would(
 def test_a_chunk_holds_as_much_as_it_may(store: MemoryStore) -> None:
     made = list(chunks(7, {BASE + n * PAGE: page(n) for n in range(600)}))
     assert len(made[0]) == CHUNK
-    with pytest.raises(StepFailed, match="no chunk of pages"):
+    with pytest.raises(StepFailed, match="not a chunk of pages"):
         store.write(chunk(7, [(BASE, 256, DATA)], page(1) * 256))
     for each in made:
         store.write(memoryview(each))

@@ -260,7 +260,7 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
             packed.append((name, data))
 
     pump = SimpleNamespace(finish=scene.noted("gpu memory"), stop=scene.noted("pump ends"))
-    monkeypatch.setattr(incoming_migration, "Packer", Packer)
+    monkeypatch.setattr(incoming_migration, "SmallImagePacker", Packer)
     monkeypatch.setattr(incoming_migration, "Pump", lambda devices, _send: devices and pump)
     came: dict[str, list[bytes]] = {}
     sender: Any = SimpleNamespace(

@@ -399,7 +399,7 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
-    monkeypatch.setattr(outgoing_migration, "Packer", lambda _: packer)
+    monkeypatch.setattr(outgoing_migration, "SmallImagePacker", lambda _: packer)
     gone._sender.streams = {"tree:1:tmp": 100, "image:x": 50, "output": 3}
     sizes: list[int] = []
     gone._sender.send_manifest = lambda *a: sizes.append(a[1])
