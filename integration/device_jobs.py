@@ -11,13 +11,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from doubles.gpu.build import build, program
+from doubles.gpu.build_nccl import build_nccl
 from lab_session import JOBS
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
-
-from doubles.gpu.build import build, program  # noqa: E402
-from doubles.gpu.build_nccl import build_nccl  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs.chain import link
+from chain import link
 from lab_session import CHAIN, JOBS, LabSession, NewLab, command, environment, eventually
 from moving_job import Job
 

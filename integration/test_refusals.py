@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs.chain import link
+from chain import link
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from machine_needs import needs_fact
 from moving_job import Job

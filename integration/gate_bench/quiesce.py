@@ -24,7 +24,7 @@ from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.runtime.model.collective_clock import CollectiveClock
 from liveshift.runtime.quiesce.host_gate import HostGate
 
-JOB = Path(__file__).resolve().parent / "quiesce_job.py"
+JOB = Path(__file__).resolve().parents[1] / "jobs" / "quiesce_job.py"
 LEASE_MS = 20_000
 DEADLINE_S = 15.0
 LOOK_S = 0.001

@@ -23,7 +23,7 @@ from typing import Any
 from liveshift.interposer import page
 from liveshift.interposer.library import library_path
 
-JOB = Path(__file__).resolve().parent / "step_job.py"
+JOB = Path(__file__).resolve().parents[1] / "jobs" / "step_job.py"
 GOAL = 1.002
 RANKS = 2
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import distribution
 from pathlib import Path
@@ -15,13 +14,11 @@ from pathlib import Path
 import pytest
 from captured import until
 from checkout import ROOT
+from contract import run as contract
 from cuda_process import CHECKPOINTED, FAILED, LOCKED, RUNNING, CudaProcess, doubles
 from doubles.gpu import build
 
 from liveshift.criu_glue.criu import tool
-
-sys.path.insert(0, str(ROOT / "integration" / "gpu"))
-from contract import run as contract
 
 __all__ = ["doubles"]
 

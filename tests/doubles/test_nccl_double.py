@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from checkout import ROOT
-
-sys.path.insert(0, str(ROOT / "integration" / "gpu" / "contract"))
-
-import run_nccl
+from contract import run_nccl
 from doubles.gpu.build import program
 from doubles.gpu.build_nccl import SOURCES, VERSIONS, build_nccl
 from sanitizers import BUILT

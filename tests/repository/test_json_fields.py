@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import json_fields
+import json_records as records
 import pytest
 import typer.core
 import typer.main
@@ -20,10 +22,6 @@ from cli_harness import Call
 from liveshift.launcher import cli
 from liveshift.launcher.checks.doctor import doctor
 from liveshift.launcher.commands import lab_cmd
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import json_fields
-import json_records as records
 
 CLUSTER = """\
 [cluster]
