@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from liveshift.criu_glue.survey.survey import Survey
+from liveshift.criu_glue.survey.found import Survey
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import Cluster

@@ -19,7 +19,8 @@ import pytest
 from captured import until
 from held_threads import Counters, build
 
-from liveshift.cuda_snapshot import hold, threads
+from liveshift import ptrace
+from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import ThreadHold, spared_threads
 from liveshift.errors import StepFailed
 
@@ -347,7 +348,7 @@ def test_a_thread_that_cannot_be_stopped_is_named_and_all_go_on(
     says = rf"hold: thread {parent} \(python.*\) of process {parent}, in state D"
     assert failed.match(says + r".*, did not stop within 0\.2 s")
     subject.runs("busy")
-    assert hold.ptrace.next_event() is None
+    assert ptrace.next_event() is None
 
 
 def test_a_parent_that_waits_in_vfork_is_held_with_its_child(in_vfork: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cuda_process import CudaProcess, doubles
 from doubles.gpu import build
 
-from liveshift.cuda_snapshot import devices
+from liveshift.cuda_snapshot import devices, driver
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.cuda_snapshot.driver import survey
 from liveshift.launcher.checks import machine
@@ -114,7 +114,7 @@ def test_doctor_says_what_stands_in_the_way_of_a_checkpoint(
     host = f"{A}:H200:1GiB mps,{B}:H200:1GiB mig nopersistence"
     monkeypatch.setenv("SIMCUDA_DEVICES", host)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(doubles.folder))
-    monkeypatch.setattr(machine.driver, "survey", lambda *_: survey(str(doubles.libcuda)))
+    monkeypatch.setattr(driver, "survey", lambda *_: survey(str(doubles.libcuda)))
     assert start(host).do(f"alloc({MIB})") > 0
     (finding,) = machine.gpus()
     assert finding.verdict is Verdict.WARN

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from fuzz import guard
 from fuzz.mutation import mutated
+from fuzz.target import Target
 
 if TYPE_CHECKING:
     from fuzz.targets import Target  # atheris has to be there before it

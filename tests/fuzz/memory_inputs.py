@@ -16,11 +16,11 @@ import xxhash
 
 from fuzz.guard import Place, no_descriptor_left
 from liveshift.criu_glue.memory.engine import PAGE
+from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     INDEX_FILE,
     MemoryStore,
     read_table,
-    store_library,
 )
 from liveshift.errors import StepFailed
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import sanitizers
-from checkout import SUPPORT
-from sanitizers import INTERPOSER, compile_c
+from checkout import INTERPOSER, SUPPORT
+from sanitizers import compile_c
 
 FOLDER = SUPPORT / "c"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.c"))

@@ -24,7 +24,8 @@ from early_stage import (
     without_room_for_both,
 )
 from memory_parts import PAGE
-from sandbox_trees import count, criu, goes_on, place, rooms, said, states
+from one_sandbox import said
+from sandbox_trees import count, criu, goes_on, place, rooms, states
 
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.tree import tasks

@@ -21,7 +21,8 @@ from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.criu import dump
 from liveshift.criu_glue.criu.explain import KNOWN, Where
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.survey.survey import lost_names, survey
+from liveshift.criu_glue.survey import lost_names
+from liveshift.criu_glue.survey.survey import survey
 from liveshift.errors import SourceFailed, StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

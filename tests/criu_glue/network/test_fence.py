@@ -36,6 +36,7 @@ from three_hosts import (
 )
 
 from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.iproute import nft
 from liveshift.criu_glue.network.network import mac
 
 pytestmark = pytest.mark.root
@@ -187,7 +188,7 @@ def test_containers_of_a_host_cannot_forge_frames(net: Net, ear: Callable[[str],
         ip("link", "add", "docker0", "type", "veth", "peer", "name", "eth0", "netns", container)
         ip("addr", "add", "172.31.0.1/24", "dev", "docker0")
         ip("link", "set", "docker0", "up")
-        network.nft(
+        nft(
             "table ip docker { chain post { type nat hook postrouting priority 100;\n"
             "ip saddr 172.31.0.0/24 masquerade;\n}\n}\n"
         )

@@ -33,8 +33,8 @@ from three_hosts import (
     ip,
 )
 
-from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import Overlay, fence, mac
+from liveshift.criu_glue.network import fence, network
+from liveshift.criu_glue.network.network import Overlay, mac
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

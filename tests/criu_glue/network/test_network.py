@@ -25,8 +25,8 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, fence, mac
+from liveshift.criu_glue.network import fence, network
+from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, mac
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 from bind_mounts import bound
 
+from liveshift.criu_glue.capsule.mounts import mount_table
+from liveshift.criu_glue.files import statx
 from liveshift.criu_glue.survey import along
-from liveshift.criu_glue.survey.along import Along, measure, overlap, place_of
-from liveshift.criu_glue.survey.footprint import Footprint
-from liveshift.criu_glue.survey.found import Survey
+from liveshift.criu_glue.survey.along import measure, overlap, place_of
+from liveshift.criu_glue.survey.found import Along, Footprint, Survey
 from liveshift.runtime.agent import files_along
 from liveshift.runtime.cost.prediction import Load, predict
 from liveshift.runtime.messages import HostFacts, Inspected
@@ -84,9 +85,9 @@ def test_a_network_file_system_is_the_same_one_on_every_host(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Though each host has given it a device number of its own."""
-    table = along.mount_table("self")
+    table = mount_table("self")
     number, mount = next((n, m) for n, m in table.items() if m.point == "/")
-    monkeypatch.setattr(along.statx, "stat", lambda _: SimpleNamespace(mount=number))
+    monkeypatch.setattr(statx, "stat", lambda _: SimpleNamespace(mount=number))
 
     def seen(device: str, kind: str, source: str, root: str) -> tuple[str, str]:
         as_if = replace(mount, device=device, kind=kind, source=source, root=root)

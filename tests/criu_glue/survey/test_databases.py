@@ -16,7 +16,8 @@ from sandbox_trees import Rooms, count, criu, moved, place, rooms
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.survey.survey import changing, databases, survey
+from liveshift.criu_glue.survey import databases
+from liveshift.criu_glue.survey.survey import changing, survey
 
 __all__ = ["criu", "netns", "place", "plan", "rooms", "sink", "start"]
 

@@ -22,7 +22,8 @@ from liveshift.criu_glue.capsule.sandboxes import Sandbox
 from liveshift.criu_glue.capsule.tree import in_order
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.survey.survey import epoll_sets, survey
+from liveshift.criu_glue.survey import epoll_sets
+from liveshift.criu_glue.survey.survey import survey
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from liveshift.criu_glue.survey.footprint import Footprint, measure
+from liveshift.criu_glue.survey.footprint import measure
+from liveshift.criu_glue.survey.found import Footprint
 
 MIB = 1 << 20
 

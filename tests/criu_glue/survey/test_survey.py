@@ -14,8 +14,8 @@ from one_sandbox import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.survey.found import NeededFile
-from liveshift.criu_glue.survey.survey import Survey, fingerprint, survey
+from liveshift.criu_glue.survey.found import NeededFile, Survey
+from liveshift.criu_glue.survey.survey import fingerprint, survey
 
 __all__ = ["netns", "plan", "start"]
 

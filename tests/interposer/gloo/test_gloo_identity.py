@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import sanitizers
-from checkout import ROOT
+from checkout import INTERPOSER, ROOT
 from doubles.gpu.build import kept
 from gloo_boundaries import assert_boundary, close_at_boundary, until
-from sanitizers import BUILT, INTERPOSER, compile_c
+from sanitizers import BUILT, compile_c
 
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import sanitizers
-from checkout import SUPPORT
-from sanitizers import INTERPOSER, compile_c
+from checkout import INTERPOSER, SUPPORT
+from sanitizers import compile_c
 
 PROBES = SUPPORT / "interposer"
 CC = os.environ.get("CC", "cc").split()

@@ -15,6 +15,7 @@ import pytest
 from cluster_files import SMALL
 from cuda_process import doubles
 from doubles.gpu import build
+from rich.console import Console
 
 from liveshift.errors import WrongUsage
 from liveshift.launcher.checks import deadlines, kernel, machine, network
@@ -108,7 +109,7 @@ def test_a_finding_fits_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(examination, "examine", lambda *_: [LONG])
-    monkeypatch.setattr(examination.Console, "is_terminal", True)
+    monkeypatch.setattr(Console, "is_terminal", True)
     monkeypatch.setenv("COLUMNS", "80")
     assert doctor("table", None) == 0
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()

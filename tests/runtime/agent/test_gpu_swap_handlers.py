@@ -20,6 +20,7 @@ from liveshift.runtime.agent import gpu_swap_handlers
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
 from liveshift.runtime.agent.gpu_swap_handlers import GpuSwapHandlers
+from liveshift.runtime.agent.migration_registry import POLL_S
 from liveshift.runtime.messages import GpuSurvey, SwapSettled
 
 T = TypeVar("T")
@@ -213,7 +214,7 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
         with pytest.raises(Refused, match="under way"):
             await scene.swapper.swap(SWAP)
         settling = asyncio.create_task(scene.swapper.settle(SETTLE))
-        assert not (await asyncio.wait({settling}, timeout=5 * gpu_swap_handlers.POLL_S))[0]
+        assert not (await asyncio.wait({settling}, timeout=5 * POLL_S))[0]
         go_on.set()
         await swapping
         return await settling

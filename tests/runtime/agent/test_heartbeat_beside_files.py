@@ -17,6 +17,7 @@ import pytest
 
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.unpacking import Unpacker
+from liveshift.criu_glue.network import network
 from liveshift.runtime.agent.departure import outgoing_migration
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.host.capsule_table import CapsuleTable
@@ -71,7 +72,7 @@ def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration
 def test_the_loop_goes_round_while_a_gigabyte_is_packed_and_unpacked(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _init: None)
+    monkeypatch.setattr(network, "prepare_lock", lambda _init: None)
     monkeypatch.setattr(outgoing_migration, "passing", lambda *_: [])
     sent: list[int] = []
     (tmp_path / "there").mkdir()

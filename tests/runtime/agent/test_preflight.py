@@ -24,7 +24,8 @@ from preflight_scene import HERE, NOTHING, criu, program
 from liveshift.criu_glue.criu.explain import KNOWN, Where, explain
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.images import pids
-from liveshift.criu_glue.survey.survey import NeededFile, Survey, fingerprint
+from liveshift.criu_glue.survey.found import NeededFile, Survey
+from liveshift.criu_glue.survey.survey import fingerprint
 from liveshift.errors import Refused
 from liveshift.runtime.agent import preflight
 from liveshift.runtime.agent.host import task_limits

@@ -7,11 +7,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import zmq
 from link_harness import heartbeat, host_key, joined, raw_peer, until
+from zmq.utils.monitor import recv_monitor_message
 
 from liveshift.errors import LiveshiftError, Refused
 from liveshift.runtime import messages
-from liveshift.runtime.control import link
 from liveshift.runtime.messages import Message
 
 
@@ -21,9 +22,9 @@ def test_a_frame_that_is_too_long_costs_its_sender_the_connection_only(key_direc
             good = await ends.agent("h0")
             await good.line.ask(heartbeat(), 10)
             with raw_peer(ends, host_key(key_directory, "h1")) as peer:
-                events = peer.get_monitor_socket(link.zmq.EVENT_DISCONNECTED)
+                events = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                 await peer.send(b"x" * ((8 << 20) + 1))
-                await link.recv_monitor_message(events)
+                await recv_monitor_message(events)
             await good.line.ask(heartbeat(), 10)
             with pytest.raises(LiveshiftError, match=r"to the orchestrator has \d+ bytes"):
                 await good.line.ask(messages.Relay(0, b"x" * (8 << 20)), 5)

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import zmq
 from link_harness import heartbeat, joined, nothing, raw_peer
+from zmq.utils.monitor import recv_monitor_message
 
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
-from liveshift.runtime.control import keys, link
+from liveshift.runtime.control import keys
 from liveshift.runtime.control.link import Holder
 from liveshift.runtime.messages import Message
 
@@ -74,8 +76,8 @@ def test_a_revoked_operator_is_out(key_directory: Path) -> None:
                 keys.revoke(key_directory, "ops")
                 await peer.send(messages.encode_ask(3, messages.GetStatus()))
                 while True:
-                    event = (await link.recv_monitor_message(events))["event"]
-                    if event == link.zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    event = (await recv_monitor_message(events))["event"]
+                    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                         break
                 assert not await peer.poll(0), "the ask after the revocation was not answered"
 

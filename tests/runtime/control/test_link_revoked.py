@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from link_harness import heartbeat, host_key, joined, raw_peer, until
+from zmq.utils.monitor import recv_monitor_message
 
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
@@ -54,13 +56,13 @@ def test_a_peer_that_only_listens_loses_its_connection_too(key_directory: Path) 
         async with joined(key_directory) as ends:
             with raw_peer(ends, host_key(key_directory, "h1")) as peer:
                 events = peer.get_monitor_socket()
-                await until_event(events, link.zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                await until_event(events, zmq.EVENT_HANDSHAKE_SUCCEEDED)
                 keys.revoke(key_directory, "h1")
-                await until_event(events, link.zmq.EVENT_DISCONNECTED)
-                await until_event(events, link.zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+                await until_event(events, zmq.EVENT_DISCONNECTED)
+                await until_event(events, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 
     async def until_event(events: Any, wanted: int) -> None:
-        while (await link.recv_monitor_message(events))["event"] != wanted:
+        while (await recv_monitor_message(events))["event"] != wanted:
             pass
 
     asyncio.run(asyncio.wait_for(scene(), 20))

@@ -20,7 +20,8 @@ from migration_stage import (
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime.messages import Message
-from liveshift.runtime.migration.host_migration import HostMigration, Migration
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["no_waiting"]

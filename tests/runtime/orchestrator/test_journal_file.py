@@ -130,7 +130,7 @@ def test_a_backup_is_one_whole_file_on_the_disk(
     file.backup.write_bytes(b"the earlier one")
     file.backup.with_suffix(".new").write_bytes(b"half of one")
     seen = []
-    monkeypatch.setattr(journal_file.os, "fsync", lambda _: seen.append(file.backup.read_bytes()))
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append(file.backup.read_bytes()))
     file.back_up()
     assert seen == [b"the earlier one"]
     header = file.backup.read_bytes()[:20]

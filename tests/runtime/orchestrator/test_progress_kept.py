@@ -10,7 +10,7 @@ import pytest
 from migration_stage import ANSWERS, Stage, a_move, no_waiting, play
 from orchestrator_scene import brain, says
 
-from liveshift.criu_glue.survey.footprint import Footprint
+from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime import messages
 from liveshift.runtime.cost.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.messages import Progressed, Rounds

@@ -23,7 +23,7 @@ from liveshift.runtime.config.cluster import Compress
 from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, page_port
 from liveshift.runtime.wire.compression import Compressor
 from liveshift.runtime.wire.header import RATE_LIMIT
-from liveshift.runtime.wire.lanes import LANE_WINDOW
+from liveshift.runtime.wire.page_lane import LANE_WINDOW
 
 __all__ = ["impatient", "key_directory", "lanes_to", "quick"]
 

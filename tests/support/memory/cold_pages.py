@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from memory_parts import PAGE, ZEROS, Pages, packed, runs_of
 
+from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     PAGES_FILE,
     MemoryStore,
     ProcessTable,
-    store_library,
 )
 
 BLOCK_PAGES = 512

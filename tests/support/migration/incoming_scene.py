@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.images import image_check, shared_sizes
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.gpu.device_memory import TABLE
+from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Book
 
 NO_CRIU: Any = None
@@ -76,9 +78,9 @@ class Scene:
             monkeypatch.setattr(tree, name, self.noted(name))
         monkeypatch.setattr(tree, "resumed", lambda: self.runs)
         for module, name in (
-            (incoming_migration.image_check, "prepare"),
-            (incoming_migration.shared_sizes, "forget"),
-            (incoming_migration.carried_out, "reconcile"),
+            (image_check, "prepare"),
+            (shared_sizes, "forget"),
+            (carried_out, "reconcile"),
             (incoming_migration, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))

@@ -18,7 +18,8 @@ from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Message, RunJob
-from liveshift.runtime.migration.host_migration import HostMigration, Migration
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.fleet import Fleet

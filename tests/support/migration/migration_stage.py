@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from liveshift.criu_glue.network.network import Overlay
-from liveshift.criu_glue.survey.survey import Survey
+from liveshift.criu_glue.survey.found import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.cost import prediction
 from liveshift.runtime.messages import Message, Phase
-from liveshift.runtime.migration import host_migration
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.host_migration import HostMigration, Migration
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.ownership import may_pass
 from liveshift.runtime.model.steps import MigrationStep
@@ -163,7 +163,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(_seconds: float) -> None:
         return None
 
-    monkeypatch.setattr(host_migration.asyncio, "sleep", at_once)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
 
 
 def a_job(stage: Stage) -> Job:

@@ -11,9 +11,14 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.images import file_locks
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.survey import epoll_sets
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import outgoing_migration
 from liveshift.runtime.agent.departure.outgoing_migration import PROMISED, OutgoingMigration
+from liveshift.runtime.agent.host import carried_out
 
 INIT = 4711
 LOCKED, OPENED = f"lock {INIT}", f"unlock {INIT}"
@@ -56,14 +61,14 @@ class Scene:
         monkeypatch.setattr(outgoing_migration, "passing", lambda *_: take(self.passing))
         monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: {})
         find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
-        monkeypatch.setattr(outgoing_migration.epoll_sets, "find", find)
-        monkeypatch.setattr(outgoing_migration.file_locks, "LOOK_S", 0.001)
-        monkeypatch.setattr(outgoing_migration.output, "settle", lambda _sandbox: None)
-        monkeypatch.setattr(outgoing_migration.carried_out, "remember", lambda *_: None)
+        monkeypatch.setattr(epoll_sets, "find", find)
+        monkeypatch.setattr(file_locks, "LOOK_S", 0.001)
+        monkeypatch.setattr(output, "settle", lambda _sandbox: None)
+        monkeypatch.setattr(carried_out, "remember", lambda *_: None)
         monkeypatch.setattr(outgoing_migration, "has_cuda", lambda _resident: False)
         for name in ("lock", "unlock"):
             noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
-            monkeypatch.setattr(outgoing_migration.network, name, noted)
+            monkeypatch.setattr(network, name, noted)
 
     def note(self, what: str) -> Callable[..., None]:
         def do(*_: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.survey.survey import Survey
+from liveshift.criu_glue.survey.found import Survey
 from liveshift.runtime.messages import HostFacts
 
 HERE = HostFacts("6.1.0", "x86_64", "Xeon", ["avx", "avx2", "fma"], "4.2.1", "0.1.0")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from three_hosts import UNDERLAY, Net, inside, ip
 
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.iproute import nft
 from liveshift.criu_glue.network.network import mac
 
 ETH_P_ALL = 3
@@ -68,7 +68,7 @@ def say(netns: str, words: bytes, to: str, times: int = 1, port: int = 6000) -> 
 def counted(net: Net, host: str, what: str) -> Iterator[Callable[[], int]]:
     """Counts the VXLAN frames that come in at a host, before any fence looks at them."""
     with net.on(host):
-        network.nft(f"""
+        nft(f"""
 table ip probe {{
   counter seen {{ }}
   chain arriving {{ type filter hook input priority -400;

@@ -14,7 +14,8 @@ import pytest
 from captured import Sink, until
 from fill_scene import Scene
 from memory_parts import DATA, PAGE, ZEROS
-from sandbox_trees import Rooms, goes_on, said
+from one_sandbox import said
+from sandbox_trees import Rooms, goes_on
 
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.tree import inner_pid, tasks

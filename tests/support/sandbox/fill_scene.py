@@ -14,7 +14,8 @@ import memory_parts
 import msgspec
 import pytest
 from captured import ROOT_PID, Sink, until
-from sandbox_trees import Rooms, count, goes_on, pipes_of, said
+from one_sandbox import said
+from sandbox_trees import Rooms, count, goes_on, pipes_of
 
 from liveshift.criu_glue.capsule import output, sandboxes
 from liveshift.criu_glue.capsule.sandboxes import Sandbox

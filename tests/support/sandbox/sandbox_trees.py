@@ -27,7 +27,7 @@ from liveshift.criu_glue.files import trees, unpacking
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check, pids
 from liveshift.criu_glue.network import network
-from liveshift.criu_glue.survey.survey import epoll_sets
+from liveshift.criu_glue.survey import epoll_sets
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ import pytest
 from captured import Sink, sink
 from fill_scene import Parted, Scene, stores
 from held_tree import hold_tree
-from sandbox_trees import Rooms, count, criu, criu_in, goes_on, place, rooms, said, states
+from one_sandbox import said
+from sandbox_trees import Rooms, count, criu, criu_in, goes_on, place, rooms, states
 
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.sandboxes import Sandbox

@@ -12,7 +12,8 @@ import pytest
 from cold_pages import BLOCK_PAGES, Ahead, end, store
 from memory_parts import PAGE, chunks, page
 
-from liveshift.criu_glue.memory.store.store import MemoryStore, store_library
+from liveshift.criu_glue.memory.store import store_library
+from liveshift.criu_glue.memory.store.store import MemoryStore
 from liveshift.errors import StepFailed
 
 __all__ = ["store"]

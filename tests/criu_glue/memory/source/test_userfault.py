@@ -17,7 +17,7 @@ from captured import until
 from memory_subject import Subject, state, subject
 
 from liveshift import ptrace
-from liveshift.criu_glue.memory.source import userfault
+from liveshift.criu_glue.memory.source import source_engine, userfault
 from liveshift.criu_glue.memory.source.userfault import Untrackable
 
 pytestmark = pytest.mark.root
@@ -302,9 +302,9 @@ def test_a_kernel_that_cannot_follow_memory_says_what_it_lacks(
         without.setattr(userfault, "_USERFAULTFD", 100_000)  # no system call has that number
         assert userfault.probe() == f"{here} gives no userfaultfd: Function not implemented"
     with monkeypatch.context() as without:
-        without.setattr(userfault.source_engine, "known_categories", lambda _: 0)
+        without.setattr(source_engine, "known_categories", lambda _: 0)
         assert userfault.probe() == f"{here} has no PAGEMAP_SCAN, 6.7 has it"
     with monkeypatch.context() as elsewhere:
         machine = type(os.uname())(("Linux", "n", "6.12", "v", "aarch64"))
-        elsewhere.setattr(userfault.os, "uname", lambda: machine)
+        elsewhere.setattr(os, "uname", lambda: machine)
         assert userfault.probe() == "liveshift cannot follow memory on aarch64 yet"

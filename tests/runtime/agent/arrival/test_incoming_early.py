@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
+from liveshift.criu_glue.images import pids
+from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration
 from liveshift.runtime.model.stopwatch import Stopwatch
@@ -71,12 +73,10 @@ class Restores:
         monkeypatch.setattr(incoming_migration, "FillEngine", self.engine)
         monkeypatch.setattr(incoming_migration, "memory_left", lambda: self.left)
         monkeypatch.setattr(self.here._tree, "bring_up", self.bring_up)
-        monkeypatch.setattr(incoming_migration.pids, "limit", lambda: 32768)
-        monkeypatch.setattr(
-            incoming_migration.pids, "place", lambda ids, end: self.ask(ids, end) or 300
-        )
-        monkeypatch.setattr(incoming_migration.pids, "of_image", lambda images: {1001, 1234})
-        monkeypatch.setattr(incoming_migration.pids, "within_reach", self.within_reach)
+        monkeypatch.setattr(pids, "limit", lambda: 32768)
+        monkeypatch.setattr(pids, "place", lambda ids, end: self.ask(ids, end) or 300)
+        monkeypatch.setattr(pids, "of_image", lambda images: {1001, 1234})
+        monkeypatch.setattr(pids, "within_reach", self.within_reach)
 
     def ask(self, *what: object) -> None:
         self.asked.append(what)
@@ -152,7 +152,7 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
 
 def test_what_is_in_place_already_needs_no_memory_twice(restores: Restores) -> None:
     """Only the rest is put into the tree while the store has it."""
-    restores.left = incoming_migration.LEAST + MB
+    restores.left = LEAST + MB
     restores.run()
     assert restores.engines[0].how["spend"] is False
     restores.left -= 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
+from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration
 from liveshift.runtime.agent.arrival.incoming_migration import NOTE
@@ -294,16 +295,16 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
 def test_memory_is_kept_once_where_there_is_too_little_for_twice(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming_migration, "memory_left", lambda: incoming_migration.LEAST + 100)
+    monkeypatch.setattr(incoming_migration, "memory_left", lambda: LEAST + 100)
     assert [incoming_migration._only_once(size) for size in (-5, 0, 100, 101)] == [
         False,
         False,
         False,
         True,
     ]
-    monkeypatch.setattr(incoming_migration, "memory_left", lambda: incoming_migration.LEAST)
+    monkeypatch.setattr(incoming_migration, "memory_left", lambda: LEAST)
     assert [incoming_migration._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
-    monkeypatch.setattr(incoming_migration, "memory_left", lambda: incoming_migration.LEAST + 100)
+    monkeypatch.setattr(incoming_migration, "memory_left", lambda: LEAST + 100)
     engines: list[dict[str, Any]] = []
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:

@@ -13,6 +13,11 @@ import msgspec
 import pytest
 from outgoing_scene import INIT, LOCKED, OPENED, Scene, scene
 
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.files import trees
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.survey import epoll_sets
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime.agent.departure import outgoing_migration
@@ -22,6 +27,7 @@ from liveshift.runtime.agent.departure.outgoing_migration import (
     OutgoingNote,
 )
 from liveshift.runtime.agent.gpu.device_state import DeviceLost
+from liveshift.runtime.agent.host import carried_out
 
 __all__ = ["scene"]
 
@@ -183,9 +189,9 @@ def test_the_manifest_has_what_is_gone_and_the_output_is_whole_before_it(
 ) -> None:
     gone: Any = scene.departure
     monkeypatch.setattr(gone, "_send_changes", lambda: {"tmp": ["gone"]})
-    monkeypatch.setattr(outgoing_migration.output, "settle", lambda _: scene.done.append("settled"))
+    monkeypatch.setattr(output, "settle", lambda _: scene.done.append("settled"))
     monkeypatch.setattr(gone._log, "finish", lambda _: scene.done.append("output"))
-    monkeypatch.setattr(outgoing_migration.carried_out, "remember", scene.note("remembered"))
+    monkeypatch.setattr(carried_out, "remember", scene.note("remembered"))
     monkeypatch.setattr(
         gone._sender, "send_manifest", lambda *a: scene.done.append(f"manifest {a[0]} {a[3]}")
     )
@@ -226,7 +232,7 @@ def test_files_that_have_changed_go_again_and_those_that_went_are_named(
     monkeypatch.setattr(gone._sender, "send", send)
     monkeypatch.setattr(outgoing_migration, "changing", lambda *_: Changing((), ()))
     tree = gone._trees[0]
-    listed = gone._listed["tmp"] = outgoing_migration.trees.listing(tree)
+    listed = gone._listed["tmp"] = trees.listing(tree)
     gone._pack(tree, listed, 1)
     assert b"going" in streams["tree:1:tmp"]
     (tmp / "going").unlink()
@@ -246,9 +252,7 @@ def test_one_that_has_gone_leaves_nothing_here(
     resident.overlay, resident.netns, resident.leaving = "overlay", "ls-gpt.1", False
     resident.spec.index = 1
     resident.remove = lambda: scene.done.append(f"removed, leaving={resident.leaving}")
-    monkeypatch.setattr(
-        outgoing_migration.network, "unplug", lambda *a: scene.done.append(f"unplug {a}")
-    )
+    monkeypatch.setattr(network, "unplug", lambda *a: scene.done.append(f"unplug {a}"))
     monkeypatch.setattr(gone._frozen, "release", scene.note("released"))
     monkeypatch.setattr(gone._log, "close", scene.note("log closed"))
     monkeypatch.setattr(gone._sender, "close", scene.note("wire closed"))
@@ -272,10 +276,8 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
 ) -> None:
     """Though its agent may have ended just before it shut the network, which then has no lock."""
     old: Any = scene.departure
-    monkeypatch.setattr(
-        outgoing_migration.FrozenTree, "take_up", lambda _: scene.done.append("taken up")
-    )
-    monkeypatch.setattr(outgoing_migration.FrozenTree, "thaw", lambda _: scene.done.append("thaw"))
+    monkeypatch.setattr(FrozenTree, "take_up", lambda _: scene.done.append("taken up"))
+    monkeypatch.setattr(FrozenTree, "thaw", lambda _: scene.done.append("thaw"))
     asked: list[str] = []
 
     def find() -> None:
@@ -284,7 +286,7 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
     here: Any = OutgoingMigration.take_up("m1", old.resident, old._factory, find)
     assert old.resident.still
     scene.fails = OPENED
-    monkeypatch.setattr(outgoing_migration.network, "unlock", lambda _: _refused(scene))
+    monkeypatch.setattr(network, "unlock", lambda _: _refused(scene))
     here.thaw()
     assert scene.done == ["taken up", "thaw", OPENED]
     assert asked == ["devices"]
@@ -325,10 +327,8 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     gone._log.send_new = lambda _send: scene.done.append("output")
     monkeypatch.setattr(gone._sender, "send", lambda *chunk: chunks.append(chunk))
     monkeypatch.setattr(gone._sender, "bytes", 40)
-    monkeypatch.setattr(
-        outgoing_migration.network, "prepare_lock", lambda pid: scene.done.append(f"prepare {pid}")
-    )
-    monkeypatch.setattr(outgoing_migration.epoll_sets, "find", lambda _: (["an entry"], None))
+    monkeypatch.setattr(network, "prepare_lock", lambda pid: scene.done.append(f"prepare {pid}"))
+    monkeypatch.setattr(epoll_sets, "find", lambda _: (["an entry"], None))
     monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: [])
     gone.full_dump = "it is small"
     moved = gone.precopy(time.monotonic())
@@ -361,8 +361,8 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
     gone.memory = memory = Memory()
     rounds: list[float] = []
     memory.rounds = lambda until: rounds.append(until) or SimpleNamespace(sent=30)  # type: ignore[attr-defined]
-    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _: None)
-    monkeypatch.setattr(outgoing_migration.epoll_sets, "find", lambda _: ([], None))
+    monkeypatch.setattr(network, "prepare_lock", lambda _: None)
+    monkeypatch.setattr(epoll_sets, "find", lambda _: ([], None))
     monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: [])
     monkeypatch.setattr(
         outgoing_migration, "words_of_rounds", lambda done: f"{done.sent} in rounds"

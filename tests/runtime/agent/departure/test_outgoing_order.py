@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from outgoing_scene import LOCKED, OPENED, Scene, scene
 
+from liveshift.criu_glue.network import network
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import outgoing_migration
 
@@ -58,7 +59,7 @@ def test_a_lock_that_is_let_go_of_within_a_moment_costs_no_move(scene: Scene) ->
 def test_before_the_ranks_are_stopped_a_moment_without_a_lock_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _init: None)
+    monkeypatch.setattr(network, "prepare_lock", lambda _init: None)
     scene.departure._trees = []
     scene.passing = [held("/a"), held("/b"), []]
     scene.departure.precopy(time.monotonic() + 60)
