@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -254,7 +254,7 @@ class GpuLab:
 
 
 def gpu_lab(
-    new_lab: NewLab, place: Path, sizes: dict[str, tuple[int, ...]], *options: str
+    new_lab: NewLab, place: Path, sizes: Mapping[str, tuple[int, ...]], *options: str
 ) -> GpuLab:
     """A lab whose hosts have GPUs of these sizes, in MiB; ``options`` are those of ``lab up``.
 

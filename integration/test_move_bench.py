@@ -355,11 +355,14 @@ def test_a_move_that_the_steps_do_not_bear_out_has_no_figure(times: list[float],
 
 
 def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise AssertionError("it did not move")
+
     result = Result(CASE)
     with ExitStack() as cleanup:
         lab = CaseLab("none", tmp_path, tmp_path, cleanup)
         with lab.trouble_noted(result, "ours"):
-            raise AssertionError("it did not move")
+            fails()
         with lab.trouble_noted(result, "by hand"):
             pass
     assert result.failed == {"ours": "it did not move"}

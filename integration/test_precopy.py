@@ -139,4 +139,4 @@ def test_its_memory_is_what_it_wrote(endless: Job) -> None:
         for step in range(1, steps + 1):
             at = step * 7919 * 512 % (len(cold) - (1 << 16))
             cold[at : at + 512] += step
-        assert hashlib.sha256(cold).hexdigest() == found
+        assert hashlib.sha256(cold.data).hexdigest() == found

@@ -144,7 +144,7 @@ def test_a_c_program_with_three_ranks(lab: LabSession, gpu: Device, place: Path)
         (0, "step 300\n", "h1"),
         (2, "step 600\n", "h0"),
     ):
-        eventually(lambda step=step: step in job.output(), f"{step!r}", 60)
+        eventually(lambda: step in job.output(), f"{step!r}", 60)  # noqa: B023 - called in this turn only
         job.migrate(index, to)
     job.wait_end(120)
     found = re.findall(r"train/(\d): result (\w+)", job.output())

@@ -25,7 +25,9 @@ dist.init_process_group(
     timeout=timedelta(seconds=120),
 )
 torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+model: torch.nn.Module = torch.nn.Sequential(
+    torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+)
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimiser = torch.optim.AdamW(model.parameters())
 torch.manual_seed(100 + rank)

@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from whereabouts import GONE, spaces
 
@@ -125,7 +126,7 @@ class Watcher(threading.Thread):
         self._failure: BaseException | None = None
         self._began = time.monotonic()
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Self:
         self._look()  # what must be seen before anything happens
         self.start()
         return self

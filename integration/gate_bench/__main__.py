@@ -48,7 +48,7 @@ def main() -> int:
         "kernel": platform.release(),
         "load_before": os.getloadavg()[0],
     }
-    if report["load_before"] > os.cpu_count() / 4:
+    if report["load_before"] > (os.cpu_count() or 1) / 4:
         console.print("this machine is busy with something else: times will not tell much")
     for name in args.parts or PARTS:
         with console.status(name):

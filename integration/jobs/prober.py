@@ -103,7 +103,7 @@ class Heard:
         self._port.settimeout(10)
 
     def until(self, last: str) -> list[list[str]]:
-        found = []
+        found: list[list[str]] = []
         while not found or found[-1][1] != last:
             words, (source, _) = self._port.recvfrom(100)
             found.append([source, words.decode()])

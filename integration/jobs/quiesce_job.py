@@ -21,7 +21,14 @@ model = torch.nn.parallel.DistributedDataParallel(
 optimiser = torch.optim.AdamW(model.parameters())
 batch, shared = torch.randn(16, 128), torch.ones(64)
 ending = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), ending.set()), daemon=True).start()
+
+
+def await_the_end() -> None:
+    sys.stdin.read()
+    ending.set()
+
+
+threading.Thread(target=await_the_end, daemon=True).start()
 steps, began = 0, time.perf_counter()
 while True:
     enough = torch.tensor([float(ending.is_set())])

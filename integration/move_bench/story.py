@@ -94,7 +94,7 @@ class CaseLab:
             self._up.close()
         if self._session is None:
             self._way = way or self._way or "auto"
-            options = ("--hosts", "2", "--timeouts", TIMEOUTS)
+            options: tuple[str, ...] = ("--hosts", "2", "--timeouts", TIMEOUTS)
             if self._way != "auto":
                 options += ("--precopy", f"way={self._way}")
             self._session = self._up.enter_context(a_lab(self._name, self._place, *options))

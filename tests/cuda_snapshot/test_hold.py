@@ -40,7 +40,7 @@ class Subject:
     def __init__(self, program: Path, path: Path, kinds: list[str], processes: int) -> None:
         path.touch()
         self.counters = Counters(path, kinds)
-        command = [program, path, str(processes), *kinds]
+        command = [str(program), str(path), str(processes), *kinds]
         self.process = subprocess.Popen(command, start_new_session=True)
         until(lambda: self.counters.all_began(processes))
         self.pids = [self.counters.row("signals", p).tid for p in range(processes)]
@@ -183,7 +183,7 @@ def test_what_was_stopped_is_held_too_and_on_sigcont_only_the_spared_go_on(
     os.kill(subject.pids[0], signal.SIGSTOP)
     held.end()
     for p, pid in enumerate(subject.pids):
-        until(lambda pid=pid: states(pid) == {"T"})
+        until(lambda: states(pid) == {"T"})  # noqa: B023 - called in this turn only
         subject.stands(*OTHERS, "liveshift", process=p)
     for p, pid in enumerate(subject.pids):
         os.kill(pid, signal.SIGCONT)
@@ -385,7 +385,8 @@ def test_the_drivers_thread_may_go_by_its_number_in_the_capsule(
     path = tmp_path / "counters"
     path.touch()
     counters = Counters(path, ["cuda0:forever"])
-    command = ["unshare", "--pid", "--fork", "--kill-child", program, path, "1", "cuda0:forever"]
+    command = ["unshare", "--pid", "--fork", "--kill-child"]
+    command += [str(program), str(path), "1", "cuda0:forever"]
     with subprocess.Popen(command) as outer:
         until(counters.all_began)
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()

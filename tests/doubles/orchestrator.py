@@ -296,7 +296,8 @@ class Orchestrator:
                     seen = self.processes.get(capsule.name, [])
                     return messages.Inspection(capsule.name, capsule.host, seen)
                 case messages.SignalJob():
-                    return self._signal(ask)
+                    self._signal(ask)
+                    return None
                 case messages.EndUnknown():
                     return None
                 case messages.SetTaint():

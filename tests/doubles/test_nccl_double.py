@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from contract import run_nccl
 from doubles.gpu.build import program
-from doubles.gpu.build_nccl import SOURCES, VERSIONS, build_nccl
+from doubles.gpu.build_nccl import DEFAULT, SOURCES, VERSIONS, build_nccl
 from sanitizers import BUILT
 
-OLD, DEFAULT, NEW = VERSIONS[0], run_nccl.DEFAULT, VERSIONS[-1]
+OLD, NEW = VERSIONS[0], VERSIONS[-1]
 
 LATER = {
     "AlltoAll",

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -63,7 +64,7 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dict[str, object]:
+def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dict[str, Any]:
     place = tempfile.mkdtemp(
         prefix="ls-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
     )
@@ -84,7 +85,7 @@ def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dic
         shutil.rmtree(place, ignore_errors=True)
     wall = time.monotonic() - began
     if done.stdout.strip():
-        row: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     elif done.returncode == 0 and (match := DONE.search(done.stderr)):
         row = {"target": name, "executions": int(match[1]), "seconds": wall, "findings": []}
     else:
@@ -111,14 +112,14 @@ def _child(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(rows: list[dict[str, object]], engine: str) -> None:
+def _print_table(rows: list[dict[str, Any]], engine: str) -> None:
     print(f"{'target':<14}{'executions':>12}{'per second':>12}  findings ({engine})")
     for row in rows:
-        rate = int(row["executions"] / max(row["seconds"], 1e-9))  # type: ignore[operator]
-        found = ", ".join(row["findings"]) or "none"  # type: ignore[call-overload]
+        rate = int(row["executions"] / max(row["seconds"], 1e-9))
+        found = ", ".join(row["findings"]) or "none"
         print(f"{row['target']:<14}{row['executions']:>12,}{rate:>12,}  {found}")
-    every = sum(row["executions"] for row in rows)  # type: ignore[misc]
-    count = sum(len(row["findings"]) for row in rows)  # type: ignore[arg-type, misc]
+    every = sum(row["executions"] for row in rows)
+    count = sum(len(row["findings"]) for row in rows)
     print(f"{'all':<14}{every:>12,}{'':>12}  {count or 'none'}")
 
 

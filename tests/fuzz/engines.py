@@ -26,7 +26,7 @@ from fuzz.mutation import mutated
 from fuzz.target import Target
 
 if TYPE_CHECKING:
-    from fuzz.targets import Target  # atheris has to be there before it
+    from fuzz.target import Target  # atheris has to be there before it
 
 
 @dataclass

@@ -102,12 +102,21 @@ def _passed_on(store: MemoryStore, on: Path) -> None:
 
     def digest(each: MemoryStore) -> list[tuple[bytes, bytes]]:
         found = []
-        each.forward(lambda raw, free: (found.append((bytes(raw[:8]), bytes(raw))), free())[1])
+
+        def take(raw: memoryview, free: Callable[[], None]) -> None:
+            found.append((bytes(raw[:8]), bytes(raw)))
+            free()
+
+        each.forward(take)
         return found
+
+    def write_on(raw: memoryview, free: Callable[[], None]) -> None:
+        other.write(raw)
+        free()
 
     other = MemoryStore.create(on, LIMIT)
     try:
-        store.forward(lambda raw, free: (other.write(raw), free())[1])
+        store.forward(write_on)
         other.end(store.table)
         assert digest(other) == digest(store)
     finally:

@@ -163,7 +163,8 @@ def _tar() -> Target:
         unpacker = Unpacker(
             top, sparing=bool(how & 1), user=ALICE if how & 2 else None, as_user=bool(how & 4)
         )
-        for step in (lambda: unpacker.write(data[1:]), unpacker.finish):
+        steps: tuple[Callable[[], None], ...] = (lambda: unpacker.write(data[1:]), unpacker.finish)
+        for step in steps:
             with suppress(StepFailed, OSError):
                 step()
         place.check()

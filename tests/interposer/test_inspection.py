@@ -30,9 +30,12 @@ LEDGER = {
 }
 
 
+Row = tuple[MemoryKind | int, int, int, int]
+
+
 def write(
     path: Path,
-    allocations: list[tuple[MemoryKind | int, int, int, int]],
+    allocations: list[Row],
     streams: Sequence[tuple[int, int, int]] = (),
     communicators: Sequence[dict[str, Any]] = (),
     **ledger: int,
@@ -153,7 +156,7 @@ NO_CHECKPOINT = ", which the driver cannot checkpoint"
     ],
 )
 def test_what_cannot_be_restored_is_said_with_what_to_do(
-    tmp_path: Path, rows: list[tuple[MemoryKind, int, int, int]], ledger: dict[str, int], what: str
+    tmp_path: Path, rows: list[Row], ledger: dict[str, Any], what: str
 ) -> None:
     obstacles = look(write(tmp_path / "1234", rows, **ledger)).obstacles
     assert len(obstacles) == 1

@@ -55,7 +55,7 @@ def test_it_installs_without_a_compiler_and_its_libraries_load(wheel: Path, tmp_
     site = next(environment.glob("lib/python*/site-packages"))
     # What it depends on is this environment's; no compiler is on PATH.
     bare = {"PATH": str(environment / "bin"), "HOME": str(tmp_path)}
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--no-deps"]
     subprocess.run([*pip, "--disable-pip-version-check", wheel], env=bare, check=True)
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     for name in ("criu_glue/capsule/capsule-init", "criu_glue/criu/criu-hook"):

@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import machine_needs
 import pytest
@@ -50,7 +51,8 @@ def holder(lock: Path) -> subprocess.Popen[bytes]:
 
 
 def test_a_second_run_is_told_who_holds_the_machine_and_a_later_one_is_served(lock: Path) -> None:
-    for end in (lambda p: p.stdin.close(), lambda p: p.kill()):
+    ends: tuple[Callable[[Any], None], ...] = (lambda p: p.stdin.close(), lambda p: p.kill())
+    for end in ends:
         with holder(lock) as other:
             words = rf"make demo cannot start: make test \(process {other.pid}, in .*\) runs"
             with pytest.raises(Refused, match=words), alone.alone("make demo"):
@@ -303,7 +305,7 @@ def test_an_interrupted_run_ends_in_order_and_begins_no_other(
         f"        time.sleep(0.5)\n        pathlib.Path({str(tmp_path / 'ended')!r}).touch()"
     )
     second = arguments_for(tmp_path, second=f"pathlib.Path({str(tmp_path / 'second')!r}).touch()")
-    script = [sys.executable, ROOT / "scripts" / "whole_run.py", "make test", "--"]
+    script = [sys.executable, str(ROOT / "scripts" / "whole_run.py"), "make test", "--"]
     words = [*script, *arguments_for(tmp_path, first=body), "--", *second]
     environment = {**os.environ, alone.HOLDER: "the tests'"}
     with subprocess.Popen(

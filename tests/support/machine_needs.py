@@ -39,7 +39,7 @@ def on_disk(*places: Path) -> Path | None:
     """The first of these folders, or else of others that tests may use, that is on no tmpfs."""
     for place in (*places, ROOT / "build", Path("/var/tmp")):
         if place.is_dir():
-            words = ["stat", "--file-system", "--format=%T", place]
+            words = ["stat", "--file-system", "--format=%T", str(place)]
             kind = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             if kind.strip() not in ("tmpfs", "ramfs"):
                 return place

@@ -104,7 +104,8 @@ def _is_helper(process: psutil.Process) -> bool:
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
+        found: list[psutil.Process] = process.children(recursive=True)
+        return found
     except psutil.Error:
         return []
 

@@ -26,6 +26,7 @@ def measure(step: Step) -> None:
     step.begin()
     python, out = sys.executable, ("--out", "{out}")
     how = (*out, "--steps", "2000", "--enough", "{out}/enough")
+    jobs: dict[str, tuple[str, ...]]
     if step.machine.torch_cuda:
         training = (python, str(GPT), *how, "--pace", "0.1", "--depth", "4")
         jobs = {how: (*training, "--wrap", how) for how in ("ddp", "fsdp")}

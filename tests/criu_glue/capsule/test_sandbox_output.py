@@ -78,7 +78,7 @@ def test_settling_waits_for_what_a_stopped_task_has_written(start: Start) -> Non
         assert len(said(stands)) == count * 60000
         assert output.written(stands).end == output.size(stands.plan.log)
         os.kill(tasks(stands)[0].pid, signal.SIGCONT)
-        until(lambda n=count: len(said(stands)) > n * 60000 or not stands.alive())
+        until(lambda: len(said(stands)) > count * 60000 or not stands.alive())  # noqa: B023 - called in this turn only
 
 
 @pytest.mark.root
@@ -256,7 +256,7 @@ def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
     sender, peaks = OutputSender(stands), list[int]()
     seen = 0
     for _ in range(4):
-        until(lambda seen=seen: seen < output.written(stands).end < output.UNKNOWN)
+        until(lambda: seen < output.written(stands).end < output.UNKNOWN)  # noqa: B023 - called in this turn only
         until(lambda: [t for t in tasks(stands) if t.status() == "stopped"])
         output.settle(stands)
         seen = output.written(stands).end

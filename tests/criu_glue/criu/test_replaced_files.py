@@ -67,7 +67,11 @@ def test_a_tree_moves_after_its_libraries_and_its_program_were(
 ) -> None:
     installed = place.parent / "installed"
     installed.mkdir()
-    names = {"liveshift_interposer.so": library_path(), "libm.so.6": libm(), "python": PYTHON}
+    names: dict[str, str | Path] = {
+        "liveshift_interposer.so": library_path(),
+        "libm.so.6": libm(),
+        "python": PYTHON,
+    }
     for name, source in names.items():
         shutil.copy(source, installed / name)
     (installed / "data").write_bytes(b"old" + bytes(20000) + b"!")

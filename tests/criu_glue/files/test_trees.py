@@ -151,10 +151,15 @@ def test_a_second_pass_makes_it_exact(move: Move) -> None:
     assert {"mapped", "content", "touched back", "mode", "after", "latest", "one", "two"} <= {*sent}
 
 
+def _a_directory(path: Path) -> None:
+    (path / "sub").mkdir(parents=True)
+    (path / "x").write_bytes(b"1")
+
+
 KINDS: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "file": lambda path: path.write_bytes(b"in its place"),
-    "directory": lambda path: ((path / "sub").mkdir(parents=True), (path / "x").write_bytes(b"1")),
+    "directory": _a_directory,
     "link": lambda path: path.symlink_to("other"),
     "dangling": lambda path: path.symlink_to("nowhere"),
     "fifo": lambda path: os.mkfifo(path),
@@ -313,10 +318,10 @@ def test_of_a_file_with_holes_its_data_is_sent(move: Move) -> None:
         assert (there.st_size, there.st_mode) == (here.st_size, here.st_mode)
         assert Near(there.st_mtime_ns) == here.st_mtime_ns
         assert there.st_blocks * 512 < 6 << 20
-    with (move.there / "holes").open("rb") as file:
+    with (move.there / "holes").open("rb") as copied:
         for at, text in data.items():
-            assert os.pread(file.fileno(), len(text), at) == text
-        assert os.pread(file.fileno(), 4096, 64 << 30) == b""
+            assert os.pread(copied.fileno(), len(text), at) == text
+        assert os.pread(copied.fileno(), 4096, 64 << 30) == b""
     assert (move.there / "many").read_bytes() == (move.here / "many").read_bytes()
 
 
@@ -356,7 +361,7 @@ def test_single_files_go_by_name(move: Move) -> None:
     assert not (move.there / "var" / "log" / "other.log").exists()
 
 
-def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_copied_empty(tmp_path: Path) -> None:
     assert trees.listing(Tree("carried:/x", tmp_path / "missing", tmp_path)) == {}
 
 

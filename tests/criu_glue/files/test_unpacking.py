@@ -10,6 +10,7 @@ import struct
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,11 +121,11 @@ def test_the_directory_itself_stays_one(top: Path) -> None:
     assert top.is_dir()
 
 
-def header(**fields: object) -> bytes:
+def header(**fields: tuple[int, bytes]) -> bytes:
     """One header block as tarfile would not write it."""
     info = tarfile.TarInfo("x")
     raw = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
-    for offset, value in fields.values():  # type: ignore[misc]
+    for offset, value in fields.values():
         raw[offset : offset + len(value)] = value
     raw[148:156] = b" " * 8
     raw[148:156] = b"%06o\0 " % sum(raw)
@@ -231,7 +232,7 @@ def test_a_users_tree_brings_no_right_of_anothers(top: Path, sparing: bool) -> N
         with pytest.raises(StepFailed, match=f"{words}.* a capsule of user 64001 cannot bring"):
             unpack(tar(bad), top, **options)
         assert list(top.iterdir()) == []
-    mine = {"uid": ALICE.uid, "gid": ALICE.groups[0]}
+    mine: dict[str, Any] = {"uid": ALICE.uid, "gid": ALICE.groups[0]}
     came = tar(
         entry("mine", mode=0o6755, **mine),
         entry("others", mode=0o600, uid=BOB, gid=BOB, content=b"kept as it was"),
@@ -261,7 +262,7 @@ def test_roots_tree_brings_rights_and_no_device(top: Path) -> None:
 @pytest.mark.root
 def test_others_directories_keep_their_owners_and_modes(top: Path) -> None:
     (top / "shared").mkdir(mode=0o755)
-    mine = {"uid": ALICE.uid, "gid": ALICE.gid, "mode": 0o777}
+    mine: dict[str, Any] = {"uid": ALICE.uid, "gid": ALICE.gid, "mode": 0o777}
     raw = tar(entry(".", tarfile.DIRTYPE, **mine), entry("shared", tarfile.DIRTYPE, **mine))
     assert unpack(raw, top, sparing=True, user=ALICE).written == []
     for path in (top, top / "shared"):
@@ -292,7 +293,13 @@ class Single:
         return path
 
     def send(self, name: str, **more: object) -> None:
-        own = {"uid": ALICE.uid, "gid": ALICE.gid, "mode": 0o600, "content": b"new", **more}
+        own: dict[str, Any] = {
+            "uid": ALICE.uid,
+            "gid": ALICE.gid,
+            "mode": 0o600,
+            "content": b"new",
+            **more,
+        }
         unpack(tar(entry(name, **own)), self.top, user=ALICE, as_user=True)
 
 

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.root  # only root can act as another user
 def test_what_criu_has_made_is_taken(plain: Image, tmp_path: Path) -> None:
     plain.check()
     plain.check(ROOT)
-    rich = Image(tmp_path / "2", "rich") if (tmp_path / "2").mkdir() is None else plain
+    (tmp_path / "2").mkdir()
+    rich = Image(tmp_path / "2", "rich")
     rich.check()
     kinds = {kind_of(path.name) for path in rich.directory.iterdir()}
     assert len(kinds) > 20

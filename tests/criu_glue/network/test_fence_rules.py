@@ -34,6 +34,7 @@ from three_hosts import (
 )
 
 from liveshift.criu_glue.network import fence, network
+from liveshift.criu_glue.network.iproute import nft_elements
 from liveshift.criu_glue.network.network import Overlay, mac
 from liveshift.errors import LiveshiftError
 
@@ -223,7 +224,7 @@ def test_who_is_heard_is_what_the_books_say(net: Net) -> None:
     books = st.lists(st.dictionaries(addresses, places, max_size=4), max_size=6)
 
     def elements(*what: str) -> list[object]:
-        return network.fence.nft_elements(*what) or []
+        return nft_elements(*what) or []
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(books)

@@ -25,7 +25,8 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue.network import fence, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.iproute import nft_elements
 from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, mac
 from liveshift.errors import LiveshiftError
 
@@ -221,10 +222,10 @@ def test_books_that_several_threads_enter_follow_each_other(net: Net) -> None:
     last = forwarding(net, "h0", 1)
     assert len(last) <= 1
     with net.on("h0"):
-        found = fence.nft_elements("set", "ip", "liveshift", "placed_7") or []
+        found = nft_elements("set", "ip", "liveshift", "placed_7") or []
         number = int(mac(address).replace(":", ""), 16)
         heard = [e["concat"][1] for e in found if e["concat"][0] == number]
-        here = fence.nft_elements("set", "netdev", "liveshift_7", "here") or []
+        here = nft_elements("set", "netdev", "liveshift_7", "here") or []
     assert heard == last
     assert here == ([] if last else [mac(address)])
 

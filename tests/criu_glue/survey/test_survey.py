@@ -44,7 +44,7 @@ def surveyed(start: Start, program: str, placement: Placement, cwd: str = "/") -
     ready = f"ready {next(numbers)}\n"
     head, tail = (
         "import os, sys, time, mmap, socket",
-        f"os.write(1, {ready.encode()}); time.sleep(60)",
+        f"os.write(1, {ready.encode()!r}); time.sleep(60)",
     )
     stands = start(PYTHON, "-Sc", f"{head}\n{program}\n{tail}", cwd=cwd)
     until(lambda: ready in said(stands) or not stands.alive())

@@ -71,7 +71,7 @@ class Told:
 def host(used: Mapping[int, int] | None, free: int = 1000 * MIB) -> Inventory:
     """Two GPUs; the first one has these processes."""
     one = NvmlGpu(0, A, "H200", 1 << 30, free, "0", (9, 0), None, None)
-    processes = None if used is None else dict(used)
+    processes: dict[int, int | None] | None = None if used is None else dict(used)
     gpus = (replace(one, processes=processes), replace(one, uuid=B, processes={}))
     return Inventory("580.159.03", gpus, None)
 

@@ -43,6 +43,9 @@ class Failed(Exception):
     pass
 
 
+Packet = bytes  # Holder has a method of that name
+
+
 class Holder:
     def __init__(self, library: str, described: str) -> None:
         self.cu = ctypes.CDLL(library)
@@ -137,7 +140,7 @@ class Holder:
             for fd in [*fds, *exported]:
                 os.close(fd)
 
-    def answer(self, op: Op, request: dict[str, int], fds: list[int]) -> tuple[bytes, list[int]]:
+    def answer(self, op: Op, request: dict[str, int], fds: list[int]) -> tuple[Packet, list[int]]:
         if op is Op.NEXT:
             if request["argument"] >= len(self.held):
                 raise Failed(-errno.ENOENT)
@@ -177,7 +180,7 @@ class Holder:
 
     def reply(
         self, op: Op, result: int = 0, held: Held | None = None, value: int = 0, kind: int = 0
-    ) -> bytes:
+    ) -> Packet:
         uuid = ctypes.create_string_buffer(16)
         if held is not None:
             self.call("cuDeviceGetUuid_v2", uuid, held.device)

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sanitizers
@@ -33,7 +34,7 @@ def built(request: pytest.FixtureRequest) -> Built:
 def start(built: Built, tmp_path: Path) -> Iterator[Start]:
     begun: list[Holder] = []
 
-    def start(**options: str | None) -> Holder:
+    def start(**options: Any) -> Holder:
         begun.append(Holder(built, tmp_path, **options))
         return begun[-1]
 

@@ -177,7 +177,15 @@ def test_our_declarations_are_those_of_the_double(tmp_path: Path) -> None:
 
     def run(folder: Path, defines: tuple[str, ...]) -> str:
         flags = [f"-D{d}" for d in defines]
-        command = ["cc", "-std=gnu11", f"-I{folder}", *flags, "-o", tmp_path / "abi", source]
+        command = [
+            "cc",
+            "-std=gnu11",
+            f"-I{folder}",
+            *flags,
+            "-o",
+            str(tmp_path / "abi"),
+            str(source),
+        ]
         subprocess.run(command, check=True)
         return subprocess.run([tmp_path / "abi"], check=True, capture_output=True, text=True).stdout
 

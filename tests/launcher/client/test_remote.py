@@ -395,8 +395,9 @@ def test_which_orchestrator(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_make_no_sense(options: tuple[str | None, ...], message: str) -> None:
+    socket, lab, connect, key = options
     with pytest.raises(LiveshiftError, match=message):
-        find(*options, environment={})  # type: ignore[misc]
+        find(socket, lab, connect, key, environment={})
 
 
 # ---- the commands ----

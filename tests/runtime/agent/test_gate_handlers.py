@@ -136,7 +136,10 @@ def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:
 
     async def together() -> list[Any]:
         asks = (ARM, OPEN, messages.Arm("gpt", 2, 60.0, 0.2), OPEN)
-        serve = {messages.Arm: host.keeper.arm, messages.OpenGate: host.keeper.open}
+        serve: dict[type[messages.Message], Any] = {
+            messages.Arm: host.keeper.arm,
+            messages.OpenGate: host.keeper.open,
+        }
         return await asyncio.gather(
             *(serve[type(ask)](ask) for ask in asks), return_exceptions=True
         )

@@ -92,8 +92,8 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(gpu_swap_handlers, "finished_by_pid", lambda _: {1001: 12})
-    monkeypatch.setattr(sandboxes, "end", lambda stands: setattr(made, "alive", False))
     made = Scene(tmp_path)
+    monkeypatch.setattr(sandboxes, "end", lambda stands: setattr(made, "alive", False))
     return made
 
 
@@ -203,7 +203,7 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
     async def act() -> SwapSettled:
         began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def blocking(_capsule: str, work: Callable[[], T]) -> T:
+        async def blocking(capsule: str, work: Callable[[], T]) -> T:
             began.set()
             await go_on.wait()
             return work()

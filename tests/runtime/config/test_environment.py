@@ -113,7 +113,7 @@ def test_a_callers_own_rank_reaches_a_single_capsule_and_is_named() -> None:
     assert said.startswith("RANK=3 and WORLD_SIZE=8 of your environment are passed on: the")
     assert not list(remarks({"MASTER_ADDR": "localhost"}, ranks=False))
     assert not list(remarks(caller)), "a job of several capsules has its own"
-    assert made(**caller)["RANK"] == "1"
+    assert made(None, **caller)["RANK"] == "1"
 
 
 def test_the_reference_has_the_table() -> None:

@@ -119,7 +119,10 @@ def test_a_fifth_of_its_speed_for_ten_seconds_is_two_seconds() -> None:
 
 def test_a_checkpoint_before_the_move_is_no_part_of_its_cost() -> None:
     """The job stood for 2 s, 3 s before; neither its usual rate nor where it is suffers by that."""
-    job = lambda: MadeUp(0.2, lambda t: 0.0 if 37 <= t < 39 else 1.0)  # noqa: E731
+
+    def job() -> MadeUp:
+        return MadeUp(0.2, lambda t: 0.0 if 37 <= t < 39 else 1.0)
+
     found = [measured(job(), 42 + 0.03 * n, 45 + 0.03 * n, Random(n)) for n in range(9)]
     assert mean(found) < 0.15, found
 

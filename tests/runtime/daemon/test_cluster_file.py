@@ -38,7 +38,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def followed(
     path: Path,
-    change: Callable[[], None],
+    change: Callable[[], object],
     *,
     idle: Callable[[], bool] = lambda: True,
     objection: Callable[[Cluster], str] = lambda _: "",

@@ -41,6 +41,11 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+def later(hint: Any) -> st.SearchStrategy[Any]:
+    """Of a type that may contain itself."""
+    return st.deferred(lambda: values(hint))
+
+
 def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type, so that a field added later is tested without a word here."""
     if hint in SCALARS:
@@ -59,14 +64,13 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     assert dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct), hint
     fields = typing.get_type_hints(hint)
     names = getattr(hint, "__struct_fields__", tuple(fields))
-    return st.builds(
-        hint, **{name: st.deferred(lambda t=fields[name]: values(t)) for name in names}
-    )
+    return st.builds(hint, **{name: later(fields[name]) for name in names})
 
 
 def test_every_message_can_be_sent() -> None:
     def below(base: type) -> set[type]:
-        return {base, *(c for sub in base.__subclasses__() for c in below(sub))}
+        subclasses: list[type] = base.__subclasses__()
+        return {base, *(c for sub in subclasses for c in below(sub))}
 
     assert below(Message) - {Message, Answer} == {*ASKS, *ANSWERS}
     assert not {*ASKS} & {*ANSWERS}

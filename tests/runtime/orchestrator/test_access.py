@@ -385,7 +385,8 @@ def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
 
 
 def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None:
-    job, cancelled = scene.fleet.jobs["a"], []
+    job = scene.fleet.jobs["a"]
+    cancelled: list[str] = []
     row = messages.MigrationRow(
         "m7",
         "a/0",

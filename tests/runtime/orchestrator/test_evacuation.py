@@ -143,7 +143,7 @@ def test_everything_on_a_tainted_host_moves_one_by_one(play: Play) -> None:
         assert not scene.moves.asked  # nothing is tainted
         scene.taint("h1")
         for number, name in enumerate(("a/0", "a/1", "b/1"), start=1):
-            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
             await asyncio.sleep(0.1)
             assert len(scene.moves.begun) == number  # one at a time
             assert scene.moves.begun[-1] == f"{name}: h1 is tainted: ECC errors (root)"
@@ -230,7 +230,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
             scene.fleet.capsule(name)[1].code = 0
         scene.taint("h1")
         for number in (1, 2):
-            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
             assert scene.moves.begun[-1].startswith("a/0")
             failed = SourceFailed("dump", "CRIU could not dump a/0: so")
             scene.moves.end(f"m{number}", MigrationStep.FAILED, failed)
@@ -245,7 +245,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
             scene.moves.end(f"m{number}", MigrationStep.FAILED, refused)
             since = time.monotonic()
             scene.evacuation.wake()
-            await scene.until(lambda n=number: len(scene.moves.begun) > n)
+            await scene.until(lambda: len(scene.moves.begun) > number)  # noqa: B023 - called in this turn only
             waits.append(time.monotonic() - since)
             if number < 6:
                 assert scene.moves.begun[number].startswith("a/1"), scene.moves.begun
@@ -281,7 +281,7 @@ def test_a_failure_with_other_words_is_tried_again_soon(
             SourceFailed("dump", "two"),
         )
         for number, error in enumerate(errors, 1):
-            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
             scene.moves.end(f"m{number}", MigrationStep.FAILED, error)
         await scene.until(lambda: len(scene.moves.begun) == 5)
         scene.moves.end("m5", MigrationStep.FAILED, errors[-1])
@@ -348,7 +348,7 @@ def test_a_host_with_time_is_emptied_one_by_one_the_quickest_first(play: Play) -
         assert not found.together
         assert not any(each.late for each in found.capsules)
         for number in (1, 2, 3):
-            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
             await asyncio.sleep(0.05)
             assert len(scene.moves.begun) == number, "one at a time"
             scene.moves.end(f"m{number}", MigrationStep.DONE)

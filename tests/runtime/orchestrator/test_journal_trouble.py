@@ -152,7 +152,8 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Migration
         cast(Any, move)._advance(MigrationStep.ROLLING_BACK)
         with pytest.raises(JournalTrouble):
             moves.rule("h1", claim)
-        assert not move.released
+        released = move.released
+        assert not released
         empty(fleet.journal)
         assert moves.rule("h1", claim).ruling == "run"
         assert move.released
@@ -181,7 +182,7 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
         move.reason = "x" * 10_000
         fill(fleet.journal)
         cast(Any, move)._advance(MigrationStep.FAILED)
-        assert capsule.migration is None, "it may be moved again"
+        assert fleet.jobs["gpt"].capsules["gpt/1"].migration is None, "it may be moved again"
         await asyncio.sleep(0.2)
         empty(fleet.journal)
         await asyncio.sleep(0.2)
@@ -249,5 +250,5 @@ def test_the_end_of_a_move_is_told(
     cast(Any, moves)._changed(move)
     (event,) = fleet.journal.events("gpt/1", 0)
     assert (event.kind, event.text, event.by) == (kind, text, "root")
-    assert capsule.migration is None
+    assert fleet.jobs["gpt"].capsules["gpt/1"].migration is None
     assert fleet.journal.migration(7) == ended

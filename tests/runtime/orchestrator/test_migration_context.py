@@ -199,7 +199,8 @@ def test_a_word_of_the_pre_copy_is_its_source_s_and_of_a_move_that_is_known(scen
     word = messages.Progressed("m1", 2, 100, 10, 5, 1e8)
     scene.moves.progressed("h2", word)
     scene.moves.progressed("h1", msgspec.structs.replace(word, migration="m9"))
-    assert move.precopy is None
+    nothing = move.precopy
+    assert nothing is None
     scene.moves.progressed("h1", word)
     assert move.precopy is not None
     assert (move.precopy.round, move.precopy.bytes) == (2, 100)
@@ -216,10 +217,12 @@ def test_a_move_under_way_is_ruled_by_where_it_is(scene: Scene) -> None:
     before = scene.written
     assert scene.moves.rule("h1", claim(Side.LEAVING, 1)) == messages.Ruled("wait", 1)
     assert scene.moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("wait", 1)
-    assert not move.released
+    released = move.released
+    assert not released
     move.step = MigrationStep.ROLLING_BACK
     assert scene.moves.rule("h1", claim(Side.LEAVING, 1, ready=False)).ruling == "wait"
-    assert not move.released, "it was not told to run"
+    released = move.released
+    assert not released, "it was not told to run"
     assert scene.moves.rule("h1", claim(Side.LEAVING, 1)).ruling == "run"
     assert move.released
     assert scene.written == before, "it had the grant, and its step was written down"

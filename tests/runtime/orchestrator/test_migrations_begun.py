@@ -53,7 +53,8 @@ def test_a_move_is_written_down_told_and_on_its_way_when_it_has_begun(scene: Sce
         await until(lambda: scene.over == [move])
         assert (move.step, str(move.error)) == (MigrationStep.FAILED, "it cannot move")
         assert scene.agents.said == ["Inspect h1", "Settle h1", "Settle h2"]
-        assert (scene.state_of(1), scene.capsule.migration) == ("failed", None)
+        capsule = scene.job.capsules["gpt/1"]
+        assert (scene.state_of(1), capsule.migration) == ("failed", None)
         again = scene.moves.start(scene.job, scene.capsule, "", "", "root")
         assert (again.name, again.verify) == ("m2", False)
         assert again.destination == "h0", "another than the one that has just failed"
@@ -266,7 +267,8 @@ def test_what_was_not_committed_is_undone(scene: Scene) -> None:
         assert scene.told("moving") == [(said, "root", "m1")]
         await until(lambda: scene.over == [move])
         assert scene.agents.said == ["Settle h1", "Settle h2"]
-        assert (scene.state_of(1), scene.capsule.migration) == ("failed", None)
+        capsule = scene.job.capsules["gpt/1"]
+        assert (scene.state_of(1), capsule.migration) == ("failed", None)
 
     play(act())
 

@@ -34,8 +34,8 @@ def test_the_last_word_is_kept_with_what_a_stop_takes_besides() -> None:
     move = under_way()
     move.progressed(WORD)
     assert move.predicted is not None
-    stop = 0.3 + besides_memory(move.predicted)
-    assert move.row().precopy == Rounds(3, 2300, 48, 12, 6e8, 0.06, pytest.approx(stop), 9e8)
+    stop: Any = pytest.approx(0.3 + besides_memory(move.predicted))
+    assert move.row().precopy == Rounds(3, 2300, 48, 12, 6e8, 0.06, stop, 9e8)
     assert besides_memory(move.predicted) < move.predicted.seconds
     move.progressed(msgspec.structs.replace(WORD, round=4, delta_s=None))
     assert move.row().precopy == Rounds(4, 2300, 48, 12, 6e8, 0.06, None, 9e8)

@@ -165,6 +165,9 @@ class Holder:
         raise AssertionError("the order was not carried out")
 
 
+Replies = list[SessionReply]  # Session has a method of that name
+
+
 class Session:
     """The helper's end."""
 
@@ -180,7 +183,7 @@ class Session:
         return device_session.reply(packet)
 
     def ask(
-        self, op: Op, address: int = 0, size: int = 0, argument: int = 0, fd: int | None = None
+        self, op: Op, address: int = 0, size: int = 0, argument: int = 0, *, fd: int | None = None
     ) -> SessionReply:
         packet = device_session.request(op, address, size, argument)
         socket.send_fds(self.connection, [packet], [] if fd is None else [fd])
@@ -197,14 +200,14 @@ class Session:
         self.connection.send(device_session.request(Op.END))
         assert self.connection.recv(1) == b""
 
-    def list(self) -> list[SessionReply]:
-        found = []
+    def list(self) -> Replies:
+        found: Replies = []
         while not (one := self.ask(Op.NEXT, argument=len(found))).ended:
             assert one.failure == ""
             found.append(one)
         return found
 
-    def arena(self) -> list[SessionReply]:
+    def arena(self) -> Replies:
         return [one for one in self.list() if one.kind == MemoryKind.ARENA]
 
     def checksum(self, block: SessionReply, samples: int = 0) -> int:

@@ -27,7 +27,7 @@ H200 = "NVIDIA H200"
 
 
 def gpu(host: str = "a", index: int = 0, **fields: Any) -> NvmlGpu:
-    given = {
+    given: dict[str, Any] = {
         "index": index,
         "uuid": f"GPU-{host}{index:07d}-0000",
         "name": H200,
@@ -61,7 +61,12 @@ def gpu_survey(*processes: GpuProcess, **fields: Any) -> GpuSurvey:
 
 
 def task(pid: int = 1002, **fields: Any) -> GpuTask:
-    given = {"host_pid": 40_000 + pid, "name": "python", "device_files": True, "libcuda": True}
+    given: dict[str, Any] = {
+        "host_pid": 40_000 + pid,
+        "name": "python",
+        "device_files": True,
+        "libcuda": True,
+    }
     return GpuTask(pid, **(given | fields))
 
 

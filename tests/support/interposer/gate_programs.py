@@ -128,7 +128,7 @@ def program(rng: random.Random, style: str, *, length: int = 0, late: float = 0)
         for new in sorted(lacking & {key[0] for key in keys}):
             lacking.discard(new)
             _make(new, event, [lanes[r, communicator.slot] for r in communicators[new].members])
-        members: list[tuple[Lane, int]] = []
+        taking: list[tuple[Lane, int]] = []
         for rank in range(ranks):
             mine = tuple(
                 key
@@ -146,12 +146,12 @@ def program(rng: random.Random, style: str, *, length: int = 0, late: float = 0)
             if style in ("crossed", "pool") and rng.random() < 0.15 and waited is not lane:
                 back = [i for i, p in enumerate(waited.parts) if p.event < event]
                 part.after = (waited, back[-1]) if back else None
-            members.append((lane, len(lane.parts)))
+            taking.append((lane, len(lane.parts)))
             lane.parts.append(part)
-        for lane, index in members:
+        for lane, index in taking:
             part = lane.parts[index]
             part.peers = [
-                (m, i) for m, i in members if not set(part.keys).isdisjoint(m.parts[i].keys)
+                (m, i) for m, i in taking if not set(part.keys).isdisjoint(m.parts[i].keys)
             ]
     return made
 

@@ -33,7 +33,8 @@ class Ahead:
 
     def choose(self, when: int = IDLE) -> list[Any]:
         """What there is to be copied now."""
-        search, chosen = self._ffi.new("struct search *"), []
+        search = self._ffi.new("struct search *")
+        chosen: list[Any] = []
         with self.store.in_use() as store:
             while True:
                 block = self._ffi.new("struct block *")

@@ -22,7 +22,8 @@ MAYMOVE, FIXED, NO_HUGE, HUGE, FREE = 1, 2, 15, 14, 8
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+_INTS = [ctypes.c_int] * 3
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *_INTS, ctypes.c_long]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.madvise.argtypes = libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.mremap.argtypes = [

@@ -61,7 +61,7 @@ class Subject:
         """It and the others stand still meanwhile, as to the memory."""
         for pid in (self.pid, *others):
             os.kill(pid, signal.SIGSTOP)
-            until(lambda pid=pid: state(pid) == "T")
+            until(lambda: state(pid) == "T")  # noqa: B023 - called in this turn only
         yield
         for pid in (self.pid, *others):
             os.kill(pid, signal.SIGCONT)

@@ -58,9 +58,8 @@ class Scene:
             migration="m1", source="h0", limit_bytes=0, gpu=gpu, book=BOOK, spec=None
         )
         self.pairs: Any = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
-        self.here: Any = IncomingMigration(
-            self.reserve, self.resident, self.factory, gpus=self.pairs
-        )
+        made: Callable[..., Any] = IncomingMigration
+        self.here = made(self.reserve, self.resident, self.factory, gpus=self.pairs)
         self.manifest: Any = SimpleNamespace(
             streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)},
             gone=dict,

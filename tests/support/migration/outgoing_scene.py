@@ -57,11 +57,13 @@ class Scene:
         self.passing: list[list[tuple[str, str]]] = []
         self.entries: list[object] = []
         self.stale: list[list[tuple[str, str]]] = []
-        take = lambda looks: looks.pop(0) if len(looks) > 1 else [*looks, []][0]  # noqa: E731
+
+        def take(looks: list[Any]) -> Any:
+            return looks.pop(0) if len(looks) > 1 else [*looks, []][0]
+
         monkeypatch.setattr(outgoing_migration, "passing", lambda *_: take(self.passing))
         monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: {})
-        find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
-        monkeypatch.setattr(epoll_sets, "find", find)
+        monkeypatch.setattr(epoll_sets, "find", lambda _tree: (self.entries, take(self.stale)))
         monkeypatch.setattr(file_locks, "LOOK_S", 0.001)
         monkeypatch.setattr(output, "settle", lambda _sandbox: None)
         monkeypatch.setattr(carried_out, "remember", lambda *_: None)

@@ -23,7 +23,7 @@ def predicted(gb: float, **other: float) -> Prediction:
                 "besides_s": 1.2,
             }
             | other
-        ),  # type: ignore[arg-type]
+        ),
         size=int(gb * 1e9),
         written=None,
     )

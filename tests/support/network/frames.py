@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from three_hosts import UNDERLAY, Net, inside, ip
@@ -135,7 +136,9 @@ def inject(netns: str, host: str, vni: int, payload: bytes, user: int | None = N
         "except OSError: pass\n"
     )
     packet = struct.pack("!II", 0x08000000, vni << 8) + payload
-    identity = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    identity: dict[str, Any] = (
+        {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    )
     with inside(netns):
         done = subprocess.run(
             ["/usr/bin/python3", "-Sc", program, host, packet.hex()],
@@ -145,7 +148,7 @@ def inject(netns: str, host: str, vni: int, payload: bytes, user: int | None = N
             cwd="/",
             **identity,
         )
-    return done.stdout == "out\n"
+    return str(done.stdout) == "out\n"
 
 
 def inject_in_pieces(net: Net, machine: str, to: str, vni: int, payload: bytes) -> None:

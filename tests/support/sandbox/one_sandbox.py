@@ -55,7 +55,8 @@ def ended(stands: Sandbox) -> str:
 
 def records(stands: Sandbox) -> list[OutputRecord]:
     """All that is kept of what was printed."""
-    found, at = [], 0
+    found: list[OutputRecord] = []
+    at = 0
     while True:
         at, raw = output.read(stands.plan.log, at, 1 << 20)
         if not raw:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -61,7 +61,7 @@ class Slots:
 
         return released
 
-    def send(self, lanes: Lanes, among: range | None = None) -> None:
+    def send(self, lanes: Lanes, among: Sequence[int] | None = None) -> None:
         for n in among or range(len(self.data)):
             lanes.pages(memoryview(self.data[n]), self.release(n))
 
@@ -72,7 +72,7 @@ class Slots:
         )
 
 
-def send_all(slots: Slots, lanes: Lanes, among: range | None = None) -> None:
+def send_all(slots: Slots, lanes: Lanes, among: Sequence[int] | None = None) -> None:
     slots.send(lanes, among)
     lanes.finish()
 

@@ -236,7 +236,8 @@ def test_what_is_unmapped_while_it_is_read_is_left_out(
 ) -> None:
     job.do("other = libc.mmap(None, 2048 * 4096, 3, 0x22, -1, 0)")
     job.do("ctypes.memset(other, 7, 2048 * 4096)")
-    gone, one_at_a_time = [], threading.Lock()
+    gone: list[str] = []
+    one_at_a_time = threading.Lock()
 
     def unmapping(chunk: memoryview, release: Callable[[], None]) -> None:
         with one_at_a_time:
@@ -257,7 +258,8 @@ def test_a_process_that_ends_while_it_is_read_is_forgotten(
     job.do("child = os.fork() or signal.pause()")
     job.do("[put(page, page) for page in range(2000)]")
     child = job.number("child")
-    ended, one_at_a_time = [], threading.Lock()
+    ended: list[int] = []
+    one_at_a_time = threading.Lock()
 
     def ending(chunk: memoryview, release: Callable[[], None]) -> None:
         with one_at_a_time:
@@ -306,7 +308,7 @@ def test_without_room_it_waits_and_touches_nothing_that_is_under_way(job: Subjec
         for last in range(3, -1, -1):  # each makes room for one more, and only that
             under_way[last][2]()
             under_way[last][2]()  # said once more it does no harm
-            until(lambda last=last: len(under_way) == 8 - last)
+            until(lambda: len(under_way) == 8 - last)  # noqa: B023 - called in this turn only
             for chunk, content, _ in under_way[:last]:
                 assert chunk == content
         arrived.set()

@@ -6,8 +6,9 @@ from __future__ import annotations
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -219,7 +220,12 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
     (tmp_path / "on").mkdir()
     third = MemoryStore.create(tmp_path / "on", 4 << 20)
     assert read_table(msgspec.msgpack.encode(second.table)) == second.table
-    second.forward(lambda chunk, release: (third.write(chunk), release()))  # type: ignore[func-returns-value]
+
+    def write_on(chunk: memoryview, release: Callable[[], None]) -> None:
+        third.write(chunk)
+        release()
+
+    second.forward(write_on)
     third.end(second.table)
     assert content(third) == content(second)
     second.close()
@@ -398,8 +404,8 @@ _OPERATIONS = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(_OPERATIONS)
 def test_it_does_as_a_dictionary_would(
-    tmp_path_factory: pytest.TempPathFactory, steps: list
-) -> None:  # type: ignore[type-arg]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
+) -> None:
     directory = tmp_path_factory.mktemp("store")
     store = MemoryStore.create(directory, 4 << 20)
     model: dict[int, Pages] = {}

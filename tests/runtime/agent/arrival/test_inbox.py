@@ -39,8 +39,7 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
     host.send(LOG, b"lines")
     host.send_tree("tree:1:tmp")
     host.send_tree(f"tree:1:carried:{host.carried}")
-    assert not host.inbox.complete
-    assert not host.landed().complete
+    assert (host.inbox.complete, host.landed().complete) == (False, False)
     with pytest.raises(NotFound, match="no complete image"):
         manifest.load(host.images)
     sent = host.finish(removed=manifest.as_bytes({"tmp": ["model.pt"]}))

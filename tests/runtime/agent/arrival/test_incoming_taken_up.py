@@ -174,13 +174,17 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inlets: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        incoming_migration, "DeviceInlet", lambda *which: inlets.append(which) or which
-    )
+
+    def inlet(*which: Any) -> Any:
+        inlets.append(which)
+        return which
+
+    monkeypatch.setattr(incoming_migration, "DeviceInlet", inlet)
     devices: Any = SimpleNamespace(helper="the helper")
     here = IncomingMigration(scene.reserve, scene.first.resident, scene.factory, devices, PAIRS)
     assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
-    assert here.inbox.devices == inlets[0]
+    made: Any = here.inbox.devices
+    assert made == inlets[0]
     plain = IncomingMigration(scene.reserve, scene.first.resident, scene.factory)
     assert len(inlets) == 1
     assert plain.inbox.devices is None

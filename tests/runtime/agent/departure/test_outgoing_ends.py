@@ -5,6 +5,7 @@ and network are those of test_outgoing_order.py."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -360,7 +361,12 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
     gone._log.send_new = lambda _send: None
     gone.memory = memory = Memory()
     rounds: list[float] = []
-    memory.rounds = lambda until: rounds.append(until) or SimpleNamespace(sent=30)  # type: ignore[attr-defined]
+
+    def copied(until: float) -> SimpleNamespace:
+        rounds.append(until)
+        return SimpleNamespace(sent=30)
+
+    memory.rounds = copied  # type: ignore[attr-defined]  # it has no attributes of its own
     monkeypatch.setattr(network, "prepare_lock", lambda _: None)
     monkeypatch.setattr(epoll_sets, "find", lambda _: ([], None))
     monkeypatch.setattr(outgoing_migration, "in_order", lambda *_: [])
@@ -389,14 +395,20 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     gone._frozen.image_bytes = 21
     monkeypatch.setattr(outgoing_migration, "PageFilter", lambda _: None)
     found = SimpleNamespace(sent_bytes=5)
+
+    def finished(what: str, result: object) -> Callable[[], object]:
+        def finish() -> object:
+            scene.done.append(what)
+            return result
+
+        return finish
+
     delta = SimpleNamespace(
-        look=None, finish=lambda: scene.done.append("delta") or found, stop=scene.note("delta ends")
+        look=None, finish=finished("delta", found), stop=scene.note("delta ends")
     )
     monkeypatch.setattr(outgoing_migration, "FinalDirtySet", lambda *_: delta)
     monkeypatch.setattr(outgoing_migration, "words_of_delta", lambda _: "pages again")
-    pump = SimpleNamespace(
-        bytes=9, finish=lambda: scene.done.append("pump") or 9, stop=scene.note("pump ends")
-    )
+    pump = SimpleNamespace(bytes=9, finish=finished("pump", 9), stop=scene.note("pump ends"))
     monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
     monkeypatch.setattr(outgoing_migration, "SmallImagePacker", lambda _: packer)

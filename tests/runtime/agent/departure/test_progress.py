@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_a_word_says_all_there_is() -> None:
     told.reporter.round_began(1, 400 * MB)
     told.send(1.0, 200 * MB)
     told.reporter.done()
-    near = pytest.approx(200 * MB, rel=0.01)
+    near: Any = pytest.approx(200 * MB, rel=0.01)
     assert told.words[-1] == Progressed(
         "m7", 1, 200 * MB, 400 * MB, 200 * MB, near, None, None, near
     )
@@ -167,7 +168,12 @@ def test_the_newest_word_of_each_migration_arrives() -> None:
         teller = ReportSender(ask, 5.0)
         teller(word("m1", 1))
         await first.wait()
-        await asyncio.to_thread(lambda: [teller(word("m1", n)) for n in range(2, 100)])
+
+        def tell_all() -> None:
+            for n in range(2, 100):
+                teller(word("m1", n))
+
+        await asyncio.to_thread(tell_all)
         await asyncio.to_thread(teller, word("m2", 7))
         all_said.set()
         await rest.wait()

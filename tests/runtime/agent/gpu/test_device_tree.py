@@ -44,7 +44,7 @@ class Helper:
 
     def release(self, pid: int) -> None:
         if self.fails is not None:
-            self.fails, failed = None, self.fails
+            failed, self.fails = self.fails, None
             raise failed
         self.holding.discard(pid)
 

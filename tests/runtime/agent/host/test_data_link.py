@@ -159,5 +159,6 @@ def test_status_shows_the_interface_and_warns() -> None:
     rows = [row(""), row("the wrong one"), row("of old", "lost")]
     assert [w.plain for w in warnings(rows, wide=True)] == ["h0: the wrong one"]
     assert warnings(rows, wide=False) == [], "it is up: no move fails of that"
+    assert rows[1].link is not None
     down = replace(rows[1], link=replace(rows[1].link, up=False))
     assert [w.plain for w in warnings([down], wide=False)] == ["h0: the wrong one"]
