@@ -109,6 +109,8 @@ lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/mypy -p liveshift
+	@$(BIN)/mypy tests scripts
+	@$(BIN)/mypy integration
 
 format: $(STAMPS)/requirements ## Format all sources
 	@$(BIN)/ruff check --fix --select I .

@@ -60,6 +60,7 @@ class NoSkips:
 def _skipped(config: pytest.Config) -> tuple[int, Counter[str]]:
     """How many tests were skipped that count as failed, and the others by what they lacked."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
     count = len(reporter.stats.get("xfailed", []))
     lacking: Counter[str] = Counter()
     for report in reporter.stats.get("skipped", []):
