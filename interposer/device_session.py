@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from .layout import LedgerRecord, text_of
+from .layout import CStruct, text_of
 
 PROTOCOL = 1
 SAMPLE = 4096
@@ -20,7 +20,7 @@ SAMPLE = 4096
 MAX_ERRNO = 4095
 """The largest errno value of Linux. We limit the number that a process sends to it."""
 
-REQUEST = LedgerRecord(
+REQUEST = CStruct(
     (
         ("op", "I"),
         ("device", "i"),
@@ -30,7 +30,7 @@ REQUEST = LedgerRecord(
     )
 )
 
-REPLY = LedgerRecord(
+REPLY = CStruct(
     (
         ("op", "I"),
         ("result", "i"),
@@ -40,7 +40,7 @@ REPLY = LedgerRecord(
         ("device", "i"),
         ("kind", "I"),
         ("uuid", "16s"),
-        ("trouble", "96s"),
+        ("message", "96s"),
     )
 )
 
@@ -71,7 +71,7 @@ class SessionReply:
     device: int
     kind: int
     uuid: bytes
-    trouble: str
+    message: str
 
     @property
     def failure(self) -> str:
@@ -80,7 +80,7 @@ class SessionReply:
             return ""
         error = min(-self.result, MAX_ERRNO)
         code = f"CUDA error {self.result}" if self.result > 0 else os.strerror(error)
-        return f"{self.trouble} ({code})" if self.trouble else code
+        return f"{self.message} ({code})" if self.message else code
 
     @property
     def ended(self) -> bool:
@@ -98,7 +98,7 @@ def reply(packet: bytes) -> SessionReply:
     if len(packet) != REPLY.size:
         raise ValueError(f"the reply has {len(packet)} bytes, not {REPLY.size}")
     fields = REPLY.unpack(packet)
-    return SessionReply(**(fields | {"trouble": text_of(fields["trouble"])}))
+    return SessionReply(**(fields | {"message": text_of(fields["message"])}))
 
 
 def socket_name(inner_pid: int) -> str:

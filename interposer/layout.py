@@ -19,7 +19,7 @@ Fields = tuple[tuple[str, str], ...]
 """The fields of a structure in order: each has a name and a format code of Python's ``struct``."""
 
 
-class LedgerRecord:
+class CStruct:
     """One structure of page.h: little-endian, without padding between the fields."""
 
     def __init__(self, fields: Fields) -> None:
@@ -40,20 +40,20 @@ class LedgerRecord:
         return self.struct.iter_unpack(raw[: len(raw) // self.size * self.size])
 
 
-ORDER = LedgerRecord(
+ORDER = CStruct(
     (
         ("want", "I"),
         ("attempt", "I"),
         ("version", "I"),
-        ("beat", "I"),
+        ("heartbeat", "I"),
         ("lease_ms", "I"),
         ("limit_ms", "I"),
         ("check", "I"),
-        ("asked", "I"),
+        ("missing_count", "I"),
     )
 )
 
-ANSWER = LedgerRecord(
+ANSWER = CStruct(
     (
         ("reopened", "I"),
         ("changes", "I"),
@@ -69,11 +69,11 @@ ANSWER = LedgerRecord(
         ("drained_ns", "Q"),
         ("torn_down_ns", "Q"),
         ("rebuilt_ns", "Q"),
-        ("trouble", "160s"),
+        ("message", "160s"),
     )
 )
 
-LEDGER = LedgerRecord(
+LEDGER = CStruct(
     (
         ("made", "Q"),
         ("freed", "Q"),
@@ -87,7 +87,7 @@ LEDGER = LedgerRecord(
     )
 )
 
-IDENTITY = LedgerRecord(
+IDENTITY = CStruct(
     (
         ("magic", "8s"),
         ("layout", "I"),
@@ -102,7 +102,7 @@ IDENTITY = LedgerRecord(
     )
 )
 
-TABLES = LedgerRecord(
+TABLES = CStruct(
     (
         ("clocks", "I"),
         ("communicators", "I"),
@@ -113,9 +113,9 @@ TABLES = LedgerRecord(
 )
 """The header's last fields before its rows: how many rows of the tables have been used."""
 
-COUNTER = LedgerRecord((("kind", "24s"), ("started", "Q")))
+COUNTER = CStruct((("kind", "24s"), ("started", "Q")))
 
-THREAD = LedgerRecord(
+THREAD = CStruct(
     (
         ("tid", "i"),
         ("state", "I"),
@@ -126,9 +126,9 @@ THREAD = LedgerRecord(
     )
 )
 
-ASK = LedgerRecord((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
+MISSING_CLOCK = CStruct((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
 
-CLOCK = LedgerRecord(
+CLOCK = CStruct(
     (
         ("id", "Q"),
         ("announced", "Q"),
@@ -144,7 +144,7 @@ CLOCK = LedgerRecord(
     )
 )
 
-COMMUNICATOR = LedgerRecord(
+COMMUNICATOR = CStruct(
     (
         ("state", "I"),
         ("library", "I"),
@@ -166,7 +166,7 @@ COMMUNICATOR = LedgerRecord(
     )
 )
 
-STREAM = LedgerRecord(
+STREAM = CStruct(
     (
         ("handle", "Q"),
         ("device", "i"),
@@ -176,7 +176,7 @@ STREAM = LedgerRecord(
     )
 )
 
-ALLOCATION = LedgerRecord(
+ALLOCATION = CStruct(
     (
         ("address", "Q"),
         ("size", "Q"),
@@ -190,7 +190,7 @@ ALLOCATION = LedgerRecord(
     )
 )
 
-COUNTERS, THREADS, ASKS = 64, 64, 128
+COUNTERS, THREADS, MISSING_CLOCKS = 64, 64, 128
 CLOCKS, COMMUNICATORS, STREAMS, ALLOCATIONS = 4096, 512, 1024, 65536
 
 # Where things lie in the file, in bytes.
@@ -200,7 +200,7 @@ LEDGER_AT = ANSWER_AT + ANSWER.size
 TABLES_AT = LEDGER_AT + LEDGER.size
 THREADS_AT = TABLES_AT + TABLES.size
 COUNTERS_AT = THREADS_AT + THREADS * THREAD.size
-ASKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
+MISSING_CLOCKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
 HEADER_SIZE = 8192
 CLOCKS_AT = HEADER_SIZE
 COMMUNICATORS_AT = CLOCKS_AT + CLOCKS * CLOCK.size

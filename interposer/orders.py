@@ -41,7 +41,7 @@ class OrderedPage(PageFile):
         self._attempt, self._version, self._heartbeat = (
             seen["attempt"],
             seen["version"],
-            seen["beat"],
+            seen["heartbeat"],
         )
 
     @property
@@ -57,7 +57,7 @@ class OrderedPage(PageFile):
         """Close the gate: from now on new operations wait for targets."""
         self._write_order("lease_ms", lease_ms)
         self._write_order("limit_ms", limit_ms)
-        self.set_asks(())
+        self.set_missing_clocks(())
         self.heartbeat()
         self.give(WantedState.ARMED, attempt, 0)
 
@@ -78,7 +78,7 @@ class OrderedPage(PageFile):
     def heartbeat(self) -> None:
         """Give a sign of life. Without it, threads at the gate open the gate after the lease."""
         self._heartbeat = (self._heartbeat + 1) & 0xFFFFFFFF
-        self._write_order("beat", self._heartbeat)
+        self._write_order("heartbeat", self._heartbeat)
 
     def set_targets(self, targets: Mapping[int, int]) -> None:
         """Write targets by clock row. Call it before the order that names their version."""
@@ -86,14 +86,14 @@ class OrderedPage(PageFile):
         for row, target in targets.items():
             self._write(layout.CLOCKS_AT + row * layout.CLOCK.size + offset, "<Q", target)
 
-    def set_asks(self, asks: Iterable[tuple[int, int, int]]) -> None:
+    def set_missing_clocks(self, missing: Iterable[tuple[int, int, int]]) -> None:
         """Write id, target and communicator's row of clocks that the process does not have yet.
-        Call it before the order. If there are more than layout.ASKS, the later ones must wait until
-        the process has made the others."""
-        meant = list(asks)[: layout.ASKS]
-        for n, ask in enumerate(meant):
-            self._write(layout.ASKS_AT + n * layout.ASK.size, "<QQI", *ask)
-        self._write_order("asked", len(meant))
+        Call it before the order. If there are more than layout.MISSING_CLOCKS, the later ones must
+        wait until the process has made the others."""
+        meant = list(missing)[: layout.MISSING_CLOCKS]
+        for n, clock in enumerate(meant):
+            self._write(layout.MISSING_CLOCKS_AT + n * layout.MISSING_CLOCK.size, "<QQI", *clock)
+        self._write_order("missing_count", len(meant))
 
     def set_rebuild(self, row: int, order: int, unique_id: bytes) -> None:
         """Write the unique id with which a communicator must be rebuilt, and its place in the

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import LiveshiftError
 from . import layout
-from .layout import LedgerRecord, text_of
+from .layout import CStruct, text_of
 
 log = logging.getLogger("liveshift.page")
 _complained: set[Path] = set()
@@ -318,7 +318,7 @@ class PageFile:
             if tid
         ]
 
-    def _table(self, name: str, at: int, record: LedgerRecord, most: int) -> bytes:
+    def _table(self, name: str, at: int, record: CStruct, most: int) -> bytes:
         return self.raw(at, self.used(name, most) * record.size)
 
 

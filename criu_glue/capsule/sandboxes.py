@@ -131,7 +131,7 @@ def build_empty(plan: SandboxPlan, root_pid: int, last_pid: int) -> Sandbox:
     The ids of CRIU and its helpers come after ``last_pid`` (:func:`pids.place`). Raises
     LiveshiftError; nothing is left then.
     """
-    ask = ["--pid-floor", str(last_pid), "--adopt", str(root_pid)]
+    ask = ["--pid-floor", str(last_pid), "--restore", str(root_pid)]
     return _build(plan, ask, {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")})
 
 

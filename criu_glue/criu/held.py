@@ -75,10 +75,10 @@ class HeldCriu:
         try:
             own = {"LIVESHIFT_HOOK": " ".join([str(directory), action, *mark])}
             more = environment(directory) if environment else {}
-            become = [f"/proc/self/fd/{hook}", "--become", str(directory), str(hook)]
+            hook_command = [f"/proc/self/fd/{hook}", "--exec", str(directory), str(hook)]
             options = ["--config", f"/proc/self/fd/{directory}/{config}"] if config else []
             self._process = subprocess.Popen(
-                [*prefix, *become, *command, *options],
+                [*prefix, *hook_command, *command, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

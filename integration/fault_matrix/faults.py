@@ -57,7 +57,7 @@ def daemon_killed(who: Who) -> Fault:
 
 def image_used_up() -> Fault:
     """The destination's agent dies where its host had no memory for the image beside the tree: the
-    next one finds the image without its pages (MemoryStore.spend, which takes the index away)."""
+    next one finds the image without its pages (MemoryStore.free_after_copy removes the index)."""
 
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:

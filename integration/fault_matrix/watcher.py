@@ -317,7 +317,7 @@ class Watcher(threading.Thread):
         host = next((self._hosts[space] for space in outer if space in self._hosts), None)
         if host is None or self._netns not in words:
             return None
-        return Room(host, init, "--adopt" in words)
+        return Room(host, init, "--restore" in words)
 
     def _forget(self, pid: int) -> None:
         known = self._known.pop(pid)

@@ -42,7 +42,7 @@ class Boundary:
 def to_boundary(gate: HostGate, attempt: int) -> Boundary:
     """Closes the gates, finds the boundary, holds it for a moment and opens again.
 
-    Raises AssertionError, with who owes what, when there is none within the deadline.
+    Raises AssertionError, with the pending operations, when there is none within the deadline.
     """
     clock = CollectiveClock(["here"])
     began = time.monotonic()
@@ -73,9 +73,9 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
 
 def _wait(gate: HostGate, began: float) -> None:
     if time.monotonic() - began > DEADLINE_S:
-        debts = gate.debts(lambda page: page.pid)
+        pending = gate.pending_returns(lambda page: page.pid)
         obstacles = [obstacle.text for obstacle in gate.obstacles()]
-        raise AssertionError(f"no boundary after {DEADLINE_S:.0f} s: {debts} {obstacles}")
+        raise AssertionError(f"no boundary after {DEADLINE_S:.0f} s: {pending} {obstacles}")
     gate.heartbeat()
     time.sleep(LOOK_S)
 

@@ -2,8 +2,8 @@
 """The agent: the root daemon on each host. It does what it is asked, and reports what it sees.
 
 It holds no truth of its own: capsules are processes in the kernel, and the orchestrator knows who
-owns them. The agent answers asks concurrently. The house answers those about capsules; the source,
-the destination and the porter answer those about migrations.
+owns them. The agent handles requests concurrently. CapsuleTable handles those about capsules;
+SourceHandlers, DestinationHandlers and Rulings handle those about migrations.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
 from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
+from .rulings import Rulings
 from .source_handlers import SourceHandlers
 
 log = logging.getLogger("liveshift.agent")
@@ -65,28 +66,28 @@ class Agent:
             cluster.gpu.libraries,
             cluster.gpu.fast_path is not FastPathChoice.OFF,
         )
-        self.registry = MigrationRegistry(
-            self.capsule_table, _find_criu(cluster), self._claim, self.gpus
-        )
+        self.registry = MigrationRegistry(self.capsule_table, _find_criu(cluster), self.gpus)
+        self.rulings = Rulings(self.capsule_table, self.registry, self._claim)
         self.measures = Measures(self.capsule_table)
-        self.source = SourceHandlers(self.capsule_table, self.registry, self.measures)
-        self.destination = DestinationHandlers(self.capsule_table, self.registry, self.measures)
-        self.swapper = GpuSwapHandlers(self.capsule_table, self.registry)
-        self.gatekeeper = GateHandlers(self.capsule_table, lambda: time.monotonic() - self._heard)
-        self.gatekeeper.closes = self.source.gates_close
-        self.gatekeeper.opens = self.source.gates_open
+        report = ReportSender(self._request, cluster.timeouts.suspicion)
+        self.source = SourceHandlers(self.capsule_table, self.registry, self.measures, report)
+        self.destination = DestinationHandlers(
+            self.capsule_table, self.registry, self.rulings, self._claim, self.measures
+        )
+        self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
+        self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0
         self._boot_id = uuid.uuid4().hex
         self._tasks = Tasks()
-        capsule_table, gates, swapper = self.capsule_table, self.gatekeeper, self.swapper
+        capsule_table, gates, swaps = self.capsule_table, self.gates, self.swaps
         source, destination = self.source, self.destination
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
-            messages.Signal: capsule_table.signal,
-            messages.End: capsule_table.end,
-            messages.Forget: capsule_table.forget,
+            messages.Signal: capsule_table.signal_capsule,
+            messages.End: capsule_table.end_capsule,
+            messages.Forget: capsule_table.forget_job,
             messages.Locate: capsule_table.locate,
             messages.ReadOutput: capsule_table.read_output,
             messages.GetInspection: capsule_table.get_inspection,
@@ -98,17 +99,17 @@ class Agent:
             messages.RestoreCapsule: destination.restore,
             messages.Forward: destination.forward,
             messages.Resume: destination.resume,
-            messages.Settle: self.registry.settle,
+            messages.Settle: self.rulings.claim_now,
             messages.Progress: destination.progress,
-            messages.StartMeasure: self.measures.start,
-            messages.EndMeasure: self.measures.end,
-            messages.LookAtGpus: swapper.look,
-            messages.SwapGpu: swapper.swap,
-            messages.SettleSwap: swapper.settle,
+            messages.StartMeasure: self.measures.start_measure,
+            messages.EndMeasure: self.measures.end_measure,
+            messages.LookAtGpus: swaps.plan_swap,
+            messages.SwapGpu: swaps.swap_gpus,
+            messages.SettleSwap: swaps.settle_swap,
             messages.Arm: gates.arm,
             messages.SetTargets: gates.aim,
             messages.Shut: gates.shut,
-            messages.WhoOwes: gates.who_owes,
+            messages.ListBehind: gates.list_behind,
             messages.TearDown: gates.tear_down,
             messages.FreshIds: gates.fresh_ids,
             messages.Rebuild: gates.rebuild,
@@ -128,17 +129,16 @@ class Agent:
             self.registry.receiver.start()
             undo.callback(self.registry.receiver.close)
             address = str(self.cluster.orchestrator)
-            # The uplink comes first: the house reports at once a command that ended meanwhile.
+            # The uplink comes first: a command that ended meanwhile is reported at once.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
             undo.callback(self.uplink.close)
-            self.source.tell = ReportSender(self.uplink.line.ask, self.cluster.timeouts.suspicion)
             listener = local_socket.listen(path)
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
             _memory_for_images(self.cluster.paths.run / "images", undo)
             await asyncio.to_thread(self._hold_fence, undo)
-            await self.registry.take_up()
-            await self.swapper.take_up()
+            await self.registry.recover_migrations()
+            await self.swaps.recover_swaps()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
         # This mounts, and the mounts stay. A start that fails does not come this far.
@@ -158,8 +158,8 @@ class Agent:
         await asyncio.gather(
             self.uplink.serve(),
             self._report(),
-            self.registry.keep_asking(),
-            self.gatekeeper.keep(),
+            self.rulings.keep_claiming(),
+            self.gates.keep(),
             self.gpus.keep(),
             self._forget_device_memory(),
             heap.give_back(self.idle),
@@ -167,7 +167,7 @@ class Agent:
 
     def idle(self) -> bool:
         """Whether no move is under way that a restart of this agent would interrupt."""
-        return not (self.registry.departures or self.registry.arrivals or self.swapper.unfinished())
+        return not (self.registry.outgoing or self.registry.incoming or self.swaps.unfinished())
 
     def objection(self, cluster: Cluster) -> str:
         """Why this agent cannot start with a changed cluster file; "" if it can."""
@@ -184,7 +184,7 @@ class Agent:
         """Drop, once, what earlier moves left in the GPU helper: the helper outlives an agent."""
 
         def known() -> set[str]:
-            return {*self.registry.departures, *self.registry.arrivals, *self.swapper.unfinished()}
+            return {*self.registry.outgoing, *self.registry.incoming, *self.swaps.unfinished()}
 
         while not await asyncio.to_thread(self.registry.devices.drop_all_but, known):
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
@@ -210,9 +210,9 @@ class Agent:
     async def _register(self) -> None:
         here = self.capsule_table.capsules
         epochs = {name: c.epoch for name, c in here.items()}
-        for arrival in self.registry.arrivals.values():  # a granted one runs soon, but is not here
-            if arrival.granted:
-                epochs[arrival.resident.spec.name] = arrival.granted
+        for incoming in self.registry.incoming.values():  # a granted one runs soon, is not here
+            if incoming.granted:
+                epochs[incoming.resident.spec.name] = incoming.granted
         codes = {name: c.code for name, c in here.items() if c.code is not None}
         register = messages.Register(
             self.host, self.registry.facts, epochs, self.cluster.digest, self._boot_id, codes
@@ -225,6 +225,13 @@ class Agent:
             except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
         await self.capsule_table.forget_unknown({book.job for book in answer.books})
+
+    async def _request(self, message: Message, timeout: float) -> Message | None:
+        return await self.uplink.line.ask(message, timeout)
+
+    def _silence(self) -> float:
+        """Seconds since the orchestrator was last heard."""
+        return time.monotonic() - self._heard
 
     async def _claim(self, claim: messages.Claim) -> messages.Ruled:
         answer = await self.uplink.line.ask(claim, self.cluster.timeouts.suspicion)
@@ -244,7 +251,7 @@ class Agent:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:
             own = self.cluster.host(self.host)
             rates = link_rates.load(self.cluster.paths.run)
-            self._link = await asyncio.to_thread(data_link.look, self.host, own.address, rates)
+            self._link = await asyncio.to_thread(data_link.read_link, self.host, own.address, rates)
             self._link_seen = time.monotonic()
         return self._link
 
@@ -265,21 +272,21 @@ class Agent:
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
-    async def _start(self, ask: messages.Start) -> None:
-        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
-        spec = msgspec.structs.replace(ask.spec, env=env)
-        await self.capsule_table.start(msgspec.structs.replace(ask, spec=spec))
+    async def _start(self, request: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **request.spec.env}
+        spec = msgspec.structs.replace(request.spec, env=env)
+        await self.capsule_table.start_capsule(msgspec.structs.replace(request, spec=spec))
 
-    async def _relay(self, uid: int, ask: Message) -> Message | None:
-        """Pass on an ask of a command on this host: we say who asks, the orchestrator decides."""
-        raw = messages.encode_ask(0, ask)
+    async def _relay(self, uid: int, request: Message) -> Message | None:
+        """Pass on a request of a local command: we say who asks, the orchestrator decides."""
+        raw = messages.encode_ask(0, request)
         return await self.uplink.line.ask(messages.Relay(uid, raw), 3600)
 
-    async def _handle(self, _peer: str, ask: Message) -> Message | None:
-        serve = self._serve.get(type(ask))
+    async def _handle(self, _peer: str, request: Message) -> Message | None:
+        serve = self._serve.get(type(request))
         if serve is None:
-            raise LiveshiftError(f"an agent does not serve {type(ask).__name__}")
-        return await serve(ask)
+            raise LiveshiftError(f"an agent does not serve {type(request).__name__}")
+        return await serve(request)
 
 
 async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ...errors import NotFound, Refused
 from ...interposer.layout import WantedState
@@ -78,31 +78,43 @@ class ClosedGates:
         return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
 
 
+class GatedMigrations(Protocol):
+    """The outgoing migrations of this host, which gates concern (MigrationRegistry)."""
+
+    def gates_close(self, job: str) -> None:
+        """The job's gates are being closed."""
+
+    def gates_open(self, job: str) -> None:
+        """The job's gates were opened, by order of the orchestrator or by the agent itself."""
+
+
 class GateHandlers:
     """The gates of one host; ``silence``: seconds since the orchestrator was last heard.
 
-    Asks that close, open or tear down take turns in the order of their arrival: after a link was
-    stuck for a while, an Arm and the OpenGate that gave it up can arrive together.
+    Requests that close, open or tear down take turns in the order in which they come: after a link
+    was stuck for a while, an Arm and the OpenGate that gave it up can come together.
     """
 
-    def __init__(self, capsule_table: CapsuleTable, silence: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        capsule_table: CapsuleTable,
+        registry: GatedMigrations,
+        silence: Callable[[], float],
+    ) -> None:
         self._capsule_table = capsule_table
+        self._registry = registry
         self._silence = silence
-        self.closes: Callable[[str], None] = lambda _job: None
-        self.opens: Callable[[str], None] = lambda _job: None
-        """``closes`` is called with a job whose gates close; ``opens`` after its gates were opened,
-        by order of the orchestrator or by the agent itself."""
         self._closed: dict[str, ClosedGates] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # ---- what the orchestrator asks ------------------------------------------------------------
 
-    async def arm(self, ask: messages.Arm) -> messages.Armed:
-        async with self._turns[ask.job]:
-            await self._release(ask.job)
-            self.closes(ask.job)
-            closed = await asyncio.to_thread(self._close_gates, ask)
-            self._closed[ask.job] = closed
+    async def arm(self, request: messages.Arm) -> messages.Armed:
+        async with self._turns[request.job]:
+            await self._release(request.job)
+            self._registry.gates_close(request.job)
+            closed = await asyncio.to_thread(self._close_gates, request)
+            self._closed[request.job] = closed
         until = time.monotonic() + self._capsule_table.cluster.timeouts.suspicion / 2
         begun = await closed.use(closed.gate.announced)
         while begun is None and time.monotonic() < until:  # a rank is beginning a group
@@ -113,7 +125,7 @@ class GateHandlers:
             obstacles.append(
                 f"{self._capsule_table.host}: a group of operations was begun and not ended"
             )
-        if bool(closed.unreadable) and await asyncio.to_thread(self._has_cuda, ask.job):
+        if bool(closed.unreadable) and await asyncio.to_thread(self._has_cuda, request.job):
             who.append(unknown())
         numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
         return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
@@ -123,16 +135,18 @@ class GateHandlers:
             has_cuda(c) for c in list(self._capsule_table.capsules.values()) if c.spec.job == job
         )
 
-    def _close_gates(self, ask: messages.Arm) -> ClosedGates:
+    def _close_gates(self, request: messages.Arm) -> ClosedGates:
         pids: dict[OrderedPage, int] = {}
         gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
-        closed = ClosedGates(ask.attempt, gate, pids, time.monotonic() + ask.hold, {})
+        closed = ClosedGates(request.attempt, gate, pids, time.monotonic() + request.hold, {})
         try:
             lease = 2 * self._capsule_table.cluster.timeouts.suspicion
-            found = list(self._new_pages(ask.job, closed))
+            found = list(self._new_pages(request.job, closed))
             if any(_down(page) for page in found):
-                raise Refused(f"communicators of {ask.job} are down on {self._capsule_table.host}")
-            gate.arm(ask.attempt, int(1000 * lease), int(1000 * ask.limit))
+                raise Refused(
+                    f"communicators of {request.job} are down on {self._capsule_table.host}"
+                )
+            gate.arm(request.attempt, int(1000 * lease), int(1000 * request.limit))
             for page in found:
                 gate.admit(page)
         except BaseException:
@@ -141,59 +155,65 @@ class GateHandlers:
             raise
         return closed
 
-    async def aim(self, ask: messages.SetTargets) -> messages.TargetsSet:
-        closed = self._of(ask.job, ask.attempt)
-        if ask.version > closed.version:
-            closed.version = ask.version
-            await closed.use(lambda: closed.gate.aim(ask.version, ask.targets, ask.pairs))
-        until = time.monotonic() + ask.wait
+    async def aim(self, request: messages.SetTargets) -> messages.TargetsSet:
+        closed = self._of(request.job, request.attempt)
+        if request.version > closed.version:
+            closed.version = request.version
+            await closed.use(
+                lambda: closed.gate.aim(request.version, request.targets, request.pairs)
+            )
+        until = time.monotonic() + request.wait
         while True:
             began = time.monotonic()
             seen = await closed.use(closed.gate.look)
-            superseded = closed.version > ask.version or self._closed.get(ask.job) is not closed
+            superseded = (
+                closed.version > request.version or self._closed.get(request.job) is not closed
+            )
             if seen.reached or seen.numbers or superseded or time.monotonic() > until:
                 obstacles = [] if seen.reached else await closed.use(closed.fatal)
                 return _aimed(seen, obstacles)
             await asyncio.sleep(max(POLL_S, time.monotonic() - began))
 
-    async def shut(self, ask: messages.Shut) -> messages.TargetsSet:
-        async with self._turns[ask.job]:
-            closed = self._of(ask.job, ask.attempt)
-            await closed.use(lambda: self._admit_new(ask.job, closed))
+    async def shut(self, request: messages.Shut) -> messages.TargetsSet:
+        async with self._turns[request.job]:
+            closed = self._of(request.job, request.attempt)
+            await closed.use(lambda: self._admit_new(request.job, closed))
             seen, obstacles, pages = await closed.use(lambda: _shut(closed))
         if seen.reached and not obstacles:
-            obstacles = await services.drained(pages, ask.attempt)
+            obstacles = await services.drained(pages, request.attempt)
         return _aimed(seen, obstacles)
 
-    async def who_owes(self, ask: messages.WhoOwes) -> messages.Owing:
-        closed = self._of(ask.job, ask.attempt)
-        debts = await closed.use(lambda: closed.gate.debts(closed.pids.get))
+    async def list_behind(self, request: messages.ListBehind) -> messages.Behind:
+        closed = self._of(request.job, request.attempt)
+        pending = await closed.use(lambda: closed.gate.pending_returns(closed.pids.get))
         found = await closed.use(closed.gate.obstacles)
         notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
-        if not debts and closed.gate.want is WantedState.CLOSED:
-            draining = await closed.use(lambda: services.draining(closed.gate.pages, ask.attempt))
+        if not pending and closed.gate.want is WantedState.CLOSED:
+            draining = await closed.use(
+                lambda: services.draining(closed.gate.pages, request.attempt)
+            )
             notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
-        return messages.Owing([_owes(debt) for debt in debts] + notes)
+        return messages.Behind([_describe_pending(returns) for returns in pending] + notes)
 
-    async def tear_down(self, ask: messages.TearDown) -> messages.TornDown:
-        async with self._turns[ask.job], self._all_pages(ask.job) as pages:
-            return await services.torn_down(pages, ask.attempt)
+    async def tear_down(self, request: messages.TearDown) -> messages.TornDown:
+        async with self._turns[request.job], self._all_pages(request.job) as pages:
+            return await services.torn_down(pages, request.attempt)
 
-    async def fresh_ids(self, ask: messages.FreshIds) -> messages.Fresh:
-        async with self._all_pages(ask.job) as pages:
-            return await services.fresh_ids(pages, ask.attempt)
+    async def fresh_ids(self, request: messages.FreshIds) -> messages.Fresh:
+        async with self._all_pages(request.job) as pages:
+            return await services.fresh_ids(pages, request.attempt)
 
-    async def rebuild(self, ask: messages.Rebuild) -> messages.TornDown:
-        async with self._all_pages(ask.job) as pages:
-            return await services.rebuilt(pages, ask.attempt, ask.ids)
+    async def rebuild(self, request: messages.Rebuild) -> messages.TornDown:
+        async with self._all_pages(request.job) as pages:
+            return await services.rebuilt(pages, request.attempt, request.ids)
 
-    async def open(self, ask: messages.OpenGate) -> messages.TornDown:
+    async def open(self, request: messages.OpenGate) -> messages.TornDown:
         """Open the gates, no matter which attempt or agent closed them. A gate stays closed if its
         communicators are down."""
-        async with self._turns[ask.job]:
-            await self._release(ask.job)
-            opened = await asyncio.to_thread(self._open_gates, ask.job)
-            self.opens(ask.job)
+        async with self._turns[request.job]:
+            await self._release(request.job)
+            opened = await asyncio.to_thread(self._open_gates, request.job)
+            self._registry.gates_open(request.job)
             return opened
 
     def _open_gates(self, job: str) -> messages.TornDown:
@@ -319,13 +339,14 @@ def _who(rank: int | None, pid: int) -> str:
     return f"rank {rank}" if rank is not None else f"process {pid}"
 
 
-def _owes(debt: PendingReturns) -> str:
+def _describe_pending(returns: PendingReturns) -> str:
     """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
     (threads: python 1002: asleep in futex)"."""
-    what = "is inside" if debt.begun else "owes"
-    pair = f" {debt.sender} → {debt.receiver}" if debt.sender >= 0 else ""
-    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in debt.threads[:3])
+    what = "is inside" if returns.begun else "owes"
+    pair = f" {returns.sender} → {returns.receiver}" if returns.sender >= 0 else ""
+    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in returns.threads[:3])
     return (
-        f"{_who(debt.rank, debt.pid)} {what} operation {debt.returned + 1} of {debt.target} on "
-        f"{debt.communicator}{pair}, last {debt.operation} (threads: {where or 'not known'})"
+        f"{_who(returns.rank, returns.pid)} {what} operation {returns.returned + 1}"
+        f" of {returns.target} on "
+        f"{returns.communicator}{pair}, last {returns.operation} (threads: {where or 'not known'})"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part in GPU swaps: it answers the orchestrator's asks about them.
+"""A host's part in GPU swaps: it answers the orchestrator's requests about them.
 
 The capsule keeps its host and its owner. A note of the swap says what became of it (host_swap.py);
 the orchestrator asks for that when an answer was lost.
@@ -33,7 +33,7 @@ class GpuSwapHandlers:
         self._registry = registry
         self._busy: set[str] = set()  # migrations with work under way on this host
 
-    async def take_up(self) -> None:
+    async def recover_swaps(self) -> None:
         """Finish the swaps that an earlier agent left unfinished."""
         for resident in list(self._capsule_table.capsules.values()):
             note = await asyncio.to_thread(host_swap.read, resident)
@@ -41,7 +41,7 @@ class GpuSwapHandlers:
                 log.warning("%s: in the middle of %s", resident.spec.name, note.migration)
                 try:
                     await self._finish(resident, note)
-                except LiveshiftError as error:  # the orchestrator's next ask tries it again
+                except LiveshiftError as error:  # the orchestrator's next request tries it again
                     log.error("%s: %s", note.migration, error)
 
     def unfinished(self) -> set[str]:
@@ -51,41 +51,43 @@ class GpuSwapHandlers:
         ]
         return {note.migration for note in notes if note is not None and not note.over}
 
-    async def look(self, ask: messages.LookAtGpus) -> messages.SwapPlan:
-        resident = self._registry.free(ask.capsule)
+    async def plan_swap(self, request: messages.LookAtGpus) -> messages.SwapPlan:
+        resident = self._registry.free(request.capsule)
         survey = await self._registry.survey_gpus(resident)
         taken = self._registry.gpus_taken()
-        return gpu_choice.choose(ask.capsule, survey, ask.to, ask.leave, taken)
+        return gpu_choice.choose(request.capsule, survey, request.to, request.leave, taken)
 
-    async def swap(self, ask: messages.SwapGpu) -> messages.Moved:
-        if not ask.pids:
-            raise Refused(f"the request to swap GPUs names no process of {ask.capsule}")
-        if ask.migration in self._busy:
-            raise Refused(f"{ask.migration} is already under way on this host")
-        with self._working(ask.migration), self._keeping(ask):
-            resident = self._registry.free(ask.capsule)
-            if (known := host_swap.read(resident)) and known.migration == ask.migration:
-                raise Refused(f"{ask.migration} is over: {known.why or known.stage}")
-            note = SwapNote(ask.migration, Stage.SAVING, ask.pairs, ask.pids)
-            here = self._swap(resident, note, full=ask.verify)
+    async def swap_gpus(self, request: messages.SwapGpu) -> messages.Moved:
+        if not request.pids:
+            raise Refused(f"the request to swap GPUs names no process of {request.capsule}")
+        if request.migration in self._busy:
+            raise Refused(f"{request.migration} is already under way on this host")
+        with self._working(request.migration), self._keeping(request):
+            resident = self._registry.free(request.capsule)
+            if (known := host_swap.read(resident)) and known.migration == request.migration:
+                raise Refused(f"{request.migration} is over: {known.why or known.stage}")
+            note = SwapNote(request.migration, Stage.SAVING, request.pairs, request.pids)
+            here = self._swap(resident, note, full=request.verify)
             resident.finished = await asyncio.to_thread(finished_by_pid, resident.sandbox)
-            return await self._capsule_table.blocking(ask.capsule, lambda: here.run(ask.deadline))
+            return await self._capsule_table.blocking(
+                request.capsule, lambda: here.run(request.deadline)
+            )
 
-    async def settle(self, ask: messages.SettleSwap) -> messages.SwapSettled:
-        while ask.migration in self._busy:
+    async def settle_swap(self, request: messages.SettleSwap) -> messages.SwapSettled:
+        while request.migration in self._busy:
             await asyncio.sleep(POLL_S)
-        with self._working(ask.migration):
-            return await self._settle(ask)
+        with self._working(request.migration):
+            return await self._outcome(request)
 
-    async def _settle(self, ask: messages.SettleSwap) -> messages.SwapSettled:
+    async def _outcome(self, request: messages.SettleSwap) -> messages.SwapSettled:
         try:
-            resident = self._capsule_table.resident(ask.capsule)
+            resident = self._capsule_table.resident(request.capsule)
         except NotFound:
             return messages.SwapSettled("gone", "")
         note = await asyncio.to_thread(host_swap.read, resident)
-        if note is None or note.migration != ask.migration:
+        if note is None or note.migration != request.migration:
             # Note that it is over, so that a late request for this swap finds that.
-            note = SwapNote(ask.migration, Stage.STAYS, why="it had not begun")
+            note = SwapNote(request.migration, Stage.STAYS, why="it had not begun")
             await asyncio.to_thread(host_swap.write, resident, note)
         if note.stage is Stage.LOST:
             return messages.SwapSettled("lost", note.why)
@@ -116,11 +118,11 @@ class GpuSwapHandlers:
         return HostSwap(resident, note, tree)
 
     @contextlib.contextmanager
-    def _keeping(self, ask: messages.SwapGpu) -> Iterator[None]:
+    def _keeping(self, request: messages.SwapGpu) -> Iterator[None]:
         """Keep both GPUs from other capsules meanwhile; raises Refused if one of them has been
         taken since the plan."""
-        words = f"is changed for another one by {ask.capsule} ({ask.migration})"
-        ours = {new: words for old, new in ask.pairs if old != new}
+        words = f"is changed for another one by {request.capsule} ({request.migration})"
+        ours = {new: words for old, new in request.pairs if old != new}
         taken = self._registry.gpus_taken()
         for uuid in ours.keys() & taken.keys():
             raise Refused(

@@ -148,7 +148,7 @@ def _check_memory(
     survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
 ) -> Check:
     # An image stays in memory until the tree is restored from it, so memory is needed twice. Pages
-    # of pre-copy can be freed in the store as they are restored (MemoryStore.spend).
+    # of pre-copy can be freed in the store as they are restored (MemoryStore.free_after_copy).
     image = survey.resident + survey.shared_memory + device_memory
     needed = 2 * image + MEMORY_MARGIN + survey.nameless  # nameless memory is only in the image
     image += survey.nameless

@@ -90,14 +90,14 @@ class Shut(Message, frozen=True):
     attempt: int
 
 
-class WhoOwes(Message, frozen=True):
-    """Ask which ranks here have not reached their targets, and where they are; answers Owing."""
+class ListBehind(Message, frozen=True):
+    """Ask which ranks here are behind their targets, and where they are; answers Behind."""
 
     job: str
     attempt: int
 
 
-class Owing(Answer, frozen=True):
+class Behind(Answer, frozen=True):
     """``lines``: in words, one for each rank and clock."""
 
     lines: list[str]

@@ -47,7 +47,7 @@ ASKS = {
     "Arm": "hold a job's collectives",
     "SetTargets": "bring a job to a boundary",
     "Shut": "hold a job at a boundary",
-    "WhoOwes": "name the ranks that are late",
+    "ListBehind": "name the ranks that are late",
     "TearDown": "take communicators down",
     "FreshIds": "make ids for communicators",
     "Rebuild": "build communicators again",

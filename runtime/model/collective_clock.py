@@ -96,7 +96,7 @@ class CollectiveClock:
         return sorted(self._silent)
 
     @property
-    def debtors(self) -> list[str]:
+    def behind(self) -> list[str]:
         """Hosts whose ranks have not reached the newest targets, or have not reported it yet."""
         return sorted(self._away)
 

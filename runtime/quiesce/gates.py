@@ -256,7 +256,7 @@ class Attempt:
                     if await self._shut(clock):
                         break
         except TimeoutError:
-            raise await self._who_owes() from None
+            raise await self._ranks_behind() from None
         down = not self._only_tcp and await self._tear_down()
         return Boundary(self._words(clock), dict(clock.targets), down)
 
@@ -274,7 +274,7 @@ class Attempt:
         asked: dict[asyncio.Task[messages.TargetsSet], str] = {}
         try:
             while not clock.converged:
-                for host in {*clock.due(), *(set(clock.debtors) - set(asked.values()))}:
+                for host in {*clock.due(), *(set(clock.behind) - set(asked.values()))}:
                     asked[self._aim(host, clock.aim(host))] = host
                 done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -310,12 +310,12 @@ class Attempt:
         answers = await self._all(down, limit, messages.TornDown)
         return any(answer.communicators for _, answer in answers)
 
-    async def _who_owes(self) -> NoBoundary:
+    async def _ranks_behind(self) -> NoBoundary:
         """Return a NoBoundary that says which ranks are behind, from their interposer pages."""
-        ask = messages.WhoOwes(self._job.name, self._number)
+        ask = messages.ListBehind(self._job.name, self._number)
         said = await _each(
             self._hosts,
-            lambda h: _answer(self._ask, h, ask, self._limits.suspicion, messages.Owing),
+            lambda h: _answer(self._ask, h, ask, self._limits.suspicion, messages.Behind),
         )
         lines = [line for _, answer in said if answer for line in answer.lines]
         shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...interposer.layout import ASKS, CommunicatorState, WantedState
+from ...interposer.layout import MISSING_CLOCKS, CommunicatorState, WantedState
 from ...interposer.orders import OrderedPage
 from ...interposer.page import Clock, Communicator, PageError, Waiting
 from ..model.collective_clock import ClockReport, Pair
@@ -57,7 +57,7 @@ class PendingReturns:
 class _Process:
     page: OrderedPage
     begun: dict[int, int] | None = None  # numbers by clock id; None: not armed, or a group open
-    asks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    missing_clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Clocks that the process must make: clock id → (target, row of the communicator)."""
     unidentified: int | None = None  # count of unidentified operations when it was armed
     aimed: int = -1  # version of the order that it has
@@ -212,22 +212,27 @@ class HostGate:
                 process.page.close()
         self._processes = []
 
-    def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[PendingReturns]:
+    def pending_returns(
+        self, host_pid: Callable[[OrderedPage], int | None]
+    ) -> list[PendingReturns]:
         """List the operations from which the processes must still return. ``host_pid`` returns the
         pid of a page's process in our pid namespace, or None if it is not known."""
         found: list[PendingReturns] = []
         for process in self._living():
             with self._guarded(process):
                 made = process.page.clocks()
-                asks = self._asks(process.page, {clock.id for clock in made})
-                lacking = {
-                    clock: (self._pairs[clock], target) for clock, (target, _) in asks.items()
+                missing_clocks = self._missing_clocks(process.page, {clock.id for clock in made})
+                unmade = {
+                    clock: (self._pairs[clock], target)
+                    for clock, (target, _) in missing_clocks.items()
                 }
-                found += _debts(process.page, self._targets, lacking, host_pid(process.page))
+                found += _pending_returns(
+                    process.page, self._targets, unmade, host_pid(process.page)
+                )
         return found
 
     def obstacles(self) -> list[GateObstacle]:
-        """List what prevents a boundary, apart from pending returns."""
+        """List what prevents a boundary, apart from pending operations."""
         found = []
         for process in self._living():
             notes: list[tuple[str, bool]] = []
@@ -257,7 +262,7 @@ class HostGate:
             process.trouble = process.trouble or error.message
 
     def _arm(self, process: _Process) -> None:
-        process.begun, process.asks, process.aimed, process.trouble = None, {}, -1, ""
+        process.begun, process.missing_clocks, process.aimed, process.trouble = None, {}, -1, ""
         with self._guarded(process):
             process.unidentified = int(process.page.answer()["unidentified"])
             process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
@@ -274,12 +279,16 @@ class HostGate:
             clocks = process.page.clocks()
             wanted = [(clock, self._targets.get(clock.id, 0)) for clock in clocks]
             process.page.set_targets({c.row: t for c, t in wanted if c.target != t})
-            process.asks = self._asks(process.page, {clock.id for clock in clocks})
-            process.page.set_asks((clock, *ask) for clock, ask in process.asks.items())
+            process.missing_clocks = self._missing_clocks(
+                process.page, {clock.id for clock in clocks}
+            )
+            process.page.set_missing_clocks(
+                (clock, *missing) for clock, missing in process.missing_clocks.items()
+            )
             process.page.give(WantedState.TARGET, self._attempt, self._version)
             process.aimed = self._version
 
-    def _asks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
+    def _missing_clocks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
         """Return the clocks that a process must make: its ends of pairs that began elsewhere."""
         if self._pairs.keys() <= made:
             return {}
@@ -322,11 +331,11 @@ class HostGate:
             if number > target:
                 self._note(numbers, clock.id, number)
             reached = reached and clock.returned == target >= clock.raised
-        if process.asks:
-            missing = process.asks.keys() - {clock.id for clock in clocks}
+        if process.missing_clocks:
+            missing = process.missing_clocks.keys() - {clock.id for clock in clocks}
             reached = reached and not missing
-            # The page holds ASKS clocks at a time; the next ones may fit in now.
-            behind = behind or ASKS < len(process.asks) > len(missing)
+            # The page has room for MISSING_CLOCKS clocks at a time; the next ones may fit in now.
+            behind = behind or MISSING_CLOCKS < len(process.missing_clocks) > len(missing)
         if behind:
             self._want = WantedState.TARGET
             self._give_targets(process)
@@ -384,22 +393,22 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
     return notes
 
 
-def _debts(
+def _pending_returns(
     page: OrderedPage,
     targets: Mapping[int, int],
-    lacking: Mapping[int, tuple[Pair, int]],
+    unmade: Mapping[int, tuple[Pair, int]],
     host_pid: int | None,
 ) -> list[PendingReturns]:
     clocks = page.clocks()
-    owing = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
-    if not owing and not lacking:
+    behind = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
+    if not behind and not unmade:
         return []
     communicators = page.communicators()
     names = {made.row: _name(made) for made in communicators}
     by_id = {made.id: _name(made) for made in communicators}
     rows = {clock.row: clock for clock in clocks}
     at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
-    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in owing}))
+    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in behind}))
     return [
         PendingReturns(
             pid=page.pid,
@@ -413,7 +422,7 @@ def _debts(
             begun=_passed(clock, page.waiting()) > clock.returned,
             threads=threads,
         )
-        for clock in owing
+        for clock in behind
     ] + [
         PendingReturns(
             page.pid,
@@ -427,7 +436,7 @@ def _debts(
             False,
             threads,
         )
-        for (communicator, sender, receiver), target in lacking.values()
+        for (communicator, sender, receiver), target in unmade.values()
     ]
 
 

@@ -124,7 +124,7 @@ async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
     while True:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
-            code, words = answer["done_result"], text_of(answer["trouble"])
+            code, words = answer["done_result"], text_of(answer["message"])
             return f"{who}: {words or os.strerror(code)}" if code else ""
         waited = time.monotonic() - began
         if waited > limit:

@@ -165,10 +165,10 @@ def pagemap(data: bytes) -> None:
     """Of an image's page ranges the marks are taken away in place, and but once."""
     ffi, calls = store_library.load()
     raw = bytearray(data)
-    done = calls.eager_pagemap(ffi.from_buffer("uint8_t[]", raw), len(raw))
+    done = calls.pagemap_clear_lazy(ffi.from_buffer("uint8_t[]", raw), len(raw))
     assert done in (0, -1)
     assert all(a == b or a & ~2 == b for a, b in zip(data, raw, strict=True))
     if done == 0:
         again = bytearray(raw)
-        assert calls.eager_pagemap(ffi.from_buffer("uint8_t[]", again), len(again)) == 0
+        assert calls.pagemap_clear_lazy(ffi.from_buffer("uint8_t[]", again), len(again)) == 0
         assert again == raw

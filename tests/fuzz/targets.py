@@ -298,7 +298,7 @@ def _small_images(data: bytes) -> None:
     try:
         unpacker.write(data[1:cut])
         unpacker.write(data[max(1, cut) :])
-        unpacker.end()
+        unpacker.check_ended()
     except LiveshiftError:
         pass
     assert all(len(raw) <= small_images.SMALL for _, raw in kept)

@@ -20,7 +20,7 @@ RECORDS = {
     "answer": layout.ANSWER,
     "ledger": layout.LEDGER,
     "counter": layout.COUNTER,
-    "ask": layout.ASK,
+    "missing_clock": layout.MISSING_CLOCK,
     "thread": layout.THREAD,
     "clock": layout.CLOCK,
     "communicator": layout.COMMUNICATOR,
@@ -33,14 +33,14 @@ PLACES = {
     "ledger": layout.LEDGER_AT,
     "threads": layout.THREADS_AT,
     "counters": layout.COUNTERS_AT,
-    "asks": layout.ASKS_AT,
+    "missing_clocks": layout.MISSING_CLOCKS_AT,
 } | {name: layout.TABLES_AT + at for name, at in layout.TABLES.offsets.items()}
 PLACES |= {name: at for name, at in layout.IDENTITY.offsets.items()}
 CONSTANTS = {
     "LIVESHIFT_PAGE_LAYOUT": layout.LAYOUT,
     "LIVESHIFT_PAGE_COUNTERS": layout.COUNTERS,
     "LIVESHIFT_PAGE_THREADS": layout.THREADS,
-    "LIVESHIFT_PAGE_ASKS": layout.ASKS,
+    "LIVESHIFT_PAGE_MISSING_CLOCKS": layout.MISSING_CLOCKS,
     "LIVESHIFT_PAGE_CLOCKS": layout.CLOCKS,
     "LIVESHIFT_PAGE_COMMUNICATORS": layout.COMMUNICATORS,
     "LIVESHIFT_PAGE_STREAMS": layout.STREAMS,

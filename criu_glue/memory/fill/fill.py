@@ -42,7 +42,7 @@ class PagesFilled:
 
     phase: int
     bytes: int
-    """The bytes that are in place so far, without those in ``placed``."""
+    """The bytes that are in place so far, without those in ``preplaced``."""
     total: int
     """The bytes of all pages in the table that are not zero."""
     faults: int
@@ -54,7 +54,7 @@ class PagesFilled:
     processes: int
     events: int
     """The events from the kernel that were not page faults."""
-    placed: int
+    preplaced: int
     """The bytes that the prefill had put in place."""
     why: str
 
@@ -70,20 +70,20 @@ class FillEngine:
         threads: int | None = None,
         *,
         plan: mmap.mmap | None = None,
-        spend: bool = False,
+        free_after_copy: bool = False,
     ) -> None:
         """``threads``: how many threads copy; None: one for each core that may be used, at most 8;
         0: only pages that the tree asks for are copied. ``plan``: the plan of an early CRIU
-        (prefill.py); pages that it has placed are not copied. ``spend``: the store frees the pages
-        that are in place (MemoryStore.spend).
+        (prefill.py); pages that it has placed are not copied. ``free_after_copy``: the store frees
+        the pages that are in place (MemoryStore.free_after_copy).
         """
         self._ffi, self._calls = store_library.load()
         self._fill = self._ffi.NULL
         self._held = ExitStack()
         with ExitStack() as undo:
             opened = undo.enter_context(store.in_use())  # held as long as the library reads it
-            if spend or store.spent:
-                store.spend()
+            if free_after_copy or store.frees_after_copy:
+                store.free_after_copy()
             listener = _listen(images)
             why = self._ffi.new("char[]", store_library.WHY)
             if threads is None:
@@ -100,7 +100,7 @@ class FillEngine:
         tree and wait in its hook. Raises StepFailed, also at ``until`` (monotonic seconds); then
         the caller must end the tree before :meth:`close`."""
         self._need_open()
-        self._calls.fill_settle(self._fill)
+        self._calls.fill_all_registered(self._fill)
         while True:
             left = max(0.0, until - time.monotonic()) * 1000
             report = self._report(FILLED, math.ceil(min(left, _TICK_MS)))
@@ -144,7 +144,7 @@ class FillEngine:
             report.present,
             report.processes,
             report.events,
-            report.placed * PAGE,
+            report.preplaced * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),
         )
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....errors import StepFailed
-from .eager import restore_at_once
 from .fill import FAILED, FillEngine
+from .pagemap_flags import clear_lazy_flags
 
 UNFILLED = "unfilled"
 
@@ -39,7 +39,7 @@ class TreeMemory:
             return []
         self._fill = fill
         self._mark.touch()
-        restore_at_once(self._images)
+        clear_lazy_flags(self._images)
         return ["--lazy-pages"]
 
     def look(self) -> None:

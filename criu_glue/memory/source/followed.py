@@ -12,7 +12,7 @@ from ..engine import PAGE
 from . import userfault, writers
 from .maps import own_ranges, shares_memory
 from .proc import About
-from .source_engine import Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
+from .source_engine import Pull, Ranges, Regions, Sent, classify, scan_present, scan_written
 
 TRIES = 3
 """The tracker tries this often, once a round, to track a process that it cannot track."""
@@ -34,7 +34,7 @@ class Followed:
         self.sent = Sent()
         self.untracked = ""
         """Why the process is not tracked, in words; "" when it is."""
-        self.distrusted = ""
+        self.untrusted = ""
         """Why tracking may miss writes of the process, in words; "" when it does not."""
         self.written = Regions()
         """The pages that the next pull must read."""
@@ -69,12 +69,12 @@ class Followed:
                 break
         # This check must come after the look. I/O that is complete by now, or that began after the
         # look, needs no check: the pages are read as they are.
-        if not self.distrusted:
-            self.distrusted = writers.past_page_tables(self.pid)
+        if not self.untrusted:
+            self.untrusted = writers.past_page_tables(self.pid)
         if self._uffd is None and not self._read_once and not only_look:
             for look in self.looks_standing(known):
                 look()
-            self.judge(distrust=True)
+            self.classify(all_stale=True)
             self._read_once = True
 
     def _look_tracked(self, known: int, only_look: bool) -> bool:
@@ -96,17 +96,19 @@ class Followed:
 
     def looks_standing(self, known: int) -> list[Callable[[], None]]:
         """Return functions that scan the frozen process. Any threads must call all of them before
-        :meth:`judge`."""
+        :meth:`classify`."""
         self._found = []
         return [self._look_at(part, known) for part in divided(self.ranges)]
 
-    def judge(self, distrust: bool) -> None:
+    def classify(self, all_stale: bool) -> None:
         """List in ``present`` all pages that exist, and in ``written`` those that the destination
-        may not have. With ``distrust`` these are all pages."""
+        may not have. With ``all_stale`` these are all pages."""
         self.written.clear()
         self.present.clear()
         for found in self._found:
-            judge(found, distrust or bool(self.distrusted), self.sent, self.present, self.written)
+            classify(
+                found, all_stale or bool(self.untrusted), self.sent, self.present, self.written
+            )
         self._found = []
 
     def _look_at(self, part: Ranges, known: int) -> Callable[[], None]:
@@ -164,7 +166,7 @@ class Followed:
         cause."""
         self._close_uffd()
         self.written.clear()
-        self.sent.expect_all()
+        self.sent.invalidate_all()
         self._whole = True
         self._read_once = False
         if error.errno == errno.EPERM:  # it has run another program

@@ -22,14 +22,14 @@ argument. All reading threads call the sink, several at the same time."""
 class PullThrottle(Protocol):
     """Slows the reading down. Several threads call it at the same time."""
 
-    def spent(self, read: int) -> None:
+    def account(self, read: int) -> None:
         """A thread has just read this many bytes. Return when it may read more."""
 
 
 class NoThrottle:
     """A throttle that never waits."""
 
-    def spent(self, read: int) -> None:
+    def account(self, read: int) -> None:
         pass
 
 
@@ -56,7 +56,7 @@ class Pulling:
             pass
 
     def pull(
-        self, pulls: Sequence[Pull], sink: Sink, pace: PullThrottle, stopped: Callable[[], bool]
+        self, pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle, stopped: Callable[[], bool]
     ) -> int:
         """Read all pulls, one process after the other. Return the bytes of all chunks.
 
@@ -70,7 +70,7 @@ class Pulling:
 
         def work() -> int:
             try:
-                return _Worker(self._ring, sink, pace, give_up).run(pulls)
+                return _Worker(self._ring, sink, throttle, give_up).run(pulls)
             except BaseException:
                 failed.set()
                 raise
@@ -89,11 +89,11 @@ class Pulling:
 
 class _Worker:
     def __init__(
-        self, ring: ChunkRing, sink: Sink, pace: PullThrottle, stopped: Callable[[], bool]
+        self, ring: ChunkRing, sink: Sink, throttle: PullThrottle, stopped: Callable[[], bool]
     ) -> None:
         self._ring = ring
         self._sink = sink
-        self._pace = pace
+        self._throttle = throttle
         self._stopped = stopped
         self._chunk = Chunk()
         self._slot: ChunkSlot | None = None
@@ -117,10 +117,10 @@ class _Worker:
                     raise PullStopped
             self._chunk.begin(self._slot.memory)
             how, read = self._chunk.fill(pull, BATCH)
-            self._pace.spent(read)
+            self._throttle.account(read)
             while how == PAUSE and not self._stopped():
                 how, read = self._chunk.fill(pull, BATCH)
-                self._pace.spent(read)
+                self._throttle.account(read)
             self._hand_on(pull)
             # If each batch fills a chunk, and the sink gives the slot back before it waits for the
             # link, no check above asks whether the round is still wanted.

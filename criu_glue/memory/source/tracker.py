@@ -113,7 +113,7 @@ class MemoryTracker:
     def round(
         self,
         sink: Sink,
-        pace: PullThrottle | None = None,
+        throttle: PullThrottle | None = None,
         listed: Callable[[int], None] = lambda _: None,
     ) -> TrackedRound:
         """Send the pages written since the last round. The first round sends all pages.
@@ -136,14 +136,14 @@ class MemoryTracker:
                 for process in there:
                     process.interrupted()
                 raise
-            sent += self._pull(there, sink, pace or NoThrottle())
+            sent += self._pull(there, sink, throttle or NoThrottle())
             # Children may refer to pages of their parents only once those are on their way. If a
             # reference overtakes its page, the destination asks for the page.
             if sent and not self._ring.wait_all_free(self._stopped):
                 raise PullStopped
             self._passes += 1
         self._rounds += 1
-        why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
+        why = {p.who.inner: p.untracked or p.untrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
         return TrackedRound(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
@@ -177,7 +177,7 @@ class MemoryTracker:
         except GONE as gone:
             raise StepFailed("memory", f"a task has ended while it was frozen: {gone}") from gone
         for process in processes:
-            process.judge(distrust=self._compare(process.pid))
+            process.classify(all_stale=self._compare(process.pid))
         scanned = time.monotonic()
         sent = 0
         for generation in self._family.generations():
@@ -240,7 +240,7 @@ class MemoryTracker:
         self,
         processes: list[Followed],
         sink: Sink,
-        pace: PullThrottle,
+        throttle: PullThrottle,
         refer: bool = True,
         all_there: bool = False,
     ) -> int:
@@ -260,7 +260,7 @@ class MemoryTracker:
                 if refer and (parent := self._family.parent(process)):
                     pull.refer_to(parent.who.inner, parent.sent)
                 pulls[process] = pull
-        sent = self._send(list(pulls), list(pulls.values()), sink, pace)
+        sent = self._send(list(pulls), list(pulls.values()), sink, throttle)
         for process, pull in pulls.items():
             if pull.ended:
                 self._ended(process, all_there)
@@ -277,10 +277,10 @@ class MemoryTracker:
         self._family.forget(process)
 
     def _send(
-        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, pace: PullThrottle
+        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle
     ) -> int:
         try:
-            return self._pulling.pull(pulls, sink, pace, self._stopped)
+            return self._pulling.pull(pulls, sink, throttle, self._stopped)
         except BaseException as error:
             self._broken = not isinstance(error, PullStopped)
             for process in processes:

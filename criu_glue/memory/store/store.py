@@ -209,34 +209,34 @@ class MemoryStore:
         return found
 
     @property
-    def absent(self) -> int:
+    def lost(self) -> int:
         """Bytes of the image that lie only in an early CRIU (Prefill); after :meth:`end`. If it is
         not 0, the store cannot be saved or forwarded, so no other agent can restore from it."""
         with self.in_use() as store:
-            return int(self._calls.store_absent(store, self._ffi.NULL)) * PAGE
+            return int(self._calls.store_lost(store, self._ffi.NULL)) * PAGE
 
     @property
-    def spent(self) -> bool:
-        """Whether a fill uses the store up (:meth:`spend`)."""
+    def frees_after_copy(self) -> bool:
+        """Whether a fill uses the store up (:meth:`free_after_copy`)."""
         with self.in_use() as store:
-            return bool(self._calls.store_spent(store))
+            return bool(self._calls.store_frees_after_copy(store))
 
-    def spend(self) -> None:
+    def free_after_copy(self) -> None:
         """From now on the store frees each page that a fill has put in its place. This is for a
         host that has no memory for the pages twice. No other fill is possible after that one: a
         second call raises StepFailed."""
         with self.in_use() as store:
-            if self._calls.store_spent(store):
+            if self._calls.store_frees_after_copy(store):
                 raise StepFailed("restore", f"{self._why} was used up by an attempt that failed")
             (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first, so no agent loads it
-            self._calls.store_spend(store)
+            self._calls.store_free_after_copy(store)
 
     def save(self) -> None:
         """Write the index that :meth:`load` needs, beside the pages; after :meth:`end`. It writes
         no index if a part of the image lies only in an early CRIU."""
         path = self._directory / INDEX_FILE
         path.unlink(missing_ok=True)
-        if self.absent:
+        if self.lost:
             return
         fresh = path.with_suffix(".new")
         with self.in_use() as store, fresh.open("wb") as file:
@@ -251,19 +251,19 @@ class MemoryStore:
     def forward(self, sink: Sink) -> None:
         """Give the whole image to ``sink`` as chunks, for another host; after :meth:`end`. Raises
         StepFailed if a part of the image is not in the store any more."""
-        if self.spent or self.absent:
+        if self.frees_after_copy or self.lost:
             raise StepFailed(
                 "ship", f"{self._why} is not whole: this host had no memory for all of it twice"
             )
         free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
             free.put(memoryview(bytearray(CHUNK)))
-        at = self._ffi.new("struct forwarding *")
+        at = self._ffi.new("struct chunk_cursor *")
         with self.in_use() as store:
             while True:
                 buffer = free.get()
                 chunk = self._ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
-                length = self._calls.store_forward(store, at, chunk)
+                length = self._calls.store_next_chunk(store, at, chunk)
                 if not length:
                     return
                 sink(buffer[:length], lambda buffer=buffer: free.put(buffer))  # type: ignore[misc]
@@ -325,7 +325,7 @@ class MemoryStore:
                     raise ValueError(f"process {pid} is cut off")
                 self._do(
                     "restore",
-                    self._calls.store_image_again,
+                    self._calls.store_load_image,
                     store,
                     pid,
                     incarnation,

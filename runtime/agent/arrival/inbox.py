@@ -13,7 +13,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from ...wire import PAGE_TABLE, PageStreams
 from ..departure import small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
 from ..host.running_capsule import RunningCapsule
+from .pages_ahead import NothingAhead, PagesAhead
 
 log = logging.getLogger("liveshift.inbox")
 
@@ -69,13 +69,8 @@ class Inbox:
     devices: DeviceInlet | None = None
     memory_limit: int = 0
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
+    ahead: PagesAhead = field(default_factory=NothingAhead)
     memory: MemoryStore | None = None
-    memory_comes: Callable[[MemoryStore], None] = lambda _: None
-    """Called when the first pages have come, while the job trains."""
-    stands_still: Callable[[], None] = lambda: None
-    """Called when CRIU's images begin to come: the tree is then frozen at its source."""
-    memory_lost: Callable[[], str] = lambda: ""
-    """Returns why pages that came are lost, in words; "" if they are not."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names written here
@@ -109,7 +104,7 @@ class Inbox:
         assert self.landed is not None
         return self.landed.manifest
 
-    def take_up(self) -> bool:
+    def recover_image(self) -> bool:
         """Read what an earlier agent received; return whether the image is complete."""
         try:
             self.landed = manifest.load(self.images)
@@ -143,11 +138,11 @@ class Inbox:
                 self._take_manifest(data)
                 return
             if stream not in self.bytes:
-                self._begin(stream)
+                self._begin_stream(stream)
             self.bytes[stream] += len(data)
             self._hashes[stream].update(data)
             if not data:
-                self._end(stream)
+                self._end_stream(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
             elif stream == small_images.STREAM:
@@ -210,13 +205,13 @@ class Inbox:
             hint="files.carried must be the same in the cluster file of every host",
         )
 
-    def _begin(self, stream: str) -> None:
+    def _begin_stream(self, stream: str) -> None:
         if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
             raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
         if kind in ("image", small_images.STREAM):
-            self.stands_still()
+            self.ahead.halt()
         if kind in (OUTPUT, "image"):
             self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
         elif kind == "tree" and pass_ in ("1", "2"):
@@ -251,19 +246,19 @@ class Inbox:
     def _full(self) -> bool:
         return len(self.bytes) + self._small_files >= STREAMS
 
-    def _end(self, stream: str) -> None:
+    def _end_stream(self, stream: str) -> None:
         self._ended.add(stream)
         if stream in self._files:
             os.close(self._files.pop(stream))
         elif stream == PAGE_TABLE:
             self._end_page_table()
         elif stream == small_images.STREAM:
-            self._small.end()
+            self._small.check_ended()
         elif self.devices is not None and stream == TABLE:
             self.devices.end_table()
             (self.images / TABLE).write_bytes(self.devices.table)
         elif self.devices is not None and (pid := _device(stream)):
-            self.devices.end(pid)
+            self.devices.end_memory(pid)
         else:
             tree = stream.split(":", 2)[2]
             unpacker = self._unpackers.pop(stream)
@@ -283,7 +278,7 @@ class Inbox:
             first = self.memory is None
             memory = self._store()
             if first:
-                self.memory_comes(memory)
+                self.ahead.begin(memory)
         memory.write(chunk)
 
     def _wanted_pages(self) -> list[WantedPages]:
@@ -338,7 +333,7 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
-        if why := self.memory_lost():
+        if why := self.ahead.lost:
             raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
         if self.memory is not None:
             self.memory.save()

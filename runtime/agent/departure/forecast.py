@@ -15,7 +15,7 @@ from ...config.cluster import PrecopySettings
 from ...cost.model import LOOK_S
 from ...messages import Writing
 from ..host.running_capsule import RunningCapsule
-from .precopy import full_dump_because
+from .full_dump import full_dump_because
 
 log = logging.getLogger("liveshift.forecast")
 
@@ -26,7 +26,7 @@ the last round and the boundary, whose writes are left for the standstill."""
 LONG_LOOK_S = 1.0
 
 
-def look(
+def forecast_memory(
     host: str, resident: RunningCapsule, settings: PrecopySettings, watch: bool
 ) -> tuple[Footprint, Writing | None, str]:
     """Return (its size, what it writes if ``watch``, why only a full dump is possible).
@@ -34,11 +34,11 @@ def look(
     The last is empty if pre-copy can copy its memory while it trains.
     """
     why = full_dump_because(host, resident, settings)
-    writing = look_at_writing(resident) if watch and not why else None
+    writing = measure_writing(resident) if watch and not why else None
     return footprint(resident.sandbox), writing, why
 
 
-def look_at_writing(
+def measure_writing(
     resident: RunningCapsule, looks: int = LOOKS, long_s: float = LONG_LOOK_S
 ) -> Writing | None:
     """What its processes write within the next seconds, from ``looks`` short looks and a long one;

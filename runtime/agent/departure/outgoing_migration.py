@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source's side of a migration. Every method blocks; the agent runs them in a thread.
+"""The source's side of a migration.
 
 A capsule with CUDA processes has a DeviceTree. Its device state leaves the GPUs before CRIU dumps,
 and the GPU helper then holds that memory; it goes onto the wire beside CRIU's image. The capsule's
@@ -17,72 +17,39 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Sequence
 
-import msgspec
-
-from ....criu_glue.capsule import output
-from ....criu_glue.capsule.output_sender import OutputSender
-from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD, end
-from ....criu_glue.capsule.tree import in_order
-from ....criu_glue.criu.dump import FrozenTree
-from ....criu_glue.criu.page_filter import PageFilter
+from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
 from ....criu_glue.criu.tool import Criu
-from ....criu_glue.files import trees
-from ....criu_glue.files.trees import Stamp, Tree
-from ....criu_glue.images import file_locks
 from ....criu_glue.network import network
-from ....criu_glue.survey import databases, epoll_sets
-from ....criu_glue.survey.survey import Changing, changing, passing
-from ....errors import LiveshiftError, Refused, StepFailed, Unreachable
+from ....criu_glue.survey.epoll_sets import EpollEntry
+from ....errors import Refused, StepFailed
 from ...daemon.faultpoints import reach
-from ...messages import Frozen, Moved
+from ...messages import Frozen, Moved, StartPrecopy
 from ...model.stopwatch import Stopwatch
 from ...wire import Sender
 from ..gpu.device_memory import Pump
-from ..gpu.device_state import DeviceLost
-from ..gpu.devices import DeviceTree, has_cuda
-from ..host import carried_out
-from ..host.running_capsule import ROOT_PID, CapsuleFactory, RunningCapsule
-from .precopy import FinalDirtySet, PrecopyRounds, words_of_delta, words_of_rounds
+from ..gpu.devices import DeviceTree
+from ..host.running_capsule import CapsuleFactory, RunningCapsule
+from . import freeze_obstacles
+from .final_dirty_set import FinalDirtySet, describe_final_set
+from .frozen_capsule import FindDevices, FrozenCapsule
+from .outgoing_files import OutgoingFiles, sent_of_files
+from .outgoing_memory import NEVER, OutgoingMemory, OutgoingWire
+from .outgoing_note import OutgoingNote, has_promised, write_note, write_promise
+from .outgoing_phase import ALLOWED, OutgoingPhase
 from .small_images import SmallImagePacker
-
-NOTE, PROMISED = "departure", "promised"
-"""Files in the migration's directory: ``NOTE`` says that a freeze began, ``PROMISED`` that the
-source promised."""
-
-UNLOCKED_S, UNLOCKED_STANDING_S = 3.0, 0.2
-"""The source waits at most this many seconds for a moment in which the capsule holds no file lock
-that keeps it here: before its ranks come to a boundary, and again after that."""
-UNLOCKED_POLL_S = 0.005
-
-
-class OutgoingNote(msgspec.Struct, frozen=True):
-    """What a restarted agent needs to know of a departure."""
-
-    migration: str
-    capsule: str
-    gpus: list[str] = msgspec.field(default_factory=list)
-
-
-def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tree]:
-    """What moves besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
-
-    /dev/shm comes last, and only when the tree is frozen: it is memory.
-    """
-    plan = resident.sandbox.plan
-    found = [Tree("tmp", plan.tmp, plan.tmp)]
-    for path in factory.placement.carried:
-        found.append(Tree("carried:" + path, Path(path), Path(path)))
-    shm = resident.sandbox.root / "dev/shm"
-    return [*found, Tree("shm", shm, shm)]
 
 
 class OutgoingMigration:
     """One capsule that leaves this host.
 
-    ``gpus``: UUIDs of the GPUs that it uses here. They stay reserved while it may come back.
+    ``wire``: None for one that an earlier agent began: it is only thawed or finished. ``devices``:
+    the capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that the capsule uses here.
+    They stay reserved while it may come back. ``frozen``: see :meth:`recover`.
+
+    Methods block, and the agent runs them in a thread, one at a time. Any thread may call
+    ``abandon``, ``end_sooner``, ``gates_close`` and ``gates_open`` meanwhile.
     """
 
     def __init__(
@@ -90,86 +57,109 @@ class OutgoingMigration:
         migration: str,
         resident: RunningCapsule,
         factory: CapsuleFactory,
-        sender: Sender | None = None,
+        wire: OutgoingWire | None = None,
         devices: DeviceTree | None = None,
+        gpus: Sequence[str] = (),
+        *,
+        frozen: FrozenCapsule | None = None,
+        phase: OutgoingPhase = OutgoingPhase.PREPARING,
     ) -> None:
         self.migration = migration
         self.resident = resident
+        self.gpus = list(gpus)
+        self.phase = phase
         self._factory = factory
-        self._sender = sender
-        self._devices = devices
-        self._find_devices: Callable[[], DeviceTree | None] = lambda: None
-        self.memory: PrecopyRounds | None = None
-        self.full_dump = ""  # why CRIU's image carries all memory at the standstill; "" if not
-        self.gpus: list[str] = []
-        self._trees = carried_trees(resident, factory)
-        self._listed: dict[str, dict[str, Stamp]] = {}
-        self._taken: dict[str, dict[str, Stamp]] = {}
-        self._log = OutputSender(resident.sandbox)
-        self._epoll: list[epoll_sets.EpollEntry] = []
+        self._sender = wire.sender if wire is not None else None
         self._images = factory.images(migration)
-        self._frozen = FrozenTree(resident.sandbox, ROOT_PID, self._images)
-        self._locked = False
+        self._files = OutgoingFiles(resident, factory)
+        self._memory = OutgoingMemory(resident, factory, wire)
+        self._frozen = frozen or FrozenCapsule(resident, self._images, devices)
         self._abandoned = False
 
     @classmethod
-    def take_up(
+    def recover(
         cls,
         migration: str,
         resident: RunningCapsule,
         factory: CapsuleFactory,
-        find_devices: Callable[[], DeviceTree | None],
+        gpus: Sequence[str],
+        find_devices: FindDevices,
     ) -> OutgoingMigration:
-        """A departure that an earlier agent left in a freeze or holding a frozen tree.
+        """One whose freeze an earlier agent began: its tree may be frozen, or it holds it."""
+        images = factory.images(migration)
+        frozen = FrozenCapsule.recover(resident, images, find_devices)
+        phase = OutgoingPhase.PROMISED if has_promised(images) else OutgoingPhase.FREEZING
+        return cls(migration, resident, factory, gpus=gpus, frozen=frozen, phase=phase)
 
-        ``find_devices`` is called when the departure goes on, and again if the GPU helper was
-        not there."""
-        here = cls(migration, resident, factory)
-        here._find_devices = find_devices
-        here._frozen.take_up()
-        here._locked = resident.still = True
-        return here
+    # ---- phases --------------------------------------------------------------------------------
+
+    def _enter(self, phase: OutgoingPhase) -> None:
+        now = self.phase
+        assert phase is now or phase in ALLOWED[now], f"{now} may not become {phase}"
+        self.phase = phase
+
+    def check_may_freeze(self) -> None:
+        """Raises Refused if a freeze has begun already: the request came late, or twice."""
+        if self.promised:
+            raise Refused(f"{self.resident.spec.name} is held frozen already")
+        if self.phase is not OutgoingPhase.PRECOPYING:
+            raise Refused(f"{self.migration} cannot freeze its capsule: it is {self.phase.value}")
+
+    @property
+    def promised(self) -> bool:
+        """Whether the source has promised: then only a ruling may let the tree go on here."""
+        return has_promised(self._images)
+
+    # ---- while the job trains ------------------------------------------------------------------
+
+    def precopy(self, request: StartPrecopy, asked: float) -> Moved:
+        """Send directories, output and memory while the job trains. Memory goes again and again,
+        until the deadline of a request that came at ``asked`` (monotonic seconds)."""
+        self._enter(OutgoingPhase.PRECOPYING)
+        self._frozen.warm_devices(self.gpus)
+        self._memory.begin(request, asked)
+        until = asked + request.deadline
+        watch = Stopwatch()
+        with watch.phase("files ahead") as lap:
+            self._files.send_ahead(self._wire.send)
+            network.prepare_lock(self.resident.sandbox.init)
+            self._wire.finish()
+            lap.bytes = self._wire.bytes
+        with watch.phase("pre-copy") as lap:
+            self._memory.send_ahead(until, lap)
+            self._files.send_output(self._wire.send)
+            soon = time.monotonic() + freeze_obstacles.UNLOCKED_S
+            freeze_obstacles.wait_unlocked(
+                self.resident.sandbox,
+                self._factory.placement,
+                min(until, soon),
+                lambda: self._abandoned,
+            )
+        return Moved(self.sent, watch.phases, chosen=self._memory.chosen)
+
+    def end_sooner(self, seconds: float) -> None:
+        """End the pre-copy in ``seconds``: the host must soon be empty."""
+        self._memory.end_sooner(seconds)
+
+    def gates_close(self) -> None:
+        """The job's ranks come to a boundary, so one of its capsules will soon be frozen."""
+        self._memory.pause()
+
+    def gates_open(self) -> None:
+        """The job's ranks train on."""
+        self._memory.resume()
 
     def abandon(self) -> None:
         """The orchestrator gave up the migration: interrupt sending and dumping. After the promise
         this has no effect."""
         self._abandoned = True
-        if self.memory is not None:
-            self.memory.hurry()
+        self._memory.cancel()
         if not self.promised:
             if self._sender is not None:
                 self._sender.until = 0.0
-            if self.memory is not None:
-                self.memory.lanes.until = 0.0
+            self._memory.give_up()
 
-    @property
-    def promised(self) -> bool:
-        """Whether the source has promised: then only a ruling may let the tree go on here."""
-        return (self._images / PROMISED).exists()
-
-    def precopy(self, until: float) -> Moved:
-        """Send directories, output and memory while the job trains. Memory goes again and again,
-        until ``until`` (monotonic seconds) at the latest."""
-        watch = Stopwatch()
-        with watch.phase("files ahead") as lap:
-            for tree in self._trees[:-1]:
-                now = trees.listing(tree)
-                self._pack(tree, now, 1)
-                self._listed[tree.name] = now
-            self._log.send_new(self._wire.send)
-            network.prepare_lock(self.resident.sandbox.init)
-            self._wire.finish()
-            lap.bytes = self._wire.bytes
-        with watch.phase("pre-copy") as lap:
-            lap.detail = f"full dump: {self.full_dump}"
-            if self.memory is not None:
-                done = self.memory.rounds(until)
-                lap.bytes = done.sent
-                lap.detail = words_of_rounds(done)
-                self.memory.keep_fresh()
-            self._log.send_new(self._wire.send)
-            self._passing(min(until, time.monotonic() + UNLOCKED_S))
-        return Moved(self.sent, watch.phases)
+    # ---- the freeze ----------------------------------------------------------------------------
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
         """Freeze the tree, dump it into the wire, promise, complete the image; then hold the tree.
@@ -177,17 +167,14 @@ class OutgoingMigration:
         An error before the promise leaves the tasks running and the network open. An error after
         the promise leaves the tree held.
         """
-        if self.promised:
-            raise Refused(f"{self.resident.spec.name} is held frozen already")
+        self.check_may_freeze()
+        self._enter(OutgoingPhase.FREEZING)
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s
         try:
             if self._abandoned:
                 raise StepFailed("freeze", "it was cancelled")
-            if self.memory is not None:
-                with watch.phase("last round", frozen=True) as lap:
-                    self.memory.stop_rounds()
-                    lap.detail = "interrupted"
+            self._memory.stop_rounds(watch)
             before = self.sent
             removed = self._dump(watch, criu, deadline_s)
             self._promise()
@@ -195,239 +182,119 @@ class OutgoingMigration:
             self.thaw()
             raise
         reach("source.promised")
-        self._wire.until = float("inf")  # the orchestrator decides from here on
-        if self.memory is not None:
-            self.memory.lanes.until = float("inf")
+        self._wire.until = NEVER  # the orchestrator decides from here on
+        self._memory.wait_without_end()
         with watch.phase("promise", frozen=True):
             self._send_manifest(removed, self.sent - before)
         return Frozen(self.sent - before, watch.phases)
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         self._images.mkdir(parents=True, exist_ok=True)
-        note = OutgoingNote(self.migration, self.resident.spec.name, self.gpus)
-        (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
-        if self._devices is not None:
-            self._devices.save(watch)
-            reach("source.devices_saved")
+        write_note(self._images, OutgoingNote(self.migration, self.resident.spec.name, self.gpus))
+        self._frozen.save_devices(watch)
+        reach("source.devices_saved")
         left = self._wire.until - time.monotonic()
         if left <= 0:
             raise StepFailed("freeze", f"the dump could not begin within {deadline_s:g} s")
         with watch.phase("lock", frozen=True):
-            network.lock(self.resident.sandbox.init)
-            self._locked = True
-            self._look_once_more()
+            self._frozen.lock()
+            epoll = freeze_obstacles.check_before_dump(
+                self.resident.sandbox, self._factory.placement, lambda: self._abandoned
+            )
         reach("source.locked")
-        pump = Pump(self._devices, self._wire.send)
-        delta, page_filter = None, None
-        if self.memory is not None:
-            page_filter = PageFilter(self._images)
-            self.memory.lanes.until = self._wire.until
-            delta = FinalDirtySet(self.memory, self._wire, page_filter, self._wire.until)
+        pump = Pump(self._frozen.devices, self._wire.send)
+        final_set = self._memory.send_final_set(self._images, self._wire.until)
         try:
-            removed = self._dump_tree(watch, criu, left, page_filter, delta)
-            if delta is not None:
+            with watch.phase("dump", frozen=True) as lap:
+                lap.bytes = self._dump_tree(criu, left, final_set, epoll)
+            reach("source.dumped")
+            removed = self._send_files(watch)
+            if final_set is not None:
                 with watch.phase("memory", frozen=True) as lap:
-                    found = delta.finish()
+                    found = final_set.finish()
                     lap.bytes = found.sent_bytes
-                    lap.detail = words_of_delta(found)
+                    lap.detail = describe_final_set(found)
             if pump.bytes:
                 with watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()
                     lap.detail = "what was not over yet"
         finally:
             pump.stop()
-            if delta is not None:
-                delta.stop()
+            if final_set is not None:
+                final_set.stop()
         with watch.phase("ship", frozen=True) as lap:
             self._wire.finish()
             lap.detail = "the rest of the image, on its way"
         return removed
 
-    def _look_once_more(self) -> None:
-        """Look for what may have appeared since pre-copy and would make CRIU or the restore fail:
-        file locks, and closed files that an epoll set still holds."""
-        sandbox = self.resident.sandbox
-        if held := self._passing(time.monotonic() + UNLOCKED_STANDING_S):
-            text, remedy = held[0]
-            raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
-        self._epoll, stale = epoll_sets.find(in_order(sandbox, ROOT_PID))
-        if stale:
-            stale = file_locks.lasting(
-                stale, lambda: epoll_sets.find(in_order(sandbox, ROOT_PID))[1]
-            )
-            self._epoll, _ = epoll_sets.find(in_order(sandbox, ROOT_PID))
-        if stale:
-            raise StepFailed("freeze", stale[0][0], hint=stale[0][1])
-
-    def _passing(self, until: float) -> list[tuple[str, str]]:
-        """What keeps the capsule here at ``until`` (monotonic seconds), and what to do about it.
-        Returns [] at the first look that finds nothing."""
-        sandbox, placement = self.resident.sandbox, self._factory.placement
-        with contextlib.suppress(ProcessLookupError):  # it has ended; a later step reports that
-            while (held := passing(sandbox, placement)) and not self._abandoned:
-                if time.monotonic() > until:
-                    return held
-                time.sleep(UNLOCKED_POLL_S)
-        return []
-
     def _dump_tree(
         self,
-        watch: Stopwatch,
         criu: Criu,
         deadline_s: float,
-        page_filter: PageFilter | None,
-        delta: FinalDirtySet | None,
-    ) -> dict[str, list[str]]:
-        with watch.phase("dump", frozen=True) as lap:
-            packer = SmallImagePacker(self._wire.send)
-            self._frozen.dump(
-                criu,
-                packer,
-                deadline_s,
-                page_filter,
-                delta.look if delta is not None else lambda: None,
-                self._epoll,
-            )
-            packer.finish()
-            lap.bytes = self._frozen.image_bytes
-        reach("source.dumped")
-        with watch.phase("files", frozen=True) as lap:
-            files_before = self._sent_of_files()
-            removed = self._send_changes()
-            output.settle(self.resident.sandbox)
-            self._log.finish(self._wire.send)
-            lap.bytes = self._sent_of_files() - files_before
-        return removed
+        final_set: FinalDirtySet | None,
+        epoll: Sequence[EpollEntry],
+    ) -> int:
+        """Dump the tree into the wire; return the bytes of CRIU's images."""
+        packer = SmallImagePacker(self._wire.send)
+        page_filter = final_set.page_filter if final_set is not None else None
+        check = final_set.check if final_set is not None else lambda: None
+        self._frozen.tree.dump(criu, packer, deadline_s, page_filter, check, epoll)
+        packer.finish()
+        return self._frozen.tree.image_bytes
 
-    def _sent_of_files(self) -> int:
-        """Bytes of directories and output only: device memory is sent at the same time."""
-        sizes = dict(self._wire.streams)
-        return sum(n for stream, n in sizes.items() if stream.startswith(("tree:", "output")))
+    def _send_files(self, watch: Stopwatch) -> dict[str, list[str]]:
+        with watch.phase("files", frozen=True) as lap:
+            before = sent_of_files(self._wire.streams)
+            removed = self._files.send_rest(self._wire.send)
+            lap.bytes = sent_of_files(self._wire.streams) - before
+        return removed
 
     def _promise(self) -> None:
         """From here on the tree stays frozen until a ruling, even if CRIU dies."""
-        carried_out.remember(self._factory, self.resident.spec.name, self._taken)
-        self._frozen.pin()
-        (self._images / PROMISED).touch()
-
-    @property
-    def sent(self) -> int:
-        """Bytes sent on all lanes."""
-        return self._wire.bytes + (self.memory.lanes.bytes if self.memory is not None else 0)
+        self._files.remember_taken()
+        self._frozen.tree.pin()
+        write_promise(self._images)
+        self._enter(OutgoingPhase.PROMISED)
 
     def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
         sandbox = self.resident.sandbox
         pipes = {sandbox.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
-        lanes = self.memory.lanes.end() if self.memory is not None else {}
-        taken_out = self._frozen.taken_out()
-        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, taken_out)
+        lanes, epoll = self._memory.end_streams(), self._frozen.tree.taken_out()
+        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, epoll)
         self._wire.finish()
 
-    def thaw(self) -> None:
-        """Let the tree go on here: tasks first, then the network they expect. A second call does no
-        harm."""
-        try:
-            self._frozen.thaw()
-        finally:
-            if self._locked and self.resident.sandbox.alive():
-                self._unlock()
-            self._locked = False
-        self.resident.still = False
-        self._bring_devices_back()
-        self._close()
-
-    def _bring_devices_back(self) -> None:
-        devices = self._devices = self._devices or self._find_devices()
-        alive = self.resident.sandbox.alive()
-        if devices is None:
-            if alive and has_cuda(self.resident):
-                raise Unreachable(
-                    f"the GPU helper, which has the device state of {self.resident.spec.name},"
-                    " can't be reached",
-                    hint="its log is gpu-helper.log in the run directory",
-                )
-            return
-        if not alive:
-            devices.drop()
-            return
-        try:
-            devices.bring_back(Stopwatch())
-        except DeviceLost as lost:  # it would hang at its next CUDA call, and so would its job
-            end(self.resident.sandbox)
-            raise DeviceLost("gpu restore", f"{lost.message}; so it was ended") from lost
-
-    def _unlock(self) -> None:
-        try:
-            network.unlock(self.resident.sandbox.init)
-        except LiveshiftError:
-            if self._sender is not None:  # None: the earlier agent may have ended before it locked
-                raise
-
-    def finish(self) -> None:
-        """The tree has moved: end the held copy, and remove its room and network."""
-        reach("source.finishing")
-        self.resident.leaving = True
-        network.unplug(self.resident.overlay, self.resident.netns, self.resident.spec.index)
-        self.resident.remove()
-        self._frozen.release()
-        devices = self._devices = self._devices or self._find_devices()
-        if devices is not None:
-            devices.drop()
-        self._close()
+    @property
+    def sent(self) -> int:
+        """Bytes sent on all lanes."""
+        return self._wire.bytes + self._memory.sent
 
     @property
     def _wire(self) -> Sender:
-        assert self._sender is not None  # a departure without one is only thawed or finished
+        assert self._sender is not None  # see recover
         return self._sender
 
+    # ---- its end -------------------------------------------------------------------------------
+
+    def thaw(self) -> None:
+        """Let the tree go on here. May be called again, also after an error."""
+        self._enter(OutgoingPhase.THAWING)
+        self._frozen.thaw()
+        self._close()
+        self._enter(OutgoingPhase.RETURNED)
+
+    def finish(self) -> None:
+        """The capsule has moved: end the held copy, and remove its room and network. May be called
+        again after an error."""
+        self._enter(OutgoingPhase.FINISHING)
+        reach("source.finishing")
+        self._frozen.remove()
+        self._close()
+        self._enter(OutgoingPhase.MOVED)
+
     def _close(self) -> None:
-        self._log.close()
-        if self.memory is not None:
-            self.memory.close()
+        self._files.close()
+        self._memory.close()
         if self._sender is not None:
             with contextlib.suppress(Exception):
                 self._sender.close()
         shutil.rmtree(self._images, ignore_errors=True)
-
-    def _send_changes(self) -> dict[str, list[str]]:
-        """Second pass over the directories, exact as nothing writes; returns the removed names."""
-        look = changing(self.resident.sandbox, self._factory.placement)
-        if look.locks:
-            raise StepFailed("freeze", f"at that moment {look.locks[0]}", hint=file_locks.REMEDY)
-        if look.databases:
-            found = look.databases[0]
-            raise StepFailed("freeze", f"at that moment {found}", hint=databases.REMEDY)
-        removed: dict[str, list[str]] = {}
-        for tree in [*self._trees, *_single(look)]:
-            before = self._listed.get(tree.name, {})
-            now = trees.listing(tree)
-            always = _relative(look.mapped_writable, tree)
-            self._pack(tree, trees.changed(before, now, always), 2, always)
-            removed[tree.name] = [name for name in before if name not in now]
-            if tree.name.startswith("carried:"):
-                self._taken[str(tree.source)] = now
-        return removed
-
-    def _pack(
-        self, tree: Tree, names: Iterable[str], pass_: int, forced: Iterable[str] = ()
-    ) -> None:
-        stream = f"tree:{pass_}:{tree.name}"
-        trees.pack(tree, names, self._into(stream), forced)
-        self._wire.send(stream, b"")
-
-    def _into(self, stream: str) -> Callable[[bytes], None]:
-        return lambda data: self._wire.send(stream, bytes(data)) if data else None
-
-
-def _single(look: Changing) -> list[Tree]:
-    """Open files in unlisted places of the root file system; each travels as a single file."""
-    if not look.single_files:
-        return []
-    names = tuple(path.lstrip("/") for path in look.single_files)
-    return [Tree("open", Path("/"), Path("/"), names)]
-
-
-def _relative(paths: tuple[str, ...], tree: Tree) -> list[str]:
-    """Turn paths as the capsule sees them into names relative to the top of ``tree``."""
-    top = {"tmp": "/tmp", "shm": "/dev/shm"}.get(tree.name, str(tree.source))
-    return [str(Path(p).relative_to(top)) for p in paths if Path(p).is_relative_to(top)]

@@ -94,7 +94,7 @@ class SmallImageUnpacker:
             self._keep(name, memoryview(bytes(self._rest[begin:at])))
         del self._rest[:at]
 
-    def end(self) -> None:
+    def check_ended(self) -> None:
         """Raises StepFailed if the last record was cut off."""
         if self._rest:
             raise StepFailed(

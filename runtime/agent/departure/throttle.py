@@ -2,18 +2,18 @@
 """How fast memory is read while its job trains, and what that costs the job.
 
 The job's speed is its collectives per second, before the pre-copy and during it. Without a cap
-(``precopy.slow_down``) memory is read at the speed that cost/model.py chose, and the pace only
+(``precopy.slow_down``) memory is read at the speed that cost/model.py chose, and the throttle only
 measures what a byte costs the job. With a cap the job loses at most that share of its speed.
 
 The cost of a byte depends on machine and job: a core that reads, one that encrypts, memory
-bandwidth, and a fault at the first write to each page that was read. So the pace adjusts the bytes
-per second until the job loses as much as the cap allows. One look at the job takes a few steps and
-is noisy. Several together show what a byte costs. A single look raises the rate only a little. The
-pace pays back later what the job lost beyond the aim (``AIM``).
+bandwidth, and a fault at the first write to each page that was read. So the throttle adjusts the
+bytes per second until the job loses as much as the cap allows. One look at the job takes a few
+steps and is noisy. Several together show what a byte costs. A single look raises the rate only a
+little. The throttle pays back later what the job lost beyond the aim (``AIM``).
 
-Before the first look the pace knows only what reading costs this agent. Reading then takes half of
-the allowed share of all cores' time. For a job without collectives the kernel reports how far it is
-held up (run_time.py). Such a job may lose more than that, so the rate never exceeds that half.
+Before the first look the throttle knows only what reading costs this agent. Reading then takes half
+of the allowed share of all cores' time. For a job without collectives the kernel reports how far it
+is held up (run_time.py). Such a job may lose more than that, so the rate never exceeds that half.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST, UNSEEN_MOST = 25e6, 2e9
 until the job's loss is known, as CPU time does not show the loss of memory bandwidth."""
 
 AIM = 0.75
-"""The part of the allowed loss at which the pace aims; noise then stays below the allowed loss."""
+"""The part of the allowed loss at which the throttle aims; noise stays below the allowed loss."""
 
 FADES = 0.7
 """Decay factor for earlier looks at what a byte costs."""
@@ -39,11 +39,12 @@ SLOWER, FASTER = 0.25, 1.5
 """The smallest and the largest factor by which one look changes the rate."""
 
 PAID_IN_S, DEBT_S = 10.0, 20.0
-"""The pace pays back a loss beyond the aim within ``PAID_IN_S`` seconds, or within one look if that
-is longer. The debt is at most the aimed loss of ``DEBT_S`` seconds: we do not cause checkpoints."""
+"""The throttle pays back a loss beyond the aim within ``PAID_IN_S`` seconds, or within one look if
+that is longer. The debt is at most the aimed loss of ``DEBT_S`` seconds: we do not cause
+checkpoints."""
 
 LEAST_AIM = 0.25
-"""While there is a debt, the pace still aims at this part of the aimed loss."""
+"""While there is a debt, the throttle still aims at this part of the aimed loss."""
 
 LOOK_S, LOOK_COLLECTIVES, LOOK_GAPS = 0.5, 20, 4
 """A look at the job takes at least this many seconds, this many collectives, and this many times
@@ -68,12 +69,12 @@ NAP_S = 0.25
 
 
 class Throttle:
-    """Each reading thread calls ``spent`` after each batch; ``spent`` sleeps as long as necessary.
+    """Each reading thread calls ``account`` after each batch; it sleeps as long as necessary.
 
     ``collectives`` returns the finished collectives of the job. ``usual`` is their rate per second
     before pre-copy (0: unknown, or the job makes none). ``share`` is the part of that rate that the
-    job may lose (None: no cap). If the job turns out to be faster, the pace corrects ``usual``: it
-    was measured while the job began. ``gap`` is the longest time in seconds without collectives
+    job may lose (None: no cap). If the job turns out to be faster, the throttle corrects ``usual``:
+    it was measured while the job began. ``gap`` is the longest time in seconds without collectives
     between two steps (0: unknown).
     """
 
@@ -88,22 +89,22 @@ class Throttle:
         cost: ReadingCost = OF_THIS_AGENT,
         gap: float = 0.0,
         sees_all: bool = True,
+        least: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``sees_all``: whether ``collectives`` shows all that the job loses."""
+        """``sees_all``: whether ``collectives`` shows all that the job loses. ``least`` returns the
+        bytes per second that a deadline needs: neither cap nor limit goes below this."""
         self._usual = usual
         self._sees_all = sees_all
         self._share = share
-        self.limit = float("inf")
-        """The upper limit of the chosen way, in bytes per second."""
-        self.least: Callable[[], float] = lambda: 0.0
-        """Bytes per second that a deadline needs: neither cap nor limit goes below this."""
+        self._limit = float("inf")
+        self._least = least
         self._clock, self._sleep = clock, sleep
         # If the job uses all cores, it loses the share of them that we take. Half of the allowed
         # share is left for other costs: faults, bandwidth, hosts that share a machine.
         self._budget = (share or 0.0) / 2 * (cpus or usable())  # CPU seconds per second
         self._cost = cost
         self.rate = self._affordable()
-        """Bytes per second that the pace allows now."""
+        """Bytes per second that the throttle allows now."""
         self.slow_down: float | None = None
         """The share of its speed that the job lost in the last look; negative: it was faster."""
         self._turn = threading.Lock()
@@ -117,7 +118,11 @@ class Throttle:
         self._debt = 0.0  # seconds lost beyond the aim
         self._gap = gap
 
-    def spent(self, read: int) -> None:
+    def set_limit(self, rate: float) -> None:
+        """The chosen way reads at most ``rate`` bytes per second."""
+        self._limit = rate
+
+    def account(self, read: int) -> None:
         """The caller has read ``read`` bytes; sleep until it may read the next ones."""
         with self._turn:
             now = self._clock()
@@ -128,10 +133,10 @@ class Throttle:
             if self._usual and self._job is None:
                 self._job, self._looked = _Counted(self._collectives, now), now
             if self._job is not None and self._job.count(now) and self._is_time(self._job, now):
-                self._look(self._job, now)
+                self._observe(self._job, now)
             if not self._sees_all:
                 self.rate = min(self.rate, self._affordable(readers))
-            rate = max(min(self.rate, self.limit), self.least())
+            rate = max(min(self.rate, self._limit), self._least())
             self._due = max(self._due, now - BURST_S) + read / rate
             due = self._due - now
         while due > 0:
@@ -174,7 +179,7 @@ class Throttle:
             or (since >= STANDS_S and job.stands(now))
         )
 
-    def _look(self, job: _Counted, now: float) -> None:
+    def _observe(self, job: _Counted, now: float) -> None:
         seconds = now - self._looked
         self.slow_down = 1 - (job.done - self._seen) / seconds / self._usual
         lost = self.slow_down * seconds

@@ -129,7 +129,7 @@ class DeviceInlet:
             self._fillers[pid] = self._helper.filler(self._key(pid))
         self._fillers[pid].write(data)
 
-    def end(self, pid: str) -> None:
+    def end_memory(self, pid: str) -> None:
         """Raises StepFailed if bytes are missing."""
         if pid in self._fillers:
             self._fillers.pop(pid).finish()

@@ -245,7 +245,7 @@ class DeviceTree:
                 self._bring_back(process, gpus)
             lap.detail = words_of_return(self.saved)
 
-    def take_up(self, *, some: bool = False) -> None:
+    def recover_held(self, *, some: bool = False) -> None:
         """Find the processes that :meth:`arrive` held in an earlier agent. Raises StepFailed if
         some are missing, unless ``some`` is set."""
         of = {saved.pid for saved in self.saved}
@@ -382,7 +382,7 @@ def _await_served(page: OrderedPage) -> None:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
             if code := answer["done_result"]:
-                raise StepFailed("gpu", text_of(answer["trouble"]) or os.strerror(code))
+                raise StepFailed("gpu", text_of(answer["message"]) or os.strerror(code))
             return
         if time.monotonic() > until:
             raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")

@@ -44,7 +44,7 @@ class Drivers(Protocol):
     def used(self, pid: int) -> dict[str, int]: ...
 
 
-def look(
+def survey_devices(
     found: Survey,
     pages: Mapping[int, ProcessState],
     helper: Drivers | None,

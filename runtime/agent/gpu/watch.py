@@ -81,7 +81,7 @@ class GpuWatch:
         )
         return self._last
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Ask the helper for the state of the GPUs, for beats; blocks, and raises nothing."""
         try:
             self.host({})
@@ -92,7 +92,7 @@ class GpuWatch:
         """Environment variables for a capsule that starts here, so that its device memory can be
         streamed when it moves; blocks."""
         if not (self._last and not self._last.fast_path):
-            self.look()
+            self.refresh()
         return {ARENA: "1"} if self._last and not self._last.fast_path else {}
 
     def seats(self, taken: Collection[str]) -> list[GpuSeat]:

@@ -49,7 +49,7 @@ class CapsuleTable:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def take_up(self, arriving: set[str]) -> None:
+    async def recover_capsules(self, arriving: set[str]) -> None:
         """Go on with the capsules that an earlier agent left here. ``arriving``: the names of the
         directories of capsules that are still arriving."""
         await asyncio.to_thread(self.factory.clear_unfinished, arriving)
@@ -57,7 +57,7 @@ class CapsuleTable:
             self.admit(resident)
 
     def admit(self, resident: RunningCapsule) -> None:
-        """Add the capsule to this host; from now on the house reports its end."""
+        """Add the capsule to this host; from now on its end is reported."""
         self.capsules[resident.spec.name] = resident
 
         def gone() -> None:
@@ -76,14 +76,14 @@ class CapsuleTable:
             raise NotFound(f"{capsule} is not on {self.host}")
         return found
 
-    def refuse_older(self, ask: messages.Reserve) -> None:
+    def refuse_older(self, request: messages.Reserve) -> None:
         """Raises Refused when a newer epoch than the one announced is known here already."""
-        known = self.books.get(ask.spec.job)
-        address = Overlay(ask.book.vni, ask.book.subnet).address(ask.spec.index)
+        known = self.books.get(request.spec.job)
+        address = Overlay(request.book.vni, request.book.subnet).address(request.spec.index)
         _, epoch = known.where.get(address, ("", 0)) if known else ("", 0)
-        if ask.epoch <= epoch:
+        if request.epoch <= epoch:
             raise Refused(
-                f"{ask.spec.name} came under epoch {ask.epoch}, and {epoch} is known here"
+                f"{request.spec.name} came under epoch {request.epoch}, and {epoch} is known here"
             )
 
     async def forget_unknown(self, jobs: set[str]) -> None:
@@ -98,7 +98,7 @@ class CapsuleTable:
             if here:
                 log.error("the orchestrator does not know %s, which runs here", here[0].spec.name)
             else:
-                await self.forget(messages.Forget(job))
+                await self.forget_job(messages.Forget(job))
 
     async def _forget_moved(self) -> None:
         """Remove what is left of capsules that went on elsewhere after this host went down."""
@@ -130,51 +130,53 @@ class CapsuleTable:
                     f" which {book.job} is to have",
                     hint=f"`liveshift stop {job} --unknown {self.host}` ends it",
                 )
-            await self.forget(messages.Forget(job))
+            await self.forget_job(messages.Forget(job))
 
     def _jobs_of(self, vni: int) -> set[str]:
         booked = {book.job for book in self.books.values() if book.vni == vni}
         return booked | {c.spec.job for c in self.capsules.values() if c.overlay.vni == vni}
 
-    async def start(self, ask: messages.Start) -> None:
-        name = ask.spec.name
-        await self.make_way(ask.book)
+    async def start_capsule(self, request: messages.Start) -> None:
+        name = request.spec.name
+        await self.make_way(request.book)
         async with self.network:
             resident = await self.blocking(
-                name, lambda: self.factory.start(ask.spec, ask.book, ask.epoch)
+                name, lambda: self.factory.start(request.spec, request.book, request.epoch)
             )
         self.admit(resident)
-        await self.locate(messages.Locate(ask.book))
+        await self.locate(messages.Locate(request.book))
 
-    async def signal(self, ask: messages.Signal) -> None:
+    async def signal_capsule(self, request: messages.Signal) -> None:
         """Send a signal to the capsule. Raises Refused if it is frozen or soon will be: CRIU may
         have read the pending signals already, and then the signal would be lost with this copy."""
-        async with self._signals[ask.capsule]:
-            resident = self.resident(ask.capsule)
+        async with self._signals[request.capsule]:
+            resident = self.resident(request.capsule)
             if resident.still:
-                raise Refused(f"{ask.capsule} is frozen on {self.host} for a move")
-            await asyncio.to_thread(resident.send_signal, ask.signum)
+                raise Refused(f"{request.capsule} is frozen on {self.host} for a move")
+            await asyncio.to_thread(resident.send_signal, request.signum)
 
     async def hold_signals(self, resident: RunningCapsule) -> None:
-        """From now until the capsule is thawed, the house sends it no signal."""
+        """From now until the capsule is thawed, no signal is sent to it."""
         async with self._signals[resident.spec.name]:
             resident.still = True
 
-    async def end(self, ask: messages.End) -> None:
-        resident = self.resident(ask.capsule)
-        if resident.epoch != ask.epoch:
-            raise Refused(f"{ask.capsule} is here under epoch {resident.epoch}, not {ask.epoch}")
+    async def end_capsule(self, request: messages.End) -> None:
+        resident = self.resident(request.capsule)
+        if resident.epoch != request.epoch:
+            raise Refused(
+                f"{request.capsule} is here under epoch {resident.epoch}, not {request.epoch}"
+            )
         if resident.code is None:
             await asyncio.to_thread(sandboxes.end, resident.sandbox)
 
-    async def forget(self, ask: messages.Forget) -> None:
+    async def forget_job(self, request: messages.Forget) -> None:
         async with self._forgetting:  # make_way waits here until an earlier removal is complete
-            for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
+            for name in [n for n, c in self.capsules.items() if c.spec.job == request.job]:
                 resident = self.capsules.pop(name)
                 resident.leaving = True
                 await self.blocking(name, resident.remove)
-            carried_out.forget_job(self.factory, ask.job)
-            book = self.books.pop(ask.job, None)
+            carried_out.forget_job(self.factory, request.job)
+            book = self.books.pop(request.job, None)
             if book is not None:
                 await self._lower(Overlay(book.vni, book.subnet))
 
@@ -183,11 +185,11 @@ class CapsuleTable:
             if not self._jobs_of(overlay.vni):
                 await asyncio.to_thread(network.lower_overlay, overlay)
 
-    async def locate(self, ask: messages.Locate) -> None:
+    async def locate(self, request: messages.Locate) -> None:
         """Enter the addresses that are newer than the known ones; return when they are in force."""
-        await self.make_way(ask.book)
+        await self.make_way(request.book)
         async with self.network:
-            book = ask.book
+            book = request.book
             known = self.books.get(book.job)
             newer = {
                 address: (host, epoch)
@@ -213,22 +215,22 @@ class CapsuleTable:
                 self.books[book.job] = known or Book(book.job, book.vni, book.subnet, {})
                 raise
 
-    async def get_inspection(self, ask: messages.GetInspection) -> messages.Inspection:
+    async def get_inspection(self, request: messages.GetInspection) -> messages.Inspection:
         """The state of the capsule's processes. It only reads, so it waits for no other work."""
-        resident = self.resident(ask.capsule)
+        resident = self.resident(request.capsule)
         states = await asyncio.to_thread(rank_pages.states, resident)
-        return messages.Inspection(ask.capsule, self.host, states)
+        return messages.Inspection(request.capsule, self.host, states)
 
-    async def read_output(self, ask: messages.ReadOutput) -> messages.Output:
-        until = time.monotonic() + ask.wait
+    async def read_output(self, request: messages.ReadOutput) -> messages.Output:
+        until = time.monotonic() + request.wait
         while True:
-            resident = self.resident(ask.capsule)
+            resident = self.resident(request.capsule)
             code = resident.code  # before the read, so that all output before the end is read
-            at, data = await asyncio.to_thread(resident.read_output, ask.offset)
+            at, data = await asyncio.to_thread(resident.read_output, request.offset)
             done = code is not None and not data
             if not (data or done):
-                at = ask.offset  # the next answer with data reports the missing bytes
+                at = request.offset  # the next answer with data reports the missing bytes
             if data or done or time.monotonic() > until:
-                dropped = at - ask.offset
+                dropped = at - request.offset
                 return messages.Output(data, at + len(data), code if done else None, dropped)
             await asyncio.sleep(OUTPUT_POLL_S)

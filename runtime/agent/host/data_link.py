@@ -56,7 +56,7 @@ def interfaces() -> list[Interface]:
     return found
 
 
-def look(
+def read_link(
     host: str, address: str, rates: Mapping[str, Measured], among: list[Interface] | None = None
 ) -> DataLink:
     """Find the interface that has ``address`` of ``host``, and warn if it is a bad choice.

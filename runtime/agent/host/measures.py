@@ -60,11 +60,11 @@ class Measures:
         self._capsule_table = capsule_table
         self._parts: dict[str, _Part] = {}
 
-    async def start(self, ask: messages.StartMeasure) -> None:
+    async def start_measure(self, request: messages.StartMeasure) -> None:
         """A move of a capsule on this host begins: note the capsule's count."""
         now, cpu = time.monotonic(), cpu_s()
-        resident = self._capsule_table.resident(ask.capsule)
-        part = self._part(ask.migration, cpu)
+        resident = self._capsule_table.resident(request.capsule)
+        part = self._part(request.migration, cpu)
         part.resident, part.leaves = resident, True
         part.clock, usual = COLLECTIVES, resident.rate
         if not usual.typical():
@@ -99,17 +99,17 @@ class Measures:
         if (part := self._parts.get(migration)) is not None:
             part.sent = size
 
-    async def end(self, ask: messages.EndMeasure) -> messages.Worked:
+    async def end_measure(self, request: messages.EndMeasure) -> messages.Worked:
         """The move is over: return what was counted. Takes seconds if the capsule runs here."""
-        part = self._parts.pop(ask.migration, None)
+        part = self._parts.pop(request.migration, None)
         if part is None:
             why = f"the agent on {self._capsule_table.host} was started anew meanwhile"
             return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, 0.0, why_not=why)
-        cpu, clock = cpu_s() - part.cpu, ask.clock or part.clock
+        cpu, clock = cpu_s() - part.cpu, request.clock or part.clock
         if not part.leaves:
             part.begin = part.at_restore if clock == COLLECTIVES else 0.0
             part.counted = part.begin
-        runs = self._capsule_table.capsules.get(ask.capsule) is part.resident is not None
+        runs = self._capsule_table.capsules.get(request.capsule) is part.resident is not None
         end, seconds = part.stopped, 0.0
         if runs and part.leaves and end is not None:
             part.why_not = "it makes no collectives, was frozen and then went on where it was"

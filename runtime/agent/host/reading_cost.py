@@ -53,10 +53,10 @@ class ReadingCost:
                 self._read += read
             self._last[reader] = now
             if self._read >= LOOK:
-                self._look()
+                self._update_cost()
             return len(self._last)
 
-    def _look(self) -> None:
+    def _update_cost(self) -> None:
         used = self._cpu()
         spent = min(max(0.0, used - self._used), DEAREST * self._read)
         self.per_byte = (FADES * self.per_byte + spent) / (FADES + self._read)

@@ -53,10 +53,10 @@ class RunTime:
         with self._lock:
             now = self._clock()
             if now - self._looked >= (0.0 if at_once else LOOK_S):
-                self._look(now)
+                self._read_tasks(now)
             return int(1000 * self._progress)
 
-    def _look(self, now: float) -> None:
+    def _read_tasks(self, now: float) -> None:
         if now - self._listed_at >= LIST_S:
             self._listed, self._listed_at = list(self._pids()), now
         threads = {key: each for pid in self._listed for key, each in _threads(pid)}

@@ -271,7 +271,7 @@ class CapsuleFactory:
                 " version of Python, which is part of that path",
             )
 
-    def capsule_table_empty(self, reserve: Reserve) -> RunningCapsule:
+    def build_sandbox(self, reserve: Reserve) -> RunningCapsule:
         """Build an empty, locked room for the tree that a Reserve announces."""
         spec = reserve.spec
         overlay = self.raise_overlay(reserve.book)

@@ -50,10 +50,10 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_copied_again(
     stage.send_the_rest()
     stage.parted.end_source()
     tree, seen = restore(stage)
-    assert seen.placed > 100 << 20
-    assert 0 <= stage.early.bytes - seen.placed < 4 << 20, "all but pages of zeros"
-    assert seen.placed + seen.bytes == seen.total
-    assert seen.placed > seen.total - (16 << 20), "in blocks of which some of it was outdated, too"
+    assert seen.preplaced > 100 << 20
+    assert 0 <= stage.early.bytes - seen.preplaced < 4 << 20, "all but pages of zeros"
+    assert seen.preplaced + seen.bytes == seen.total
+    assert seen.preplaced > seen.total - (16 << 20), "in blocks that were outdated in part, too"
     assert stage.compare() > 30000
     restored = flags_of(stage.early.held.tree().values())
     both = {where for where in stage.flags if where in restored and where[1].endswith("rw-p")}
@@ -81,7 +81,7 @@ def test_a_tree_with_memory_in_place_stops_at_the_door(staged: Stages) -> None:
     stage = staged(FAMILY)
     stage.bring_over()
     tree, seen = restore(stage, stopped=True)
-    assert seen.placed > 100 << 20
+    assert seen.preplaced > 100 << 20
     tree.stop_at_door(60)
     assert (stage.parted.images / "at-door").exists()
     assert not tree.resumed()
@@ -148,8 +148,8 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     stage = staged(program)
     without_room_for_both(stage, monkeypatch)
     stage.parted.end_source()
-    tree, seen = restore(stage, spend=True)
-    assert seen.placed > 100 << 20
+    tree, seen = restore(stage, free_after_copy=True)
+    assert seen.preplaced > 100 << 20
     assert stage.kept < seen.total / 40
     is_whole_and_goes_on(stage, tree, pages=30000)
 
@@ -160,10 +160,10 @@ def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored
 ) -> None:
     stage = staged(NO_RESERVE)
     without_room_for_both(stage, monkeypatch)
-    before = stage.store.absent
+    before = stage.store.lost
     stage.parted.end_source()
-    tree, seen = restore(stage, spend=True)
-    assert before - stage.store.absent > 60 << 20
+    tree, seen = restore(stage, free_after_copy=True)
+    assert before - stage.store.lost > 60 << 20
     assert seen.bytes > 60 << 20
     is_whole_and_goes_on(stage, tree, pages=50000)
 
@@ -175,12 +175,12 @@ def test_what_a_child_takes_over_from_its_parent_is_brought_back(
     """The half that each has written is its own; nothing is put in place there for it."""
     stage = staged(ALIKE)
     without_room_for_both(stage, monkeypatch)
-    before = stage.store.absent
+    before = stage.store.lost
     stage.parted.end_source()
-    tree, seen = restore(stage, spend=True)
-    assert before - stage.store.absent > 60 << 20
-    assert seen.placed > 100 << 20, "the parent's"
-    assert stage.early.bytes - seen.placed < 4 << 20, "what is not used is not counted"
+    tree, seen = restore(stage, free_after_copy=True)
+    assert before - stage.store.lost > 60 << 20
+    assert seen.preplaced > 100 << 20, "the parent's"
+    assert stage.early.bytes - seen.preplaced < 4 << 20, "what is not used is not counted"
     assert seen.bytes > 180 << 20, "the children's"
     is_whole_and_goes_on(stage, tree, pages=50000)
 
@@ -200,7 +200,7 @@ def test_all_is_brought_back_when_nothing_can_be_placed(
     assert not stage.early.prepare()
     assert "of a rare kind" in stage.early.why
     assert not stage.early.held.alive()
-    assert stage.store.absent == 0
+    assert stage.store.lost == 0
     restore_plainly(stage)
 
 
@@ -217,9 +217,9 @@ def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
     stage.send_again()
     until(lambda: stage.early.bytes < 8 << 20, 20)
     stage.store.end(memory_parts.table(stage.parted.memory))
-    assert stage.store.absent == 0, "all of it has come again"
+    assert stage.store.lost == 0, "all of it has come again"
     stage.parted.end_source()
-    tree, seen = restore(stage, spend=True)
+    tree, seen = restore(stage, free_after_copy=True)
     assert seen.bytes > 100 << 20
     is_whole_and_goes_on(stage, tree, pages=30000)
 
@@ -236,9 +236,9 @@ def test_what_was_written_again_is_copied_again_and_kept_once_where_memory_is_sh
     until(lambda: stage.kept < 64 << 20, 20)
     stage.store.end(memory_parts.table(stage.parted.memory))
     stage.parted.end_source()
-    tree, seen = restore(stage, spend=True)
-    assert seen.placed + seen.bytes == seen.total
-    assert seen.placed > 60 << 20, "the new content, in the memory that the old one had"
+    tree, seen = restore(stage, free_after_copy=True)
+    assert seen.preplaced + seen.bytes == seen.total
+    assert seen.preplaced > 60 << 20, "the new content, in the memory that the old one had"
     is_whole_and_goes_on(stage, tree, pages=30000)
 
 

@@ -83,11 +83,11 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_another_order(
             os.kill(pid, signal.SIGCONT)
 
     given = around_the_first_back(monkeypatch, too_late)
-    absent = stage.store.absent
+    absent = stage.store.lost
     assert not stage.early.prepare()
     assert "does not answer" in stage.early.why
     assert given[0] > 1, "it was tried again"
-    assert stage.store.absent == absent > 60 << 20
+    assert stage.store.lost == absent > 60 << 20
     until(lambda: not stage.early.held.alive())
     restore_misses_what_is_lost(stage)
 
@@ -114,7 +114,7 @@ def test_a_block_that_was_brought_back_in_part_is_brought_back_whole(
     assert not stage.early.prepare()
     assert stage.early.why == "[Errno 5] Input/output error"
     assert given[0] > 30
-    assert stage.store.absent == 0
+    assert stage.store.lost == 0
     stage.parted.end_source()
     restore_plainly(stage)
 
@@ -128,7 +128,7 @@ def test_the_kernel_makes_no_huge_pages_where_something_may_have_been_let_go_of(
     stage.bring_over()
     assert _huge_pages(early_pid(stage)) == "0"
     tree, seen = restore(stage)
-    assert seen.placed > 100 << 20
+    assert seen.preplaced > 100 << 20
     is_whole_and_goes_on(stage, tree, pages=30000)
     assert {_huge_pages(task.pid) for task in tasks(stage.there)} == {"1"}, "it has its own"
 

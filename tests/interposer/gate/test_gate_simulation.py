@@ -47,10 +47,10 @@ def test_programs_are_stopped_at_the_least_cut_and_end(lib: Any, folder: Path, s
 
 # What must be found out, in which programs, within how many of them.
 BROKEN = {
-    "whoever comes raises for all debts": (
+    "every thread raises targets for all pending operations": (
         "gate.c",
-        ": owner != 0 ? ANOTHERS",
-        ": owner != 0 ? OWN",
+        ": owner != 0 ? PENDING_OTHERS",
+        ": owner != 0 ? PENDING_OWN",
         "plain",
         40,
     ),
@@ -68,30 +68,31 @@ BROKEN = {
         "pool",
         20,
     ),
-    "nobody loses patience": (
+    "a thread waits for another without limit": (
         "gate.c",
-        "debt == ANOTHERS && patient && visit->owed_ms < GATE_OWED_MS",
-        "debt == ANOTHERS",
+        "pending == PENDING_OTHERS && within_limit &&\n"
+        "                waiter->pending_ms < GATE_PENDING_LIMIT_MS",
+        "pending == PENDING_OTHERS",
         "crossed",
         20,
     ),
     "a pool's later operation waits for the earlier": (
         "gate.c",
-        "(patient || !in_flight(gate, wants, n))",
+        "(within_limit || !in_flight(gate, wants, n))",
         "true",
         "pool",
         60,
     ),
-    "what is asked for is not owed": (
+    "an operation on a missing clock is not pending": (
         "gate.c",
-        "uint32_t asked = atomic_load(&page->order.asked);",
-        "uint32_t asked = 0;",
+        "uint32_t missing_count = atomic_load(&page->order.missing_count);",
+        "uint32_t missing_count = 0;",
         "pool",
         40,
     ),
     "an agent that died is waited for": (
         "gate.c",
-        "lease != 0 && visit->silent_ms >= lease",
+        "lease != 0 && waiter->silent_ms >= lease",
         "false",
         "crossed",
         40,
@@ -103,10 +104,10 @@ BROKEN = {
         "pool",
         60,
     ),
-    "targets let nothing pass while something is owed": (
+    "targets let nothing pass while an operation is pending": (
         "gate.c",
-        "if (found == OWN)\n            return OWN;\n    }\n    uint32_t",
-        "if (found == OWN)\n            return ANOTHERS;\n    }\n    uint32_t",
+        "if (found == PENDING_OWN)\n            return PENDING_OWN;\n    }\n    uint32_t",
+        "if (found == PENDING_OWN)\n            return PENDING_OTHERS;\n    }\n    uint32_t",
         "plain",
         60,
     ),

@@ -55,16 +55,16 @@ def test_moved_again_and_again_with_the_same_result(
 
 
 OLDEST = ("S", "k", "g", "Iw", "sw", "I", "A")
-"""How family.c has made its communicators, and how their names begin, the oldest first."""
+"""How creations.c has made its communicators, and how their names begin, the oldest first."""
 
 
 def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Path) -> None:
     """Init, initAll, scalable, split of two, shrink, grow, non-blocking, in a group; with windows
     and operators on them."""
 
-    def family(folder: str, preload: bool) -> tuple[list[str], int, int]:
+    def run(folder: str, preload: bool) -> tuple[list[str], int, int]:
         with world.ranks(
-            "family", 3, tmp_path / folder, "60", preload=preload, SIMCUDA_DEVICES=TWO_DEVICES
+            "creations", 3, tmp_path / folder, "60", preload=preload, SIMCUDA_DEVICES=TWO_DEVICES
         ) as ranks:
             ranks.await_line("made")
             moved = late = 0
@@ -73,8 +73,8 @@ def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Pat
                 late = ranks.move_until_the_end(4)
             return ranks.finish(), moved, late
 
-    undisturbed, *_ = family("undisturbed", False)
-    result, moved, late = family("moved", True)
+    undisturbed, *_ = run("undisturbed", False)
+    result, moved, late = run("moved", True)
     assert result == undisturbed
     assert moved >= 2
     pages = page.paths(tmp_path / "moved" / "pages")
@@ -130,7 +130,7 @@ def test_the_contract_holds_under_the_interposer(
 
 
 def test_a_function_that_this_nccl_lacks_is_named(world: World, tmp_path: Path) -> None:
-    with world.ranks("puppet", 1, tmp_path / "run") as ranks:
+    with world.ranks("commanded", 1, tmp_path / "run") as ranks:
         ranks.await_line("begun")
         assert ranks.ask("encrypt") == ["5"]  # ncclInvalidUsage
         assert (

@@ -17,7 +17,7 @@ def sanitized(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "begun"), [("train", "60", "step 1"), ("family", "80", "made")]
+    ("name", "steps", "begun"), [("train", "60", "step 1"), ("creations", "80", "made")]
 )
 def test_nothing_is_found(
     sanitized: World, tmp_path: Path, name: str, steps: str, begun: str

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nccl_coordinator import Abandoned, Ranks, Refused, World, await_true, nccl
@@ -18,9 +17,9 @@ from liveshift.interposer.orders import OrderedPage
 
 
 @contextmanager
-def puppets(world: World, folder: Path, count: int = 2, **extra: Any) -> Iterator[Ranks]:
+def commanded(world: World, folder: Path, count: int = 2, **extra: str) -> Iterator[Ranks]:
     """Ranks that wait for commands, with one communicator."""
-    with world.ranks("puppet", count, folder / "run", **extra) as ranks:
+    with world.ranks("commanded", count, folder / "run", **extra) as ranks:
         ranks.await_line("begun")
         assert ranks.ask("init world") == ["0"] * count
         assert set(ranks.ask("sum")) == {str(count * (count + 1) // 2)}
@@ -40,7 +39,7 @@ def threads(pid: int) -> list[str]:
 
 def test_an_idle_application_is_moved_without_it(world: World, tmp_path: Path) -> None:
     """No thread of it comes to the gate: ours does the work."""
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         for _ in range(2):
             ranks.move()
             assert ranks.ask("sum") == ["3", "3"]
@@ -54,7 +53,7 @@ def test_an_idle_application_is_moved_without_it(world: World, tmp_path: Path) -
 def test_while_down_nothing_of_nccl_is_left_and_questions_are_answered(
     world: World, tmp_path: Path
 ) -> None:
-    with puppets(world, tmp_path) as ranks, ranks.attempts() as attempt:
+    with commanded(world, tmp_path) as ranks, ranks.attempts() as attempt:
         attempt.reach()
         attempt.close()
         attempt.order(WantedState.TEARDOWN)
@@ -83,7 +82,7 @@ def test_while_down_nothing_of_nccl_is_left_and_questions_are_answered(
 def test_what_is_called_while_down_is_done_afterwards(
     world: World, tmp_path: Path, command: str, answers: list[str]
 ) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         with ranks.attempts() as attempt:
             attempt.reach()
             attempt.close()
@@ -117,7 +116,7 @@ REFUSED = {
 def test_refused_in_words_while_everything_stands(
     world: World, tmp_path: Path, command: str
 ) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         ranks.ask(command)
         with pytest.raises(Refused, match=REFUSED[command]) as refused:
             ranks.move()
@@ -129,7 +128,7 @@ def test_refused_in_words_while_everything_stands(
 def test_what_nccl_does_with_its_own_is_not_taken_for_an_applications(
     world: World, tmp_path: Path
 ) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("inner") == ["0", "0"]
         ranks.move()
         assert ranks.ask("sum") == ["3", "3"]
@@ -137,7 +136,7 @@ def test_what_nccl_does_with_its_own_is_not_taken_for_an_applications(
 
 def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) -> None:
     """One rank asks what a group would take: with the gate open, and while all is down."""
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("estimate", [0]) == ["0"]
         with ranks.attempts() as attempt:
             attempt.reach()
@@ -153,7 +152,7 @@ def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) 
 
 def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Path) -> None:
     """NCCL neither finalizes nor destroys it, and in a group nothing else either."""
-    with puppets(world, tmp_path, 3) as ranks:
+    with commanded(world, tmp_path, 3) as ranks:
         assert ranks.ask("init other") == ["0"] * 3
         assert ranks.ask("sum other") == ["6"] * 3
         assert ranks.ask("abort other", [2]) == ["0"]
@@ -164,7 +163,7 @@ def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Pa
             attempt.close()
             attempt.order(WantedState.TEARDOWN)
             for page in attempt.pages:
-                assert b"did not end" not in page.answer()["trouble"]
+                assert b"did not end" not in page.answer()["message"]
             attempt.rebuild()
         assert time.monotonic() - began < 10
         assert ranks.ask("sum") == ["6"] * 3
@@ -177,7 +176,7 @@ def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Pa
 def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
     world: World, tmp_path: Path
 ) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("init other") == ["0", "0"]
         assert ranks.ask("sum other") == ["3", "3"]
         with ranks.attempts() as attempt:
@@ -197,7 +196,7 @@ def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
 
 
 def test_encryption_is_refused(world_2_32: World, tmp_path: Path) -> None:
-    with world_2_32.ranks("puppet", 2, tmp_path / "run") as ranks:
+    with world_2_32.ranks("commanded", 2, tmp_path / "run") as ranks:
         ranks.await_line("begun")
         assert ranks.ask("encrypt") == ["0", "0"]
         ranks.ask("init world")
@@ -207,7 +206,7 @@ def test_encryption_is_refused(world_2_32: World, tmp_path: Path) -> None:
 
 def test_graphs_that_are_gone_are_no_hindrance(world: World, tmp_path: Path) -> None:
     """NCCL's destroy hangs while a graph lives that captured it (pytorch#115388, nccl#2351)."""
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("capture") == ["0", "0"]
         with pytest.raises(Refused, match="captured"):
             ranks.move()
@@ -218,7 +217,7 @@ def test_graphs_that_are_gone_are_no_hindrance(world: World, tmp_path: Path) -> 
 
 def test_a_stream_that_does_not_come_to_rest_is_named(world: World, tmp_path: Path) -> None:
     """Closed without a boundary: one member enqueued what the other will not."""
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("enqueue", [0]) == ["0"]
         with ranks.attempts(limit_s=0.3) as attempt:
             for page in attempt.pages:
@@ -233,7 +232,7 @@ def test_a_stream_that_does_not_come_to_rest_is_named(world: World, tmp_path: Pa
 
 
 def test_the_default_stream_is_drained(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("default") == ["0", "0"]
         ranks.move()
         assert ranks.ask("sum") == ["3", "3"]
@@ -243,7 +242,7 @@ def test_a_rebuild_without_all_members_ends_in_time_and_can_be_repeated(
     world: World, tmp_path: Path
 ) -> None:
     """NCCL's init waits without end for a member that never comes (nccl#2349)."""
-    with puppets(world, tmp_path) as ranks, ranks.attempts(limit_s=1) as attempt:
+    with commanded(world, tmp_path) as ranks, ranks.attempts(limit_s=1) as attempt:
         attempt.reach()
         attempt.close()
         attempt.order(WantedState.TEARDOWN)
@@ -255,7 +254,7 @@ def test_a_rebuild_without_all_members_ends_in_time_and_can_be_repeated(
         await_true(lambda: first.answer()["done_want"] == WantedState.REBUILD, 10, ranks.everything)
         assert time.monotonic() - began < 4
         answer = first.answer()
-        assert b"was not rebuilt in time: a member is missing" in answer["trouble"]
+        assert b"was not rebuilt in time: a member is missing" in answer["message"]
         assert answer["down"] == 1
         assert [row.state for row in nccl(first)] == [CommunicatorState.DOWN]
         attempt.version += 1
@@ -265,7 +264,7 @@ def test_a_rebuild_without_all_members_ends_in_time_and_can_be_repeated(
 
 
 def test_a_teardown_that_its_peers_do_not_join_ends_by_abort(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path) as ranks, ranks.attempts(limit_s=1) as attempt:
+    with commanded(world, tmp_path) as ranks, ranks.attempts(limit_s=1) as attempt:
         attempt.reach()
         attempt.close()
         first, second = attempt.pages
@@ -277,7 +276,7 @@ def test_a_teardown_that_its_peers_do_not_join_ends_by_abort(world: World, tmp_p
         assert answer["done_result"] == 0
         assert (
             b"1 of 1 communicators did not end by themselves and were aborted"
-            in (answer["trouble"])
+            in (answer["message"])
         )
         assert not [n for n in threads(ranks.processes[0].pid) if n.startswith("NCCL")]
         attempt.order(WantedState.TEARDOWN, [second])
@@ -286,7 +285,7 @@ def test_a_teardown_that_its_peers_do_not_join_ends_by_abort(world: World, tmp_p
 
 
 def test_a_silent_agent_leaves_a_job_that_opens_by_itself(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         with ranks.attempts(lease_ms=200) as attempt:
             attempt.reach()
             attempt.close()
@@ -298,7 +297,7 @@ def test_a_silent_agent_leaves_a_job_that_opens_by_itself(world: World, tmp_path
 
 
 def test_what_is_down_waits_for_its_agent(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path) as ranks, ranks.attempts(lease_ms=100) as attempt:
+    with commanded(world, tmp_path) as ranks, ranks.attempts(lease_ms=100) as attempt:
         attempt.reach()
         attempt.close()
         attempt.order(WantedState.TEARDOWN)
@@ -315,7 +314,7 @@ def test_what_is_down_waits_for_its_agent(world: World, tmp_path: Path) -> None:
 
 
 def test_a_communicator_that_a_member_has_destroyed_is_left(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("init other") == ["0", "0"]
         assert ranks.ask("abort other", [0]) == ["0"]
         with ranks.attempts() as attempt:
@@ -335,7 +334,7 @@ def test_a_communicator_that_a_member_has_destroyed_is_left(world: World, tmp_pa
 
 
 def test_an_abort_while_down_is_done_at_once(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("init other") == ["0", "0"]
         with ranks.attempts() as attempt:
             attempt.reach()
@@ -350,7 +349,7 @@ def test_an_abort_while_down_is_done_at_once(world: World, tmp_path: Path) -> No
 
 def test_finalized_and_not_destroyed(world: World, tmp_path: Path) -> None:
     """Only a destroy may follow: nothing is rebuilt, and the destroy finds nothing to do."""
-    with puppets(world, tmp_path) as ranks:
+    with commanded(world, tmp_path) as ranks:
         assert ranks.ask("split other") == ["0", "0"]
         assert ranks.ask("finalize other") == ["0", "0"]
         ranks.move()
@@ -359,18 +358,18 @@ def test_finalized_and_not_destroyed(world: World, tmp_path: Path) -> None:
 
 
 def test_a_monitor_that_outlives_communicators_is_remarked(world: World, tmp_path: Path) -> None:
-    with puppets(world, tmp_path, NCCL_RAS_ENABLE="1") as ranks, ranks.attempts() as attempt:
+    with commanded(world, tmp_path, NCCL_RAS_ENABLE="1") as ranks, ranks.attempts() as attempt:
         attempt.reach()
         attempt.close()
         attempt.order(WantedState.TEARDOWN)
-        assert all(b"NCCL_RAS_ENABLE=0" in page.answer()["trouble"] for page in attempt.pages)
+        assert all(b"NCCL_RAS_ENABLE=0" in page.answer()["message"] for page in attempt.pages)
         attempt.rebuild()
         assert ranks.ask("sum") == ["3", "3"]
 
 
 def test_nobody_is_torn_down_where_a_rank_is_missing(world: World, tmp_path: Path) -> None:
     """A rank that has died: no boundary, the others go on as they are."""
-    with puppets(world, tmp_path, 3) as ranks:
+    with commanded(world, tmp_path, 3) as ranks:
         ranks.tell("sum", [0, 1])
         with ranks.pages() as pages:
             await_true(lambda: all(announced(page) for page in pages[:2]), 10, ranks.everything)

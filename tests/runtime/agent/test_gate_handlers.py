@@ -45,6 +45,7 @@ class Host:
         self.pids: dict[str, int] = {}
         self.silent = 0.0
         self.made: list[Process] = []
+        self.told: list[str] = []  # to the outgoing migrations
         self.before_each: Callable[[], None] = lambda: None
         monkeypatch.setattr(gate_handlers, "ordered_pages", self.ordered_pages)
         self.cuda = False
@@ -56,7 +57,13 @@ class Host:
             capsules={"gpt/0": resident},
             cluster=SimpleNamespace(timeouts=SimpleNamespace(suspicion=1.0)),
         )
-        self.keeper = GateHandlers(capsule_table, lambda: self.silent)  # type: ignore[arg-type]
+        self.keeper = GateHandlers(capsule_table, self, lambda: self.silent)  # type: ignore[arg-type]
+
+    def gates_close(self, job: str) -> None:
+        self.told.append(f"{job} closes")
+
+    def gates_open(self, job: str) -> None:
+        self.told.append(f"{job} opens")
 
     def start(self, rank: int = 0, pid: int = 0) -> Process:
         process = Process(self.lib, self.folder, rank)
@@ -125,8 +132,10 @@ def test_from_arming_to_opening(host: Host) -> None:
     assert (armed.ranks, armed.obstacles, armed.numbers) == (1, [], {WORLD: 0})
     assert aimed.reached
     assert shut.reached
+    assert host.told == ["gpt closes"]
     host.play(lambda: keeper.open(OPEN))
     assert host.want(one) is WantedState.OPEN
+    assert host.told == ["gpt closes", "gpt opens"]
 
 
 def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:
@@ -278,19 +287,19 @@ def test_streams_that_are_not_idle_are_named(host: Host, monkeypatch: pytest.Mon
     host.start()
     keeper = host.keeper
 
-    async def draining() -> messages.Owing:
+    async def draining() -> messages.Behind:
         shut = asyncio.ensure_future(keeper.shut(messages.Shut("gpt", 1)))
         while host.want(host.made[0]) is not WantedState.CLOSED:
             await asyncio.sleep(0.001)
-        owing = await keeper.who_owes(messages.WhoOwes("gpt", 1))
+        behind = await keeper.list_behind(messages.ListBehind("gpt", 1))
         await keeper.open(OPEN)  # does not wait for the streams
         with pytest.raises(LiveshiftError):
             await shut
-        return owing
+        return behind
 
     monkeypatch.setattr(services, "LATE_S", 60.0)
-    *_, owing = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), draining)
-    assert owing.lines == ["rank 0 drains its streams"]
+    *_, behind = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), draining)
+    assert behind.lines == ["rank 0 drains its streams"]
 
 
 def test_nccl_without_a_communicator_that_is_known_is_not_taken_for_tcp(host: Host) -> None:

@@ -20,7 +20,6 @@ from liveshift.runtime.agent import gpu_swap_handlers
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
 from liveshift.runtime.agent.gpu_swap_handlers import GpuSwapHandlers
-from liveshift.runtime.agent.migration_registry import POLL_S
 from liveshift.runtime.messages import GpuSurvey, SwapSettled
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ class Scene:
         return asyncio.run(asked())
 
     def settled(self) -> SwapSettled:
-        return self.says(self.swapper.settle(SETTLE))
+        return self.says(self.swapper.settle_swap(SETTLE))
 
     def noted(self, stage: Stage, **more: Any) -> None:
         host_swap.write(self.here, SwapNote("m7", stage, PAIRS, [1001], **more))
@@ -92,24 +91,24 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(gpu_swap_handlers, "finished_by_pid", lambda _: {1001: 12})
-    made = Scene(tmp_path)
     monkeypatch.setattr(sandboxes, "end", lambda stands: setattr(made, "alive", False))
+    made = Scene(tmp_path)
     return made
 
 
 def test_the_plan_changes_nothing(scene: Scene) -> None:
-    plan = scene.says(scene.swapper.look(messages.LookAtGpus("gpt/3", "3", "")))
+    plan = scene.says(scene.swapper.plan_swap(messages.LookAtGpus("gpt/3", "3", "")))
     assert (plan.leave, plan.to, plan.pids) == ("GPU 1", "GPU 3", [1001])
     scene.promised = {UUIDS[3]: "is promised to llm/0 (m4)"}
     with pytest.raises(Refused, match="is not free: it is promised to llm/0"):
-        scene.says(scene.swapper.look(messages.LookAtGpus("gpt/3", "3", "")))
+        scene.says(scene.swapper.plan_swap(messages.LookAtGpus("gpt/3", "3", "")))
     assert (scene.driver.done, host_swap.read(scene.here)) == ([], None)
 
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_a_swap_and_what_is_said_of_it(scene: Scene, verify: bool) -> None:
     ask = messages.SwapGpu("m7", "gpt/3", PAIRS, [1001], 60.0, verify)
-    moved = scene.says(scene.swapper.swap(ask))
+    moved = scene.says(scene.swapper.swap_gpus(ask))
     assert [phase.name for phase in moved.phases] == ["gpu save", "gpu restore"]
     assert scene.full == [verify]
     assert scene.driver.where == {1001: "new", 1002: "old"}
@@ -121,7 +120,7 @@ def test_a_swap_and_what_is_said_of_it(scene: Scene, verify: bool) -> None:
 def test_nobody_gets_the_two_gpus_meanwhile(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [NO_ROOM]
     with pytest.raises(StepFailed):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     words = "is changed for another one by gpt/3 (m7)"
     assert scene.kept == [{"GPU-a": words, "GPU-b": words}]
     assert scene.gpus_swapped == {}
@@ -130,7 +129,7 @@ def test_nobody_gets_the_two_gpus_meanwhile(scene: Scene) -> None:
 def test_a_gpu_that_was_promised_since_the_plan_is_not_taken(scene: Scene) -> None:
     scene.promised = {"GPU-b": "is promised to llm/0 (m8)"}
     with pytest.raises(Refused, match=r"GPU-b is not free: it is promised to llm/0"):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     assert (scene.driver.done, scene.gpus_swapped) == ([], {})
     assert scene.settled().state == "stays"
 
@@ -138,14 +137,14 @@ def test_a_gpu_that_was_promised_since_the_plan_is_not_taken(scene: Scene) -> No
 def test_one_that_failed_is_told_with_its_reason(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [NO_ROOM]
     with pytest.raises(StepFailed, match="out of memory"):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     assert scene.settled() == SwapSettled("stays", str(NO_ROOM))
 
 
 def test_one_that_was_lost_is_told_as_such_when_its_room_is_gone(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [STUCK]
     with pytest.raises(StepFailed):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     assert not scene.alive
     settled = scene.settled()
     assert settled.state == "lost"
@@ -153,28 +152,28 @@ def test_one_that_was_lost_is_told_as_such_when_its_room_is_gone(scene: Scene) -
 
 
 def test_it_is_never_done_twice(scene: Scene) -> None:
-    scene.says(scene.swapper.swap(SWAP))
+    scene.says(scene.swapper.swap_gpus(SWAP))
     with pytest.raises(Refused, match="m7 is over: swapped"):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     assert scene.driver.done.count("save 1001") == 1
 
 
 def test_one_that_comes_after_it_was_settled_is_refused(scene: Scene) -> None:
     assert scene.settled() == SwapSettled("stays", "it had not begun")
     with pytest.raises(Refused, match="m7 is over: it had not begun"):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     assert scene.driver.done == []
 
 
 def test_a_later_swap_takes_the_place_of_the_one_before(scene: Scene) -> None:
     host_swap.write(scene.here, SwapNote("m6", Stage.SWAPPED, PAIRS, [], [1001]))
-    scene.says(scene.swapper.swap(SWAP))
+    scene.says(scene.swapper.swap_gpus(SWAP))
     assert scene.settled().state == "swapped"
 
 
 def test_a_swap_of_nothing_is_refused(scene: Scene) -> None:
     with pytest.raises(Refused, match="no process"):
-        scene.says(scene.swapper.swap(messages.SwapGpu("m7", "gpt/3", PAIRS, [], 60.0)))
+        scene.says(scene.swapper.swap_gpus(messages.SwapGpu("m7", "gpt/3", PAIRS, [], 60.0)))
 
 
 @pytest.mark.parametrize("way", ["left", "ended"])
@@ -190,7 +189,7 @@ def test_a_capsule_that_is_not_here_is_gone(scene: Scene, way: str) -> None:
 def test_while_the_helper_is_away_it_is_held(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [AWAY, AWAY]
     with pytest.raises(Unreachable):
-        scene.says(scene.swapper.swap(SWAP))
+        scene.says(scene.swapper.swap_gpus(SWAP))
     assert scene.settled() == SwapSettled("held", str(AWAY))
     scene.helper = False
     settled = scene.settled()
@@ -203,18 +202,18 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
     async def act() -> SwapSettled:
         began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def blocking(capsule: str, work: Callable[[], T]) -> T:
+        async def blocking(_capsule: str, work: Callable[[], T]) -> T:
             began.set()
             await go_on.wait()
             return work()
 
         scene.blocking = blocking  # type: ignore[method-assign]
-        swapping = asyncio.create_task(scene.swapper.swap(SWAP))
+        swapping = asyncio.create_task(scene.swapper.swap_gpus(SWAP))
         await began.wait()
         with pytest.raises(Refused, match="under way"):
-            await scene.swapper.swap(SWAP)
-        settling = asyncio.create_task(scene.swapper.settle(SETTLE))
-        assert not (await asyncio.wait({settling}, timeout=5 * POLL_S))[0]
+            await scene.swapper.swap_gpus(SWAP)
+        settling = asyncio.create_task(scene.swapper.settle_swap(SETTLE))
+        assert not (await asyncio.wait({settling}, timeout=5 * gpu_swap_handlers.POLL_S))[0]
         go_on.set()
         await swapping
         return await settling
@@ -229,7 +228,7 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
 def test_what_an_earlier_agent_has_left_is_ended(scene: Scene, stage: Stage, end: str) -> None:
     scene.driver.where[1001] = "off"
     scene.noted(stage)
-    scene.says(scene.swapper.take_up())
+    scene.says(scene.swapper.recover_swaps())
     done = list(scene.driver.done)
     assert scene.driver.where[1001] == ("new" if end == "swapped" else "old")
     assert scene.settled().state == end
@@ -240,15 +239,15 @@ def test_a_helper_that_is_away_does_not_stop_an_agent(scene: Scene) -> None:
     scene.driver.where[1001] = "off"
     scene.driver.fails["new 1001"] = [AWAY]
     scene.noted(Stage.BRINGING)
-    scene.says(scene.swapper.take_up())
+    scene.says(scene.swapper.recover_swaps())
     assert scene.settled() == SwapSettled("swapped", "")
 
 
 def test_what_is_over_or_has_ended_is_left_alone(scene: Scene) -> None:
-    scene.says(scene.swapper.take_up())
+    scene.says(scene.swapper.recover_swaps())
     scene.noted(Stage.STAYS)
-    scene.says(scene.swapper.take_up())
+    scene.says(scene.swapper.recover_swaps())
     scene.noted(Stage.BRINGING)
     scene.alive = False
-    scene.says(scene.swapper.take_up())
+    scene.says(scene.swapper.recover_swaps())
     assert scene.driver.done == []

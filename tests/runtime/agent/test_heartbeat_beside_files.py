@@ -17,8 +17,8 @@ import pytest
 
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.unpacking import Unpacker
-from liveshift.criu_glue.network import network
-from liveshift.runtime.agent.departure import outgoing_migration
+from liveshift.runtime.agent.departure import freeze_obstacles, outgoing_migration
+from liveshift.runtime.agent.departure.outgoing_memory import OutgoingWire
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.host.capsule_table import CapsuleTable
 from liveshift.runtime.config.timeouts import Timeouts
@@ -55,7 +55,10 @@ def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration
     sandbox: Any = SimpleNamespace(plan=plan, init=0, root=top.parent)
     resident: Any = SimpleNamespace(sandbox=sandbox, spec=SimpleNamespace(name="gpt/1"))
     factory: Any = SimpleNamespace(
-        placement=SimpleNamespace(carried=[]), images=lambda _migration: top.parent / "images"
+        host="h0",
+        cluster=SimpleNamespace(precopy=None),
+        placement=SimpleNamespace(carried=[]),
+        images=lambda _migration: top.parent / "images",
     )
 
     def send(_stream: str, data: bytes) -> None:
@@ -64,26 +67,29 @@ def leaving(top: Path, unpacker: Unpacker, sent: list[int]) -> OutgoingMigration
             unpacker.write(data)
 
     wire: Any = SimpleNamespace(send=send, finish=unpacker.finish, bytes=0)
-    gone = OutgoingMigration("m1", resident, factory, wire)
-    gone._log = SimpleNamespace(send_new=lambda _send: None)  # type: ignore[assignment]
+    no_lanes: Any = None
+    gone = OutgoingMigration("m1", resident, factory, OutgoingWire(wire, no_lanes, no_lanes))
+    output: Any = SimpleNamespace(send_new=lambda _send: None)
+    gone._files._output = output
     return gone
 
 
 def test_the_loop_goes_round_while_a_gigabyte_is_packed_and_unpacked(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "prepare_lock", lambda _init: None)
-    monkeypatch.setattr(outgoing_migration, "passing", lambda *_: [])
+    monkeypatch.setattr(outgoing_migration.network, "prepare_lock", lambda _init: None)
+    monkeypatch.setattr(freeze_obstacles, "passing", lambda *_: [])
     sent: list[int] = []
     (tmp_path / "there").mkdir()
     gone = leaving(full, Unpacker(tmp_path / "there"), sent)
+    request: Any = SimpleNamespace(deadline=600.0, full_dump="it is small", sooner=0.0)
     capsule_table: Any = SimpleNamespace(_locks=defaultdict(asyncio.Lock))
 
     async def beat_beside() -> tuple[float, float]:
         """The longest time between two turns of the loop, and what the files took."""
         began = last = time.monotonic()
         work: asyncio.Task[Moved] = asyncio.ensure_future(
-            CapsuleTable.blocking(capsule_table, "gpt/1", lambda: gone.precopy(began + 600))
+            CapsuleTable.blocking(capsule_table, "gpt/1", lambda: gone.precopy(request, began))
         )
         longest = 0.0
         while not work.done():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an earlier migration has left of a capsule does not stand in the way of the next one.
 
-The porter settles for real; house, room and orchestrator are stand-ins.
+The rulings are applied for real; capsules, room and orchestrator are stand-ins.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.agent.destination_handlers import DestinationHandlers
 from liveshift.runtime.agent.host.measures import Measures
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
+from liveshift.runtime.agent.rulings import Rulings
 from liveshift.runtime.model.ownership import Ruling
 
 T = TypeVar("T")
@@ -43,15 +44,18 @@ class Scene(MigrationRegistry):
         self.discarded = 0
         resident = SimpleNamespace(spec=SimpleNamespace(name="gpt/0"), epoch=15)
         left = SimpleNamespace(migration="m16", resident=resident, discard=self.discard)
-        self.arrivals = {"m16": cast(Any, left)}
-        self.departures = {}
+        self.incoming = {"m16": cast(Any, left)}
+        self.outgoing = {}
         self.receiver = cast(Any, SimpleNamespace(forget=lambda migration: None))
         self.reservations = cast(Any, SimpleNamespace(making=self.making))
-        self.claim = self.claimed
         timeouts = SimpleNamespace(prepare=2 * PATIENCE_S)
         self.cluster = SimpleNamespace(timeouts=timeouts, host=lambda name: None)
         self.network = asyncio.Lock()
-        self.destination = DestinationHandlers(cast(Any, self), self, Measures(cast(Any, self)))
+        self.rulings = Rulings(cast(Any, self), self, self.claimed)
+        measures = Measures(cast(Any, self))
+        self.destination = DestinationHandlers(
+            cast(Any, self), self, self.rulings, self.claimed, measures
+        )
 
     def discard(self) -> None:
         assert self.may_go.wait(5)
@@ -78,7 +82,7 @@ def test_what_is_over_is_taken_away() -> None:
     scene = Scene()
     with pytest.raises(GotOn):
         asyncio.run(scene.reserve())
-    assert (scene.discarded, scene.arrivals) == (1, {})
+    assert (scene.discarded, scene.incoming) == (1, {})
 
 
 def test_what_is_just_being_taken_away_is_waited_for() -> None:
@@ -86,7 +90,7 @@ def test_what_is_just_being_taken_away_is_waited_for() -> None:
     scene.may_go.clear()
 
     async def both() -> None:
-        heartbeat = asyncio.create_task(scene.ask_about("m16"))
+        heartbeat = asyncio.create_task(scene.rulings.claim("m16"))
         await asyncio.sleep(0)
         asked = asyncio.create_task(scene.reserve())
         await asyncio.sleep(PATIENCE_S / 4)
@@ -97,7 +101,7 @@ def test_what_is_just_being_taken_away_is_waited_for() -> None:
 
     with pytest.raises(GotOn):
         asyncio.run(both())
-    assert (scene.discarded, scene.arrivals) == (1, {})
+    assert (scene.discarded, scene.incoming) == (1, {})
 
 
 def test_what_is_not_over_is_kept() -> None:
@@ -105,7 +109,7 @@ def test_what_is_not_over_is_kept() -> None:
     scene.ruling = Ruling.WAIT
     with pytest.raises(Refused, match="gpt/0 is arriving on h1 already, by m16"):
         asyncio.run(scene.reserve())
-    assert (scene.discarded, list(scene.arrivals)) == (0, ["m16"])
+    assert (scene.discarded, list(scene.incoming)) == (0, ["m16"])
 
 
 def test_what_is_being_worked_on_is_not_waited_for_without_end() -> None:
@@ -117,11 +121,11 @@ def test_what_is_being_worked_on_is_not_waited_for_without_end() -> None:
 
     with pytest.raises(Refused, match="gpt/0 is arriving on h1 already, by m16"):
         asyncio.run(asked())
-    assert (scene.discarded, list(scene.arrivals)) == (0, ["m16"])
+    assert (scene.discarded, list(scene.incoming)) == (0, ["m16"])
 
 
 def test_a_dry_run_takes_nothing_away() -> None:
     scene = Scene()
     with pytest.raises(GotOn):
         asyncio.run(scene.reserve(dry_run=True))
-    assert (scene.discarded, list(scene.arrivals)) == (0, ["m16"])
+    assert (scene.discarded, list(scene.incoming)) == (0, ["m16"])

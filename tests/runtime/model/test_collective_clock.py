@@ -29,9 +29,9 @@ def test_targets_are_the_highest_begun_anywhere_and_a_host_is_given_its_own() ->
     assert clock.due() == []
     assert clock.aim("a").targets == {1: 6, 2: 7}
     assert clock.aim("b").targets == {1: 6, 3: 0}
-    assert clock.debtors == ["a", "b"]
+    assert clock.behind == ["a", "b"]
     reached(clock, "a")
-    assert (clock.debtors, clock.converged) == (["b"], False)
+    assert (clock.behind, clock.converged) == (["b"], False)
     reached(clock, "b")
     assert clock.converged
 
@@ -45,7 +45,7 @@ def test_a_raise_is_the_affair_of_the_clocks_hosts() -> None:
     assert clock.due() == ["b", "c"]
     assert clock.aim("c").targets == {2: 3}
     assert clock.aim("a").version == 1
-    assert clock.debtors == ["b", "c"]
+    assert clock.behind == ["b", "c"]
     reached(clock, "b", "c")
     assert clock.converged
 
@@ -67,7 +67,7 @@ def test_a_report_of_older_targets_is_no_convergence() -> None:
     reached(clock, "b")
     clock.hear("a", ClockReport(1, {1: 6}, False))
     clock.hear("b", ClockReport(1, {}, True))
-    assert clock.debtors == ["a", "b"]
+    assert clock.behind == ["a", "b"]
 
 
 def test_a_raise_after_convergence_undoes_it() -> None:
@@ -88,11 +88,11 @@ def test_a_clock_that_appears_late_gets_the_target_that_the_others_have() -> Non
     reached(clock, "b", "c")
     clock.hear("b", ClockReport(1, {1: 0}, True))
     assert clock.aim("b").targets == {1: 5}
-    assert "b" in clock.debtors
+    assert "b" in clock.behind
     assert "b" in clock.due()
     # One that nobody has used changes nothing.
     clock.hear("c", ClockReport(1, {9: 0}, True))
-    assert "c" not in clock.debtors
+    assert "c" not in clock.behind
 
 
 def test_what_a_host_says_of_an_attempt_before_is_nothing() -> None:
@@ -146,4 +146,4 @@ def test_a_host_that_makes_the_communicator_later_may_have_the_other_end() -> No
     clock.hear("b", ClockReport(1, {world: 0}, True))
     assert clock.due() == ["a", "b"]
     assert clock.aim("b").pairs == {pair: of}
-    assert "b" in clock.debtors
+    assert "b" in clock.behind

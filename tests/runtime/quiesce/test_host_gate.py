@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from gate_pages import TID, WORLD, Process, lib
-from simulated_gate import ARMED, GO, PARK, SHUT
+from simulated_gate import ARMED, CLOSED, GO, PARK
 
 from liveshift.interposer import layout
 from liveshift.interposer.layout import WantedState
@@ -68,7 +68,7 @@ def test_a_boundary_from_arming_to_opening(ranks: list[Process]) -> None:
     assert first.begin() == PARK
     assert not gate.still()  # not closed yet
     gate.close()
-    assert first.again() == SHUT
+    assert first.again() == CLOSED
     assert gate.still()
     gate.open()
     assert first.again() == GO
@@ -126,7 +126,9 @@ def test_a_pair_is_told_with_its_ends_unless_both_are_here(lib: Any, ranks: list
     gate.release()
 
 
-def test_what_is_owed_on_a_clock_that_is_not_made_yet(lib: Any, ranks: list[Process]) -> None:
+def test_a_pending_operation_on_a_clock_that_is_not_made_yet(
+    lib: Any, ranks: list[Process]
+) -> None:
     one, other, third = ranks
     gate = armed(*ranks)
     gate.announced()
@@ -135,10 +137,14 @@ def test_what_is_owed_on_a_clock_that_is_not_made_yet(lib: Any, ranks: list[Proc
     lib.sim_communicator_end(third.gate, third.made)
     gate.aim(1, {WORLD: 0, clock: 1}, {clock: (WORLD, 1, 0)})
     assert pair >= 0
-    assert (at(one)["asked"], at(other)["asked"], at(third)["asked"]) == (1, 1, 0)
+    assert (at(one)["missing_count"], at(other)["missing_count"], at(third)["missing_count"]) == (
+        1,
+        1,
+        0,
+    )
     assert not gate.look().reached
-    debts = gate.debts(lambda _: None)
-    assert [(d.rank, d.communicator, d.sender, d.receiver) for d in debts] == [
+    pending = gate.pending_returns(lambda _: None)
+    assert [(d.rank, d.communicator, d.sender, d.receiver) for d in pending] == [
         (0, "dp", 1, 0),
         (1, "dp", 1, 0),
     ]
@@ -151,9 +157,9 @@ def test_what_is_owed_on_a_clock_that_is_not_made_yet(lib: Any, ranks: list[Proc
     gate.release()
 
 
-def test_more_is_owed_than_can_be_asked_for_at_once(lib: Any, ranks: list[Process]) -> None:
+def test_more_clocks_are_missing_than_the_page_holds(lib: Any, ranks: list[Process]) -> None:
     one, peer = ranks[:2]
-    count = layout.ASKS + 72
+    count = layout.MISSING_CLOCKS + 72
     for n in range(count):
         lib.sim_clock(peer.gate, peer.made, n + 10, 0)
     clocks = [clock for clock in ids(peer) if clock != WORLD]
@@ -161,7 +167,7 @@ def test_more_is_owed_than_can_be_asked_for_at_once(lib: Any, ranks: list[Proces
     gate.announced()
     pairs = {clock: (WORLD, n + 10, 0) for n, clock in enumerate(clocks)}
     gate.aim(1, dict.fromkeys(clocks, 1) | {WORLD: 0}, pairs)
-    assert at(one)["asked"] == layout.ASKS
+    assert at(one)["missing_count"] == layout.MISSING_CLOCKS
     for n in range(count):
         row = lib.sim_clock(one.gate, one.made, n + 10, 0)
         assert one.begin(row) == GO
@@ -207,7 +213,7 @@ def test_one_that_appears_when_all_is_closed_opens_the_question_again(
     gate.release()
 
 
-def test_a_process_that_has_ended_is_owed_nothing(ranks: list[Process]) -> None:
+def test_a_process_that_has_ended_is_not_waited_for(ranks: list[Process]) -> None:
     dead: set[str] = set()
     gate = HostGate([r.ordered() for r in ranks], lambda page: page.path.name not in dead)
     gate.arm(1, 1000, 500)
@@ -269,8 +275,8 @@ def test_what_stands_against_a_boundary_is_told(
     lib.sim_untracked_end(one.gate)
     # The agent is silent for its lease.
     assert one.begin() == PARK
-    assert one.visit is not None
-    one.visit.silent_ms = 1000
+    assert one.waiter is not None
+    one.waiter.silent_ms = 1000
     assert one.again() == GO
     told = {(o.rank, o.fatal): o.text for o in gate.obstacles()}
     assert "opened by itself" in told[0, True]
@@ -287,10 +293,10 @@ def test_who_owes_what_and_where_its_threads_are(ranks: list[Process]) -> None:
     gate.announced()
     gate.aim(1, {WORLD: 1})
     here = {1000: os.getpid()}
-    inside, owing = gate.debts(lambda page: here.get(page.pid))
+    inside, behind = gate.pending_returns(lambda page: here.get(page.pid))
     assert (inside.rank, inside.communicator, inside.operation) == (0, "dp", one_kind(one))
     assert (inside.returned, inside.target, inside.begun) == (0, 1, True)
-    assert (owing.rank, owing.begun, owing.threads) == (1, False, ())
+    assert (behind.rank, behind.begun, behind.threads) == (1, False, ())
     assert os.getpid() in [place.tid for place in inside.threads]
     gate.release()
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an agent does with a page, as orders.py and host_gate.py do it: by pread and pwrite. */
+/* An agent's access to a page by pread and pwrite, as in orders.py and host_gate.py. */
 #ifndef LIVESHIFT_TESTS_AGENT_H
 #define LIVESHIFT_TESTS_AGENT_H
 
@@ -19,8 +19,8 @@
 struct agent {
     int fd;
     uint32_t *futex;
-    uint32_t attempt, version, beat;
-    /* What a reading found. */
+    uint32_t attempt, version, heartbeat;
+    /* The fields below are what the agent read last. */
     uint32_t rows;
     struct liveshift_clock clocks[LIVESHIFT_PAGE_CLOCKS];
     struct liveshift_answer answer;
@@ -49,7 +49,7 @@ static inline void agent_read(struct agent *agent, size_t at, void *into, size_t
 #define AGENT_ORDER(agent, field, value)                                                           \
     agent_write(agent, offsetof(struct liveshift_page, order.field), &(uint32_t){value}, 4)
 
-static inline void agent_give(struct agent *agent, uint32_t want) {
+static inline void agent_order(struct agent *agent, uint32_t want) {
     AGENT_ORDER(agent, attempt, agent->attempt);
     AGENT_ORDER(agent, version, agent->version);
     AGENT_ORDER(agent, want, want);
@@ -58,15 +58,17 @@ static inline void agent_give(struct agent *agent, uint32_t want) {
     syscall(SYS_futex, agent->futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static inline void agent_beat(struct agent *agent) { AGENT_ORDER(agent, beat, ++agent->beat); }
+static inline void agent_heartbeat(struct agent *agent) {
+    AGENT_ORDER(agent, heartbeat, ++agent->heartbeat);
+}
 
 static inline void agent_arm(struct agent *agent, uint32_t lease_ms) {
     agent->attempt++;
     agent->version = 0;
     AGENT_ORDER(agent, lease_ms, lease_ms);
-    AGENT_ORDER(agent, asked, 0);
-    agent_beat(agent);
-    agent_give(agent, LIVESHIFT_ARMED);
+    AGENT_ORDER(agent, missing_count, 0);
+    agent_heartbeat(agent);
+    agent_order(agent, LIVESHIFT_ARMED);
 }
 
 static inline void agent_answer(struct agent *agent) {
@@ -80,8 +82,8 @@ static inline void agent_clocks(struct agent *agent) {
     agent_read(agent, LIVESHIFT_CLOCKS_AT, agent->clocks, agent->rows * sizeof *agent->clocks);
 }
 
-/* Targets are what has begun; waits until no group is being begun. */
-static inline void agent_see_begun(struct agent *agent) {
+/* Sets the targets to the numbers that have begun. Waits until no group is being begun. */
+static inline void agent_read_targets(struct agent *agent) {
     double until = seconds() + 20;
     do {
         CHECK(seconds() < until);
@@ -92,7 +94,7 @@ static inline void agent_see_begun(struct agent *agent) {
         agent->targets[row] = agent->clocks[row].announced;
 }
 
-static inline void agent_aim(struct agent *agent) {
+static inline void agent_set_targets(struct agent *agent) {
     for (uint32_t row = 0; row < agent->rows; row++)
         if (agent->clocks[row].target != agent->targets[row])
             agent_write(agent,
@@ -100,11 +102,11 @@ static inline void agent_aim(struct agent *agent) {
                             offsetof(struct liveshift_clock, target),
                         &agent->targets[row], 8);
     agent->version++;
-    agent_give(agent, LIVESHIFT_TARGET);
+    agent_order(agent, LIVESHIFT_TARGET);
 }
 
-/* Whether the process has reached its targets. Where it is beyond one, that one is raised, and
-   `raised` says so. */
+/* Whether the process has reached its targets. If it is beyond a target, this function raises that
+   target and sets `raised`. */
 static inline bool agent_reached(struct agent *agent, bool *raised) {
     agent_answer(agent);
     uint32_t changes = agent->answer.changes, known = agent->rows;

@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
+<<<<<<< HEAD:tests/support/c/check.h
  * For the programs of the C test suite. Each program is one .c file here, with the interposer's
  * files that it needs named in a comment "needs: gate.c clocks.c"; tests/interposer/test_c_suite.py builds and
  * runs it, plain and under the sanitizers. It is given how hard to try (argv[1], 100 is usual) and
  * an empty folder (argv[2]), and ends with 0 if all is well.
+=======
+ * Helpers for the programs of the C test suite. Each program is one .c file in this folder. A
+ * comment "needs: gate.c clocks.c" names the interposer's files that it needs.
+ * tests/interposer/test_c_suite.py builds and runs the program, plain and under the sanitizers. argv[1] says
+ * how much to do (100 is usual), argv[2] is an empty folder. Exit status 0: all checks passed.
+>>>>>>> side:tests/support/c/check.h
  */
 #ifndef LIVESHIFT_TESTS_CHECK_H
 #define LIVESHIFT_TESTS_CHECK_H
@@ -23,9 +30,9 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void failed(const 
 }
 
 #define CHECK(condition)                                                                           \
-    ((condition) ? (void)0 : failed("%s:%d: not so: %s", __FILE__, __LINE__, #condition))
+    ((condition) ? (void)0 : failed("%s:%d: failed: %s", __FILE__, __LINE__, #condition))
 
-/* Equal numbers, or both are told. */
+/* Fails and prints both numbers if they are not equal. */
 #define CHECK_SAME(a, b)                                                                           \
     do {                                                                                           \
         unsigned long long a_ = (unsigned long long)(a), b_ = (unsigned long long)(b);             \
@@ -33,7 +40,7 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void failed(const 
             failed("%s:%d: %s is %llu, %s is %llu", __FILE__, __LINE__, #a, a_, #b, b_);           \
     } while (0)
 
-/* A random number below n, of the caller's own sequence. */
+/* Returns a random number below n from the caller's own sequence. */
 static inline unsigned below(unsigned *seed, unsigned n) { return (unsigned)rand_r(seed) % n; }
 
 static inline double seconds(void) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A process forks while another thread of it uses the page, a communicator and the ledger for the
- * very first time: whatever of that the child got, it begins with nothing and finds no lock held.
+ * first time. The child inherits part of that state. It must begin empty and must find no lock
+ * held.
  * needs: gate/gate.c gate/clocks.c gate/process.c ledger/ledger.c ledger/ledger_rows.c ledger/streams.c ledger/graphs.c
  */
 #include "check.h"
@@ -18,20 +19,20 @@
 uint32_t driver_version(void) { return 13000; }
 uint64_t capture_number(uint64_t stream) { return 0 * stream; }
 
-/* And the part of the NCCL adapter. */
+/* Stand-ins for the NCCL adapter. */
 void vcomms_forked(void) {}
-void vcomms_not_quick(void) {}
+void vcomms_clear_fast_stream(void) {}
 
 static atomic_int at_once;
 static atomic_bool forked;
 
 static void use(void) {
-    struct ledger_made memory = {LIVESHIFT_MEMORY_DEVICE, 0, 0x1000, 512, 0, 0, 0};
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 7, .size = 2, .rank = 0};
-    struct liveshift_communicator *row = communicator_add(gate_here(), &made);
-    struct liveshift_clock *clock = clock_add(gate_here(), row, -1, -1);
+    struct ledger_record memory = {LIVESHIFT_MEMORY_DEVICE, 0, 0x1000, 512, 0, 0, 0};
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 7, .size = 2, .rank = 0};
+    struct liveshift_communicator *row = communicator_add(current_gate(), &made);
+    struct liveshift_clock *clock = clock_add(current_gate(), row, -1, -1);
     ledger_add(LEDGER_POINTER, &memory);
-    gate_begin(gate_here(), clock, 0, tid_here());
+    gate_begin(current_gate(), clock, 0, current_tid());
     gate_end(clock);
 }
 
@@ -44,14 +45,15 @@ static void together(void) {
 static void *other(void *argument) {
     together();
     use();
-    /* ThreadSanitizer leaves a child alone whose parent had threads, not had had some. */
+    /* ThreadSanitizer does not check a child whose parent has other threads at the fork. It does
+       check one whose parent had threads only before. */
     while (!atomic_load(&forked))
         sched_yield();
     return argument;
 }
 
 static void begins_with_nothing(void) {
-    struct liveshift_page *page = gate_here()->page;
+    struct liveshift_page *page = current_gate()->page;
     CHECK_SAME(page->pid, getpid());
     CHECK_SAME(atomic_load(&page->communicators), 0);
     CHECK_SAME(atomic_load(&page->ledger.rows), 0);
@@ -68,7 +70,7 @@ static void ended_well(pid_t child) {
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* In a process of its own, which has used nothing yet. */
+/* Runs in a new process, which has used nothing yet. */
 static void first_use(unsigned delay) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, other, NULL) == 0);
@@ -81,7 +83,7 @@ static void first_use(unsigned delay) {
     atomic_store(&forked, true);
     ended_well(child);
     pthread_join(thread, NULL);
-    CHECK_SAME(atomic_load(&gate_here()->page->ledger.made), 1);
+    CHECK_SAME(atomic_load(&current_gate()->page->ledger.made), 1);
     _exit(0);
 }
 

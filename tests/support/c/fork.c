@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process with busy threads forks, again and again: each child has a page of its own that begins
- * at nothing and an open gate, also where its parent's was closed, and the parent's page is as if
- * nothing had been.
+ * A process with busy threads forks again and again. Each child gets its own page, with all
+ * counters at 0 and an open gate, even if the parent's gate was closed. The parent's page does not
+ * change.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
@@ -20,7 +20,7 @@ static atomic_bool stop;
 static void *work(void *argument) {
     unsigned long which = (unsigned long)argument;
     while (!atomic_load(&stop)) {
-        gate_begin(gate_here(), clocks[which], 0, tid_here());
+        gate_begin(current_gate(), clocks[which], 0, current_tid());
         gate_end(clocks[which]);
         done[which]++;
         sched_yield();
@@ -29,24 +29,24 @@ static void *work(void *argument) {
 }
 
 static struct liveshift_clock *clock_of(uint64_t id) {
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = id, .size = 2, .rank = 0};
-    struct liveshift_communicator *row = communicator_add(gate_here(), &made);
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = id, .size = 2, .rank = 0};
+    struct liveshift_communicator *row = communicator_add(current_gate(), &made);
     CHECK(row != NULL);
-    return clock_add(gate_here(), row, -1, -1);
+    return clock_add(current_gate(), row, -1, -1);
 }
 
 static int in_child(int parent, unsigned generation) {
     CHECK_SAME(process_generation(), generation + 1);
-    CHECK_SAME(tid_here(), getpid());
-    /* What is still written into the parent's rows is seen by nobody. */
+    CHECK_SAME(current_tid(), getpid());
+    /* A write to one of the parent's rows must not reach the parent's page. */
     gate_end(clocks[0]);
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     CHECK(gate->page->pid == getpid() && getpid() != parent);
     CHECK_SAME(atomic_load(&gate->page->order.want), LIVESHIFT_OPEN);
     CHECK_SAME(atomic_load(&gate->page->clocks), 0);
     struct liveshift_clock *clock = clock_of(5);
     for (int i = 0; i < 3; i++) {
-        gate_begin(gate, clock, 0, tid_here());
+        gate_begin(gate, clock, 0, current_tid());
         gate_end(clock);
     }
     CHECK_SAME(atomic_load(&clock->returned), 3);
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
     static struct agent agent;
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     agent_open(&agent, argv[2], getpid());
     pthread_t busy[BUSY];
     for (unsigned long i = 0; i < BUSY; i++) {
@@ -76,15 +76,15 @@ int main(int argc, char **argv) {
         CHECK(child > 0);
         int status;
         CHECK(waitpid(child, &status, 0) == child && status == 0);
-        CHECK(gate_here() == gate && process_generation() == generation);
-        static struct agent theirs; /* its page outlives it */
+        CHECK(current_gate() == gate && process_generation() == generation);
+        static struct agent theirs; /* the page's file stays after the child */
         agent_open(&theirs, argv[2], child);
         agent_clocks(&theirs);
         CHECK_SAME(theirs.rows, 1);
         CHECK_SAME(theirs.clocks[0].returned, 3);
         close(theirs.fd);
         munmap((char *)theirs.futex - offsetof(struct liveshift_page, order.check), 4096);
-        agent_give(&agent, LIVESHIFT_OPEN);
+        agent_order(&agent, LIVESHIFT_OPEN);
     }
     atomic_store(&stop, true);
     for (int i = 0; i < BUSY; i++) {

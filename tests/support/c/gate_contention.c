@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads that pass the gate as fast as they can, and an agent that stops them at random moments:
- * where it finds its targets reached with the gate closed, nothing moves, and in the end no
+ * Threads pass the gate as fast as they can, and an agent stops them at random moments. When the
+ * agent finds its targets reached and the gate closed, no clock may change any more. In the end no
  * operation was lost or counted twice.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
@@ -11,7 +11,7 @@
 #include <sched.h>
 
 #define WORKERS 4
-#define POOL 2 /* more threads, that share one blocking communicator */
+#define POOL 2 /* further threads, which share one blocking communicator */
 #define CLOCKS 3
 
 static struct gate *gate;
@@ -30,7 +30,7 @@ static _Atomic uint64_t shared_done;
 
 static void group(struct worker *worker, unsigned n) {
     unsigned picked[4];
-    int32_t tid = tid_here();
+    int32_t tid = current_tid();
     bool open = gate_group_begin(gate);
     struct gate_want wants[4] = {0};
     for (unsigned i = 0; i < n; i++) {
@@ -57,7 +57,7 @@ static void *work(void *argument) {
         unsigned draw = below(&worker->seed, 100);
         if (draw < 75) {
             unsigned which = below(&worker->seed, CLOCKS);
-            gate_begin(gate, worker->clocks[which], 0, tid_here());
+            gate_begin(gate, worker->clocks[which], 0, current_tid());
             gate_end(worker->clocks[which]);
             worker->done[which]++;
         } else if (draw < 95) {
@@ -75,7 +75,7 @@ static void *work(void *argument) {
 static void *serve(void *argument) {
     (void)argument;
     while (!atomic_load(&stop)) {
-        gate_begin(gate, shared, 2, tid_here());
+        gate_begin(gate, shared, 2, current_tid());
         sched_yield(); /* inside the call */
         gate_end(shared);
         atomic_fetch_add(&shared_done, 1);
@@ -93,21 +93,21 @@ static void nothing_moves(struct agent *agent) {
     agent_clocks(agent);
     for (uint32_t row = 0; row < agent->rows; row++)
         CHECK_SAME(agent->clocks[row].returned, returned[row]);
-    while (!agent_reached(agent, &raised)) { /* an untracked one may have begun */
+    while (!agent_reached(agent, &raised)) { /* an untracked communication may have begun */
         CHECK(!raised);
         CHECK(agent->answer.untracked != 0);
     }
 }
 
-/* One attempt; whether it was brought to its end. */
+/* Makes one attempt. Returns whether it reached a boundary. */
 static bool attempt(struct agent *agent, unsigned *seed) {
     agent_arm(agent, 0);
     if (below(seed, 10) == 0)
         return false;
-    agent_see_begun(agent);
-    if (below(seed, 3) == 0) /* another rank was further */
+    agent_read_targets(agent);
+    if (below(seed, 3) == 0) /* pretend that another rank has begun more */
         agent->targets[below(seed, agent->rows)] += 1 + below(seed, 3);
-    agent_aim(agent);
+    agent_set_targets(agent);
     if (below(seed, 10) == 0)
         return false;
     double until = seconds() + 60;
@@ -115,19 +115,19 @@ static bool attempt(struct agent *agent, unsigned *seed) {
         bool raised = false;
         CHECK(seconds() < until);
         if (agent_reached(agent, &raised)) {
-            agent_give(agent, LIVESHIFT_CLOSED);
+            agent_order(agent, LIVESHIFT_CLOSED);
             if (agent_reached(agent, &raised))
                 break;
-            raised = true; /* back to targets: a thread had been about to raise one */
+            raised = true; /* back to TARGET: a thread was about to raise a target */
         }
         if (raised)
-            agent_aim(agent);
+            agent_set_targets(agent);
     }
     nothing_moves(agent);
     return true;
 }
 
-/* The agent falls silent: the threads open the gate themselves. */
+/* The agent sends no heartbeat: the threads open the gate themselves. */
 static void silence(struct agent *agent) {
     agent_arm(agent, 60);
     double until = seconds() + 60;
@@ -141,8 +141,8 @@ static void silence(struct agent *agent) {
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
-    gate = gate_here();
-    struct communicator_made made = {
+    gate = current_gate();
+    struct communicator_info made = {
         .library = LIVESHIFT_NCCL, .size = 8, .rank = 1, .device = -1, .made_by = 'I'};
     pthread_t pool[POOL];
     for (unsigned i = 0; i < WORKERS; i++) {
@@ -165,11 +165,12 @@ int main(int argc, char **argv) {
     for (int round = 0, rounds = 10 * atoi(argv[1]); round < rounds; round++) {
         ended += attempt(&agent, &seed);
         if (below(&seed, 4) != 0)
-            agent_give(&agent, LIVESHIFT_OPEN); /* else the next attempt begins with it closed */
+            agent_order(&agent,
+                        LIVESHIFT_OPEN); /* else the next attempt begins with a closed gate */
         if (round % 200 == 199)
             silence(&agent);
     }
-    agent_give(&agent, LIVESHIFT_OPEN);
+    agent_order(&agent, LIVESHIFT_OPEN);
     CHECK(ended > 0);
     atomic_store(&stop, true);
     for (unsigned i = 0; i < WORKERS; i++)

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each rule by which the gate decides, asked for by itself (gate_alone.h).
+ * Tests each rule by which the gate decides, one at a time (gate_fixture.h).
  * needs: gate/clocks.c gate/process.c
  */
-#include "gate_alone.h"
+#include "gate_fixture.h"
 
 static void orders(void) {
-    begin();
-    give_of(21, 22, LIVESHIFT_TARGET);
+    reset_page();
+    give_order_of(21, 22, LIVESHIFT_TARGET);
     uint32_t attempt = 0, version = 0;
     CHECK_SAME(gate_order(page, &attempt, &version), LIVESHIFT_TARGET);
     CHECK_SAME(attempt, 21);
     CHECK_SAME(version, 22);
-    /* One that is being written is not believed, least of all that the gate is open. */
+    /* An order that is just being written counts as armed, even if `want` is open. */
     atomic_store(&page->order.want, LIVESHIFT_OPEN);
     CHECK_SAME(gate_order(page, &attempt, &version), LIVESHIFT_ARMED);
 }
 
 static void tables(void) {
-    begin();
+    reset_page();
     CHECK_SAME(row_of(&gate, 100), 0);
     CHECK_SAME(row_of(&gate, 100 + ROWS - 1), ROWS - 1);
     CHECK_SAME(row_of(&gate, 1), UINT32_MAX);
@@ -26,127 +26,130 @@ static void tables(void) {
     atomic_store(&page->clocks, LIVESHIFT_PAGE_CLOCKS + 1);
     CHECK_SAME(clocks_used(page), LIVESHIFT_PAGE_CLOCKS);
 
-    stands_at(1, 5, 0, 0);
+    set_clock(1, 5, 0, 0);
     gate.waiting[1] = 2;
-    CHECK_SAME(admitted(&gate, 1), 3);
-    gate.waiting[1] = 6; /* counted before it could be seen announced */
-    CHECK_SAME(admitted(&gate, 1), 0);
+    CHECK_SAME(passed(&gate, 1), 3);
+    gate.waiting[1] = 6; /* a waiting number was counted before it was announced */
+    CHECK_SAME(passed(&gate, 1), 0);
 }
 
-static void unowned_debts(void) {
-    begin();
-    CHECK_SAME(unowned(&gate, 2, ME), OWN); /* nobody came here yet */
-    owner(5, OTHER);
-    CHECK_SAME(unowned(&gate, 2, ME), ANOTHERS);
-    owner(2, ME);
-    CHECK_SAME(unowned(&gate, 2, ME), OWN); /* it has used this communicator */
-    owner(2, OTHER);
-    owner(3, ME);
-    CHECK_SAME(unowned(&gate, 2, ME), ANOTHERS); /* it has used another one */
-    owner(2, 0);
-    CHECK_SAME(unowned(&gate, 2, ME), ANOTHERS); /* one of two threads: which is not known */
+static void pending_without_owner_rules(void) {
+    reset_page();
+    CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OWN); /* no thread came here yet */
+    set_owner(5, OTHER);
+    CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OTHERS);
+    set_owner(2, ME);
+    CHECK_SAME(pending_without_owner(&gate, 2, ME),
+               PENDING_OWN); /* it has used this communicator */
+    set_owner(2, OTHER);
+    set_owner(3, ME);
+    CHECK_SAME(pending_without_owner(&gate, 2, ME), PENDING_OTHERS); /* it has used another one */
+    set_owner(2, 0);
+    CHECK_SAME(pending_without_owner(&gate, 2, ME),
+               PENDING_OTHERS); /* it is one of two threads, but not known which */
 
-    begin();
-    owner(0, OTHER);
-    CHECK_SAME(unowned(&gate, 0, ME), ANOTHERS);
-    atomic_store(&clocks[0].id, 0); /* a row that was given up */
-    CHECK_SAME(unowned(&gate, 0, ME), OWN);
-    owner(ROWS - 1, OTHER);
-    CHECK_SAME(unowned(&gate, ROWS - 1, ME), ANOTHERS);
+    reset_page();
+    set_owner(0, OTHER);
+    CHECK_SAME(pending_without_owner(&gate, 0, ME), PENDING_OTHERS);
+    atomic_store(&clocks[0].id, 0); /* a freed row */
+    CHECK_SAME(pending_without_owner(&gate, 0, ME), PENDING_OWN);
+    set_owner(ROWS - 1, OTHER);
+    CHECK_SAME(pending_without_owner(&gate, ROWS - 1, ME), PENDING_OTHERS);
 }
 
-static void debts(void) {
-    begin();
-    CHECK_SAME(debt_of(&gate, ME), NONE);
+static void pending_rules(void) {
+    reset_page();
+    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE);
     for (uint32_t row = 0; row < ROWS; row += ROWS - 1) {
-        stands_at(row, 4, 4, 4);
-        CHECK_SAME(debt_of(&gate, ME), NONE);
-        stands_at(row, 4, 4, 5);
-        CHECK_SAME(debt_of(&gate, ME), OWN); /* there is no other thread */
-        owner(row, OTHER);
-        CHECK_SAME(debt_of(&gate, ME), ANOTHERS);
-        CHECK_SAME(debt_of(&gate, OTHER), OWN);
-        stands_at(1, 0, 0, 1);
-        owner(1, ME);
-        CHECK_SAME(debt_of(&gate, ME), OWN); /* besides the other's */
-        stands_at(1, 1, 0, 1);
-        CHECK_SAME(debt_of(&gate, ME), ANOTHERS);
-        owner(row, 0);
-        owner(1, OTHER); /* the only thread there is */
-        CHECK_SAME(debt_of(&gate, ME), ANOTHERS);
-        CHECK_SAME(debt_of(&gate, OTHER), OWN);
-        owner(1, 0);
+        set_clock(row, 4, 4, 4);
+        CHECK_SAME(pending_for(&gate, ME), PENDING_NONE);
+        set_clock(row, 4, 4, 5);
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OWN); /* there is no other thread */
+        set_owner(row, OTHER);
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OTHERS);
+        CHECK_SAME(pending_for(&gate, OTHER), PENDING_OWN);
+        set_clock(1, 0, 0, 1);
+        set_owner(1, ME);
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OWN); /* besides that of the other thread */
+        set_clock(1, 1, 0, 1);
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OTHERS);
+        set_owner(row, 0);
+        set_owner(1, OTHER); /* the only thread there is */
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OTHERS);
+        CHECK_SAME(pending_for(&gate, OTHER), PENDING_OWN);
+        set_owner(1, 0);
         atomic_store(&clocks[row].id, 0);
-        CHECK_SAME(debt_of(&gate, ME), NONE); /* a row that was given up owes nothing */
+        CHECK_SAME(pending_for(&gate, ME),
+                   PENDING_NONE); /* on a row that was freed nothing is pending */
         atomic_store(&clocks[row].id, 1);
-        CHECK_SAME(debt_of(&gate, ME), OWN);
-        stands_at(row, 0, 0, 0);
-        stands_at(1, 0, 0, 0);
+        CHECK_SAME(pending_for(&gate, ME), PENDING_OWN);
+        set_clock(row, 0, 0, 0);
+        set_clock(1, 0, 0, 0);
     }
 
-    /* On clocks that are not there yet. */
-    begin();
-    atomic_store(&page->asks[0].id, 1);
-    CHECK_SAME(debt_of(&gate, ME), NONE); /* that is of an earlier order */
-    atomic_store(&page->order.asked, 1);
-    CHECK_SAME(debt_of(&gate, ME), OWN);
-    owner(0, OTHER);
-    CHECK_SAME(debt_of(&gate, ME), ANOTHERS);
-    CHECK_SAME(debt_of(&gate, OTHER), OWN);
-    atomic_store(&page->asks[0].id, 100 + 9); /* that clock was made meanwhile */
-    CHECK_SAME(debt_of(&gate, ME), NONE);
-    CHECK_SAME(debt_of(&gate, OTHER), NONE);
-    atomic_store(&page->asks[1].id, 1);
-    CHECK_SAME(debt_of(&gate, ME), NONE);
-    atomic_store(&page->order.asked, 2);
-    CHECK_SAME(debt_of(&gate, ME), ANOTHERS);
-    atomic_store(&page->asks[1].communicator, 1);
-    owner(1, ME);
-    CHECK_SAME(debt_of(&gate, ME), OWN);
-    /* More are said to be there than the table holds; behind it lies something that looks so. */
-    for (int i = 0; i < LIVESHIFT_PAGE_ASKS; i++)
-        atomic_store(&page->asks[i].id, 100);
-    size_t behind = offsetof(struct liveshift_page, asks) + sizeof page->asks;
-    CHECK(behind + sizeof *page->asks <= LIVESHIFT_HEADER_SIZE);
-    memset((char *)page + behind, 1, sizeof *page->asks);
-    atomic_store(&page->order.asked, 1000);
-    CHECK_SAME(debt_of(&gate, ME), NONE);
+    /* The clocks do not exist yet. */
+    reset_page();
+    atomic_store(&page->missing_clocks[0].id, 1);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE); /* the row is of an earlier order */
+    atomic_store(&page->order.missing_count, 1);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_OWN);
+    set_owner(0, OTHER);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_OTHERS);
+    CHECK_SAME(pending_for(&gate, OTHER), PENDING_OWN);
+    atomic_store(&page->missing_clocks[0].id, 100 + 9); /* that clock was made meanwhile */
+    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE);
+    CHECK_SAME(pending_for(&gate, OTHER), PENDING_NONE);
+    atomic_store(&page->missing_clocks[1].id, 1);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE);
+    atomic_store(&page->order.missing_count, 2);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_OTHERS);
+    atomic_store(&page->missing_clocks[1].communicator, 1);
+    set_owner(1, ME);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_OWN);
+    /* The count exceeds the table, and the memory behind the table looks like a row. */
+    for (int i = 0; i < LIVESHIFT_PAGE_MISSING_CLOCKS; i++)
+        atomic_store(&page->missing_clocks[i].id, 100);
+    size_t behind = offsetof(struct liveshift_page, missing_clocks) + sizeof page->missing_clocks;
+    CHECK(behind + sizeof *page->missing_clocks <= LIVESHIFT_HEADER_SIZE);
+    memset((char *)page + behind, 1, sizeof *page->missing_clocks);
+    atomic_store(&page->order.missing_count, 1000);
+    CHECK_SAME(pending_for(&gate, ME), PENDING_NONE);
 }
 
-/* More wants lie in the array than are meant: those of row 9. */
+/* The array has one want more than the count says: the one of row 9. It must be ignored. */
 static void several_wants(void) {
-    begin();
+    reset_page();
     struct gate_want wants[3] = {{.clock = 1, .count = 1}, {.clock = 2, .count = 1}, {.clock = 9}};
     wants[2].count = 1;
-    stands_at(1, 0, 0, 1);
-    stands_at(2, 0, 0, 1);
+    set_clock(1, 0, 0, 1);
+    set_clock(2, 0, 0, 1);
     CHECK(within_targets(&gate, wants, 2));
-    stands_at(1, 0, 0, 0);
+    set_clock(1, 0, 0, 0);
     CHECK(!within_targets(&gate, wants, 2));
-    stands_at(1, 0, 0, 1);
-    stands_at(2, 0, 0, 0);
+    set_clock(1, 0, 0, 1);
+    set_clock(2, 0, 0, 0);
     CHECK(!within_targets(&gate, wants, 2));
     CHECK(within_targets(&gate, wants, 1));
-    stands_at(2, 0, 0, 1);
+    set_clock(2, 0, 0, 1);
     wants[1].clock = 1; /* the same clock twice */
     CHECK(!within_targets(&gate, wants, 2));
-    stands_at(1, 0, 0, 2);
+    set_clock(1, 0, 0, 2);
     CHECK(within_targets(&gate, wants, 2));
-    stands_at(1, 1, 1, 2);
+    set_clock(1, 1, 1, 2);
     CHECK(!within_targets(&gate, wants, 2));
     wants[1].clock = 2;
 
-    begin();
+    reset_page();
     clocks[1].blocking = clocks[2].blocking = clocks[9].blocking = 1;
-    stands_at(9, 1, 0, 0);
+    set_clock(9, 1, 0, 0);
     CHECK(!in_flight(&gate, wants, 2));
-    stands_at(1, 5, 5, 0);
+    set_clock(1, 5, 5, 0);
     CHECK(!in_flight(&gate, wants, 2));
-    stands_at(1, 5, 4, 0);
+    set_clock(1, 5, 4, 0);
     CHECK(in_flight(&gate, wants, 2));
     clocks[1].blocking = 0;
     CHECK(!in_flight(&gate, wants, 2));
-    stands_at(2, 5, 4, 0);
+    set_clock(2, 5, 4, 0);
     CHECK(in_flight(&gate, wants, 2));
 
     clocks[9].blocking = 0;
@@ -154,51 +157,51 @@ static void several_wants(void) {
         clocks[row].blocking = 1;
         clocks[row].from = -1;
     }
-    CHECK_SAME(patience_ms(&gate, wants, 2, NONE), GATE_PATIENCE_WORKERS_MS);
+    CHECK_SAME(stall_limit_ms(&gate, wants, 2, PENDING_NONE), GATE_STALL_LIMIT_WORKERS_MS);
     for (int row = 1; row <= 2; row++) {
         clocks[row].from = 0;
-        CHECK_SAME(patience_ms(&gate, wants, 2, NONE), GATE_PATIENCE_MS);
-        CHECK_SAME(patience_ms(&gate, wants, 2, ANOTHERS), GATE_PATIENCE_WORKERS_MS);
+        CHECK_SAME(stall_limit_ms(&gate, wants, 2, PENDING_NONE), GATE_STALL_LIMIT_MS);
+        CHECK_SAME(stall_limit_ms(&gate, wants, 2, PENDING_OTHERS), GATE_STALL_LIMIT_WORKERS_MS);
         clocks[row].from = -1;
         clocks[row].blocking = 0;
-        CHECK_SAME(patience_ms(&gate, wants, 2, ANOTHERS), GATE_PATIENCE_MS);
+        CHECK_SAME(stall_limit_ms(&gate, wants, 2, PENDING_OTHERS), GATE_STALL_LIMIT_MS);
         clocks[row].blocking = 1;
     }
 }
 
 static void numbers_taken(void) {
-    begin();
+    reset_page();
     struct gate_want wants[3] = {{.clock = 1, .kind = 1, .count = 1, .announced = true},
                                  {.clock = 2, .kind = 2, .count = 3},
                                  {.clock = 9, .kind = 2, .count = 1}};
     struct gate_want *beyond = &wants[2];
-    stands_at(1, 1, 0, 1);
-    stands_at(2, 0, 0, 3);
+    set_clock(1, 1, 0, 1);
+    set_clock(2, 0, 0, 3);
     for (int times = 0; times < 2; times++) {
-        enter(&gate, wants, 2);
-        CHECK_SAME(gate.waiting[1], 1); /* once, how often it tries */
+        count_waiting(&gate, wants, 2);
+        CHECK_SAME(gate.waiting[1], 1); /* counted once, although it tries again */
         CHECK_SAME(gate.waiting[2], 0); /* it is not announced yet */
-        CHECK(wants[0].entered && !wants[1].entered);
+        CHECK(wants[0].counted && !wants[1].counted);
     }
-    give(LIVESHIFT_TARGET);
+    give_order(LIVESHIFT_TARGET);
     struct order seen = order_of(page);
     CHECK(take(&gate, wants, 2, ME, &seen, false));
     CHECK_SAME(gate.waiting[1], 0);
-    CHECK(!wants[0].entered && !wants[1].entered);
+    CHECK(!wants[0].counted && !wants[1].counted);
     for (int row = 1; row <= 2; row++) {
         CHECK_SAME(atomic_load(&clocks[row].announced), row == 1 ? 1 : 3);
         CHECK_SAME(atomic_load(&clocks[row].owner), ME);
         CHECK_SAME(atomic_load(&clocks[row].kind), row);
         CHECK_SAME(atomic_load(&clocks[row].raised), 0);
     }
-    CHECK_SAME(atomic_load(&page->counters[1].started), 0); /* where it was announced */
+    CHECK_SAME(atomic_load(&page->counters[1].started), 0); /* counted when it was announced */
     CHECK_SAME(atomic_load(&page->counters[2].started), 3);
-    CHECK_SAME(atomic_load(&page->answer.changes), 0); /* as the targets allow */
+    CHECK_SAME(atomic_load(&page->answer.changes), 0); /* the targets allow it */
     CHECK_SAME(gate.progress, 1);
 
-    /* Beyond the targets: it says how far, to the agent that reads meanwhile too, once. */
+    /* Beyond the targets: the thread raises them, and counts one change for the agent. */
     atomic_store(&clocks[1].announced, 2);
-    enter(&gate, wants, 2);
+    count_waiting(&gate, wants, 2);
     CHECK(take(&gate, wants, 2, ME, &seen, false));
     CHECK_SAME(atomic_load(&clocks[1].raised), 2);
     CHECK_SAME(atomic_load(&clocks[2].raised), 6);
@@ -206,17 +209,17 @@ static void numbers_taken(void) {
     CHECK_SAME(gate.progress, 2);
     atomic_store(&clocks[2].announced, 3);
     CHECK(take(&gate, &wants[1], 1, ME, &seen, false));
-    CHECK_SAME(atomic_load(&page->answer.changes), 1); /* it is known to be that far */
+    CHECK_SAME(atomic_load(&page->answer.changes), 1); /* the clock was raised that far before */
 
-    /* Another order: all is as before, but for the raised target. */
+    /* Under another order nothing changes except the raised target. */
     struct order old = {.want = LIVESHIFT_TARGET, .attempt = 6, .version = 3};
     atomic_store(&clocks[1].announced, 3);
-    enter(&gate, wants, 2);
-    owner(1, OTHER);
-    owner(2, OTHER);
+    count_waiting(&gate, wants, 2);
+    set_owner(1, OTHER);
+    set_owner(2, OTHER);
     CHECK(!take(&gate, wants, 2, ME, &old, false));
     CHECK_SAME(gate.waiting[1], 1);
-    CHECK(wants[0].entered);
+    CHECK(wants[0].counted);
     CHECK_SAME(atomic_load(&clocks[1].announced), 3);
     CHECK_SAME(atomic_load(&clocks[2].announced), 6);
     CHECK_SAME(atomic_load(&clocks[1].raised), 3);
@@ -226,7 +229,7 @@ static void numbers_taken(void) {
 
     /* With the gate open nothing is raised, and no thread waits for progress. */
     uint32_t changes = atomic_load(&page->answer.changes);
-    give(LIVESHIFT_OPEN);
+    give_order(LIVESHIFT_OPEN);
     seen = order_of(page);
     CHECK(take(&gate, wants, 2, ME, &seen, true));
     CHECK_SAME(atomic_load(&clocks[1].raised), 3);
@@ -238,152 +241,154 @@ static void numbers_taken(void) {
     CHECK_SAME(atomic_load(&clocks[beyond->clock].owner), 0);
     CHECK_SAME(atomic_load(&clocks[beyond->clock].raised), 0);
 
-    /* Nor is what lies behind what is wanted touched where nothing is taken. */
-    give(LIVESHIFT_TARGET);
+    /* Nor does a refused attempt touch the want behind the counted ones. */
+    give_order(LIVESHIFT_TARGET);
     beyond->announced = true;
-    enter(&gate, wants, 2);
-    CHECK(!beyond->entered);
+    count_waiting(&gate, wants, 2);
+    CHECK(!beyond->counted);
     CHECK(!take(&gate, wants, 2, ME, &old, false));
     CHECK_SAME(gate.waiting[beyond->clock], 0);
 }
 
 static void leases(void) {
-    begin();
-    struct gate_visit visit = {.beat = 5};
-    atomic_store(&page->order.beat, 5);
-    give(LIVESHIFT_CLOSED);
+    reset_page();
+    struct gate_waiter waiter = {.heartbeat = 5};
+    atomic_store(&page->order.heartbeat, 5);
+    give_order(LIVESHIFT_CLOSED);
     struct order o = order_of(page);
-    visit.silent_ms = 9;
-    CHECK(!lease_is_over(&gate, &o, &visit)); /* there is none */
+    waiter.silent_ms = 9;
+    CHECK(!lease_is_over(&gate, &o, &waiter)); /* there is no lease */
     atomic_store(&page->order.lease_ms, 10);
-    CHECK(!lease_is_over(&gate, &o, &visit));
-    visit.silent_ms = 10;
-    CHECK(lease_is_over(&gate, &o, &visit));
-    o.want = LIVESHIFT_TEARDOWN; /* from there on the agent's silence opens nothing */
-    CHECK(!lease_is_over(&gate, &o, &visit));
+    CHECK(!lease_is_over(&gate, &o, &waiter));
+    waiter.silent_ms = 10;
+    CHECK(lease_is_over(&gate, &o, &waiter));
+    o.want = LIVESHIFT_TEARDOWN; /* from there on a silent agent opens nothing */
+    CHECK(!lease_is_over(&gate, &o, &waiter));
     o.want = LIVESHIFT_CLOSED;
     atomic_store(&page->answer.down, 1);
-    CHECK(!lease_is_over(&gate, &o, &visit));
+    CHECK(!lease_is_over(&gate, &o, &waiter));
     atomic_store(&page->answer.down, 0);
     atomic_store(&page->order.lease_ms, 1);
-    visit.silent_ms = 1;
-    CHECK(lease_is_over(&gate, &o, &visit));
-    atomic_store(&page->order.beat, 6); /* a sign of life */
-    CHECK(!lease_is_over(&gate, &o, &visit));
-    CHECK_SAME(visit.silent_ms, 0);
-    CHECK_SAME(visit.beat, 6);
-    visit.silent_ms = 1;
-    CHECK(lease_is_over(&gate, &o, &visit));
+    waiter.silent_ms = 1;
+    CHECK(lease_is_over(&gate, &o, &waiter));
+    atomic_store(&page->order.heartbeat, 6); /* a heartbeat */
+    CHECK(!lease_is_over(&gate, &o, &waiter));
+    CHECK_SAME(waiter.silent_ms, 0);
+    CHECK_SAME(waiter.heartbeat, 6);
+    waiter.silent_ms = 1;
+    CHECK(lease_is_over(&gate, &o, &waiter));
 }
 
 static struct gate_want want;
 
-static enum gate_verdict try_with(struct gate_visit visit) {
+static enum gate_verdict try_with(struct gate_waiter waiter) {
     want = (struct gate_want){.clock = 1, .kind = 1, .count = 1};
-    locked_looks = true;
-    enum gate_verdict verdict = gate_try(&gate, &want, 1, ME, &visit);
-    locked_looks = false;
-    unlocked();
+    check_locked = true;
+    enum gate_verdict verdict = gate_try(&gate, &want, 1, ME, &waiter);
+    check_locked = false;
+    check_unlocked();
     return verdict;
 }
 
 static void verdicts(void) {
-    const struct gate_visit fresh = {0};
-    begin();
+    const struct gate_waiter fresh = {0};
+    reset_page();
     CHECK_SAME(try_with(fresh), GATE_GO);
     CHECK_SAME(gate.progress, 0);
     for (uint32_t order = LIVESHIFT_ARMED; order <= LIVESHIFT_DEVICES; order++) {
-        give(order);
+        give_order(order);
         if (order != LIVESHIFT_TARGET)
-            CHECK_SAME(try_with(fresh), order == LIVESHIFT_ARMED ? GATE_ARMED : GATE_SHUT);
+            CHECK_SAME(try_with(fresh), order == LIVESHIFT_ARMED ? GATE_ARMED : GATE_CLOSED);
     }
     atomic_store(&page->answer.reopened, 6); /* of another attempt */
-    CHECK_SAME(try_with(fresh), GATE_SHUT);
+    CHECK_SAME(try_with(fresh), GATE_CLOSED);
     atomic_store(&page->answer.reopened, 7);
     CHECK_SAME(try_with(fresh), GATE_GO);
     CHECK_SAME(gate.progress, 0);
     atomic_store(&page->answer.reopened, 0);
     CHECK_SAME(atomic_load(&clocks[1].announced), 2);
 
-    begin();
+    reset_page();
     atomic_store(&page->order.lease_ms, 10);
-    CHECK_SAME(try_with((struct gate_visit){.silent_ms = 10}), GATE_GO);
+    CHECK_SAME(try_with((struct gate_waiter){.silent_ms = 10}), GATE_GO);
     CHECK_SAME(atomic_load(&page->answer.reopened), 0); /* it is open */
-    give(LIVESHIFT_CLOSED);
-    CHECK_SAME(try_with((struct gate_visit){.silent_ms = 9}), GATE_SHUT);
+    give_order(LIVESHIFT_CLOSED);
+    CHECK_SAME(try_with((struct gate_waiter){.silent_ms = 9}), GATE_CLOSED);
     CHECK_SAME(atomic_load(&page->answer.reopened), 0);
-    CHECK_SAME(try_with((struct gate_visit){.silent_ms = 10}), GATE_GO);
+    CHECK_SAME(try_with((struct gate_waiter){.silent_ms = 10}), GATE_GO);
     CHECK_SAME(atomic_load(&page->answer.reopened), 7);
 
-    begin();
-    give(LIVESHIFT_TARGET);
-    stands_at(1, 0, 0, 1);
+    reset_page();
+    give_order(LIVESHIFT_TARGET);
+    set_clock(1, 0, 0, 1);
     CHECK_SAME(try_with(fresh), GATE_GO);
     CHECK_SAME(atomic_load(&clocks[1].raised), 0);
-    CHECK_SAME(try_with(fresh), GATE_PARK); /* beyond its target, and nothing is owed */
-    const struct gate_visit impatient = {.progress = 1, .stalled_ms = GATE_PATIENCE_MS};
+    CHECK_SAME(try_with(fresh), GATE_PARK); /* beyond its target, and nothing is pending */
+    const struct gate_waiter stalled = {.progress = 1, .stalled_ms = GATE_STALL_LIMIT_MS};
     CHECK_SAME(gate.progress, 1);
-    CHECK_SAME(try_with(impatient), GATE_PARK); /* one that only enqueues waits for no peers */
+    CHECK_SAME(try_with(stalled),
+               GATE_PARK); /* an operation that only enqueues waits for no peers */
     clocks[1].blocking = 1;
     clocks[1].from = 0;
-    CHECK_SAME(try_with((struct gate_visit){.progress = 1, .stalled_ms = GATE_PATIENCE_MS - 1}),
+    CHECK_SAME(try_with((struct gate_waiter){.progress = 1, .stalled_ms = GATE_STALL_LIMIT_MS - 1}),
                GATE_PARK);
-    CHECK_SAME(try_with(impatient), GATE_GO); /* the one before it is in flight */
+    CHECK_SAME(try_with(stalled), GATE_GO); /* the operation before it is in flight */
     CHECK_SAME(atomic_load(&clocks[1].raised), 2);
     atomic_store(&clocks[1].returned, 2);
     CHECK_SAME(gate.progress, 2);
-    CHECK_SAME(try_with((struct gate_visit){.progress = 2, .stalled_ms = GATE_PATIENCE_MS}),
+    CHECK_SAME(try_with((struct gate_waiter){.progress = 2, .stalled_ms = GATE_STALL_LIMIT_MS}),
                GATE_PARK);
 
-    begin();
-    give(LIVESHIFT_TARGET);
-    stands_at(2, 0, 0, 1);
-    owner(2, ME);
-    CHECK_SAME(try_with(fresh), GATE_GO); /* its own debt comes later in its program */
+    reset_page();
+    give_order(LIVESHIFT_TARGET);
+    set_clock(2, 0, 0, 1);
+    set_owner(2, ME);
+    CHECK_SAME(try_with(fresh), GATE_GO); /* its own pending operation comes later in its program */
     CHECK_SAME(atomic_load(&clocks[1].raised), 1);
-    owner(2, OTHER);
-    CHECK_SAME(try_with(fresh), GATE_OWED);
-    CHECK_SAME(try_with((struct gate_visit){.progress = 1, .stalled_ms = GATE_PATIENCE_MS - 1}),
-               GATE_OWED);
-    CHECK_SAME(try_with((struct gate_visit){.owed_ms = GATE_OWED_MS - 1}), GATE_OWED);
+    set_owner(2, OTHER);
+    CHECK_SAME(try_with(fresh), GATE_PENDING);
+    CHECK_SAME(try_with((struct gate_waiter){.progress = 1, .stalled_ms = GATE_STALL_LIMIT_MS - 1}),
+               GATE_PENDING);
+    CHECK_SAME(try_with((struct gate_waiter){.pending_ms = GATE_PENDING_LIMIT_MS - 1}),
+               GATE_PENDING);
     CHECK_SAME(gate.progress, 1);
-    struct gate_visit behind = impatient;
-    behind.progress = 0; /* a number was given out since */
+    struct gate_waiter behind = stalled;
+    behind.progress = 0; /* a thread took a number since */
     want = (struct gate_want){.clock = 1, .kind = 1, .count = 1};
-    CHECK_SAME(gate_try(&gate, &want, 1, ME, &behind), GATE_OWED);
+    CHECK_SAME(gate_try(&gate, &want, 1, ME, &behind), GATE_PENDING);
     CHECK_SAME(behind.stalled_ms, 0);
     CHECK_SAME(behind.progress, 1);
-    CHECK_SAME(try_with(impatient), GATE_GO);
+    CHECK_SAME(try_with(stalled), GATE_GO);
     CHECK_SAME(atomic_load(&clocks[1].raised), 2);
-    CHECK_SAME(try_with((struct gate_visit){.owed_ms = GATE_OWED_MS}), GATE_GO);
+    CHECK_SAME(try_with((struct gate_waiter){.pending_ms = GATE_PENDING_LIMIT_MS}), GATE_GO);
     CHECK_SAME(atomic_load(&clocks[1].raised), 3);
 
-    /* What waits here announced is counted so, and is not any more when it has passed. */
-    begin();
-    give(LIVESHIFT_CLOSED);
-    struct gate_visit visit = fresh;
+    /* An announced number counts as waiting until its thread has passed. */
+    reset_page();
+    give_order(LIVESHIFT_CLOSED);
+    struct gate_waiter waiter = fresh;
     want = (struct gate_want){.clock = 1, .kind = 1, .count = 1, .announced = true};
     atomic_store(&clocks[1].announced, 1);
-    CHECK_SAME(gate_try(&gate, &want, 1, ME, &visit), GATE_SHUT);
+    CHECK_SAME(gate_try(&gate, &want, 1, ME, &waiter), GATE_CLOSED);
     CHECK_SAME(gate.waiting[1], 1);
-    give(LIVESHIFT_OPEN);
-    CHECK_SAME(gate_try(&gate, &want, 1, ME, &visit), GATE_GO);
+    give_order(LIVESHIFT_OPEN);
+    CHECK_SAME(gate_try(&gate, &want, 1, ME, &waiter), GATE_GO);
     CHECK_SAME(gate.waiting[1], 0);
 }
 
-/* A thread that opens the gate decides under the same lock: one of the two sees the other. */
+/* A thread that opens the gate decides under the same lock, so one of the two sees the other. */
 static void held_shut(void) {
-    begin();
+    reset_page();
     atomic_store(&page->answer.reopened, 6);
-    locked_looks = true;
-    CHECK(gate_hold_shut(&gate, 7));
-    locked_looks = false;
-    unlocked();
+    check_locked = true;
+    CHECK(gate_keep_closed(&gate, 7));
+    check_locked = false;
+    check_unlocked();
     CHECK_SAME(atomic_load(&page->answer.down), 1);
     atomic_store(&page->answer.down, 0);
-    CHECK(!gate_hold_shut(&gate, 6));
+    CHECK(!gate_keep_closed(&gate, 6));
     CHECK_SAME(atomic_load(&page->answer.down), 0);
-    unlocked();
+    check_unlocked();
 }
 
 int main(int argc, char **argv) {
@@ -391,8 +396,8 @@ int main(int argc, char **argv) {
     make_page();
     orders();
     tables();
-    unowned_debts();
-    debts();
+    pending_without_owner_rules();
+    pending_rules();
     several_wants();
     numbers_taken();
     leases();

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a thread waits at the gate: until when, what is seen of it, what wakes it (gate_alone.h).
+ * Tests how a thread waits at the gate: how long, what its row in the page shows, and what wakes it
+ * (gate_fixture.h).
  * needs: gate/clocks.c gate/process.c
  */
-#include "gate_alone.h"
+#include "gate_fixture.h"
 
 static uint32_t took(time_t s, long ns, uint32_t most) {
     const struct timespec since = {now.tv_sec - s, now.tv_nsec - ns};
@@ -14,7 +15,7 @@ static void times(void) {
     now = (struct timespec){1000, 999999999};
     CHECK_SAME(took(3, 0, 100000), 3000);
     CHECK_SAME(took(0, 0, 20), 0);
-    CHECK_SAME(took(0, 1, 20), 1); /* each look counts */
+    CHECK_SAME(took(0, 1, 20), 1); /* each wait counts at least 1 ms */
     CHECK_SAME(took(0, 1000000, 20), 1);
     CHECK_SAME(took(0, 1000001, 20), 2);
     CHECK_SAME(took(0, 999000000, 1000), 999);
@@ -25,7 +26,7 @@ static void times(void) {
     CHECK(over_a_second == 20 || over_a_second == 21);
 }
 
-static unsigned seated(void) {
+static unsigned rows_in_use(void) {
     unsigned found = 0;
     for (int i = 0; i < LIVESHIFT_PAGE_THREADS; i++)
         found += atomic_load(&page->threads[i].tid) != 0;
@@ -34,21 +35,21 @@ static unsigned seated(void) {
 
 static uint32_t state(void) { return atomic_load(&page->threads[0].state); }
 
-/* What the agent, and whoever asks it where this rank's threads are, see of one that waits. */
+/* Checks the row that shows the agent where a waiting thread is. */
 static void check_row(void) {
     const struct liveshift_thread *row = &page->threads[0];
-    CHECK_SAME(seated(), 1);
+    CHECK_SAME(rows_in_use(), 1);
     CHECK_SAME(atomic_load(&row->tid), ME);
     CHECK_SAME(atomic_load(&row->clock), 1);
     CHECK_SAME(atomic_load(&row->wants), 2);
     CHECK_SAME(atomic_load(&row->kind), 2);
 }
 
-static unsigned errands;
+static unsigned callbacks;
 
-static void errand(uint32_t kind) {
+static void callback(uint32_t kind) {
     CHECK_SAME(kind, 2);
-    errands++;
+    callbacks++;
 }
 
 static void closed_then_targets(unsigned wait) {
@@ -62,118 +63,119 @@ static void closed_then_targets(unsigned wait) {
                 {'O', LIVESHIFT_OPEN}};
     CHECK(wait <= sizeof seen / sizeof *seen);
     CHECK_SAME(state(), seen[wait - 1].now);
-    CHECK_SAME(errands, wait < 3 ? 0 : wait == 3 ? 1 : 2);
-    bool looking = state() == 'P' || state() == 'O';
-    CHECK_SAME(asked_ms, looking ? GATE_PATIENCE_WORKERS_MS : 20);
-    if (wait == 4) { /* another rank was further */
-        owner(5, OTHER);
-        stands_at(5, 0, 0, 1);
+    CHECK_SAME(callbacks, wait < 3 ? 0 : wait == 3 ? 1 : 2);
+    bool may_pass_later = state() == 'P' || state() == 'O';
+    CHECK_SAME(wanted_ms, may_pass_later ? GATE_STALL_LIMIT_WORKERS_MS : 20);
+    if (wait == 4) { /* another rank has begun more */
+        set_owner(5, OTHER);
+        set_clock(5, 0, 0, 1);
     }
-    give(seen[wait - 1].next);
+    give_order(seen[wait - 1].next);
 }
 
 static void waiting(void) {
-    begin();
+    reset_page();
     struct gate_want wants[] = {{.clock = 1, .kind = 2, .count = 1},
                                 {.clock = 2, .kind = 1, .count = 1},
                                 {.clock = 9, .kind = 1, .count = 1}};
-    atomic_store(&gate.errand, errand);
-    give(LIVESHIFT_ARMED);
-    meanwhile = closed_then_targets;
+    atomic_store(&gate.callback, callback);
+    give_order(LIVESHIFT_ARMED);
+    on_wait = closed_then_targets;
     errno = EDOM;
     gate_pass(&gate, wants, 2, ME);
     CHECK_SAME(errno, EDOM);
     CHECK_SAME(waits, 5);
-    CHECK_SAME(seated(), 0);
+    CHECK_SAME(rows_in_use(), 0);
     CHECK_SAME(atomic_load(&clocks[2].announced), 1);
-    gate_pass(&gate, wants, 2, ME); /* open: it does not wait, nor is it seen */
+    gate_pass(&gate, wants, 2,
+              ME); /* the gate is open: the thread does not wait and takes no row */
     CHECK_SAME(waits, 5);
     CHECK_SAME(atomic_load(&clocks[2].announced), 2);
 }
 
-/* Woken each millisecond, after one with the gate armed. */
+/* The thread wakes each millisecond; during the first one the gate is armed. */
 static void aim_first(unsigned wait) {
     if (wait == 1)
-        give(LIVESHIFT_TARGET);
+        give_order(LIVESHIFT_TARGET);
 }
 
 static void aim_and_pass(unsigned wait) {
     aim_first(wait);
-    gate.progress++; /* another thread goes on */
+    gate.progress++; /* another thread takes a number */
 }
 
-static void patience(void) {
+static void time_limits(void) {
     struct gate_want one = {.clock = 1, .kind = 2, .count = 1};
     for (int others_pass = 0; others_pass < 2; others_pass++) {
-        begin();
-        stands_at(5, 0, 0, 1);
-        owner(5, OTHER);
-        give(LIVESHIFT_ARMED);
-        take_ms = 1;
-        meanwhile = others_pass ? aim_and_pass : aim_first;
+        reset_page();
+        set_clock(5, 0, 0, 1);
+        set_owner(5, OTHER);
+        give_order(LIVESHIFT_ARMED);
+        forced_ms = 1;
+        on_wait = others_pass ? aim_and_pass : aim_first;
         gate_pass(&gate, &one, 1, ME);
-        CHECK_SAME(waits, 1 + (others_pass ? GATE_OWED_MS : GATE_PATIENCE_MS));
+        CHECK_SAME(waits, 1 + (others_pass ? GATE_PENDING_LIMIT_MS : GATE_STALL_LIMIT_MS));
         CHECK_SAME(atomic_load(&clocks[1].raised), 1);
     }
 }
 
-static void look_less_often(unsigned wait) {
+static void poll_less_often(unsigned wait) {
     CHECK_SAME(state(), 'P');
-    CHECK_SAME(asked_ms, wait <= GATE_PATIENCE_MS ? GATE_PATIENCE_WORKERS_MS : 20);
-    if (wait == GATE_PATIENCE_MS + 3)
-        give(LIVESHIFT_OPEN);
+    CHECK_SAME(wanted_ms, wait <= GATE_STALL_LIMIT_MS ? GATE_STALL_LIMIT_WORKERS_MS : 20);
+    if (wait == GATE_STALL_LIMIT_MS + 3)
+        give_order(LIVESHIFT_OPEN);
 }
 
-/* Closed, after it has looked for a while, which does not count afterwards. */
+/* The gate is closed for one wait. The time before that must not count afterwards. */
 static void close_between(unsigned wait) {
-    const unsigned closed = GATE_PATIENCE_MS - 1;
+    const unsigned closed = GATE_STALL_LIMIT_MS - 1;
     if (wait == closed)
-        give(LIVESHIFT_CLOSED);
+        give_order(LIVESHIFT_CLOSED);
     if (wait == closed + 1)
-        give(LIVESHIFT_TARGET);
+        give_order(LIVESHIFT_TARGET);
 }
 
 static void parked(void) {
     struct gate_want one = {.clock = 1, .kind = 2, .count = 1};
-    begin();
-    give(LIVESHIFT_TARGET);
-    take_ms = 1;
-    meanwhile = look_less_often;
+    reset_page();
+    give_order(LIVESHIFT_TARGET);
+    forced_ms = 1;
+    on_wait = poll_less_often;
     gate_pass(&gate, &one, 1, ME);
-    CHECK_SAME(waits, GATE_PATIENCE_MS + 3);
+    CHECK_SAME(waits, GATE_STALL_LIMIT_MS + 3);
 
-    begin();
-    stands_at(5, 0, 0, 1);
-    owner(5, OTHER);
-    give(LIVESHIFT_TARGET);
-    take_ms = 1;
-    meanwhile = close_between;
+    reset_page();
+    set_clock(5, 0, 0, 1);
+    set_owner(5, OTHER);
+    give_order(LIVESHIFT_TARGET);
+    forced_ms = 1;
+    on_wait = close_between;
     gate_pass(&gate, &one, 1, ME);
-    CHECK_SAME(waits, GATE_PATIENCE_MS + GATE_PATIENCE_MS);
+    CHECK_SAME(waits, GATE_STALL_LIMIT_MS + GATE_STALL_LIMIT_MS);
 }
 
-static void beat_once(unsigned wait) {
+static void heartbeat_once(unsigned wait) {
     if (wait == 30)
-        atomic_store(&page->order.beat, 1);
+        atomic_store(&page->order.heartbeat, 1);
 }
 
-/* The agent falls silent; and no row is free. */
+/* The agent sends no heartbeat, with free rows and without. */
 static void silence(void) {
     struct gate_want one = {.clock = 1, .kind = 2, .count = 1};
     for (int others = 0; others <= LIVESHIFT_PAGE_THREADS; others += LIVESHIFT_PAGE_THREADS) {
-        begin();
+        reset_page();
         for (int i = 0; i < others; i++)
             atomic_store(&page->threads[i].tid, 1000 + i);
         atomic_store(&page->order.lease_ms, 60);
-        give(LIVESHIFT_CLOSED);
-        take_ms = 1;
-        meanwhile = beat_once;
+        give_order(LIVESHIFT_CLOSED);
+        forced_ms = 1;
+        on_wait = heartbeat_once;
         gate_pass(&gate, &one, 1, ME);
         CHECK_SAME(waits, 30 + 60);
         CHECK_SAME(atomic_load(&page->answer.reopened), 7);
-        CHECK_SAME(seated(), others);
+        CHECK_SAME(rows_in_use(), others);
         for (size_t i = 0; i < sizeof page->counters[0].kind; i++)
-            CHECK_SAME(page->counters[0].kind[i], 0); /* that lies behind the threads' rows */
+            CHECK_SAME(page->counters[0].kind[i], 0); /* these bytes follow the threads' rows */
     }
 }
 
@@ -183,16 +185,16 @@ static void sees_one_waiting(unsigned wait) {
     CHECK_SAME(atomic_load(&page->threads[0].clock), 2);
     CHECK_SAME(atomic_load(&page->threads[0].kind), 1);
     CHECK_SAME(gate.waiting[2], 1);
-    stands_at(2, 2, 1, 2);
-    give_of(7, 4, LIVESHIFT_TARGET);
+    set_clock(2, 2, 1, 2);
+    give_order_of(7, 4, LIVESHIFT_TARGET);
 }
 
 static void fast_path(void) {
-    begin();
+    reset_page();
     gate_begin(&gate, &clocks[2], 1, ME);
-    give(LIVESHIFT_TARGET);
-    stands_at(2, 1, 1, 1);
-    meanwhile = sees_one_waiting;
+    give_order(LIVESHIFT_TARGET);
+    set_clock(2, 1, 1, 1);
+    on_wait = sees_one_waiting;
     gate_begin(&gate, &clocks[2], 1, ME);
     CHECK_SAME(waits, 1);
     CHECK_SAME(atomic_load(&clocks[2].announced), 2);
@@ -200,12 +202,12 @@ static void fast_path(void) {
     CHECK_SAME(atomic_load(&page->counters[1].started), 2);
     CHECK_SAME(gate.waiting[2], 0);
 
-    begin();
+    reset_page();
     CHECK(gate_group_begin(&gate));
     CHECK_SAME(atomic_load(&page->answer.groups), 1);
     gate_group_end(&gate);
     CHECK_SAME(atomic_load(&page->answer.groups), 0);
-    give(LIVESHIFT_ARMED);
+    give_order(LIVESHIFT_ARMED);
     CHECK(!gate_group_begin(&gate));
     CHECK_SAME(atomic_load(&page->answer.groups), 0);
     gate_untracked_begin(&gate);
@@ -219,7 +221,7 @@ int main(int argc, char **argv) {
     make_page();
     times();
     waiting();
-    patience();
+    time_limits();
     parked();
     silence();
     fast_path();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads make communicators and clocks, use them and end them, while an agent arms and opens: rows
- * are whole when they are seen, none changes its clock while the gate is closed, and no operation
- * is lost from the sum.
+ * Threads make communicators and clocks, use them and end them, while an agent arms and opens the
+ * gate. A reader sees only complete rows, no row changes its clock while the gate is closed, and no
+ * operation is missing in the sum.
  * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
@@ -22,7 +22,7 @@ static void *make(void *argument) {
     unsigned seed = (unsigned)which;
     for (unsigned long life = 0; life < lives; life++) {
         uint64_t ids[2] = {which, life};
-        struct communicator_made made = {.library = LIVESHIFT_NCCL,
+        struct communicator_info made = {.library = LIVESHIFT_NCCL,
                                          .id = hash64(0, ids, sizeof ids),
                                          .size = 4,
                                          .rank = 0,
@@ -42,7 +42,7 @@ static void *make(void *argument) {
         gate_untracked_end(gate);
         for (unsigned n = below(&seed, 4); n > 0; n--) {
             struct liveshift_clock *clock = clocks[below(&seed, 3)];
-            gate_begin(gate, clock, 0, tid_here());
+            gate_begin(gate, clock, 0, current_tid());
             gate_end(clock);
             atomic_fetch_add(&done, 1);
         }
@@ -63,34 +63,35 @@ static void rows_stay(struct agent *agent) {
         sched_yield();
     agent_clocks(agent);
     CHECK(agent->rows >= rows);
-    for (uint32_t row = 0; row < rows; row++) /* a free one may go to who came just before */
+    for (uint32_t row = 0; row < rows;
+         row++) /* a free row may get a clock that a thread was just making */
         if (ids[row] != 0 && agent->clocks[row].id != 0)
             CHECK_SAME(agent->clocks[row].id, ids[row]);
-    agent_give(agent, LIVESHIFT_OPEN);
+    agent_order(agent, LIVESHIFT_OPEN);
     for (int i = 0; i < 5; i++)
         sched_yield();
 }
 
-static void an_ask_is_a_clocks_first_target(struct agent *agent) {
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 77, .size = 4, .rank = 0};
+static void a_missing_clock_begins_with_its_target(struct agent *agent) {
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 77, .size = 4, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);
-    struct liveshift_ask ask = {.id = clock_id(77, 0, 3), .target = 9};
+    struct liveshift_missing_clock missing = {.id = clock_id(77, 0, 3), .target = 9};
     agent_arm(agent, 0);
-    agent_write(agent, offsetof(struct liveshift_page, asks), &ask, sizeof ask);
-    AGENT_ORDER(agent, asked, 1);
+    agent_write(agent, offsetof(struct liveshift_page, missing_clocks), &missing, sizeof missing);
+    AGENT_ORDER(agent, missing_count, 1);
     CHECK_SAME(atomic_load(&clock_add(gate, row, 0, 3)->target), 9);
     CHECK_SAME(atomic_load(&clock_add(gate, row, 3, 0)->target), 0);
-    agent_give(agent, LIVESHIFT_OPEN);
+    agent_order(agent, LIVESHIFT_OPEN);
     CHECK_SAME(atomic_load(&clock_add(gate, row, 0, 2)->target), 0);
     communicator_end(gate, row);
 }
 
-/* The call's return must not be counted on another communicator's clock. */
+/* The return of a call must not be counted on the clock of another communicator. */
 static void a_call_outlives_its_communicator(void) {
-    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
+    struct communicator_info made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
     struct liveshift_communicator *row = communicator_add(gate, &made);
     struct liveshift_clock *clock = clock_add(gate, row, -1, -1);
-    gate_begin(gate, clock, 0, tid_here());
+    gate_begin(gate, clock, 0, current_tid());
     communicator_end(gate, row);
     made.id = 79;
     row = communicator_add(gate, &made);
@@ -105,11 +106,11 @@ static void a_call_outlives_its_communicator(void) {
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
-    gate = gate_here();
+    gate = current_gate();
     lives = 20 * strtoul(argv[1], NULL, 10);
     static struct agent agent;
     agent_open(&agent, argv[2], getpid());
-    an_ask_is_a_clocks_first_target(&agent);
+    a_missing_clock_begins_with_its_target(&agent);
     a_call_outlives_its_communicator();
     pthread_t makers[MAKERS];
     for (unsigned long i = 0; i < MAKERS; i++)

@@ -160,7 +160,7 @@ class Holder:
             while time.monotonic() < until:
                 answer = page.answer()
                 if answer["done_want"] and answer["done_version"] == self.version:
-                    return answer["done_result"], text_of(answer["trouble"])
+                    return answer["done_result"], text_of(answer["message"])
                 time.sleep(0.001)
         raise AssertionError("the order was not carried out")
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads that do one thing each, and count what they have done where others can see it.
+ * Threads that each do one thing again and again, and count it in a file that others can read.
  *
  *   held_threads FILE PROCESSES NAME:KIND …
  *
- * FILE is mapped; it holds 16 rows for each process: one for each thread, and the last for the
- * SIGUSR1 that have come. A row is (what was done, what went wrong, the thread's number).
+ * FILE is mapped. It has 16 rows for each process: one for each thread, and the last one counts
+ * SIGUSR1. A row is (rounds done, errors, gettid()).
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -135,7 +135,7 @@ class Ranks:
         self.told = [0] * self.count
 
     def tell(self, command: str, ranks: Iterable[int] | None = None) -> None:
-        """Give a puppet a command; the answer comes when it comes."""
+        """Send a command to a commanded rank. Do not wait for the answer."""
         for rank in ranks if ranks is not None else range(len(self.processes)):
             stdin = self.processes[rank].stdin
             assert stdin is not None
@@ -378,7 +378,7 @@ class Attempt:
         for each in self.pages:
             answer = each.answer()
             if answer["done_want"] == want and answer["done_result"]:
-                words = answer["trouble"].split(b"\0")[0].decode()
+                words = answer["message"].split(b"\0")[0].decode()
                 name = errno.errorcode.get(answer["done_result"], "?")
                 troubles.append(f"rank {each.rank}: {name}: {words}")
         if troubles:

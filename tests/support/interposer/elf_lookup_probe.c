@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arguments: "load" FILE, or "find" LIBRARY SYMBOL, in any number; prints a line for each find. */
+/* Arguments: any number of "load" FILE and "find" LIBRARY SYMBOL. Prints a line for each find. */
 
 #include "hooks/elf_lookup.h"
 

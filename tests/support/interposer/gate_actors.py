@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate_programs import Key, Lane, Part
-from simulated_gate import GO, OWED, ffi
+from simulated_gate import GO, PENDING, ffi
 
 from liveshift.interposer.layout import Library
 from liveshift.runtime.model.collective_clock import ClockReport
@@ -72,8 +72,8 @@ class Thread:
         self.world, self.lane, self.number = world, lane, number
         self.process = world.processes[lane.rank]
         self.tid = 100 + lane.slot * 8 + number
-        self.visit: Any = None
-        self.owed = False
+        self.waiter: Any = None
+        self.behind_another = False
         self.done = False
         self.where = "new"
         self._body = self._run()
@@ -168,15 +168,15 @@ class Thread:
         wants = ffi.new("struct gate_want[]", len(wanted))
         for want, (row, count, announced) in zip(wants, wanted, strict=True):
             want.clock, want.count, want.announced = row, count, announced
-        self.visit = ffi.new("struct gate_visit *")
+        self.waiter = ffi.new("struct gate_waiter *")
         while True:
             verdict = self.world.lib.sim_try(
-                self.process.gate, wants, len(wanted), self.tid, self.visit
+                self.process.gate, wants, len(wanted), self.tid, self.waiter
             )
             if verdict == GO:
-                self.visit = None
+                self.waiter = None
                 return
-            self.owed = verdict == OWED
+            self.behind_another = verdict == PENDING
             self.where = f"at the gate, verdict {verdict}, wants {wanted}"
             yield False
 

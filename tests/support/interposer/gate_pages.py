@@ -26,8 +26,7 @@ class Process:
         self.gate = lib.sim_process(draft, os.fsencode(self.path), 1000 + rank, rank)
         self.made = lib.sim_communicator(self.gate, Library.NCCL, identity, 4, rank, b"dp")
         self.clock = lib.sim_clock(self.gate, self.made, -1, -1)
-        self.wants: Any = None
-        self.visit: Any = None
+        self.wants = self.waiter = None
 
     def begin(self, clock: int | None = None) -> int:
         """One operation as far as the gate lets it; the verdict of asking once."""
@@ -36,11 +35,11 @@ class Process:
         if self.lib.sim_is_open(self.gate):
             return GO
         self.wants = ffi.new("struct gate_want[]", [(row, 1, 1, True, False)])
-        self.visit = ffi.new("struct gate_visit *")
+        self.waiter = ffi.new("struct gate_waiter *")
         return self.again()
 
     def again(self) -> int:
-        return int(self.lib.sim_try(self.gate, self.wants, 1, TID, self.visit))
+        return int(self.lib.sim_try(self.gate, self.wants, 1, TID, self.waiter))
 
     def end(self, clock: int | None = None) -> None:
         self.lib.sim_end(self.gate, self.clock if clock is None else clock)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The interposer's gate for tests/support/interposer/gate_world.py: many processes' pages and gates in one process,
- * and threads that are the caller's coroutines, so nothing here waits. gate.c and clocks.c are
- * compiled beside it as they are; process.c is included for the page that it makes.
+ * The interposer's gate for tests/support/interposer/gate_world.py. One process holds the pages and gates of many
+ * simulated processes. The threads are coroutines of the caller, so nothing here waits. gate.c and
+ * clocks.c are compiled unchanged; process.c is included, since it makes the page.
  */
 #include "gate/clocks.h"
 
@@ -27,7 +27,7 @@ void sim_process_end(struct gate *gate) {
 
 struct liveshift_communicator *sim_communicator(struct gate *gate, int library, uint64_t id,
                                                 int size, int rank, const char *name) {
-    struct communicator_made made = {.library = library,
+    struct communicator_info made = {.library = library,
                                      .id = id,
                                      .size = size,
                                      .rank = rank,
@@ -46,7 +46,7 @@ void sim_communicator_end(struct gate *gate, struct liveshift_communicator *row)
     communicator_end(gate, row);
 }
 
-/* The two halves of gate_begin, for something to happen between them. */
+/* gate_begin in two parts, so that a simulation can do something between them. */
 void sim_announce(struct gate *gate, uint32_t clock, uint32_t kind, int32_t tid) {
     gate_announce(gate, &liveshift_clocks(gate->page)[clock], kind, tid);
 }
@@ -56,8 +56,8 @@ bool sim_is_open(struct gate *gate) {
 }
 
 int sim_try(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid,
-            struct gate_visit *visit) {
-    return gate_try(gate, wants, n, tid, visit);
+            struct gate_waiter *waiter) {
+    return gate_try(gate, wants, n, tid, waiter);
 }
 
 void sim_end(struct gate *gate, uint32_t clock) { gate_end(&liveshift_clocks(gate->page)[clock]); }

@@ -154,10 +154,12 @@ class World:
 
     def _age(self) -> None:
         for thread in self.threads:
-            if thread.visit is not None:
-                thread.visit.stalled_ms += LOOK_MS
-                thread.visit.silent_ms += LOOK_MS
-                thread.visit.owed_ms = thread.visit.owed_ms + LOOK_MS if thread.owed else 0
+            if thread.waiter is not None:
+                thread.waiter.stalled_ms += LOOK_MS
+                thread.waiter.silent_ms += LOOK_MS
+                thread.waiter.pending_ms = (
+                    thread.waiter.pending_ms + LOOK_MS if thread.behind_another else 0
+                )
         for agent in self.agents:
             if agent.gate is not None and agent.attempt:
                 agent.gate.heartbeat()
@@ -271,7 +273,7 @@ class World:
             lines.append(f"rank {t.lane.rank} lane {t.lane.slot} thread {t.number}: {t.where}")
         clock = self.coordinator
         if clock is not None:
-            lines.append(f"version {clock.version}, silent {clock.silent}, owe {clock.debtors}")
+            lines.append(f"version {clock.version}, silent {clock.silent}, behind {clock.behind}")
         lines += [f"{a.name}: attempt {a.attempt}, last {a.last}" for a in self.agents]
         return "\n".join(lines)
 

@@ -49,7 +49,11 @@ def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[],
         assert time.monotonic() < deadline, "\n".join(
             f"{name}: {what}"
             for name, gate in named.items()
-            for what in (*gate.debts(lambda _: None), *gate.obstacles(), gate.pages[0].clocks())
+            for what in (
+                *gate.pending_returns(lambda _: None),
+                *gate.obstacles(),
+                gate.pages[0].clocks(),
+            )
         )
         time.sleep(0.001)
     return False

@@ -15,8 +15,8 @@ from cffi import FFI
 from checkout import INTERPOSER
 
 GATE_H = """
-struct gate_want { uint32_t clock; uint32_t kind; uint64_t count; bool announced; bool entered; };
-struct gate_visit { uint64_t progress; uint32_t stalled_ms, beat, silent_ms, owed_ms; };
+struct gate_want { uint32_t clock; uint32_t kind; uint64_t count; bool announced; bool counted; };
+struct gate_waiter { uint64_t progress; uint32_t stalled_ms, heartbeat, silent_ms, pending_ms; };
 struct gate *sim_process(const char *draft, const char *path, int pid, int rank);
 void sim_process_end(struct gate *gate);
 struct liveshift_communicator *sim_communicator(struct gate *gate, int library, uint64_t id,
@@ -26,7 +26,7 @@ void sim_communicator_end(struct gate *gate, struct liveshift_communicator *row)
 void sim_announce(struct gate *gate, uint32_t clock, uint32_t kind, int32_t tid);
 bool sim_is_open(struct gate *gate);
 int sim_try(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid,
-            struct gate_visit *visit);
+            struct gate_waiter *visit);
 void sim_end(struct gate *gate, uint32_t clock);
 bool sim_group_begin(struct gate *gate);
 void sim_group_end(struct gate *gate);
@@ -34,7 +34,7 @@ void sim_untracked_begin(struct gate *gate);
 void sim_untracked_end(struct gate *gate);
 """
 
-GO, ARMED, PARK, OWED, SHUT = range(5)
+GO, ARMED, PARK, PENDING, CLOSED = range(5)
 
 ffi = FFI()
 ffi.cdef(GATE_H)

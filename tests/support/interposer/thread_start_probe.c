@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starts a thread of the interposer's kind and prints what that thread finds itself to be. */
+/* Starts a thread as the interposer does, and prints the thread's name and signal mask. */
 
 #include "gate/thread.h"
 

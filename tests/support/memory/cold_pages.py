@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_parts import PAGE, ZEROS, Pages, packed, runs_of
+from memory_parts import (
+    PAGE,
+    ZEROS,
+    Pages,
+    packed,
+    runs_of,
+)
 
-from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     PAGES_FILE,
     MemoryStore,
     ProcessTable,
+    store_library,
 )
 
 BLOCK_PAGES = 512
@@ -33,12 +39,11 @@ class Ahead:
 
     def choose(self, when: int = IDLE) -> list[Any]:
         """What there is to be copied now."""
-        search = self._ffi.new("struct search *")
-        chosen: list[Any] = []
+        search, chosen = self._ffi.new("struct cold_cursor *"), []
         with self.store.in_use() as store:
             while True:
                 block = self._ffi.new("struct block *")
-                if not self._calls.store_cold(store, search, when, block):
+                if not self._calls.store_next_cold(store, search, when, block):
                     return chosen
                 chosen.append(block)
 
@@ -60,12 +65,12 @@ class Ahead:
         """These were copied, and there is no memory for them twice."""
         with self.store.in_use() as store:
             for block in blocks:
-                self._calls.store_move(store, block.pid, block.incarnation, block.address)
+                self._calls.store_evict(store, block.pid, block.incarnation, block.address)
 
     def let_go(self, pid: int) -> None:
         """Of what is outdated, what takes memory."""
         with self.store.in_use() as store:
-            for at in self._dropped(self._calls.store_outdated, store, pid, 1):
+            for at in self._dropped(self._calls.store_list_outdated, store, pid, 1):
                 self.copied[pid, 1].pop(at)
 
     def kept(self) -> dict[int, Pages]:
@@ -88,7 +93,7 @@ class Ahead:
         """The table is known: what was copied and counts."""
         kept = dict(self.copied.get((pid, incarnation), {}))
         with self.store.in_use() as store:
-            for at in self._dropped(self._calls.store_settle, store, pid):
+            for at in self._dropped(self._calls.store_apply_table, store, pid):
                 kept.pop(at, None)
         return kept
 
@@ -96,15 +101,15 @@ class Ahead:
         """The plan is known, too: what does not count any more."""
         with self.store.in_use() as store:
             raw = self._ffi.from_buffer("uint8_t[]", plan)
-            return set(self._dropped(self._calls.store_unplanned, store, raw, pid))
+            return set(self._dropped(self._calls.store_apply_plan, store, raw, pid))
 
     def placed(self) -> int:
         """Pages that count."""
         with self.store.in_use() as store:
-            return int(self._calls.store_placed(store))
+            return int(self._calls.store_preplaced(store))
 
     def _dropped(self, call: Callable[..., int], *of: Any) -> list[int]:
-        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
+        drops, count = self._ffi.new("struct prefill_discard **"), self._ffi.new("uint32_t *")
         assert call(*of, 0, 1 << 47, drops, count) == 0
         listed = [drops[0][n] for n in range(count[0])]
         found = [drop.address + k * PAGE for drop in listed for k in range(drop.pages)]

@@ -70,8 +70,8 @@ class Host:
                     return messages.TornDown([(WORLD, 1), (PAIR, 2)], 0.0)
                 self.gate = "open"
                 return messages.TornDown([], 0.0)
-            case messages.WhoOwes():
-                return messages.Owing(["rank 1 owes gloo.barrier 7"] if self.stuck else [])
+            case messages.ListBehind():
+                return messages.Behind(["rank 1 owes gloo.barrier 7"] if self.stuck else [])
         raise AssertionError(f"nobody asks {ask}")
 
     def said(self, kind: type[Message]) -> list[Any]:

@@ -61,7 +61,7 @@ class Host:
     def landed(self) -> Inbox:
         """As an agent that was started anew has it."""
         inbox = self.again()
-        inbox.take_up()
+        inbox.recover_image()
         return inbox
 
     def send(self, stream: str, data: bytes, end: bool = True) -> None:

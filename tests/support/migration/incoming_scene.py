@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An incoming migration, with stand-ins for CRIU, the wire and the sandbox."""
+"""A migration at its destination whose tree, CRIU and devices are stand-ins. They only note what
+they were asked for, and fail where a test wants that."""
 
 from __future__ import annotations
 
@@ -10,27 +11,25 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.images import image_check, shared_sizes
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.arrival import incoming_migration
+from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
+from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
-from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Book
 
 NO_CRIU: Any = None
-
-
 BOOK = Book("gpt", 7, "10.99.7.0/24", {})
 
 
 class Scene:
-    """An arrival of gpt/1 at h1."""
+    """gpt/1 comes to h1 as m1; its image is complete."""
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
         self.fails = ""
+        self.error: Callable[[str], BaseException] = _failed
         self.runs = False
         plan = SimpleNamespace(uid=1000, gid=1000, groups=(), tmp=top / "tmp", log=top / "log")
         sandbox = SimpleNamespace(plan=plan, init=4711, started=5, root=top / "root")
@@ -45,21 +44,23 @@ class Scene:
             remove=self.noted("removed"),
         )
         placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
-        timeouts = SimpleNamespace(suspicion=3.0)
-        cluster = SimpleNamespace(timeouts=timeouts)
+        timeouts = SimpleNamespace(suspicion=3.0, heartbeat=0.01)
         self.factory: Any = SimpleNamespace(
             host="h1",
             images=lambda migration: top / migration,
             placement=placement,
-            cluster=cluster,
+            cluster=SimpleNamespace(timeouts=timeouts),
         )
-        gpu = SimpleNamespace(used={"GPU-a": 1})
         self.reserve: Any = SimpleNamespace(
-            migration="m1", source="h0", limit_bytes=0, gpu=gpu, book=BOOK, spec=None
+            migration="m1",
+            source="h0",
+            limit_bytes=0,
+            gpu=SimpleNamespace(used={"GPU-a": 1}),
+            book=BOOK,
+            spec=None,
+            survey=SimpleNamespace(ids=(1001, 1002)),
         )
         self.pairs: Any = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
-        made: Callable[..., Any] = IncomingMigration
-        self.here = made(self.reserve, self.resident, self.factory, gpus=self.pairs)
         self.manifest: Any = SimpleNamespace(
             streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)},
             gone=dict,
@@ -68,43 +69,66 @@ class Scene:
             image_bytes=14,
             capsule="gpt/1",
         )
-        self.here.inbox.landed = SimpleNamespace(manifest=self.manifest)
-        monkeypatch.setattr(self.here.inbox, "close", self.noted("inbox closed"))
-        tree = self.here._tree
-        for name in ("bring_up", "let_run", "drop"):
-            monkeypatch.setattr(tree, name, self.noted(name))
-        for name in ("stop_at_door", "let_run_held"):
-            monkeypatch.setattr(tree, name, self.noted(name))
-        monkeypatch.setattr(tree, "resumed", lambda: self.runs)
+        self.devices: Any = None
+        self._patch = monkeypatch
+        self.here: Any = self.make()
         for module, name in (
-            (image_check, "prepare"),
-            (shared_sizes, "forget"),
-            (carried_out, "reconcile"),
-            (incoming_migration, "hand_over"),
+            (incoming_migration.image_check, "prepare"),
+            (incoming_migration.shared_sizes, "forget"),
+            (incoming_migration.carried_out, "reconcile"),
+            (restored_capsule, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))
+        monkeypatch.setattr(incoming_migration, "started", lambda _pid: 5)
+
+    def make(self, criu: Any = None) -> Any:
+        """One whose image is complete. ``criu`` puts memory into its room ahead."""
+        here: Any = IncomingMigration(
+            self.reserve,
+            self.resident,
+            self.factory,
+            criu,
+            gpus=self.pairs,
+            find_devices=lambda: self.devices,
+        )
+        here.inbox.landed = SimpleNamespace(manifest=self.manifest)
+        self._patch.setattr(here.inbox, "close", self.noted("inbox closed"))
+        tree = here._restored.tree
+        for name in ("bring_up", "let_run", "drop", "stop_at_door", "let_run_held"):
+            self._patch.setattr(tree, name, self.noted(name))
+        self._patch.setattr(tree, "resumed", lambda: self.runs)
+        return here
 
     def noted(self, what: str) -> Callable[..., None]:
         def do(*_: object, **__: object) -> None:
             self.done.append(what)
             if what == self.fails:
-                raise StepFailed("restore", f"{what} failed")
+                raise self.error(what)
 
         return do
+
+    def granted(self, epoch: int = 9) -> Any:
+        """The one whose tree CRIU has brought up and may run."""
+        self.here._enter(IncomingPhase.RESTORING)
+        self.here.grant(epoch)
+        return self.here
 
     def with_devices(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         """Device state came with the image."""
         self.manifest.streams[TABLE] = (1, 0)
         (self.here.images / TABLE).write_bytes(b"table")
-        monkeypatch.setattr(incoming_migration, "decode", lambda raw: [raw])
-        devices = SimpleNamespace(
+        monkeypatch.setattr(restored_capsule, "decode", lambda raw: [raw])
+        self.devices = SimpleNamespace(
             arrive=self.noted("arrive"),
             end=self.noted("end"),
             drop=self.noted("devices dropped"),
-            take_up=lambda some=False: self.done.append(f"take_up some={some}"),
+            recover_held=lambda some=False: self.done.append(f"recover_held some={some}"),
         )
-        self.here._find_devices = lambda: devices
-        return devices
+        return self.devices
+
+
+def _failed(what: str) -> StepFailed:
+    return StepFailed("restore", f"{what} failed")
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ class Job:
         cpus: int = 2,
         *,
         sees_all: bool = True,
+        least: float = 0.0,
     ) -> Throttle:
         return Throttle(
             lambda: self.done,
@@ -60,6 +61,7 @@ class Job:
             cpus,
             self.cost,
             sees_all=sees_all,
+            least=lambda: least,
         )
 
 
@@ -77,7 +79,7 @@ def play(job: Job, pace: Throttle, seconds: float) -> tuple[float, float]:
     until = job.now + seconds
     while job.now < until:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
         if half is None and job.now > until - seconds / 2:
             half = (job.now, job.worked, job.read_bytes)
     assert half is not None

@@ -231,11 +231,13 @@ def staged(scene: Scene) -> Iterator[Stages]:
 
 
 def restore(
-    stage: Stage, *, stopped: bool = False, spend: bool = False
+    stage: Stage, *, stopped: bool = False, free_after_copy: bool = False
 ) -> tuple[RestoringTree, PagesFilled]:
     stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
     assert stage.early.prepare(), stage.early.why
-    engine = FillEngine(stage.parted.images, stage.store, plan=stage.early.plan, spend=spend)
+    engine = FillEngine(
+        stage.parted.images, stage.store, plan=stage.early.plan, free_after_copy=free_after_copy
+    )
     began = time.monotonic()
     tree.bring_up(
         stage.scene.criu, stage.parted.pipes, 60, stopped=stopped, fill=engine, early=stage.early
@@ -257,7 +259,7 @@ def restore_plainly(stage: Stage) -> None:
     stage.tree = RestoringTree(stage.there, stage.parted.images)
     engine = FillEngine(stage.parted.images, stage.store)
     stage.tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine)
-    assert engine.seen().placed == 0
+    assert engine.seen().preplaced == 0
     stage.tree.let_run(60)
     assert goes_on(stage.there)
     assert said(stage.there, output.STDERR) == ""
@@ -288,7 +290,7 @@ def without_room_for_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None
     assert stage.early.lost == ""
     assert stage.kept < 20 << 20, "what is in place is not kept"
     stage.send_the_rest()
-    assert stage.store.absent > 100 << 20
+    assert stage.store.lost > 100 << 20
     stage.store.save()
     assert not (stage.parted.images / INDEX_FILE).exists(), "nobody may load it"
     with pytest.raises(StepFailed, match="not whole"):

@@ -156,7 +156,7 @@ def test_a_store_that_is_spent_gives_its_memory_back_and_is_the_last(
     held = file.stat().st_blocks * 512
     assert held > 20 << 20
     tree = RestoringTree(there, parted.images)
-    engine = FillEngine(parted.images, store, spend=True)
+    engine = FillEngine(parted.images, store, free_after_copy=True)
     assert not (parted.images / INDEX_FILE).exists(), "from now on nobody loads it"
     tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
     assert engine.seen().bytes == engine.seen().total > 20 << 20

@@ -28,10 +28,10 @@ from memory_parts import (
 )
 
 from liveshift.criu_glue.memory import engine
-from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     PAGES_FILE,
     MemoryStore,
+    store_library,
 )
 from liveshift.errors import StepFailed
 
@@ -341,7 +341,7 @@ def test_nothing_wrong_counts_whatever_comes(
         for at in pages.keys() - placed.keys():
             assert kept[pid][at] == pages[at], f"process {pid}, page {(at - BASE) // PAGE}"
         absent += sum(kept[pid][at] != pages[at] for at in pages)
-    assert absent * PAGE == store.absent
+    assert absent * PAGE == store.lost
     store.close()
 
 
@@ -369,9 +369,9 @@ def test_what_is_moved_takes_no_memory_of_the_store_and_comes_again_when_it_is_a
     for at, data in part.items():
         store.write(chunk(8, [(at, 1, DATA)], data, round_=2))
     end(store, {7: own, 8: part})
-    assert store.absent == (BLOCK_PAGES - 8 - 2) * PAGE
+    assert store.lost == (BLOCK_PAGES - 8 - 2) * PAGE
     ahead.move(blocks)  # too late: nothing more is moved
-    assert store.absent == (BLOCK_PAGES - 8 - 2) * PAGE
+    assert store.lost == (BLOCK_PAGES - 8 - 2) * PAGE
     kept = ahead.kept()
     assert kept[8] == part
     assert ahead.settle(7) | {BASE: page(1000), BASE + 9 * PAGE: page(1001)} == own

@@ -58,7 +58,7 @@ class InPlace:
     def check(self) -> None:
         why = self._ffi.new("char[]", store_library.WHY)
         with self._store.in_use() as opened:
-            if self._calls.store_placed_right(opened, self._plan, 7, os.getpid(), why) != 0:
+            if self._calls.store_verify_preplaced(opened, self._plan, 7, os.getpid(), why) != 0:
                 raise StepFailed("restore", self._ffi.string(why).decode())
 
 

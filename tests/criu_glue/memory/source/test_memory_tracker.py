@@ -403,7 +403,7 @@ def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTrack
     read = []
 
     class Pace:
-        def spent(self, bytes: int) -> None:
+        def account(self, bytes: int) -> None:
             read.append(bytes)
 
     done = tracker.round(Pages(), Pace())

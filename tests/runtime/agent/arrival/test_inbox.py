@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import memory_parts
 import pytest
@@ -39,7 +41,8 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
     host.send(LOG, b"lines")
     host.send_tree("tree:1:tmp")
     host.send_tree(f"tree:1:carried:{host.carried}")
-    assert (host.inbox.complete, host.landed().complete) == (False, False)
+    assert not host.inbox.complete
+    assert not host.landed().complete
     with pytest.raises(NotFound, match="no complete image"):
         manifest.load(host.images)
     sent = host.finish(removed=manifest.as_bytes({"tmp": ["model.pt"]}))
@@ -259,7 +262,8 @@ def test_memory_is_there_before_a_stop_brings_pages(in_memory: Host) -> None:
     """The file that takes them has so much memory; no CRIU is started early for what all comes
     while the job stands."""
     host, came = in_memory, list[object]()
-    host.inbox.memory_limit, host.inbox.memory_comes = 1 << 30, came.append
+    host.inbox.memory_limit = 1 << 30
+    host.inbox.ahead.begin = came.append  # type: ignore[method-assign]
     assert host.inbox.make_room() is False
     assert host.inbox.memory is None, "nothing is known of what will come"
     host.inbox.make_room(STOP)
@@ -307,7 +311,8 @@ def test_pages_of_two_lanes_are_stored_at_the_same_time(
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:
-    host.inbox.memory_lost = lambda: "it has ended"
+    lost: Any = SimpleNamespace(lost="it has ended", halt=lambda: None)
+    host.inbox.ahead = lost
     host.send(CORE, b"core")
     with pytest.raises(StepFailed, match="put in place ahead, and is lost: it has ended"):
         host.finish()

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
-from liveshift.criu_glue.images import pids
-from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.arrival import incoming_migration
+from liveshift.runtime.agent.arrival import memory_ahead
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 __all__ = ["scene"]
@@ -56,8 +54,10 @@ class Restores:
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scene, self.here = scene, scene.here
         self.early = Early()
-        self.here._early = self.early
-        self.store: Any = SimpleNamespace(size=4 * MB, spent=False, absent=0, incarnations=list)
+        self.here._ahead._early = self.early
+        self.store: Any = SimpleNamespace(
+            size=4 * MB, frees_after_copy=False, lost=0, incarnations=list
+        )
         self.here.inbox.memory = self.store
         self.fails: list[str] = []  # the next attempts, by what is wrong
         self.takes_s = 0.0
@@ -67,23 +67,18 @@ class Restores:
         self.in_reach: list[int] = []
         self.asked: list[tuple[object, ...]] = []
         self.left = 1 << 40
-        self.here._reserve.survey = SimpleNamespace(ids=(1001, 1002))
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(incoming_migration, "time", clock)
-        monkeypatch.setattr(incoming_migration, "FillEngine", self.engine)
-        monkeypatch.setattr(incoming_migration, "memory_left", lambda: self.left)
-        monkeypatch.setattr(self.here._tree, "bring_up", self.bring_up)
-        monkeypatch.setattr(pids, "limit", lambda: 32768)
-        monkeypatch.setattr(pids, "place", self.place)
-        monkeypatch.setattr(pids, "of_image", lambda images: {1001, 1234})
-        monkeypatch.setattr(pids, "within_reach", self.within_reach)
+        monkeypatch.setattr(memory_ahead, "time", clock)
+        monkeypatch.setattr(memory_ahead, "FillEngine", self.engine)
+        monkeypatch.setattr(memory_ahead, "memory_left", lambda: self.left)
+        monkeypatch.setattr(self.here._restored.tree, "bring_up", self.bring_up)
+        monkeypatch.setattr(memory_ahead.pids, "limit", lambda: 32768)
+        monkeypatch.setattr(memory_ahead.pids, "place", lambda ids, end: self.ask(ids, end) or 300)
+        monkeypatch.setattr(memory_ahead.pids, "of_image", lambda images: {1001, 1234})
+        monkeypatch.setattr(memory_ahead.pids, "within_reach", self.within_reach)
 
     def ask(self, *what: object) -> None:
         self.asked.append(what)
-
-    def place(self, ids: object, end: object) -> int:
-        self.ask(ids, end)
-        return 300
 
     def within_reach(self, last: int, end: int, ids: set[int]) -> list[int]:
         self.ask(last, end, ids)
@@ -92,7 +87,7 @@ class Restores:
     def engine(self, images: Path, store: object, **how: Any) -> Any:
         assert (images, store) == (self.here.images, self.store)
         placed = self.early.bytes if "plan" in how else 0
-        seen = SimpleNamespace(bytes=self.store.size - placed, placed=placed)
+        seen = SimpleNamespace(bytes=self.store.size - placed, preplaced=placed)
         self.engines.append(SimpleNamespace(seen=lambda: seen, how=how))
         return self.engines[-1]
 
@@ -119,20 +114,20 @@ def test_one_is_started_when_the_first_memory_comes(
     scene: Scene,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(incoming_migration, "EarlyCriu", Early)
-    here, criu, store = scene.here, object(), object()
-    here.start_early(criu)
+    monkeypatch.setattr(memory_ahead, "EarlyCriu", Early)
+    criu, store = object(), object()
+    here = scene.make(criu)
     assert here.placed == (0, False)
-    here.inbox.memory_comes(store)
-    early = here._early
+    here.inbox.ahead.begin(store)
+    early = here._ahead._early
     assert early.given == (criu, scene.resident.sandbox, here.images, store)
     assert early.done == ["begin"]
     assert here.placed == (3 * MB, True)
-    here.inbox.stands_still()
+    here.inbox.ahead.halt()
     assert early.done == ["begin", "halt"]
-    assert here.inbox.memory_lost() == ""
+    assert here.inbox.ahead.lost == ""
     early.lost = "it has ended"
-    assert here.inbox.memory_lost() == "it has ended", "its source is not to promise then"
+    assert here.inbox.ahead.lost == "it has ended", "its source is not to promise then"
 
 
 def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
@@ -148,7 +143,7 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
             "deadline_s": DEADLINE_S,
         }
     ]
-    assert restores.engines[0].how == {"plan": "the plan", "spend": False}
+    assert restores.engines[0].how == {"plan": "the plan", "free_after_copy": False}
     assert told.bytes == 5 + 4 * MB
     assert told.detail == "3.00 MB were in place"
     assert restores.here.placed == (0, False), "it is the tree's now"
@@ -156,20 +151,20 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
 
 def test_what_is_in_place_already_needs_no_memory_twice(restores: Restores) -> None:
     """Only the rest is put into the tree while the store has it."""
-    restores.left = LEAST + MB
+    restores.left = memory_ahead.LEAST + MB
     restores.run()
-    assert restores.engines[0].how["spend"] is False
+    assert restores.engines[0].how["free_after_copy"] is False
     restores.left -= 1
-    restores.here._early = restores.early
+    restores.here._ahead._early = restores.early
     restores.run()
-    assert restores.engines[1].how["spend"] is True
+    assert restores.engines[1].how["free_after_copy"] is True
 
 
 def test_one_that_is_of_no_use_leaves_the_restore_to_a_fresh_one(restores: Restores) -> None:
     restores.early.useful = False
     told = restores.run()
     assert restores.early.done == ["prepare", "close", "restore by a fresh one"]
-    assert restores.engines[0].how == {"spend": False}
+    assert restores.engines[0].how == {"free_after_copy": False}
     assert restores.tries[0]["fill"] is restores.engines[0]
     assert told.detail == "all was filled in now: nothing was put in place"
 
@@ -207,6 +202,7 @@ def test_where_both_fail_so_does_the_attempt_and_the_next_has_no_early_one(
     restores.fails = ["it broke off", "so did this"]
     with pytest.raises(StepFailed, match="so did this"):
         restores.run()
+    restores.here.fail(8, "so did this")
     restores.run()
     assert restores.early.done[-2:] == ["restore by a fresh one"] * 2
     assert restores.early.done.count("close") == 1

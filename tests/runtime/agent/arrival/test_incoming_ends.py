@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
-from liveshift.criu_glue.memory.prefill.prefill import LEAST
-from liveshift.errors import LiveshiftError, StepFailed
-from liveshift.runtime.agent.arrival import incoming_migration
-from liveshift.runtime.agent.arrival.incoming_migration import NOTE
+from liveshift.errors import LiveshiftError, NotFound, StepFailed
+from liveshift.runtime.agent.arrival import (
+    forwarding,
+    incoming_migration,
+    memory_ahead,
+    restored_capsule,
+)
+from liveshift.runtime.agent.arrival.incoming_note import NOTE
 from liveshift.runtime.agent.gpu.device_memory import TABLE
 from liveshift.runtime.messages import Book
 from liveshift.runtime.model.stopwatch import Stopwatch
@@ -25,7 +29,7 @@ __all__ = ["scene"]
 
 def test_what_was_promised_and_where_it_is(scene: Scene) -> None:
     assert scene.here.gpus_promised == ["GPU-x"]
-    assert scene.here.here(9).book == Book("gpt", 7, "10.99.7.0/24", {"10.99.7.2": ("h1", 9)})
+    assert scene.here.location(9).book == Book("gpt", 7, "10.99.7.0/24", {"10.99.7.2": ("h1", 9)})
     assert (scene.here.migration, scene.here.source, scene.here.granted) == ("m1", "h0", 0)
     assert scene.here.placed == (0, False)
 
@@ -83,10 +87,16 @@ def test_an_attempt_may_leave_nothing_to_try_again_with(
     scene: Scene, failed: int, spent: bool, absent: int, early: Any, used_up: bool
 ) -> None:
     here = scene.here
-    here.failed_epoch, here._early = failed, early
-    assert here.used_up is False, "no memory came in pages"
-    here.inbox.memory = SimpleNamespace(spent=spent, absent=absent)
-    assert here.used_up is used_up
+    here._ahead._early = early
+    if failed:
+        here.fail(failed, "CRIU broke off")
+    here.check_may_restore(failed + 1)  # no memory came in pages
+    here.inbox.memory = SimpleNamespace(frees_after_copy=spent, lost=absent)
+    if used_up:
+        with pytest.raises(NotFound, match="was used up by an attempt that failed: CRIU broke off"):
+            here.check_may_restore(failed + 1)
+    else:
+        here.check_may_restore(failed + 1)
 
 
 def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
@@ -95,10 +105,10 @@ def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
     scene.with_devices(monkeypatch)
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert scene.done[-3:] == ["bring_up", "stop_at_door", "arrive"]
-    scene.here.let_run(Stopwatch(), 9, 10.0)
+    scene.granted().let_run(Stopwatch(), 9, 10.0)
     assert scene.done[-2:] == ["noted", "let_run_held"]
     for fails in ("stop_at_door", "arrive"):
-        scene.fails = fails
+        scene.fails, scene.here = fails, scene.make()
         with pytest.raises(StepFailed, match=fails):
             scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
         assert scene.done[-3:] == [fails, "drop", "end"], "no task is left"
@@ -108,17 +118,18 @@ def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
 def test_a_tree_without_device_state_goes_on_as_any_where_there_is_a_helper(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, table: bool
 ) -> None:
-    scene.here._devices = scene.with_devices(monkeypatch)
+    scene.here._restored._devices = scene.with_devices(monkeypatch)
     if table:
-        monkeypatch.setattr(incoming_migration, "decode", lambda _raw: [])
+        monkeypatch.setattr(restored_capsule, "decode", lambda _raw: [])
     else:
         del scene.manifest.streams[TABLE]
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert scene.done[-1] == "bring_up"
-    scene.here.let_run(Stopwatch(), 9, 10.0)
+    scene.granted().let_run(Stopwatch(), 9, 10.0)
     assert scene.done[-2:] == ["noted", "let_run"]
     scene.done.clear()
-    assert scene.here.finish_letting_run() is True
+    scene.here = scene.make()
+    assert scene.granted().resume_recovered() is True
     assert scene.done == ["let_run"]
 
 
@@ -126,14 +137,14 @@ def test_device_state_without_a_helper_lets_nothing_run(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.with_devices(monkeypatch)
-    scene.here._find_devices = lambda: None
+    scene.devices = None
     with pytest.raises(StepFailed, match="the GPU helper of this host"):
         scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert "bring_up" not in scene.done
 
 
 def test_it_is_noted_as_running_before_it_runs(scene: Scene) -> None:
-    moved = scene.here.let_run(Stopwatch(), 9, 10.0)
+    moved = scene.granted().let_run(Stopwatch(), 9, 10.0)
     assert scene.done == ["noted", "let_run"]
     assert (scene.resident.epoch, moved.bytes) == (9, 14)
     assert [phase.name for phase in moved.phases if phase.frozen] == ["unlock"]
@@ -145,11 +156,11 @@ def test_one_that_could_not_be_let_go_has_no_task_unless_it_runs_after_all(
 ) -> None:
     scene.fails, scene.runs = "let_run", runs
     if runs:
-        scene.here.let_run(Stopwatch(), 9, 10.0)
+        scene.granted().let_run(Stopwatch(), 9, 10.0)
         assert scene.done == ["noted", "let_run"]
     else:
         with pytest.raises(StepFailed, match=r"it could not be let go: .*let_run failed"):
-            scene.here.let_run(Stopwatch(), 9, 10.0)
+            scene.granted().let_run(Stopwatch(), 9, 10.0)
         assert scene.done == ["noted", "let_run", "drop", "unnoted"]
 
 
@@ -165,7 +176,7 @@ def test_a_later_agent_finishes_what_an_earlier_one_was_to_let_run(
     scene: Scene, runs: bool, fails: str, went_well: bool, done: list[str]
 ) -> None:
     scene.runs, scene.fails = runs, fails
-    assert scene.here.finish_letting_run() is went_well
+    assert scene.granted().resume_recovered() is went_well
     assert scene.done == done
 
 
@@ -175,11 +186,11 @@ def test_it_takes_up_the_devices_too(
 ) -> None:
     scene.with_devices(monkeypatch)
     scene.runs = runs
-    assert scene.here.finish_letting_run() is True
+    assert scene.granted().resume_recovered() is True
     assert scene.done == (
-        ["take_up some=True", "end", "hand_over"]
+        ["recover_held some=True", "end", "hand_over"]
         if runs
-        else ["take_up some=False", "let_run_held"]
+        else ["recover_held some=False", "let_run_held"]
     )
 
 
@@ -187,7 +198,7 @@ def test_what_is_over_leaves_nothing_here(scene: Scene, monkeypatch: pytest.Monk
     """The note goes first: without it no agent takes up what is half gone."""
     here = scene.here
     scene.with_devices(monkeypatch)
-    here._early = SimpleNamespace(drop=scene.noted("early dropped"))
+    here._ahead._early = SimpleNamespace(drop=scene.noted("early dropped"))
     (here.images / NOTE).touch()
     forget = here.inbox.forget_memory
 
@@ -221,7 +232,7 @@ def test_a_tree_that_is_dropped_ends_on_the_devices_though_the_helper_is_gone(
 
     scene.here.drop_tree()
     assert scene.done == ["drop"]
-    scene.here._devices = SimpleNamespace(end=gone)
+    scene.here._restored._devices = SimpleNamespace(end=gone)
     scene.here.drop_tree()
     assert scene.done == ["drop", "drop", "end"]
 
@@ -229,9 +240,10 @@ def test_a_tree_that_is_dropped_ends_on_the_devices_though_the_helper_is_gone(
 def test_a_room_that_has_ended_is_not_taken_for_another_process(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for began, stands in ((5, True), (6, False)):
-        monkeypatch.setattr(incoming_migration, "started", lambda _pid, began=began: began)
-        assert scene.here.sandbox_stands is stands
+    scene.here.check_may_restore(9)
+    monkeypatch.setattr(incoming_migration, "started", lambda _pid: 6)
+    with pytest.raises(NotFound, match=r"h1 has no image of gpt/1 \(any more\)"):
+        scene.here.check_may_restore(9)
 
 
 def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +273,8 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
             packed.append((name, data))
 
     pump = SimpleNamespace(finish=scene.noted("gpu memory"), stop=scene.noted("pump ends"))
-    monkeypatch.setattr(incoming_migration, "SmallImagePacker", Packer)
-    monkeypatch.setattr(incoming_migration, "Pump", lambda devices, _send: devices and pump)
+    monkeypatch.setattr(forwarding, "SmallImagePacker", Packer)
+    monkeypatch.setattr(forwarding, "Pump", lambda devices, _send: devices and pump)
     came: dict[str, list[bytes]] = {}
     sender: Any = SimpleNamespace(
         send=lambda stream, data: came.setdefault(stream, []).append(data),
@@ -295,27 +307,27 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
 def test_memory_is_kept_once_where_there_is_too_little_for_twice(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming_migration, "memory_left", lambda: LEAST + 100)
-    assert [incoming_migration._only_once(size) for size in (-5, 0, 100, 101)] == [
+    monkeypatch.setattr(memory_ahead, "memory_left", lambda: memory_ahead.LEAST + 100)
+    assert [memory_ahead._only_once(size) for size in (-5, 0, 100, 101)] == [
         False,
         False,
         False,
         True,
     ]
-    monkeypatch.setattr(incoming_migration, "memory_left", lambda: LEAST)
-    assert [incoming_migration._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
-    monkeypatch.setattr(incoming_migration, "memory_left", lambda: LEAST + 100)
+    monkeypatch.setattr(memory_ahead, "memory_left", lambda: memory_ahead.LEAST)
+    assert [memory_ahead._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
+    monkeypatch.setattr(memory_ahead, "memory_left", lambda: memory_ahead.LEAST + 100)
     engines: list[dict[str, Any]] = []
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:
         engines.append(how)
-        seen = SimpleNamespace(bytes=3, placed=4)
+        seen = SimpleNamespace(bytes=3, preplaced=4)
         return SimpleNamespace(seen=lambda: seen)
 
-    monkeypatch.setattr(incoming_migration, "FillEngine", engine)
+    monkeypatch.setattr(memory_ahead, "FillEngine", engine)
     watch = Stopwatch()
     for size in (100, 101):
-        scene.here.inbox.memory = SimpleNamespace(size=size, spent=False, absent=0)
+        scene.here.inbox.memory = SimpleNamespace(size=size, frees_after_copy=False, lost=0)
         scene.here.bring_up(NO_CRIU, watch, 10.0)
-    assert engines == [{"spend": False}, {"spend": True}]
+    assert engines == [{"free_after_copy": False}, {"free_after_copy": True}]
     assert [phase.bytes for phase in watch.phases if phase.name == "restore"] == [12, 12]

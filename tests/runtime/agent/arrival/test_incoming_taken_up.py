@@ -20,7 +20,9 @@ from liveshift.criu_glue.capsule.sandboxes import Sandbox, started
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.memory.store.store import MemoryStore
 from liveshift.runtime.agent.arrival import incoming_migration
-from liveshift.runtime.agent.arrival.incoming_migration import NOTE, IncomingMigration
+from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
+from liveshift.runtime.agent.arrival.incoming_note import NOTE
+from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
 from liveshift.runtime.agent.host.running_capsule import CapsuleFactory, RunningCapsule
 from liveshift.runtime.config.cluster import Files, Logs, Paths
@@ -62,7 +64,7 @@ class Scene:
         sandbox.plan.directory.mkdir(parents=True, exist_ok=True)
         resident = self.factory.resident(self.reserve, sandbox)
         first = IncomingMigration(self.reserve, resident, self.factory, gpus=PAIRS)
-        first.note()
+        first.write_note()
         return first
 
     def complete(self, *streams: str) -> None:
@@ -70,7 +72,7 @@ class Scene:
         manifest.save(self.first.images, found, {"/data": {"came"}}, {"tmp": {"put"}})
 
     def again(self) -> IncomingMigration | None:
-        return IncomingMigration.take_up("m1", self.factory, self.devices)
+        return IncomingMigration.recover("m1", self.factory, self.devices)
 
 
 @pytest.fixture
@@ -86,11 +88,12 @@ def test_a_complete_image_in_a_room_that_stands_is_taken_up(scene: Scene) -> Non
     assert (here.migration, here.source, here.gpus) == ("m1", "h0", PAIRS)
     assert (here.resident.spec, here.resident.epoch) == (SPEC, 3)
     assert (here.resident.sandbox.init, here.resident.sandbox.started) == (OURS, started(OURS))
-    assert here.sandbox_stands
+    here.check_may_restore(1)  # its room stands, and no attempt has failed
+    assert here.phase is IncomingPhase.COMPLETE
     assert here.gpus_promised == ["GPU-y"], "they stay promised"
     assert (here.inbox.came, here.inbox.written) == ({"/data": {"came"}}, {"tmp": {"put"}})
     assert scene.trees == [here.images], "the tree goes on where the first agent has left it"
-    assert (here.granted, here.failed_epoch, here.failed) == (0, 0, ""), "no attempt has failed"
+    assert here.granted == 0
 
 
 def test_its_devices_are_looked_for_once_they_are_needed(scene: Scene) -> None:
@@ -111,7 +114,7 @@ def test_a_capsule_without_gpus_has_no_devices_to_look_for(scene: Scene) -> None
     plain = IncomingMigration(
         scene.reserve, scene.factory.resident(scene.reserve, sandbox), scene.factory
     )
-    plain.note()
+    plain.write_note()
     scene.complete("image:core-1.img")
     here = scene.again()
     assert here is not None
@@ -156,13 +159,13 @@ def test_one_whose_room_has_ended_is_not_taken_up(scene: Scene, noted: bool) -> 
 
 def test_the_memory_that_came_is_there_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.complete("image:core-1.img", PAGE_TABLE)
-    store: Any = SimpleNamespace(spent=False, absent=0, close=lambda: None)
+    store: Any = SimpleNamespace(frees_after_copy=False, lost=0, close=lambda: None)
     load: Callable[..., Any] = lambda images: store if images == scene.first.images else None  # noqa: E731
     monkeypatch.setattr(MemoryStore, "load", load)
     here = scene.again()
     assert here is not None
     assert here.inbox.memory is store
-    assert not here.used_up
+    here.check_may_restore(1)
 
 
 def test_a_directory_that_is_there_already_does_not_stop_an_arrival(scene: Scene) -> None:
@@ -181,7 +184,9 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
 
     monkeypatch.setattr(incoming_migration, "DeviceInlet", inlet)
     devices: Any = SimpleNamespace(helper="the helper")
-    here = IncomingMigration(scene.reserve, scene.first.resident, scene.factory, devices, PAIRS)
+    here = IncomingMigration(
+        scene.reserve, scene.first.resident, scene.factory, None, devices, PAIRS
+    )
     assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
     made: Any = here.inbox.devices
     assert made == inlets[0]

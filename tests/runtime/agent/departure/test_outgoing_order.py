@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from outgoing_scene import LOCKED, OPENED, Scene, scene
 
-from liveshift.criu_glue.network import network
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.departure import outgoing_migration
+from liveshift.runtime.agent.departure import freeze_obstacles
 
 __all__ = ["scene"]
 
@@ -27,7 +26,7 @@ def test_the_network_is_shut_before_the_dump_and_stays_so(scene: Scene) -> None:
         "manifest after the promise",
         "all is there after the promise",
     ]
-    assert scene.departure.promised
+    assert scene.outgoing.promised
 
 
 @pytest.mark.parametrize("fails", ["dump", "all is there"])
@@ -36,8 +35,8 @@ def test_when_a_freeze_fails_the_tasks_run_before_the_network_opens(
 ) -> None:
     scene.fails = fails
     assert scene.freeze()[-2:] == ["thaw", OPENED]
-    assert scene.done[:2] == [LOCKED, "dump"]
-    assert not scene.departure.promised
+    assert scene.steps[:2] == [LOCKED, "dump"]
+    assert not scene.outgoing.promised
 
 
 def test_a_network_that_cannot_be_shut_ends_the_freeze_before_the_dump(scene: Scene) -> None:
@@ -52,25 +51,24 @@ def held(path: str) -> list[tuple[str, str]]:
 def test_a_lock_that_is_let_go_of_within_a_moment_costs_no_move(scene: Scene) -> None:
     scene.passing = [held("/a"), held("/b"), held("/a"), []]
     assert scene.freeze()[:2] == [LOCKED, "dump"]
-    assert scene.departure.promised
+    assert scene.outgoing.promised
     assert scene.passing == [[]], "it has looked until there was none"
 
 
 def test_before_the_ranks_are_stopped_a_moment_without_a_lock_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "prepare_lock", lambda _init: None)
-    scene.departure._trees = []
+    scene.outgoing._files._trees = []
     scene.passing = [held("/a"), held("/b"), []]
-    scene.departure.precopy(time.monotonic() + 60)
+    scene.precopy()
     assert scene.passing == [[]]
     scene.passing, began = [held("/a")], time.monotonic()
-    monkeypatch.setattr(outgoing_migration, "UNLOCKED_S", 0.1)
-    scene.departure.precopy(time.monotonic() + 60)
+    monkeypatch.setattr(freeze_obstacles, "UNLOCKED_S", 0.1)
+    scene.precopy()
     assert 0.1 < time.monotonic() - began < 2, "not for ever: the last look decides"
-    scene.departure.abandon()
-    monkeypatch.setattr(outgoing_migration, "UNLOCKED_S", 60)
-    scene.departure.precopy(time.monotonic() + 60)
+    scene.outgoing.abandon()
+    monkeypatch.setattr(freeze_obstacles, "UNLOCKED_S", 60)
+    scene.precopy()
 
 
 def test_a_lock_that_stays_is_found_before_criu_begins(scene: Scene) -> None:
@@ -78,17 +76,17 @@ def test_a_lock_that_stays_is_found_before_criu_begins(scene: Scene) -> None:
     criu: Any = None
     began = time.monotonic()
     with pytest.raises(StepFailed, match="at that moment process 7 holds a lock on /a") as no:
-        scene.departure.freeze(criu, 10.0)
+        scene.outgoing.freeze(criu, 10.0)
     assert time.monotonic() - began < 1
     assert no.value.hint == "release it"
-    assert scene.done == [LOCKED, "thaw", OPENED]
+    assert scene.steps == [LOCKED, "thaw", OPENED]
 
 
 def test_what_an_epoll_set_holds_since_the_pre_copy_is_taken_out_too(scene: Scene) -> None:
     scene.entries = ["an entry that was born later"]
     asked: list[object] = []
     dump: Any = lambda *given: asked.extend(given[-1])  # noqa: E731
-    scene.departure._frozen.dump = dump  # type: ignore[method-assign]
+    scene.outgoing._frozen.tree.dump = dump  # type: ignore[method-assign]
     scene.freeze()
     assert asked == scene.entries
 
@@ -97,15 +95,15 @@ def test_what_an_epoll_set_holds_and_nobody_has_is_found_before_criu_begins(scen
     scene.stale = [[("process 7 has an epoll set", "take it out")]]
     criu: Any = None
     with pytest.raises(StepFailed, match="freeze: process 7 has an epoll set") as no:
-        scene.departure.freeze(criu, 10.0)
+        scene.outgoing.freeze(criu, 10.0)
     assert no.value.hint == "take it out"
-    assert scene.done == [LOCKED, "thaw", OPENED]
+    assert scene.steps == [LOCKED, "thaw", OPENED]
 
 
 def test_what_only_seemed_so_at_one_look_is_none(scene: Scene) -> None:
     scene.stale = [[("process 7 has an epoll set", "take it out")], []]
     assert scene.freeze()[:2] == [LOCKED, "dump"]
-    assert scene.departure.promised
+    assert scene.outgoing.promised
 
 
 def test_after_the_promise_nothing_goes_on_by_itself(scene: Scene) -> None:

@@ -15,7 +15,8 @@ from liveshift.criu_glue.memory.source.pulling import PullStopped
 from liveshift.criu_glue.memory.source.tracker import FrozenSet
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import precopy
-from liveshift.runtime.agent.departure.precopy import FinalDirtySet, PrecopyRounds
+from liveshift.runtime.agent.departure.final_dirty_set import FinalDirtySet
+from liveshift.runtime.agent.departure.precopy import PrecopyRounds
 from liveshift.runtime.agent.host.usual_rate import UsualRate
 from liveshift.runtime.config.choices import Way
 from liveshift.runtime.config.cluster import PrecopySettings as Settings
@@ -60,7 +61,7 @@ class Counted(PrecopyRounds):
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    monkeypatch.setattr(precopy, "NAP_S", 0.002)
+    monkeypatch.setattr(precopy, "BETWEEN_ROUNDS_S", 0.002)
     made = Counted()
     yield made
     made.close()
@@ -69,34 +70,34 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 def test_they_rest_while_gates_are_closed_and_go_on_when_it_was_for_another(
     rounds: Counted,
 ) -> None:
-    rounds.keep_fresh()
+    rounds.iterate_until_freeze()
     assert rounds.go_round()
     for _ in range(2):
-        rounds.rest()
+        rounds.pause()
         until(lambda: not rounds.go_round())
-        rounds.go_on()
+        rounds.resume()
         assert rounds.go_round()
 
 
-@pytest.mark.parametrize("how", ["hurry", "stop_rounds"])
+@pytest.mark.parametrize("how", ["cancel", "stop"])
 def test_they_do_not_go_on_for_one_that_is_frozen_or_given_up(rounds: Counted, how: str) -> None:
-    rounds.keep_fresh()
+    rounds.iterate_until_freeze()
     getattr(rounds, how)()
-    rounds.go_on()
+    rounds.resume()
     until(lambda: not rounds.go_round())
 
 
 def test_no_gate_interrupts_the_rounds_of_the_precopy_itself(rounds: Counted) -> None:
-    rounds.rest()
+    rounds.pause()
     assert not rounds._no_more_rounds()
 
 
 def test_what_ends_them_is_raised_before_anything_is_frozen(rounds: Counted) -> None:
     rounds.fails = StepFailed("ship", "the destination takes no more")
-    rounds.keep_fresh()
+    rounds.iterate_until_freeze()
     until(lambda: rounds.count == 1)
     with pytest.raises(StepFailed, match="takes no more"):
-        rounds.stop_rounds()
+        rounds.stop()
     rounds.close()
     assert rounds.count == 1
 
@@ -115,7 +116,7 @@ def test_they_go_on_while_what_is_rewritten_shrinks(
     rounds: Counted, finds: list[int], made: int
 ) -> None:
     rounds.finds = finds
-    assert rounds.rounds(float("inf")).rounds == made
+    assert rounds.run(float("inf")).rounds == made
 
 
 class Named(Counted):
@@ -193,50 +194,50 @@ SLOW = Situation(
 
 
 def test_a_job_that_is_simply_stopped_has_no_round_before_or_after(rounds: Counted) -> None:
-    rounds.rate = 20e9
-    found = rounds.choose(SLOW, 60.0, 0.0, Way.AUTO)
+    rounds._rate = 20e9
+    found = rounds.choose_way(SLOW, 60.0, 0.0, Way.AUTO)
     assert found.estimate.way == "stop", "the link was found to be faster than it seemed"
-    ahead = rounds.rounds(float("inf"))
-    rounds.keep_fresh()
+    ahead = rounds.run(float("inf"))
+    rounds.iterate_until_freeze()
     assert (ahead.rounds, ahead.sent, rounds.stops) == (0, 0, [SLOW.size])
     assert not rounds.go_round()
 
 
 def test_one_round_is_one_and_none_keeps_it_fresh(rounds: Counted) -> None:
     rounds.finds = [1000, 500, 250]
-    assert rounds.choose(SLOW, 60.0, 0.0, Way.ROUND).because == "asked for"
-    assert rounds.rounds(float("inf")).rounds == 1
-    rounds.keep_fresh()
+    assert rounds.choose_way(SLOW, 60.0, 0.0, Way.ROUND).because == "asked for"
+    assert rounds.run(float("inf")).rounds == 1
+    rounds.iterate_until_freeze()
     assert not rounds.go_round()
 
 
 def test_a_round_that_costs_more_than_it_saves_is_not_sent(rounds: Counted) -> None:
-    rounds.rate = 0.125e9
-    assert rounds.choose(SLOW, 60.0, 0.0, Way.AUTO).estimate.way == "rounds"
-    rounds._look_at_list(SLOW.size)
+    rounds._rate = 0.125e9
+    assert rounds.choose_way(SLOW, 60.0, 0.0, Way.AUTO).estimate.way == "rounds"
+    rounds._decide_on_list(SLOW.size)
     rounds._ahead.rounds = 1
-    rounds._look_at_list(SLOW.size // 10)
+    rounds._decide_on_list(SLOW.size // 10)
     rounds._ahead.rounds = 2
     with pytest.raises(PullStopped):  # of what the round before found all is written again
-        rounds._look_at_list(SLOW.size // 10)
+        rounds._decide_on_list(SLOW.size // 10)
     assert rounds.stops == [SLOW.size // 10], "it is left for the stop, which is reckoned with it"
 
 
 def test_rounds_that_were_asked_for_do_not_end_for_what_they_cost(rounds: Counted) -> None:
-    rounds.choose(SLOW, 60.0, 0.0, Way.ROUNDS)
+    rounds.choose_way(SLOW, 60.0, 0.0, Way.ROUNDS)
     rounds._ahead.rounds = 2
     for _ in range(3):
-        rounds._look_at_list(SLOW.size)
+        rounds._decide_on_list(SLOW.size)
     assert not rounds.stops
 
 
 def test_no_further_round_begins_after_a_deadline_that_comes_meanwhile(rounds: Counted) -> None:
     """The first is finished, as fast as can be: the rest of it would be sent during the pause."""
     rounds.finds = [1 << 30 >> n for n in range(20)]
-    assert rounds._pace.least() == 0
+    assert rounds._throttle._least() == 0
     rounds.end_sooner(0.0)
     rounds.end_sooner(60.0)  # a later word gives no time back
-    assert rounds._pace.least() == float("inf")
+    assert rounds._throttle._least() == float("inf")
     assert not rounds._no_more_rounds()
-    assert rounds.rounds(float("inf")).rounds == 1
+    assert rounds.run(float("inf")).rounds == 1
     assert rounds._no_more_rounds()

@@ -19,10 +19,10 @@ MB = 1_000_000
 class Told:
     """A reporter on a clock of its own, and what it said."""
 
-    def __init__(self) -> None:
+    def __init__(self, carries: float = 0.0) -> None:
         self.now = 100.0
         self.words: list[Progressed] = []
-        self.reporter = RoundsReporter(self.words.append, "m7", 0.25, lambda: self.now)
+        self.reporter = RoundsReporter(self.words.append, "m7", 0.25, lambda: self.now, carries)
 
     def send(self, seconds: float, size: int, chunks: int = 10) -> None:
         """``size`` bytes in so many seconds, evenly."""
@@ -112,8 +112,7 @@ def test_the_rate_is_that_of_the_last_second() -> None:
 
 
 def test_a_stop_is_reckoned_with_what_the_way_is_known_to_carry() -> None:
-    told = Told()
-    told.reporter.carries = 1000 * MB
+    told = Told(carries=1000 * MB)
     told.reporter.round_began(2, 100 * MB)
     told.send(1.0, 100 * MB)  # paced
     told.reporter.round_ended(100 * MB)

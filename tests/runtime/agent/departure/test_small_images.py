@@ -69,7 +69,7 @@ def test_however_they_are_cut(files: dict[str, bytes], piece: int) -> None:
     unpacker = SmallImageUnpacker(lambda name, data: found.update({name: bytes(data)}))
     for at in range(0, len(raw), piece):
         unpacker.write(raw[at : at + piece])
-    unpacker.end()
+    unpacker.check_ended()
     assert found == files
 
 

@@ -52,7 +52,7 @@ def test_a_pause_is_made_up_for() -> None:
     before = job.worked
     while job.now < 50:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
         job.worked = before
     play(job, pace, 200)
     _, rate = play(job, pace, 200)
@@ -66,7 +66,7 @@ def test_a_short_pre_copy_takes_no_more_than_a_long_one(harm: float) -> None:
     pace = job.pace()
     while job.now < 3:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
     assert (pace.lost() or 0) <= 0.2
 
 
@@ -93,7 +93,7 @@ def test_a_rate_that_is_not_reached_does_not_grow() -> None:
     pace = job.pace()
     for _ in range(200):
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
         job.rest(0.1)
     assert pace.rate == pytest.approx(0.1 * 2 * BYTES_PER_CPU_SECOND)
 
@@ -105,7 +105,7 @@ def test_a_job_that_stands_is_not_waited_for_without_end() -> None:
     before, rate = job.worked, pace.rate
     while job.now < 60:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
         job.worked = before
     assert pace.rate < rate
 
@@ -149,7 +149,7 @@ def test_a_first_guess_of_the_cost_is_mended_within_a_quarter_of_a_gigabyte(dear
     pace = job.pace(usual=0)
     while job.read_bytes < 250e6:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
     assert pace.rate == pytest.approx(0.1 * 2 / dear * 1e9, rel=0.05)
     assert job.used < 1.35 * 0.1 * 2 * job.now + 0.1
 
@@ -162,7 +162,7 @@ def test_a_cost_that_varies_is_smoothed() -> None:
     for n in range(400):
         job.dear = (0.5, 0.5, 5.5, 5.5)[n // 2 % 4]
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
         rates.append(pace.rate)
     assert all(rate == pytest.approx(0.1 * 2 / 3.0 * 1e9, rel=0.4) for rate in rates[-200:])
     assert sum(rates[-200:]) / 200 == pytest.approx(0.1 * 2 / 3.0 * 1e9, rel=0.1)
@@ -185,7 +185,7 @@ def test_cpu_time_of_a_pause_was_not_for_reading() -> None:
     rate = pace.rate
     job.now += IDLE_S
     job.used += 100.0
-    pace.spent(LOOK)
+    pace.account(LOOK)
     assert pace.rate == rate
 
 
@@ -199,7 +199,7 @@ def test_what_the_agent_does_beside_is_soon_forgotten() -> None:
     after = job.read_bytes + 256e6
     while job.read_bytes < after:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
         slowest = min(slowest, pace.rate)
     assert rate / 6 < slowest < rate / 2
     assert pace.rate == pytest.approx(rate, rel=0.05)
@@ -221,7 +221,7 @@ def read_together(job: Job, paces: list[Throttle], seconds: float) -> list[int]:
         job.now = wakes[n] + BATCH / READS
         job.used += job.dear * BATCH / 1e9
         job.rests.clear()
-        paces[n].spent(BATCH)
+        paces[n].account(BATCH)
         wakes[n] = job.now + sum(job.rests)
         read[n] += BATCH
     job.now = until
@@ -287,7 +287,7 @@ def test_threads_read_no_more_than_one_would() -> None:
     rests: list[float] = []
     pace = Throttle(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(pace.spent, [BATCH] * 20))
+        list(threads.map(pace.account, [BATCH] * 20))
     assert sum(rests) == pytest.approx(sum(n * BATCH / pace.rate for n in range(1, 21)))
 
 
@@ -295,10 +295,10 @@ def test_what_was_not_read_between_rounds_is_not_made_up_for() -> None:
     job = Job(1.0)
     rests: list[float] = []
     pace = Throttle(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
-    pace.spent(10 * BATCH)
+    pace.account(10 * BATCH)
     rests.clear()
     job.now = 60.0
-    pace.spent(100 * BATCH)
+    pace.account(100 * BATCH)
     assert sum(rests) == pytest.approx(100 * BATCH / pace.rate - BURST_S)
 
 
@@ -308,7 +308,7 @@ def test_what_was_not_read_between_rounds_is_not_made_up_for() -> None:
 def test_what_was_lost_is_told(use: Callable[[Job], None]) -> None:
     job = Job(0.1)
     pace = job.pace()
-    pace.spent(0)
+    pace.account(0)
     use(job)
     lost = pace.lost()
     assert lost == pytest.approx(0.3 if job.read_bytes else 0.0, abs=0.01)
@@ -322,12 +322,12 @@ def test_a_job_that_has_ended_has_lost_all_and_not_more() -> None:
     job = Job(0.4)
     job.worked = 10.0
     pace = job.pace()
-    pace.spent(0)
+    pace.account(0)
     job.rest(2)
     job.worked = 0.0
     assert pace.lost() == 1.0
     job.rest(4)
-    pace.spent(BATCH)
+    pace.account(BATCH)
     assert pace.rate >= LEAST
 
 
@@ -345,7 +345,7 @@ def test_without_a_cap_it_is_read_as_fast_as_can_be_and_what_that_costs_is_seen(
 def test_without_a_cap_a_speed_that_was_chosen_is_kept() -> None:
     job = Job(0.5)
     pace = job.pace(share=None)
-    pace.limit = 0.3e9
+    pace.set_limit(0.3e9)
     lost, rate = play(job, pace, 20)
     assert rate == pytest.approx(0.3e9, rel=0.02)
     assert lost == pytest.approx(0.15, rel=0.1)
@@ -355,7 +355,7 @@ def test_without_a_cap_a_speed_that_was_chosen_is_kept() -> None:
 def test_a_deadline_comes_before_the_cap_and_before_the_speed_that_was_chosen() -> None:
     for share in (None, 0.05):
         job = Job(0.5)
-        pace = job.pace(share=share)
-        pace.limit, pace.least = 0.1e9, lambda: 0.8e9
+        pace = job.pace(share=share, least=0.8e9)
+        pace.set_limit(0.1e9)
         _, rate = play(job, pace, 20)
         assert rate == pytest.approx(0.8e9, rel=0.05)

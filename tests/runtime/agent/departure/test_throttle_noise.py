@@ -69,7 +69,7 @@ def lost(harm: float, step: float, seed: int, seen: float = 1.0) -> tuple[float,
     while job.now < 40:
         job.allowed = pace.rate
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
     return 1 - job.done / job.now / usual, job.read_bytes / job.now
 
 
@@ -95,7 +95,7 @@ def test_a_job_that_nearly_stands_is_looked_at_at_once() -> None:
     before = pace.rate
     while pace.slow_down is None:
         job.read()
-        pace.spent(BATCH)
+        pace.account(BATCH)
     assert pace.slow_down > 0.5
     assert job.now < 2.5
     assert pace.rate < 0.3 * before

@@ -105,14 +105,14 @@ def test_a_process_that_the_driver_does_not_know_is_not_passed_over(
 def test_what_an_earlier_agent_left_held_is_let_go(helper: Helper, tree: Tree) -> None:
     tree.saved += [Saved(1001), Saved(1002)]
     helper.holding = {101, 102}
-    tree.take_up()
+    tree.recover_held()
     helper.fails = Unreachable("the GPU helper does not answer")  # for one of them
     with pytest.raises(Unreachable):
         tree.end()
     assert len(helper.holding) == 1
     with pytest.raises(StepFailed, match="only 1 of 2 processes are held"):
-        tree.take_up()
-    tree.take_up(some=True)
+        tree.recover_held()
+    tree.recover_held(some=True)
     tree.end()
     assert not helper.holding
 

@@ -15,7 +15,7 @@ from liveshift.criu_glue.survey.gpu_tasks import GpuTask
 from liveshift.cuda_snapshot.checkpoint import CudaState as Cuda
 from liveshift.interposer.inspection import ProcessObstacle, ProcessState
 from liveshift.interposer.page import PageError
-from liveshift.runtime.agent.gpu.survey import look
+from liveshift.runtime.agent.gpu.survey import survey_devices
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey
 
 HOST = gpu_host()
@@ -33,7 +33,7 @@ def seen(
     states = {found.host_pid: state} if state is not None else {}
     driver = Driver(states, {found.host_pid: {A: 2 * GIB} if used is None else used})
     pages = {of.pid: of} if of is not None else {}
-    return look(survey(found), pages, driver, host, 64 * GIB)
+    return survey_devices(survey(found), pages, driver, host, 64 * GIB)
 
 
 def trouble(*args: Any, **kwargs: Any) -> tuple[str, str]:
@@ -45,10 +45,10 @@ def trouble(*args: Any, **kwargs: Any) -> tuple[str, str]:
 
 
 def test_no_task_with_a_gpu_is_nothing() -> None:
-    assert look(survey(), {}, Driver({}, {}), HOST, GIB) is None
+    assert survey_devices(survey(), {}, Driver({}, {}), HOST, GIB) is None
     loaded = replace(ONE, device_files=False)  # torch on a CPU
     assert seen(loaded, state=None) is None
-    assert look(survey(loaded), {}, None, HOST, GIB) is None
+    assert survey_devices(survey(loaded), {}, None, HOST, GIB) is None
 
 
 def test_a_process_whose_memory_can_be_streamed() -> None:
@@ -93,7 +93,7 @@ def test_a_page_that_cannot_be_read_is_in_the_way() -> None:
         (None, "start the job again"),
     ):
         errors = {ONE.pid: PageError("it has page layout 3", hint=hint), 77: PageError("another's")}
-        found = look(survey(ONE), {}, driver, HOST, 64 * GIB, errors)
+        found = survey_devices(survey(ONE), {}, driver, HOST, 64 * GIB, errors)
         assert found is not None
         [(what, said)] = found.problems
         assert what == "process 1002 (python): it has page layout 3"
@@ -183,7 +183,7 @@ def test_a_helper_that_is_missing() -> None:
     host = GpuHost("", (0, 0), False, False, "no driver: libcuda.so.1 is not there", [])
     pages = {1002: page(arena=GIB)}
     for one, of in ((ONE, {}), (replace(ONE, device_files=False), pages)):
-        found = look(survey(one), of, None, host, GIB)
+        found = survey_devices(survey(one), of, None, host, GIB)
         assert found is not None
         [(what, hint)] = found.problems
         assert "process 1002 (python) holds a GPU" in what
@@ -196,7 +196,7 @@ def test_memory_that_nvml_does_not_tell_by_process_is_counted_once() -> None:
     tasks = [task(1002), task(1003), task(1004)]
     driver = Driver({t.host_pid: Cuda.RUNNING for t in tasks}, {})
     pages = {pid: page(pid, arena=10 * GIB) for pid in (1002, 1003)} | {1004: page(1004)}
-    found = look(survey(*tasks), pages, driver, host, GIB)
+    found = survey_devices(survey(*tasks), pages, driver, host, GIB)
     assert found is not None
     assert found.used == {host.gpus[0].uuid: 100 * GIB, host.gpus[1].uuid: GIB}
     assert found.by_driver("") == 81 * GIB

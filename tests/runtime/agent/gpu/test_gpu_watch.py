@@ -105,7 +105,7 @@ def test_the_driver_takes_the_map_of_a_plan(watch: Watch, process: CudaProcess) 
     helper = here.helper()
     assert helper is not None
     of = task(host_pid=process.pid, device_files=False)
-    found = gpu_survey.look(survey(of), {}, helper, here.host({}), 1 << 40)
+    found = gpu_survey.survey_devices(survey(of), {}, helper, here.host({}), 1 << 40)
     assert found is not None
     assert found.problems == []
     assert found.used == {B: 3 * MIB}
@@ -127,7 +127,7 @@ def test_a_gpu_that_others_use_is_left_alone(watch: Watch, process: CudaProcess)
     helper = here.helper()
     assert helper is not None
     of = task(host_pid=process.pid, device_files=False)
-    found = gpu_survey.look(survey(of), {}, helper, here.host({}), 1 << 40)
+    found = gpu_survey.survey_devices(survey(of), {}, helper, here.host({}), 1 << 40)
     assert found is not None
     assert dict(plan(found, alike.host({}), "", {}, "h1").pairs) == {A: C, B: B}, "its own"
     elsewhere = watch(f"{D}:H200:4MiB,{E}:H100:1GiB")

@@ -76,9 +76,9 @@ def test_a_late_word_does_not_take_the_subnet_from_the_new_job(
     capsule_table: CapsuleTable, done: list[str]
 ) -> None:
     capsule_table.books["new"] = NEW
-    asyncio.run(capsule_table.forget(Forget("old")))
+    asyncio.run(capsule_table.forget_job(Forget("old")))
     assert "lower" not in done
-    asyncio.run(capsule_table.forget(Forget("new")))
+    asyncio.run(capsule_table.forget_job(Forget("new")))
     assert done[-1] == "lower"
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from liveshift.launcher.checks import data_link as check
 from liveshift.launcher.checks.finding import Verdict
 from liveshift.launcher.show.status_tables import hosts, warnings
-from liveshift.runtime.agent.host.data_link import Interface, interfaces, look
+from liveshift.runtime.agent.host.data_link import Interface, interfaces, read_link
 from liveshift.runtime.config.cluster import parse
 from liveshift.runtime.messages import HostRow
 from liveshift.runtime.model import link_rates
@@ -30,11 +30,11 @@ def measured(**rates: float) -> dict[str, Measured]:
 
 
 def warned(*among: Interface, **rates: float) -> str:
-    return look("h0", "10.88.0.10", measured(**rates), list(among)).warning
+    return read_link("h0", "10.88.0.10", measured(**rates), list(among)).warning
 
 
 def test_the_interface_with_the_address_is_said_with_its_rates() -> None:
-    link = look("h0", "10.88.0.10", measured(h1=1.1e9), [ETH])
+    link = read_link("h0", "10.88.0.10", measured(h1=1.1e9), [ETH])
     assert (link.interface, link.speed, link.up) == ("eth0", 10 * GBIT, True)
     assert link.rates == {"h1": 1.1e9}
     assert link.warning == ""
@@ -45,12 +45,12 @@ def test_this_machine_has_its_loopback_interface() -> None:
     assert found.up
     assert not found.physical
     assert found.name in psutil.net_if_stats()
-    assert look("h0", "127.0.0.1", {}).interface == found.name
+    assert read_link("h0", "127.0.0.1", {}).interface == found.name
     assert socket.if_nametoindex(found.name)
 
 
 def test_an_address_that_is_not_here_is_told() -> None:
-    link = look("h0", "10.88.0.99", {}, [ETH])
+    link = read_link("h0", "10.88.0.99", {}, [ETH])
     assert link.interface == ""
     assert "no interface of this machine has the address 10.88.0.99 (hosts.h0.addr" in link.warning
 
@@ -136,7 +136,7 @@ def test_the_doctor_knows_a_machine_that_is_none_of_the_hosts() -> None:
 
 
 def row(warning: str, state: str = "up") -> HostRow:
-    link = replace(look("h0", "10.88.0.10", measured(h1=1e9), [ETH]), warning=warning)
+    link = replace(read_link("h0", "10.88.0.10", measured(h1=1e9), [ETH]), warning=warning)
     return HostRow(
         name="h0",
         address="10.88.0.10",

@@ -77,9 +77,9 @@ def leaves(capsule: Capsule, then: Callable[[Measures, dict[str, Capsule]], None
     measured, capsules = agent(capsule)
 
     async def act() -> Worked:
-        await measured.start(START)
+        await measured.start_measure(START)
         then(measured, capsules)
-        return await measured.end(END)
+        return await measured.end_measure(END)
 
     return asyncio.run(act())
 
@@ -135,7 +135,7 @@ def test_one_that_comes_counts_from_where_it_was() -> None:
     measured.arriving("m1")
     capsules["gpt/1"] = capsule
     measured.runs("m1", capsule)  # type: ignore[arg-type]
-    said = asyncio.run(measured.end(EndMeasure("m1", "gpt/1", COLLECTIVES)))
+    said = asyncio.run(measured.end_measure(EndMeasure("m1", "gpt/1", COLLECTIVES)))
     assert (said.begin, said.counted, said.seconds > 0, said.why_not) == (1000, 1000, True, "")
     assert said.end is not None
     assert said.end > said.begin
@@ -174,7 +174,7 @@ def test_nobody_watches_one_of_which_it_is_known_that_it_cannot_be_counted() -> 
 
 
 def test_an_agent_that_was_started_anew_knows_nothing() -> None:
-    said = asyncio.run(agent()[0].end(END))
+    said = asyncio.run(agent()[0].end_measure(END))
     assert said.why_not == "the agent on h1 was started anew meanwhile"
     assert said.seconds == 0.0
 

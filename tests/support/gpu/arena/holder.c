@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process with device memory, at a test's word: a command a line, an answer a line. Linked with
- * the CUDA double and with nothing of liveshift; runs on real CUDA as well. Numbers are hexadecimal.
+ * A process with device memory that a test controls: one command per line on stdin, one answer per
+ * line on stdout. It is linked with the CUDA double and not with liveshift, and runs on real CUDA
+ * as well. Numbers are hexadecimal.
  */
 #include "cudart_abi.h"
 
@@ -36,7 +37,7 @@ static int put(void *address, size_t size, unsigned seed) {
     return result;
 }
 
-/* 0: as put wrote it. -1: something else is there. */
+/* 0: the memory has the bytes that put wrote. -1: it has other bytes. */
 static int same(void *address, size_t size, unsigned seed) {
     unsigned char *expected = malloc(size), *found = malloc(size);
     pattern(expected, size, seed);
@@ -48,7 +49,7 @@ static int same(void *address, size_t size, unsigned seed) {
     return result;
 }
 
-/* ---- threads that allocate and free all the time ---------------------------------------------- */
+/* ---- threads that allocate and free all the time ---- */
 
 static pthread_t threads[CHURNING];
 static atomic_bool enough;
@@ -65,7 +66,7 @@ static void *churn(void *argument) {
     enum { KEPT = 3 };
     unsigned seed = (unsigned)(uintptr_t)argument;
     void *kept[KEPT] = {NULL};
-    size_t size = 64 << 10; /* of each block as much is looked at */
+    size_t size = 64 << 10; /* bytes of each block that are compared */
     for (unsigned i = 0; !atomic_load(&enough); i++) {
         void **one = &kept[i % KEPT];
         if (*one != NULL) {
@@ -95,11 +96,11 @@ static unsigned long churn_end(void) {
     return atomic_load(&rounds);
 }
 
-/* ---- commands --------------------------------------------------------------------------------- */
+/* ---- commands ---- */
 
 static cudaStream_t captured;
 
-/* A child may not use CUDA; whether freeing and allocating there is refused, and how many threads. */
+/* A forked child may not use CUDA. Returns 0 if freeing and allocating fail there. */
 static long in_child(void *address) {
     fflush(stdout);
     pid_t child = fork();
@@ -132,7 +133,8 @@ static long long command(const char *word, unsigned long long a, unsigned long l
         return -(int)cudaFreeAsync(pointer, NULL);
     if (strcmp(word, "driverfree") == 0)
         return -(int)cuMemFree_v2(a);
-    if (strcmp(word, "unseen-free") == 0) { /* past whoever stands in front of the driver */
+    if (strcmp(word, "unseen-free") ==
+        0) { /* not by a function that a preloaded library can replace */
         void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
         return -((int (*)(CUdeviceptr))dlsym(driver, "cuMemFree_v2"))(a);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Holds device state for a test to look at: `holder STORY` does the story's steps, says after each
- * what it has ("step 1 …" on stdout), and goes on when it reads a line. Linked with the CUDA double
- * and with nothing of liveshift; runs on real CUDA as well.
+ * Holds device state that a test examines: `holder STORY` does the story's steps. After each it
+ * prints what it has ("step 1 …"), and goes on when it reads a line. It is linked with the CUDA
+ * double and not with liveshift, and runs on real CUDA as well.
  */
 #include "cudart_abi.h"
 
@@ -105,9 +105,9 @@ static void segments(void) {
     CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     OK(p_cuMemSetAccess(base, PIECES * piece, &access, 1));
     step("mapped");
-    OK(p_cuMemRelease(handles[0])); /* lives on, mapped */
+    OK(p_cuMemRelease(handles[0])); /* it stays, since it is mapped */
     OK(p_cuMemRetainAllocationHandle(&again, (void *)(base + piece)));
-    OK(p_cuMemRelease(handles[1])); /* lives on, held once more */
+    OK(p_cuMemRelease(handles[1])); /* it stays, since another handle exists */
     OK(p_cuMemUnmap(base + piece, piece));
     step("released");
     int fd = -1;
@@ -129,7 +129,8 @@ static void segments(void) {
     step("freed");
 }
 
-/* The driver's own API: linked, and by its resolver, and by the resolver that the resolver finds. */
+/* Gets the driver's own API in three ways: linked, by its resolver, and by the resolver that the
+   resolver finds. */
 static void driver(void) {
     __typeof__(&cuMemAlloc_v2) alloc = NULL, again = NULL, old = NULL;
     __typeof__(&cuGetProcAddress_v2) resolve = NULL;
@@ -158,7 +159,7 @@ static void shared(void) {
     int out[2], in[2];
     if (pipe(out) != 0 || pipe(in) != 0)
         exit(2);
-    pid_t child = fork(); /* before CUDA is used: what it does is its own */
+    pid_t child = fork(); /* before CUDA is used, so the child can use CUDA, too */
     if (child == 0) {
         void *opened, *twice;
         char word;
@@ -207,7 +208,8 @@ static void work(void) {
     OK(cudaEventDestroy(events[0]));
     OK(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed));
     OK(cudaLaunchHostFunc(streams[0], nothing, NULL));
-    /* As the NCCL adapter does when an operation is enqueued there; where the test exports it. */
+    /* Does what the NCCL adapter does when an operation is enqueued on the stream, if the test
+       exports that function. */
     void (*has_nccl)(uint64_t) = (void (*)(uint64_t))dlsym(RTLD_DEFAULT, "ledger_capture_has_nccl");
     if (has_nccl != NULL)
         has_nccl((uint64_t)streams[0]);

@@ -43,7 +43,7 @@ static inline void pause_us(long us) {
     nanosleep(&time, NULL);
 }
 
-/* Bytes that `from` has put at a name; waits for them. */
+/* Passes bytes from the rank `from` to all others by a file of this name, for which they wait. */
 static inline void share(const char *name, int from, void *bytes, size_t size) {
     char path[512], draft[520];
     snprintf(path, sizeof path, "%s/%s", folder, name);

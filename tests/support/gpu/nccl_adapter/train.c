@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A small data-parallel training loop on every kind of NCCL call: train FOLDER RANK COUNT STEPS.
- * Prints "step N" and at the end "result HASH" of all that was computed. A thread beside it asks
- * for asynchronous errors all the while, as PyTorch's watchdog does, and ends the program on one.
+ * A small data-parallel training loop that uses every kind of NCCL call: train FOLDER RANK COUNT
+ * STEPS. It prints "step N", and at the end "result HASH" of all that it computed. A second thread
+ * asks for asynchronous errors all the time, as PyTorch's watchdog does, and ends the program on
+ * one.
  */
 #include "rank.h"
 
@@ -114,7 +115,7 @@ int main(int argc, char **argv) {
     CHECK(pthread_create(&sider, NULL, side_thread, &side));
     uint64_t result = 14695981039346656037u;
     for (int step = 0; step < steps; step++) {
-        /* gradients of this rank's batch, averaged; a step down */
+        /* Averages the gradients of this rank's batch, and updates the parameters. */
         CHECK(cudaMemcpy(host, parameters, sizeof host, cudaMemcpyDeviceToHost));
         for (int i = 0; i < N; i++)
             host[i] = host[i] * 0.5f + (float)((own * 31 + step * 7 + i) % 17) / 16;
@@ -128,13 +129,13 @@ int main(int argc, char **argv) {
             host[i] -= 0.01f * received[i];
         CHECK(cudaMemcpy(parameters, host, sizeof host, cudaMemcpyHostToDevice));
 
-        /* what tensor parallelism does in its half */
+        /* Does what tensor parallelism does, within a half of the ranks. */
         CHECK(ncclAllGather(parameters, parts, N / 4, ncclFloat32, half, compute));
         CHECK(ncclReduce(parts, small, N / 4, ncclFloat32, ncclMax, 0, half, compute));
         CHECK(cudaEventRecord(computed, compute));
         CHECK(cudaStreamWaitEvent(messages, computed, 0));
 
-        /* a ring, all at once, and a pipeline, one after the other */
+        /* A ring in one group, and a pipeline of single calls. */
         int next = (own + 1) % count, before = (own + count - 1) % count;
         CHECK(ncclGroupStart());
         CHECK(ncclSend(parameters, N, ncclFloat32, next, world, messages));
@@ -152,7 +153,7 @@ int main(int argc, char **argv) {
             CHECK(ncclGroupEnd());
             CHECK(ncclGroupEnd());
         }
-        if (step % 20 == 10) { /* comes and goes */
+        if (step % 20 == 10) { /* a communicator that exists only for a moment */
             CHECK(
                 ncclCommSplit(world, step % 40 == 10 && own == 0 ? -1 : 0, own, &temporary, NULL));
             REQUIRE((temporary == NULL) == (step % 40 == 10 && own == 0), "%p", (void *)temporary);

@@ -7,4 +7,4 @@
 
 // Clears PE_LAZY in the flags of every entry of a pagemap image (criu: images/pagemap.proto).
 // Returns 0, or -1 when raw is not a pagemap image.
-int eager_pagemap(uint8_t *raw, size_t length);
+int pagemap_clear_lazy(uint8_t *raw, size_t length);

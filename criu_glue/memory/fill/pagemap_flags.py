@@ -15,13 +15,13 @@ from ....errors import StepFailed
 from ..store import store_library
 
 
-def restore_at_once(images: Path) -> None:
+def clear_lazy_flags(images: Path) -> None:
     """Remove the mark in every pagemap image. Raises StepFailed. A second call does no harm."""
     ffi, calls = store_library.load()
     for path in sorted(images.glob("pagemap-[0-9]*.img")):
         before = path.read_bytes()
         raw = bytearray(before)
-        if calls.eager_pagemap(ffi.from_buffer("uint8_t[]", raw), len(raw)) != 0:
+        if calls.pagemap_clear_lazy(ffi.from_buffer("uint8_t[]", raw), len(raw)) != 0:
             raise StepFailed("restore", f"{path.name} is damaged")
         if raw != before:
             path.write_bytes(raw)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does what it is told, line by line on stdin: puppet FOLDER RANK COUNT. Answers each command with
- * "COMMAND: RESULT", where the result of an NCCL call is its number. Communicators have names.
+ * A rank that a test controls: commanded FOLDER RANK COUNT. It reads commands from stdin, one per
+ * line, and answers each with "COMMAND: RESULT". The result of an NCCL call is its number.
+ * Communicators have names.
  */
 #include <dlfcn.h>
 
@@ -40,7 +41,7 @@ static ncclResult_t sum(ncclComm_t comm, cudaStream_t on) {
     return ncclAllReduce(data, data, N, ncclFloat32, ncclSum, comm, on);
 }
 
-/* What the members' ranks, from 1, add up to. */
+/* Returns the sum of the members' ranks, counted from 1. */
 static int summed(ncclComm_t comm) {
     float host[N];
     fill((float)own + 1);
@@ -63,8 +64,8 @@ static int drop(void) {
     return cudaGraphDestroy(graph);
 }
 
-/* Made past the functions that can be stood in front of. */
-static int foreign(void) {
+/* Makes a communicator by functions that no preloaded library can replace. */
+static int use_unseen_communicator(void) {
     void *library = dlopen("libnccl.so.2", RTLD_NOLOAD | RTLD_LAZY);
     ncclResult_t (*get)(ncclUniqueId *) = dlsym(library, "pncclGetUniqueId");
     ncclResult_t (*make)(ncclComm_t *, int, ncclUniqueId, int) =
@@ -76,13 +77,14 @@ static int foreign(void) {
     return sum(comm, stream);
 }
 
-/* What NCCL's own threads do when a communicator ends: their windows, by its exported functions. */
+/* Does what NCCL's own threads do when a communicator ends: they deregister their windows by NCCL's
+   exported functions. */
 static void *unregister(void *comm) {
     CHECK(ncclCommWindowDeregister(comm, NULL));
     return NULL;
 }
 
-static int inner(void) {
+static int deregister_as_nccl(void) {
     void *library = dlopen("libnccl.so.2", RTLD_NOLOAD | RTLD_LAZY);
     ncclResult_t (*get)(ncclUniqueId *) = dlsym(library, "pncclGetUniqueId");
     ncclResult_t (*make)(ncclComm_t *, int, ncclUniqueId, int) =
@@ -182,11 +184,11 @@ static int obey(const char *command, const char *name) {
     if (strcmp(command, "drop") == 0)
         return drop();
     if (strcmp(command, "foreign") == 0)
-        return foreign();
+        return use_unseen_communicator();
     if (strcmp(command, "estimate") == 0)
         return estimate(*comm);
     if (strcmp(command, "inner") == 0)
-        return inner();
+        return deregister_as_nccl();
     if (strcmp(command, "window") == 0)
         return window_pointer(*comm);
     if (strcmp(command, "device") == 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Communicators made in every way that NCCL has, used again and again: family FOLDER RANK COUNT
- * STEPS, with two devices and NCCL 2.29 or later. Prints "made", "step N", "ending" and "result
- * HASH". After "ending" it destroys them, the newest first.
+ * Makes communicators in every way that NCCL has, and uses them again and again: creations FOLDER
+ * RANK COUNT STEPS. It needs two devices and NCCL 2.29 or later. Prints "made", "step N", "ending"
+ * and "result HASH". After "ending" it destroys them, the newest first.
  */
 #include "rank.h"
 
@@ -14,7 +14,7 @@ static int used;
 static cudaStream_t stream;
 static float *data;
 
-static void settle(ncclComm_t comm, ncclResult_t result) {
+static void await(ncclComm_t comm, ncclResult_t result) {
     while (result == ncclInProgress) {
         CHECK(ncclCommGetAsyncError(comm, &result));
         pause_us(200);
@@ -27,7 +27,7 @@ static void add(ncclComm_t comm) {
     comms[used++] = comm;
 }
 
-/* All but the last rank go on by themselves; then the last joins them. */
+/* All ranks but the last shrink the communicator; then the last one joins by a grow. */
 static void shrink_and_grow(ncclComm_t parent) {
     int last = count - 1;
     ncclComm_t smaller = NULL, grown;
@@ -55,7 +55,7 @@ static void make_all(void) {
             CHECK(ncclGetUniqueId(&ids[i]));
         share(name, i, &ids[i], sizeof ids[i]);
     }
-    ncclConfig_t config = nccl_config(22604); /* shorter than what the library knows */
+    ncclConfig_t config = nccl_config(22604); /* shorter than the structure that the library has */
     CHECK(ncclCommInitRankScalable(&comm, count, own, 2, ids, &config));
     add(comm);
     shrink_and_grow(comm);
@@ -63,23 +63,24 @@ static void make_all(void) {
     config = nccl_config(22907);
     config.blocking = 0;
     config.commName = "waits for nobody";
-    settle(comm, ncclCommInitRankConfig(&comm, count, shared_id("nonblocking"), own, &config));
+    await(comm, ncclCommInitRankConfig(&comm, count, shared_id("nonblocking"), own, &config));
     REQUIRE(comm != NULL, "non-blocking");
-    settle(comm, ncclInProgress);
+    await(comm, ncclInProgress);
     add(comm);
 
-    /* its children: one that has us in it, and one that hasn't; done when the parent says so */
+    /* Its children: this rank is a member of one and not of the other. A child is complete when the
+       parent reports that. */
     ncclComm_t part, none;
     CHECK(ncclCommSplit(comm, 0, own, &part, NULL));
-    settle(comm, ncclInProgress);
-    settle(part, ncclInProgress);
+    await(comm, ncclInProgress);
+    await(part, ncclInProgress);
     add(part);
     CHECK(ncclCommSplit(comm, own == 0 ? 0 : NCCL_SPLIT_NOCOLOR, own, &none, NULL));
-    settle(comm, ncclInProgress);
+    await(comm, ncclInProgress);
     REQUIRE((none != NULL) == (own == 0), "%p", (void *)none);
     if (own == 0) {
-        settle(none, ncclInProgress);
-        settle(none, ncclCommFinalize(none));
+        await(none, ncclInProgress);
+        await(none, ncclCommFinalize(none));
         CHECK(ncclCommDestroy(none));
     }
 
@@ -107,7 +108,7 @@ int main(int argc, char **argv) {
     CHECK(cudaMemcpy(factor, &half, sizeof half, cudaMemcpyHostToDevice));
     make_all();
 
-    /* one process that is two ranks, each with a device of its own */
+    /* One process is two ranks, each with its own device. */
     ncclComm_t pair[2];
     cudaStream_t streams[2];
     float *values[2];
@@ -128,7 +129,7 @@ int main(int argc, char **argv) {
     for (int step = 0; step < steps; step++) {
         CHECK(ncclAllReduce(data, data, N, ncclFloat32, halves, comms[0], stream));
         for (int i = 1; i < used; i++)
-            settle(comms[i], ncclAllReduce(data, data, N, ncclFloat32, ncclAvg, comms[i], stream));
+            await(comms[i], ncclAllReduce(data, data, N, ncclFloat32, ncclAvg, comms[i], stream));
         CHECK(ncclGroupStart());
         for (int i = 0; i < 2; i++)
             CHECK(ncclAllReduce(values[i], values[i], N, ncclFloat32, i ? ncclAvg : ncclAvg,
@@ -157,7 +158,7 @@ int main(int argc, char **argv) {
         CHECK(ncclCommDestroy(pair[i]));
     CHECK(ncclGroupEnd());
     while (used-- > 0)
-        settle(comms[used], ncclCommDestroy(comms[used]) == ncclInProgress ? 0 : 0);
+        await(comms[used], ncclCommDestroy(comms[used]) == ncclInProgress ? 0 : 0);
     printf("result %016llx\n", (unsigned long long)result);
     return 0;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "eager.h"
+#include "pagemap_flags.h"
 
 enum { MAGICS = 8, FLAGS_FIELD = 4, LAZY = 2, VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 
@@ -27,7 +27,7 @@ static int skip(struct cursor *c, uint64_t bytes) {
 }
 
 // Clears the bit in the flags of one entry, in place. The flags keep their length.
-static int entry(struct cursor *c) {
+static int clear_entry(struct cursor *c) {
     while (c->at < c->end) {
         uint64_t key, value;
         if (varint(c, &key) != 0)
@@ -56,7 +56,7 @@ static int entry(struct cursor *c) {
     return 0;
 }
 
-int eager_pagemap(uint8_t *raw, size_t length) {
+int pagemap_clear_lazy(uint8_t *raw, size_t length) {
     struct cursor all = {raw, raw + length};
     if (skip(&all, MAGICS) != 0)
         return -1;
@@ -69,7 +69,8 @@ int eager_pagemap(uint8_t *raw, size_t length) {
         if (skip(&all, size) != 0)
             return -1;
         one.end = all.at;
-        if (!first && entry(&one) != 0) // the first one is the number of the image of the pages
+        if (!first &&
+            clear_entry(&one) != 0) // the first one is the number of the image of the pages
             return -1;
     }
     return 0;
