@@ -47,7 +47,7 @@ def around_the_first_back(
     real, given = Prefill._order, [0]
 
     def order(self: Prefill, op: int, *more: Any, **named: Any) -> int:
-        if op != prefill._BACK:
+        if op != prefill._WRITE_BACK:
             return real(self, op, *more, **named)
         given[0] += 1
         if given[0] > 1:

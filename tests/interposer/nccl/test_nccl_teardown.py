@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nccl_coordinator import Abandoned, Ranks, Refused, World, await_true, nccl
@@ -17,7 +18,7 @@ from liveshift.interposer.orders import OrderedPage
 
 
 @contextmanager
-def commanded(world: World, folder: Path, count: int = 2, **extra: str) -> Iterator[Ranks]:
+def commanded(world: World, folder: Path, count: int = 2, **extra: Any) -> Iterator[Ranks]:
     """Ranks that wait for commands, with one communicator."""
     with world.ranks("commanded", count, folder / "run", **extra) as ranks:
         ranks.await_line("begun")

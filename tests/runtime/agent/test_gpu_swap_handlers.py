@@ -20,6 +20,7 @@ from liveshift.runtime.agent import gpu_swap_handlers
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
 from liveshift.runtime.agent.gpu_swap_handlers import GpuSwapHandlers
+from liveshift.runtime.agent.migration_registry import POLL_S
 from liveshift.runtime.messages import GpuSurvey, SwapSettled
 
 T = TypeVar("T")
@@ -91,8 +92,8 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(gpu_swap_handlers, "finished_by_pid", lambda _: {1001: 12})
-    monkeypatch.setattr(sandboxes, "end", lambda stands: setattr(made, "alive", False))
     made = Scene(tmp_path)
+    monkeypatch.setattr(sandboxes, "end", lambda stands: setattr(made, "alive", False))
     return made
 
 
@@ -202,7 +203,7 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
     async def act() -> SwapSettled:
         began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def blocking(_capsule: str, work: Callable[[], T]) -> T:
+        async def blocking(capsule: str, work: Callable[[], T]) -> T:
             began.set()
             await go_on.wait()
             return work()
@@ -213,7 +214,7 @@ def test_an_answer_waits_for_what_is_under_way(scene: Scene) -> None:
         with pytest.raises(Refused, match="under way"):
             await scene.swapper.swap_gpus(SWAP)
         settling = asyncio.create_task(scene.swapper.settle_swap(SETTLE))
-        assert not (await asyncio.wait({settling}, timeout=5 * gpu_swap_handlers.POLL_S))[0]
+        assert not (await asyncio.wait({settling}, timeout=5 * POLL_S))[0]
         go_on.set()
         await swapping
         return await settling

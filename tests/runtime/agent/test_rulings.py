@@ -14,7 +14,8 @@ import pytest
 
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.agent import migration_registry
+from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
+from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import OutgoingNote, write_note
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.rulings import Rulings
@@ -288,7 +289,11 @@ def test_it_claims_with_every_heartbeat_whatever_happens(
         scene.ruled, scene.fails = messages.Ruled("end", 5), "finish"
         while "finish" not in scene.done:
             await asyncio.sleep(0.005)
-        scene.outgoing["m1"].finish = lambda: 1 / 0  # type: ignore[method-assign]
+
+        def breaks() -> None:
+            raise ZeroDivisionError
+
+        scene.outgoing["m1"].finish = breaks  # type: ignore[method-assign]
         await asyncio.sleep(0.05)
         scene.outgoing["m1"].finish = scene.note("finish")  # type: ignore[method-assign]
         scene.fails = ""
@@ -310,12 +315,8 @@ class Recovers:
         self.incoming: Any = None
         self.outgoing = Migration(scene)
         monkeypatch.setattr(scene, "resident", scene.resident_of)
-        monkeypatch.setattr(
-            migration_registry.IncomingMigration, "recover", lambda *_: self.incoming
-        )
-        monkeypatch.setattr(
-            migration_registry.OutgoingMigration, "recover", lambda *_: self.outgoing
-        )
+        monkeypatch.setattr(IncomingMigration, "recover", lambda *_: self.incoming)
+        monkeypatch.setattr(OutgoingMigration, "recover", lambda *_: self.outgoing)
         (scene.images / "m1").mkdir()
         write_note(scene.images / "m1", OutgoingNote("m1", "gpt/1"))
 
@@ -330,7 +331,8 @@ def recovers(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Recovers:
 
 def test_a_tree_that_was_promised_stays_held(scene: Scene, recovers: Recovers) -> None:
     recovers.run()
-    assert scene.outgoing == {"m1": recovers.outgoing}
+    found: Any = scene.outgoing
+    assert found == {"m1": recovers.outgoing}
     assert scene.done == ["capsules recovered, [] are arriving"]
     assert (scene.images / "m1").exists()
 

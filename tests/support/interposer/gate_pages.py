@@ -26,7 +26,8 @@ class Process:
         self.gate = lib.sim_process(draft, os.fsencode(self.path), 1000 + rank, rank)
         self.made = lib.sim_communicator(self.gate, Library.NCCL, identity, 4, rank, b"dp")
         self.clock = lib.sim_clock(self.gate, self.made, -1, -1)
-        self.wants = self.waiter = None
+        self.wants: Any = None
+        self.waiter: Any = None
 
     def begin(self, clock: int | None = None) -> int:
         """One operation as far as the gate lets it; the verdict of asking once."""

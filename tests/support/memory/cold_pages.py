@@ -16,11 +16,11 @@ from memory_parts import (
     runs_of,
 )
 
+from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     PAGES_FILE,
     MemoryStore,
     ProcessTable,
-    store_library,
 )
 
 BLOCK_PAGES = 512
@@ -39,7 +39,8 @@ class Ahead:
 
     def choose(self, when: int = IDLE) -> list[Any]:
         """What there is to be copied now."""
-        search, chosen = self._ffi.new("struct cold_cursor *"), []
+        search = self._ffi.new("struct cold_cursor *")
+        chosen: list[Any] = []
         with self.store.in_use() as store:
             while True:
                 block = self._ffi.new("struct block *")

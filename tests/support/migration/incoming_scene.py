@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.images import image_check, shared_sizes
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
+from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Book
 
 NO_CRIU: Any = None
@@ -73,9 +75,9 @@ class Scene:
         self._patch = monkeypatch
         self.here: Any = self.make()
         for module, name in (
-            (incoming_migration.image_check, "prepare"),
-            (incoming_migration.shared_sizes, "forget"),
-            (incoming_migration.carried_out, "reconcile"),
+            (image_check, "prepare"),
+            (shared_sizes, "forget"),
+            (carried_out, "reconcile"),
             (restored_capsule, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))

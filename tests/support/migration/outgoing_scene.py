@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.capsule import output as capsule_output
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.images import file_locks
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.survey import epoll_sets
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.departure import (
     freeze_obstacles,
     frozen_capsule,
-    outgoing_files,
-    outgoing_migration,
 )
 from liveshift.runtime.agent.departure.outgoing_memory import OutgoingWire
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import PROMISED
 from liveshift.runtime.agent.departure.outgoing_phase import OutgoingPhase
+from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Moved
 
 INIT = 4711
@@ -70,28 +74,31 @@ class Scene:
         self.stale: list[list[tuple[str, str]]] = []
         self._stand_in()
         no_lanes: Any = None
-        wire = OutgoingWire(self.wire, no_lanes, lambda _report: None)
-        self.outgoing = OutgoingMigration("m1", self.resident, self.factory, wire)
+        made_wire: Callable[..., OutgoingWire] = OutgoingWire
+        made: Callable[..., OutgoingMigration] = OutgoingMigration
+        wire = made_wire(self.wire, no_lanes, lambda _report: None)
+        self.outgoing = made("m1", self.resident, self.factory, wire)
         self.equip(self.outgoing)
         self.outgoing._enter(OutgoingPhase.PRECOPYING)
 
     def _stand_in(self) -> None:
-        take = lambda looks: looks.pop(0) if len(looks) > 1 else [*looks, []][0]  # noqa: E731
-        find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
+        def take(looks: list[Any]) -> Any:
+            return looks.pop(0) if len(looks) > 1 else [*looks, []][0]
+
         patch = self._patch.setattr
         patch(freeze_obstacles, "passing", lambda *_: take(self.passing))
         patch(freeze_obstacles, "in_order", lambda *_: {})
-        patch(freeze_obstacles.epoll_sets, "find", find)
-        patch(freeze_obstacles.file_locks, "LOOK_S", 0.001)
-        patch(outgoing_files.output, "settle", lambda _sandbox: None)
-        patch(outgoing_files.carried_out, "remember", self.note("remembered"))
+        patch(epoll_sets, "find", lambda _tree: (self.entries, take(self.stale)))
+        patch(file_locks, "LOOK_S", 0.001)
+        patch(capsule_output, "settle", lambda _sandbox: None)
+        patch(carried_out, "remember", self.note("remembered"))
         patch(frozen_capsule, "has_cuda", lambda _resident: False)
-        patch(frozen_capsule.network, "unplug", self.note("unplugged"))
-        patch(outgoing_migration.network, "prepare_lock", self.note("lock prepared"))
-        patch(frozen_capsule.FrozenTree, "take_up", lambda _tree: self.note("taken up")())
+        patch(network, "unplug", self.note("unplugged"))
+        patch(network, "prepare_lock", self.note("lock prepared"))
+        patch(FrozenTree, "take_up", lambda _tree: self.note("taken up")())
         for name in ("lock", "unlock"):
             noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
-            patch(frozen_capsule.network, name, noted)
+            patch(network, name, noted)
 
     def equip(self, outgoing: OutgoingMigration) -> None:
         """Give it the stand-ins for CRIU and the files."""

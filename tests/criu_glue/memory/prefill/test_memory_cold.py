@@ -28,10 +28,10 @@ from memory_parts import (
 )
 
 from liveshift.criu_glue.memory import engine
+from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     PAGES_FILE,
     MemoryStore,
-    store_library,
 )
 from liveshift.errors import StepFailed
 

@@ -41,8 +41,7 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
     host.send(LOG, b"lines")
     host.send_tree("tree:1:tmp")
     host.send_tree(f"tree:1:carried:{host.carried}")
-    assert not host.inbox.complete
-    assert not host.landed().complete
+    assert (host.inbox.complete, host.landed().complete) == (False, False)
     with pytest.raises(NotFound, match="no complete image"):
         manifest.load(host.images)
     sent = host.finish(removed=manifest.as_bytes({"tmp": ["model.pt"]}))
@@ -263,7 +262,8 @@ def test_memory_is_there_before_a_stop_brings_pages(in_memory: Host) -> None:
     while the job stands."""
     host, came = in_memory, list[object]()
     host.inbox.memory_limit = 1 << 30
-    host.inbox.ahead.begin = came.append  # type: ignore[method-assign]
+    ahead: Any = host.inbox.ahead
+    ahead.begin = came.append
     assert host.inbox.make_room() is False
     assert host.inbox.memory is None, "nothing is known of what will come"
     host.inbox.make_room(STOP)

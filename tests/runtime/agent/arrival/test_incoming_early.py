@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
+from liveshift.criu_glue.images import pids
+from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import memory_ahead
 from liveshift.runtime.model.stopwatch import Stopwatch
@@ -72,13 +74,17 @@ class Restores:
         monkeypatch.setattr(memory_ahead, "FillEngine", self.engine)
         monkeypatch.setattr(memory_ahead, "memory_left", lambda: self.left)
         monkeypatch.setattr(self.here._restored.tree, "bring_up", self.bring_up)
-        monkeypatch.setattr(memory_ahead.pids, "limit", lambda: 32768)
-        monkeypatch.setattr(memory_ahead.pids, "place", lambda ids, end: self.ask(ids, end) or 300)
-        monkeypatch.setattr(memory_ahead.pids, "of_image", lambda images: {1001, 1234})
-        monkeypatch.setattr(memory_ahead.pids, "within_reach", self.within_reach)
+        monkeypatch.setattr(pids, "limit", lambda: 32768)
+        monkeypatch.setattr(pids, "place", self.place)
+        monkeypatch.setattr(pids, "of_image", lambda images: {1001, 1234})
+        monkeypatch.setattr(pids, "within_reach", self.within_reach)
 
     def ask(self, *what: object) -> None:
         self.asked.append(what)
+
+    def place(self, ids: object, end: object) -> int:
+        self.ask(ids, end)
+        return 300
 
     def within_reach(self, last: int, end: int, ids: set[int]) -> list[int]:
         self.ask(last, end, ids)
@@ -151,7 +157,7 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
 
 def test_what_is_in_place_already_needs_no_memory_twice(restores: Restores) -> None:
     """Only the rest is put into the tree while the store has it."""
-    restores.left = memory_ahead.LEAST + MB
+    restores.left = LEAST + MB
     restores.run()
     assert restores.engines[0].how["free_after_copy"] is False
     restores.left -= 1

@@ -29,6 +29,12 @@ DEVICES = ("stop_at_door", "arrive")
 """The steps that come only with device state."""
 
 
+def phase_of(incoming: Any) -> IncomingPhase:
+    """Read anew: a type checker takes an attribute for what the last assertion found."""
+    found: IncomingPhase = incoming.phase
+    return found
+
+
 class Host:
     """Stands in for the host's capsules and for the orchestrator; ``answers`` are its rulings, each
     with how much later than the claim's its epoch is."""
@@ -106,7 +112,7 @@ def test_what_fails_before_the_claim_claims_nothing_and_may_be_tried_again(
     assert "noted" not in scene.done
     if fails in DEVICES:
         assert scene.done[-2:] == ["drop", "end"], "no task is left"
-    assert scene.here.phase is IncomingPhase.FAILED
+    assert phase_of(scene.here) is IncomingPhase.FAILED
     with pytest.raises(StepFailed, match="the attempt under epoch 9 has failed"):
         scene.here.check_may_restore(9)
     scene.here.check_may_restore(10)
@@ -118,23 +124,23 @@ def test_what_fails_before_the_claim_claims_nothing_and_may_be_tried_again(
 
 def test_an_image_that_is_not_complete_is_not_restored(scene: Scene, host: Host) -> None:
     landed, scene.here.inbox.landed = scene.here.inbox.landed, None
-    assert scene.here.phase is IncomingPhase.RECEIVING
+    assert phase_of(scene.here) is IncomingPhase.RECEIVING
     with pytest.raises(StepFailed, match="the image is not complete"):
         host.restore()
-    assert scene.here.phase is IncomingPhase.FAILED
+    assert phase_of(scene.here) is IncomingPhase.FAILED
     assert "bring_up" not in scene.done
     with pytest.raises(StepFailed, match="the image is not complete"):
         host.restore(10)
     scene.here.inbox.landed = landed
     scene.here.discard()
-    assert scene.here.phase is IncomingPhase.DISCARDED
+    assert phase_of(scene.here) is IncomingPhase.DISCARDED
 
 
 def test_an_agent_that_ends_meanwhile_leaves_a_failed_attempt(scene: Scene, host: Host) -> None:
     scene.fails, scene.error = "bring_up", lambda _: asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         host.restore()
-    assert scene.here.phase is IncomingPhase.FAILED
+    assert phase_of(scene.here) is IncomingPhase.FAILED
 
 
 @pytest.mark.parametrize("criu_too", [False, True])
@@ -148,7 +154,7 @@ def test_an_address_that_cannot_be_entered_leaves_no_task(
         host.restore()
     assert (scene.done[-1] == "drop") is not criu_too, "CRIU that failed has left none"
     assert host.claims == []
-    assert scene.here.phase is IncomingPhase.FAILED
+    assert phase_of(scene.here) is IncomingPhase.FAILED
 
 
 # ---- the claim ---------------------------------------------------------------------------------
@@ -169,7 +175,7 @@ def test_it_claims_until_there_is_a_ruling(
     many = len(answers)
     host.restore()
     assert len(host.claims) == many
-    assert scene.here.phase is IncomingPhase.RUNNING
+    assert phase_of(scene.here) is IncomingPhase.RUNNING
 
 
 @pytest.mark.parametrize("answer", [(Ruling.END, 0), (Ruling.END, LATER), (Ruling.WAIT, LATER)])
@@ -209,7 +215,7 @@ def test_a_tree_that_runs_though_an_error_came_runs(scene: Scene, host: Host) ->
     scene.fails, scene.runs = "let_run", True
     host.restore()
     assert "drop" not in scene.done
-    assert scene.here.phase is IncomingPhase.RUNNING
+    assert phase_of(scene.here) is IncomingPhase.RUNNING
 
 
 def test_a_helper_that_went_after_the_restore_lets_nothing_run(
@@ -220,7 +226,7 @@ def test_a_helper_that_went_after_the_restore_lets_nothing_run(
     with pytest.raises(StepFailed, match="let_run_held failed"):
         host.restore()
     assert scene.done[-3:] == ["drop", "end", "unnoted"]
-    assert scene.here.phase is IncomingPhase.FAILED
+    assert phase_of(scene.here) is IncomingPhase.FAILED
 
 
 # ---- after a restart of the agent --------------------------------------------------------------
@@ -237,20 +243,20 @@ def test_a_granted_tree_that_cannot_be_let_go_by_the_next_agent_may_be_restored_
         scene.devices = None
     scene.here._phase = IncomingPhase.GRANTED
     assert scene.here.resume_recovered() is False
-    assert scene.here.phase is IncomingPhase.FAILED
+    assert phase_of(scene.here) is IncomingPhase.FAILED
     assert scene.done[-1] == "unnoted"
     assert "drop" in scene.done
     scene.fails, scene.runs = "", False
     scene.with_devices(monkeypatch)
     host.restore(1)
-    assert scene.here.phase is IncomingPhase.RUNNING
+    assert phase_of(scene.here) is IncomingPhase.RUNNING
 
 
 def test_a_tree_without_a_grant_is_dropped_by_the_next_agent(scene: Scene) -> None:
     scene.here._phase = IncomingPhase.COMPLETE
     assert scene.here.resume_recovered() is False
     assert scene.done == ["drop"]
-    assert scene.here.phase is IncomingPhase.COMPLETE
+    assert phase_of(scene.here) is IncomingPhase.COMPLETE
 
 
 # ---- its end -----------------------------------------------------------------------------------
@@ -266,12 +272,12 @@ def test_a_removal_that_fails_is_tried_again(
         scene.here.inbox.landed = None
     if phase == "FAILED":
         scene.here.fail(9, "CRIU broke off")
-    assert scene.here.phase is IncomingPhase[phase]
+    assert phase_of(scene.here) is IncomingPhase[phase]
     (scene.here.images / NOTE).touch()
     scene.fails = fails
     with pytest.raises(StepFailed, match=f"{fails} failed"):
         scene.here.discard()
-    assert scene.here.phase is IncomingPhase.DISCARDED
+    assert phase_of(scene.here) is IncomingPhase.DISCARDED
     assert scene.here.images.exists() is (fails == "removed"), "the helper does not keep the image"
     scene.fails = ""
     scene.here.discard()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
+from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import (
     forwarding,
@@ -307,16 +308,16 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
 def test_memory_is_kept_once_where_there_is_too_little_for_twice(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_ahead, "memory_left", lambda: memory_ahead.LEAST + 100)
+    monkeypatch.setattr(memory_ahead, "memory_left", lambda: LEAST + 100)
     assert [memory_ahead._only_once(size) for size in (-5, 0, 100, 101)] == [
         False,
         False,
         False,
         True,
     ]
-    monkeypatch.setattr(memory_ahead, "memory_left", lambda: memory_ahead.LEAST)
+    monkeypatch.setattr(memory_ahead, "memory_left", lambda: LEAST)
     assert [memory_ahead._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
-    monkeypatch.setattr(memory_ahead, "memory_left", lambda: memory_ahead.LEAST + 100)
+    monkeypatch.setattr(memory_ahead, "memory_left", lambda: LEAST + 100)
     engines: list[dict[str, Any]] = []
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:

@@ -5,6 +5,7 @@ and network are those of test_outgoing_order.py."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ import msgspec
 import pytest
 from outgoing_scene import INIT, LOCKED, NO_CRIU, OPENED, Scene, scene
 
+from liveshift.criu_glue.capsule import output, sandboxes
+from liveshift.criu_glue.network import network
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime.agent.departure import (
@@ -147,9 +150,7 @@ def test_devices_are_emptied_before_the_network_is_shut_and_filled_after_it_open
 def test_devices_that_are_lost_end_the_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: Any = scene.outgoing
     gone._frozen.devices = Devices(scene, DeviceLost("gpu restore", "it hangs"))
-    monkeypatch.setattr(
-        frozen_capsule.sandboxes, "end", lambda sandbox: scene.done.append(f"end {sandbox.init}")
-    )
+    monkeypatch.setattr(sandboxes, "end", lambda sandbox: scene.done.append(f"end {sandbox.init}"))
     with pytest.raises(DeviceLost, match="it hangs; so it was ended"):
         gone.thaw()
     assert scene.done[-1] == f"end {INIT}"
@@ -196,7 +197,7 @@ def test_the_manifest_has_what_is_gone_and_the_output_is_whole_before_it(
 ) -> None:
     gone: Any = scene.outgoing
     monkeypatch.setattr(gone._files, "_send_changes", lambda _send: {"tmp": ["gone"]})
-    monkeypatch.setattr(outgoing_files.output, "settle", lambda _: scene.done.append("settled"))
+    monkeypatch.setattr(output, "settle", lambda _: scene.done.append("settled"))
     monkeypatch.setattr(
         gone._sender, "send_manifest", lambda *a: scene.done.append(f"manifest {a[0]} {a[3]}")
     )
@@ -252,9 +253,7 @@ def test_one_that_has_gone_leaves_nothing_here(
     gone._frozen.devices = Devices(scene)
     resident = gone.resident
     resident.remove = lambda: scene.done.append(f"removed, leaving={resident.leaving}")
-    monkeypatch.setattr(
-        frozen_capsule.network, "unplug", lambda *a: scene.done.append(f"unplug {a}")
-    )
+    monkeypatch.setattr(network, "unplug", lambda *a: scene.done.append(f"unplug {a}"))
     gone._images.mkdir(parents=True)
     scene.freeze()
     rounds, _ = with_memory(gone)
@@ -287,7 +286,7 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
     scene.equip(here)
     assert old.resident.still
     assert (here.phase, here.gpus) == (OutgoingPhase.FREEZING, ["GPU-1"])
-    monkeypatch.setattr(frozen_capsule.network, "unlock", lambda _: _refused(scene))
+    monkeypatch.setattr(network, "unlock", lambda _: _refused(scene))
     here.thaw()
     assert scene.steps == ["taken up", "thaw", OPENED]
     assert asked == ["devices"]
@@ -352,7 +351,12 @@ def test_memory_goes_ahead_in_rounds_until_the_deadline(
     gone._files._trees = gone._files._trees[-1:]
     rounds, _ = with_memory(gone)
     until: list[float] = []
-    rounds.run = lambda end: until.append(end) or SimpleNamespace(sent=30)  # type: ignore[attr-defined]
+
+    def run(end: float) -> SimpleNamespace:
+        until.append(end)
+        return SimpleNamespace(sent=30)
+
+    rounds.run = run  # type: ignore[attr-defined]  # it has none of its own
     monkeypatch.setattr(gone._memory, "begin", lambda *_: None)
     monkeypatch.setattr(outgoing_memory, "describe_rounds", lambda done: f"{done.sent} in rounds")
     request: Any = SimpleNamespace(deadline=7.0)
@@ -378,17 +382,23 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     gone._frozen.tree.image_bytes = 21
     monkeypatch.setattr(outgoing_memory, "PageFilter", lambda _: None)
     found = SimpleNamespace(sent_bytes=5)
+
+    def finished(what: str, result: object) -> Callable[[], object]:
+        def finish() -> object:
+            scene.done.append(what)
+            return result
+
+        return finish
+
     delta = SimpleNamespace(
         check=None,
         page_filter=None,
-        finish=lambda: scene.done.append("delta") or found,
+        finish=finished("delta", found),
         stop=scene.note("delta ends"),
     )
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: delta)
     monkeypatch.setattr(outgoing_migration, "describe_final_set", lambda _: "pages again")
-    pump = SimpleNamespace(
-        bytes=9, finish=lambda: scene.done.append("pump") or 9, stop=scene.note("pump ends")
-    )
+    pump = SimpleNamespace(bytes=9, finish=finished("pump", 9), stop=scene.note("pump ends"))
     monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
     monkeypatch.setattr(outgoing_migration, "SmallImagePacker", lambda _: packer)
