@@ -361,7 +361,7 @@ def test_single_files_go_by_name(move: Move) -> None:
     assert not (move.there / "var" / "log" / "other.log").exists()
 
 
-def test_a_directory_that_is_not_copied_empty(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert trees.listing(Tree("carried:/x", tmp_path / "missing", tmp_path)) == {}
 
 

@@ -290,7 +290,7 @@ def test_an_image_that_a_failed_attempt_has_used_up_is_not_tried_again(
 ) -> None:
     """Only the source has the capsule then."""
     scene.fails = "prepare"
-    scene.here.inbox.memory = SimpleNamespace(spent=True, absent=0)
+    scene.here.inbox.memory = SimpleNamespace(frees_after_copy=True, lost=0)
     with pytest.raises(StepFailed):
         host.restore()
     with pytest.raises(NotFound, match="was used up by an attempt that failed: restore: prepare"):
