@@ -1,151 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: roles from the cluster file and keys, asks at the desk, and refusals."""
+"""Who may ask the orchestrator for what: owners, roles, keys, root of a host; and refusals."""
 
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
-import msgspec
 import pytest
 from api_scene import (
     ADA,
     ALICE,
     BOB,
-    CLUSTER,
+    CORDON,
     NINA,
     NOBODY,
     OTTO,
+    TAINT,
+    UNCORDON,
+    UNTAINT,
     USERS,
     VERA,
     Scene,
     people,
     scene,
 )
-from journal_rows import row
 
-from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
+from liveshift.errors import NotPermitted, Refused
 from liveshift.runtime import messages
-from liveshift.runtime.config import cluster as config
-from liveshift.runtime.config.access import Principal, Role, Roles
+from liveshift.runtime.config.access import Principal, Role
 from liveshift.runtime.messages import Message, RunJob
 from liveshift.runtime.orchestrator.journal import Journal
 
 __all__ = ["people", "scene"]
 
 
-def rules(relayed: str = "user") -> config.Access:
-    return config.parse(CLUSTER.format(state="/x", relayed=relayed)).cluster.access
-
-
-# ---- roles ----
-
-
-def test_roles_include_one_another() -> None:
-    order = [Role.NOTHING, Role.USER, Role.VIEW, Role.OPERATE, Role.ADMIN]
-    for n, role in enumerate(order):
-        assert [role.covers(other) for other in order] == [m <= n for m in range(len(order))]
-
-
-@pytest.mark.parametrize(
-    ("uid", "role", "why"),
-    [
-        (0, Role.ADMIN, "root"),
-        (ALICE, Role.USER, "every user's"),
-        (VERA, Role.VIEW, 'access.view lists "vera"'),
-        (OTTO, Role.OPERATE, 'access.operate lists "otto"'),
-        (ADA, Role.ADMIN, 'access.admin lists "ada"'),
-        (NINA, Role.OPERATE, 'access.operate lists "@night"'),  # and an auditor: the higher counts
-        (NOBODY, Role.USER, "every user's"),  # of no name here
-    ],
-)
-def test_where_a_users_role_comes_from(uid: int, role: Role, why: str) -> None:
-    who = Roles(rules()).local(uid)
-    assert (who.role, who.why) == (role, why)
-    assert who.name == next((name for name, number in USERS.items() if number == uid), str(uid))
-
-
-def test_without_entries_only_root_is_more_than_a_user() -> None:
-    roles = Roles(config.Access())
-    assert [roles.local(u).role for u in (0, ALICE, ADA)] == [Role.ADMIN, Role.USER, Role.USER]
-
-
-@pytest.mark.parametrize(
-    ("relayed", "expected"),
-    [
-        ("user", {0: "user", ALICE: "user", VERA: "user", OTTO: "user", ADA: "user"}),
-        ("view", {0: "view", ALICE: "user", VERA: "view", OTTO: "view", ADA: "view"}),
-        ("operate", {0: "operate", ALICE: "user", VERA: "view", OTTO: "operate", ADA: "operate"}),
-        ("admin", {0: "admin", ALICE: "user", VERA: "view", OTTO: "operate", ADA: "admin"}),
-    ],
-)
-def test_what_an_agent_says_counts_as_far_as_configured(
-    relayed: str, expected: dict[int, str]
-) -> None:
-    roles = Roles(rules(relayed))
-    assert {uid: roles.relayed("h1", uid).role.value for uid in expected} == expected
-    root = roles.relayed("h1", 0)
-    assert (root.rules, root.squashed) == (
-        "h1" if relayed in ("user", "view") else None,
-        relayed != "admin",
-    )
-    assert roles.relayed("h1", ALICE).shown == "alice@h1"
-
-
-def test_an_agent_may_count_for_nothing() -> None:
-    for uid in (0, ALICE, ADA):
-        with pytest.raises(NotPermitted, match=r'@h1 may request nothing: access.relayed .* "noth'):
-            Roles(rules("nothing")).relayed("h1", uid)
-
-
-def test_names_that_nobody_has_are_told(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    del USERS["vera"]
-    try:
-        Scene(tmp_path)
-    finally:
-        USERS["vera"] = VERA
-    assert 'access: this machine knows no "vera"' in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("entry", "fits"),
-    [
-        ("alice", True),
-        ("@ops", True),
-        ("EXAMPLE\\alice", True),
-        ("alice@example.org", True),
-        ("svc_1$", True),
-        ("", False),
-        ("@", False),
-        ("@@ops", False),
-        ("a b", False),
-        ("a:b", False),
-        ("a,b", False),
-        (7, False),
-    ],
-)
-def test_what_can_be_an_entry(entry: object, fits: bool) -> None:
-    text = CLUSTER.format(state="/x", relayed="user").replace('["ada"]', config.toml_value([entry]))
-    if fits:
-        assert config.parse(text).cluster.access.admin == (entry,)
-        return
-    with pytest.raises(LiveshiftError, match=r"access.admin\[0\]: found .* expected the name of"):
-        config.parse(text)
-
-
-def test_a_word_that_is_no_role() -> None:
-    with pytest.raises(LiveshiftError, match='"nothing", "user", "view", "operate" or "admin"'):
-        rules("root")
-
-
 # ---- the desk ----
 
 
-TAINT, UNTAINT = messages.SetTaint("h1", "hot"), messages.Untaint("h1")
-CORDON, UNCORDON = messages.Cordon("h1"), messages.Uncordon("h1")
 MOVE = messages.Migrate("a/0", "h1", "", False)
 SWAP = messages.Migrate("a/0", "", "", False, "h0/5")
 STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", signal.SIGHUP)
@@ -315,191 +206,6 @@ def test_trusted_agents(tmp_path: Path) -> None:
     scene.at("h1", 0, UNTAINT)
     assert scene.at("h1", 0, RUN).name == "job1"
     assert scene.fleet.jobs["job1"].uid == 0
-
-
-# ---- what is shown ----
-
-
-def shown(scene: Scene, uid: int) -> tuple[list[str], list[list[str]], list[int]]:
-    status = scene.here(uid, messages.GetStatus())
-    assert isinstance(status, messages.Status)
-    hosts = [host.capsules for host in status.hosts]
-    return [job.name for job in status.jobs], hosts, [host.used for host in status.hosts]
-
-
-def test_status_shows_hosts_to_all_and_jobs_to_those_who_may_see_them(scene: Scene) -> None:
-    assert shown(scene, ALICE) == (["a"], [["a/0"], ["a/1"]], [1, 2])
-    assert shown(scene, BOB) == (["b"], [[], ["b/0"]], [1, 2])
-    assert shown(scene, NOBODY) == ([], [[], []], [1, 2])
-    for uid in (0, VERA, OTTO, ADA):
-        assert shown(scene, uid) == (["a", "b"], [["a/0"], ["a/1", "b/0"]], [1, 2])
-
-
-def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
-    job = scene.fleet.jobs["a"]
-    row = messages.MigrationRow(
-        "m7",
-        "a/0",
-        "h0",
-        "h1",
-        "why",
-        "root",
-        1,
-        "preparing",
-        time.time(),
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        [],
-        None,
-        None,
-    )
-    move = SimpleNamespace(
-        name="m7",
-        job=job,
-        capsule=job.capsules["a/0"],
-        source="h0",
-        destination="h1",
-        step="preparing",
-        row=lambda: row,
-    )
-    scene.fleet.moves["m7"] = cast(Any, move)
-    for uid, sees in ((ALICE, True), (VERA, True), (BOB, False)):
-        assert [m.name for m in scene.here(uid, messages.GetStatus()).moving] == ["m7"] * sees
-        if sees:
-            assert scene.here(uid, messages.GetMigration("m7")).row == row
-        else:
-            with pytest.raises(NotPermitted, match="may not see m7: it is another user's"):
-                scene.here(uid, messages.GetMigration("m7"))
-    del scene.fleet.moves["m7"]  # and when it is history
-    scene.fleet.journal.save_migration(7, row)
-    assert scene.here(ALICE, messages.GetMigration("m7")).row == row
-    with pytest.raises(NotPermitted, match="may not see m7"):
-        scene.here(BOB, messages.GetMigration("m7"))
-    for strange in ("m²", "m" + "9" * 30, "m-1", "m"):
-        with pytest.raises(NotFound):
-            scene.here(ALICE, messages.GetMigration(strange))
-
-
-def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None:
-    job = scene.fleet.jobs["a"]
-    cancelled: list[str] = []
-    row = messages.MigrationRow(
-        "m7",
-        "a/0",
-        "h0",
-        "h1",
-        "why",
-        "root",
-        1,
-        "done",
-        time.time(),
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        [],
-        None,
-        None,
-    )
-    move = SimpleNamespace(
-        name="m7",
-        job=job,
-        capsule=job.capsules["a/0"],
-        source="h0",
-        destination="h1",
-        step="preparing",
-        row=lambda: row,
-        cancel=cancelled.append,
-    )
-    scene.fleet.moves["m7"] = cast(Any, move)
-    ask = messages.Cancel("m7")
-    for uid, what in ((BOB, "may not see m7"), (VERA, "may not cancel m7")):
-        with pytest.raises(NotPermitted, match=what):
-            scene.here(uid, ask)
-    with pytest.raises(NotPermitted):
-        scene.at("h1", 0, ask)  # root of another host
-    assert cancelled == []
-    for uid in (ALICE, OTTO, 0):
-        scene.here(uid, ask)
-    scene.at("h0", 0, ask)
-    assert [by.split("@")[0] for by in cancelled] == ["alice", "otto", "root", "root"]
-    assert scene.stubs.told.count("leave a/0") == 4, "its evacuation does not begin anew"
-    del scene.fleet.moves["m7"]
-    scene.fleet.journal.save_migration(7, row)
-    with pytest.raises(Refused, match="m7 is over: done"):
-        scene.here(ALICE, ask)
-
-
-def test_events_are_of_hosts_and_of_jobs_that_one_may_see(scene: Scene) -> None:
-    scene.here(OTTO, TAINT)
-
-    def subjects(uid: int) -> list[str]:
-        return [e.subject for e in scene.here(uid, messages.GetEvents("", 0)).events]
-
-    assert subjects(VERA) == ["a", "a/0", "b", "b/0", "h1"]
-    assert subjects(ALICE) == ["a", "a/0", "h1"]
-    assert subjects(NOBODY) == ["h1"]
-    assert [e.subject for e in scene.here(BOB, messages.GetEvents("h1", 0)).events] == ["h1"]
-    assert {e.subject for e in scene.here(BOB, messages.GetEvents("%", 0)).events} <= {"b/0"}
-
-
-def test_what_is_told_is_a_sentence(scene: Scene) -> None:
-    for ask in (TAINT, UNTAINT, CORDON, UNCORDON):
-        scene.here(OTTO, ask)
-    told = [(e.kind, e.text, e.by) for e in scene.fleet.journal.events("h1", 0)]
-    assert told == [
-        ("tainted", "tainted: hot", "otto"),
-        ("untainted", "untainted", "otto"),
-        ("cordoned", "cordoned", "otto"),
-        ("uncordoned", "uncordoned", "otto"),
-    ]
-    name = scene.here(BOB, RunJob("", 2, ["train", "--fast"], {}, "/", 100, [])).name
-    (event,) = scene.fleet.journal.events(name, 0)
-    hosts = ", ".join(capsule.host for capsule in scene.fleet.jobs[name].capsules.values())
-    assert (event.kind, event.text) == ("started", f"started on {hosts}: train --fast")
-    assert event.by == "bob"
-
-
-def test_the_events_of_a_host_have_the_moves_from_it_and_to_it(scene: Scene) -> None:
-    journal = scene.fleet.journal
-    for number, (source, destination) in enumerate([("h0", "h1"), ("h1", "h0")], 1):
-        made = msgspec.structs.replace(row(number, "a/0"), source=source, destination=destination)
-        journal.save_migration(number, made)
-        journal.tell("a/0", "moved", f"moved {source} → {destination}", "root", number)
-    for host in ("h0", "h1"):
-        told = [event.text for event in scene.here(OTTO, messages.GetEvents(host, 0)).events]
-        assert told == ["moved h0 → h1", "moved h1 → h0"]
-    assert scene.here(BOB, messages.GetEvents("h0", 0)).events == [], "the job is not Bob's"
-
-
-def test_the_nearest_host_is_suggested() -> None:
-    text = CLUSTER.format(state="/x", relayed="user").replace("hosts.h1", "hosts.node-21")
-    with pytest.raises(NotFound, match='no host "node-12"') as caught:
-        config.parse(text).cluster.host("node-12")
-    assert caught.value.hint == "did you mean node-21? its hosts are: h0, node-21"
-
-
-def test_the_next_owner_of_a_name_does_not_see_what_was_before(scene: Scene) -> None:
-    del scene.fleet.jobs["a"]
-    scene.fleet.journal.remove_job("a")
-    assert scene.here(ALICE, messages.GetEvents("", 0)).events == [], "whose it was is forgotten"
-    scene.job("a", BOB, ["h0"])
-    told = scene.here(BOB, messages.GetEvents("a", 0)).events
-    assert [e.subject for e in told] == ["a", "a/0"]
-    assert len(scene.here(VERA, messages.GetEvents("a", 0)).events) == 4
-
-
-def test_an_unknown_job_names_only_those_one_may_see(scene: Scene) -> None:
-    for uid, known in ((ALICE, "a"), (BOB, "b"), (VERA, "a, b"), (NOBODY, "none")):
-        with pytest.raises(NotFound, match='no job "x"') as caught:
-            scene.here(uid, messages.SignalJob("x", signal.SIGTERM))
-        assert caught.value.hint == f"known jobs: {known}"
 
 
 # ---- running ----

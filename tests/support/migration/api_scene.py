@@ -57,6 +57,10 @@ GROUPS = {"users": 100, "auditors": 200, "night": 300}
 MEMBERS = {"nina": [300, 200]}
 
 
+TAINT, UNTAINT = messages.SetTaint("h1", "hot"), messages.Untaint("h1")
+CORDON, UNCORDON = messages.Cordon("h1"), messages.Uncordon("h1")
+
+
 @pytest.fixture(autouse=True)
 def people(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine's users and groups."""
