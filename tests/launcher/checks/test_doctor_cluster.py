@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from cli_harness import double
 
@@ -119,13 +118,11 @@ def test_keys(made: Make, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "keys")
 
 
-def test_files_that_differ(made: Make, double: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_differ(made: Make, double: Any) -> None:
     cluster = made()
     finding = only(checks.equal_files(cluster))
     assert (finding.verdict, finding.found) == (Verdict.OK, "equal on 3 hosts")
-    row = double._host_row
-    other = lambda host: msgspec.structs.replace(row(host), other_file=host.name == "h2")  # noqa: E731
-    monkeypatch.setattr(double, "_host_row", other)
+    double.hosts["h2"].other_file = True
     finding = only(checks.equal_files(cluster))
     assert (finding.verdict, finding.found) == (Verdict.WARN, "h2 uses another file")
     double.path.unlink()
