@@ -86,13 +86,13 @@ def test_work_that_does_not_end_leaves_it_running(
     helper: StartHelper, process: StartProcess
 ) -> None:
     gpu, target = helper(), process()
-    assert target.do("slow(0.5)") == 0
+    assert target.do("slow(3)") == 0
     with pytest.raises(
         StepFailed, match=r"gpu lock: .*NOT_READY.*submitted to its GPU did not end.*it runs on"
     ):
         gpu.lock(target.pid, 0.05)
     assert gpu.state(target.pid) is ProcessState.RUNNING
-    gpu.lock(target.pid, 10)
+    gpu.lock(target.pid, 20)
     assert gpu.state(target.pid) is ProcessState.LOCKED
 
 
