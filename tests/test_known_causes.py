@@ -58,6 +58,11 @@ SCENES = {
         "holds the terminal /dev/pts/40 and",
         "restore",
     ),
+    r"Index (\d+) on \S+ is too big": Scene(
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+        "pairs = [os.openpty() for _ in range(1002)]\n",
+        "holds the terminal /dev/pts/1001, and CRIU dumps none above 1000",
+    ),
     r"Can't dump ghost file (\S.*) of (\d+) size": Scene(
         "f = open('/tmp/large', 'wb'); f.write(bytes(5 << 20)); f.flush()\n"
         "os.unlink('/tmp/large')\n",
@@ -67,6 +72,11 @@ SCENES = {
     r"External socket is used|name-less external socket": Scene(
         "import socket; s = socket.socket(socket.AF_UNIX); s.connect('{socket}')\n",
         "outside its capsule",
+    ),
+    r"Found a closed in-flight socket": Scene(
+        "import socket; l = socket.socket(socket.AF_UNIX); l.bind('/tmp/own'); l.listen()\n"
+        "c = socket.socket(socket.AF_UNIX); c.connect('/tmp/own'); c.close()\n",
+        "has closed its UNIX socket before it was accepted",
     ),
 }
 """By the pattern in ``KNOWN``."""

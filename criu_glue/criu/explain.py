@@ -60,11 +60,15 @@ KNOWN: tuple[Known, ...] = (
     _capsule("survey.terminals.of_room", r"Unable to open \S*ptmx with specified index (\d+)",
              "the capsule holds the terminal /dev/pts/{0} and too few below it, which CRIU cannot"
              " restore"),
+    _capsule("survey.terminals.of_room", r"Index (\d+) on \S+ is too big",
+             "the capsule holds the terminal /dev/pts/{0}, and CRIU dumps none above 1000"),
     _capsule("survey.lost_names.look", r"Can't dump ghost file (\S.*) of (\d+) size",
              "a task uses {0}, which was deleted and has {1} bytes, more than can be carried"),
     _capsule("survey.unix_sockets.outside", r"Dangling connection|half of stream unix connection|"
              r"External socket is used|name-less external socket",
              "a task is connected to a UNIX socket outside its capsule"),
+    _capsule("survey.unix_sockets.outside", r"Found a closed in-flight socket",
+             "a client has closed its UNIX socket before it was accepted, which CRIU cannot dump"),
     _capsule("images.file_locks.lasting", r"Can not set (?:ofd lock|posix lock|flock)",
              "a file lock of a task is held by another process on the destination"),
     _destination(_FILES, r"File /?(\S.*) has bad size (\d+) \(expect (\d+)\)",

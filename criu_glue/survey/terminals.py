@@ -2,9 +2,10 @@
 """Finds a capsule's terminals that CRIU could not dump or restore.
 
 A capsule has its own devpts, so the numbers of its pseudo-terminals are free at a destination. To
-get a certain number, CRIU opens masters until it has that one, at most 32. CRIU dumps an open
-``/dev/tty`` only if no other process has that terminal open; but then the terminal's master is not
-in the capsule (criu: tty.c, __pty_open_ptmx_index, tty_verify_ctty).
+get a certain number, CRIU opens masters until it has that one, at most 32. It dumps no number above
+1000, as its images name other kinds of terminals by these. CRIU dumps an open ``/dev/tty`` only if
+no other process has that terminal open; but then the terminal's master is not in the capsule (criu:
+tty.c, __pty_open_ptmx_index, pts_fd_get_index, tty_verify_ctty).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from ..capsule.tree import descriptors
 
 AT_ONCE = 32
 """CRIU opens at most this many masters to get the one with a certain number."""
+
+HIGHEST = 1000
+"""CRIU dumps no terminal with a higher number."""
 
 Trouble = tuple[str, str]
 
@@ -33,6 +37,13 @@ def of_task(pid: int, who: str) -> Iterator[Trouble]:
 def of_room(root: Path) -> Iterator[Trouble]:
     """(what prevents a move, what to do) for all terminals of a room."""
     there = sorted(int(name) for name in os.listdir(root / "dev/pts") if name.isdigit())
+    if there and there[-1] > HIGHEST:
+        yield (
+            f"the capsule holds the terminal /dev/pts/{there[-1]}, and CRIU dumps none above"
+            f" {HIGHEST}",
+            "end programs that hold terminals, or have them open theirs anew",
+        )
+        return
     for free, number in enumerate(there):
         if number - free >= AT_ONCE:
             yield (

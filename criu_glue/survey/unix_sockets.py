@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds connections of a capsule to UNIX sockets outside it, which cannot move.
+"""Finds connections of a capsule over UNIX sockets that cannot move: those to sockets outside it,
+and those whose client closed before it was accepted.
 
 A capsule reaches services of its host by the paths of their sockets. The kernel lists the sockets
 of a network namespace with the inode of each socket's peer (sock_diag(7)). If no process of the
 capsule has the peer open, a process outside has it, or it is in a message. A peer that was not
-accepted yet has no inode; the listener's entry lists the sockets that wait for it.
+accepted yet has no inode; the listener's entry lists the sockets that wait for it, a closed one as
+0. CRIU refuses such a closed one (criu: sk-unix.c, "Found a closed in-flight socket").
 """
 
 from __future__ import annotations
@@ -41,22 +43,32 @@ class _Seen:
 
     ``peers`` maps each connected socket to its peer, 0 while the peer is not accepted. ``ended``
     are sockets whose peer is gone. ``waiting`` are sockets that wait for a listener of this
-    namespace."""
+    namespace, ``left`` the listeners for which a closed one waits."""
 
     every: set[int] = field(default_factory=set)
     peers: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
 
 
 def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    """(what prevents a move, what to do) for each connection to a socket outside the capsule.
+    """(what prevents a move, what to do) for each connection to a socket outside the capsule, and
+    for each listener with a client that has closed already.
 
     ``tree``: the host's pid and the capsule's pid of each process. Raises OSError.
     """
     seen = _look(room)
     held = {pid: _held(pid) for pid, _ in tree}
     own = set[int]().union(*held.values())
+    for pid, inner in tree:
+        if held[pid] & seen.left:
+            yield (
+                f"a client of process {inner} has closed its UNIX socket before it was accepted,"
+                " which CRIU cannot dump",
+                "once the process has accepted the connection, the capsule can move",
+            )
+            break
     away = {inode: seen.peers[inode] for inode in own & seen.peers.keys()}
     away = {inode: peer for inode, peer in away.items() if peer not in own}
     away = {i: p for i, p in away.items() if p or i not in seen.waiting | seen.ended}
@@ -138,7 +150,10 @@ def _read(raw: bytes, found: _Seen) -> bool:
             if number == _PEER:
                 (found.peers[inode],) = struct.unpack("=I", value)
             elif number == _ICONS:
-                found.waiting.update(struct.unpack(f"={len(value) // 4}I", value))
+                waiting = struct.unpack(f"={len(value) // 4}I", value)
+                found.waiting.update(waiting)
+                if 0 in waiting:
+                    found.left.add(inode)
             elif number == _SHUTDOWN and value[0] == _BOTH_WAYS:
                 found.ended.add(inode)
             field_ += max(4, length + 3 & ~3)
