@@ -110,21 +110,26 @@ while True:
 
 @pytest.mark.root
 def test_a_program_that_always_holds_some_lock_stands_in_the_way(start: Start, files: Path) -> None:
-    """It never holds the same one for long, but there is no moment without."""
+    """It never holds the same one for long, but there is no moment without. The newest lock that a
+    look lists is held for a tenth of a second more: a busy machine may stop a look before it reads
+    what is locked."""
     program = f"""{TAKE}
 n, held = 0, -1
 while True:
     n += 1
     new = take('{files}/' + ('one', 'two')[n % 2], 'ofd', 'ex', n % 7, 1)
+    time.sleep(0.1)
     if held >= 0: os.close(held)
     held = new
     os.write(1, b'ready\\n'); time.sleep(0.04)
 """
     stands = start(PYTHON, "-Sc", program)
     until(lambda: "ready" in said(stands))
-    ((text, remedy),) = survey(stands, ROOT_PID, Placement((str(files),), ())).problems
-    assert "holds an exclusive fcntl(2) lock (OFD) on" in text
-    assert remedy == file_locks.REMEDY
+    problems = survey(stands, ROOT_PID, Placement((str(files),), ())).problems
+    assert len(problems) in (1, 2)
+    for text, remedy in problems:
+        assert "holds an exclusive fcntl(2) lock (OFD) on" in text
+        assert remedy == file_locks.REMEDY
 
 
 @pytest.mark.root
