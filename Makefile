@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
-SOURCES := __init__.py cores.py errors.py ptrace.py py.typed units.py waiting.py meson.build pyproject.toml \
+SOURCES := $(wildcard *.py) py.typed meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 TWO = --numprocesses 2 --dist loadfile
@@ -16,7 +16,7 @@ WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move bench-engine gpu-suite wheel lint format docs sources clean
+.PHONY: help setup demo test test-fast test-lab test-long coverage gate-simulation fault-matrix load soak fuzz mutation sanitize compat nightly bench-gate bench-move bench-engine gpu-suite wheel lint format docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -40,16 +40,29 @@ test-fast: $(STAMPS)/package $(STAMPS)/test-requirements ## Run tests/ only, wit
 test-lab: ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(ALONE) setup -- $(WHOLE_RUN) "make $@" -- $(LABS)
 
+# With LAB=1 also what the lab's daemons run, but for those that a test kills. Tests that fail do not
+# keep the table from being written.
+coverage: export COVERAGE_DATA = $(CURDIR)/build/coverage/data
+coverage: $(STAMPS)/package $(STAMPS)/test-requirements ## Which lines test-fast runs, by folder, LAB=1 the lab too (root); build/coverage/
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(if $(LAB),COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(ALONE) setup --) \
+		$(BIN)/python -m pytest tests $(if $(LAB),integration) -m 'not long$(if $(LAB),, and not lab)' \
+		--cov --cov-report= $(if $(LAB),,$(TWO)) $(ARGS); tests=$$?; \
+	if ls build/coverage/data.* >/dev/null 2>&1; then $(BIN)/coverage combine -q --append build/coverage; fi; \
+	$(BIN)/coverage html -q -d build/coverage && \
+	$(BIN)/coverage json -q -o build/coverage/coverage.json && \
+	$(BIN)/python scripts/coverage_table.py build/coverage/coverage.json && exit $$tests
+
 # STATES is how many the deep run of the protocol's model may visit.
 test-long: ## Run what `make test` leaves out: further cases, deeper explorations (root)
 	@LIVESHIFT_MODEL_STATES=$(or $(STATES),200000) $(ALONE) setup -- $(WHOLE_RUN) "make $@" -- tests integration -m long $(ARGS)
 
 gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the gate, from SEED=0 on
-	@$(BIN)/python tests/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
+	@PYTHONPATH=tests:tests/support $(BIN)/python tests/support/interposer/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
-# many seconds a stalled daemon stands still.
+# many seconds a stalled daemon does nothing.
 fault-matrix: setup ## Do every harm at every boundary of a migration (root); build/fault-matrix.json
 	@PYTHONPATH=integration $(BIN)/python -m fault_matrix \
 		$(if $(CELLS),--cells '$(CELLS)') $(if $(STALL),--stall $(STALL)) $(ARGS)
@@ -60,8 +73,9 @@ load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=
 soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones beside (root); build/soak.json
 	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) $(ARGS)
 
-fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
-	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all, from SEED=1; build/fuzz/
+	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # FILES picks some, such as FILES=runtime/orchestrator/journal.py,gate.c; JOBS is how many are tried at once.
 mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (root)? build/mutation.json
@@ -69,21 +83,27 @@ mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (roo
 
 sanitize: $(STAMPS)/package ## All tests of the NCCL adapter under the address and thread sanitizers
 	@for each in address thread; do LIVESHIFT_SANITIZER=$$each $(BIN)/python -m pytest \
-		tests/test_nccl_adapter.py tests/test_nccl_teardown.py $(ARGS) || exit 1; done
+		tests/interposer/nccl/test_nccl_adapter.py tests/interposer/nccl/test_nccl_teardown.py $(ARGS) || exit 1; done
 
 # PYTHONS names more interpreters, such as those of environments with torch.
 compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; FETCH=1 fetches); build/compat.json
 	@PYTHONPATH=integration $(BIN)/python -m compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
+# PARTS picks some of long, fault-matrix, soak, fuzz and compat; SHORT=1 tries each for a minute or so.
+# A part that fails does not keep the others from running.
+nightly: ## All that takes hours, one after the other (root), and one page; build/nightly/
+	@$(ALONE) setup $(STAMPS)/test-requirements -- $(BIN)/python scripts/nightly.py \
+		$(if $(PARTS),--parts '$(PARTS)') $(if $(SHORT),--short) $(ARGS)
+
 # PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
 
 # SIZES=0.25,1 (GB), JOBS=hot,cold, LINKS=unlimited,10g,1g and WAYS=auto,stop,round,rounds pick cases;
-# MOVES, HANDS (by hand) and RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
-# interrupted goes on where it was; FRESH=1 begins anew, MORE=1 adds cases to one that is complete. On
-# a machine that does nothing else.
+# MOVES, HANDS (by hand) and RESTARTS say how often; LIST=1 lists the cases and how long they would
+# take. A run that was interrupted goes on where it was; FRESH=1 starts from the beginning, MORE=1
+# adds cases to one that is complete. To be run on a machine that does nothing else.
 bench-move: setup ## What a move costs a job, against three other ways (root); build/bench-move.json
 	@PYTHONPATH=integration $(BIN)/python -m move_bench $(if $(SIZES),--sizes $(SIZES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) \
@@ -94,7 +114,7 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.
 bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (root); build/bench-engine.json
-	@PYTHONPATH=integration:tests $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
+	@PYTHONPATH=integration:tests/support $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
 		$(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.
@@ -109,17 +129,16 @@ lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/mypy -p liveshift
+	@$(BIN)/mypy tests scripts
+	@$(BIN)/mypy integration
 
 format: $(STAMPS)/requirements ## Format all sources
 	@$(BIN)/ruff check --fix --select I .
 	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(C_FILES)
 
-docs: $(STAMPS)/package ## Write docs/json.md anew, from the types that commands print
+docs: $(STAMPS)/package ## Write docs/json.md again, from the types that commands print
 	@$(BIN)/python scripts/json_fields.py
-
-sources: ## Rewrite the list of installed files in meson.build
-	@scripts/sources.py
 
 clean: ## Remove what was built (.venv stays)
 	@rm -rf build dist .mypy_cache .ruff_cache $(STAMPS)/package

@@ -25,7 +25,7 @@ NAMED = 20
 
 
 class LiveshiftError(Exception):
-    """Base of all errors meant for a person; carries an optional hint what to do next."""
+    """Base of all errors that a person sees; ``hint`` says what to do next, or is None."""
 
     exit_code = 1
 
@@ -57,7 +57,7 @@ class SourceFailed(StepFailed):
 
 
 class ConfigError(LiveshiftError):
-    """The cluster file holds something that cannot be used."""
+    """The cluster file holds a value that liveshift cannot use."""
 
     exit_code = 3
 
@@ -111,10 +111,16 @@ def no_such(message: str, name: str, known: Iterable[str], listed: str) -> NotFo
 BY_NAME: dict[str, type[LiveshiftError]] = {
     c.__name__: c
     for c in (
-        LiveshiftError, StepFailed, WrongUsage, NotFound, Refused, Unreachable, NotPermitted,
+        LiveshiftError,
+        StepFailed,
+        WrongUsage,
+        NotFound,
+        Refused,
+        Unreachable,
+        NotPermitted,
         *AT_SOURCE,
     )
-}  # fmt: skip
+}
 
 
 def to_wire(error: BaseException) -> tuple[str, str, str | None]:

@@ -46,7 +46,7 @@ def detach(tid: int) -> None:
     _call(_DETACH, tid)
 
 
-class Ended:
+class TraceeEnded:
     """A tracee has ended."""
 
 
@@ -61,7 +61,7 @@ class Delivery:
         self.signum = signum
 
 
-def next_event() -> tuple[int, Ended | Trapped | Delivery] | None:
+def next_event() -> tuple[int, TraceeEnded | Trapped | Delivery] | None:
     """Return the next pending event of a tracee of the calling thread; None if there is none."""
     try:
         tid, status = os.waitpid(-1, os.WNOHANG | _OWN_TRACEES)
@@ -70,7 +70,7 @@ def next_event() -> tuple[int, Ended | Trapped | Delivery] | None:
     if tid == 0:
         return None
     if not os.WIFSTOPPED(status):
-        return tid, Ended()
+        return tid, TraceeEnded()
     if status >> 16 == _EVENT_STOP:
         return tid, Trapped()
     return tid, Delivery(os.WSTOPSIG(status))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU side of a move: rooms, their network and files, CRIU, images as streams."""
+"""The CPU side of a move: sandboxes, their network and files, CRIU, images as streams."""

@@ -157,11 +157,13 @@ def _from_archive(place: Path, use: Callable[[list[Path]], T]) -> T:
     component = "main" if family == "debian" else "universe"
     sources = apt.archives(apt.configured(), system.get("VERSION_CODENAME", ""), component)
     if family == "ubuntu":  # criu is in universe, its libraries are in main
-        sources = [apt.Source(s.uri, s.suites, ("main", "universe"), s.signed_by) for s in sources]
+        sources = [
+            apt.AptSource(s.uri, s.suites, ("main", "universe"), s.signed_by) for s in sources
+        ]
     tried = []
     for suite in DEBIAN_SUITES if family == "debian" else _ubuntu_suites(system):
         for source in sources:
-            narrowed = apt.Source(source.uri, (suite,), source.components, source.signed_by)
+            narrowed = apt.AptSource(source.uri, (suite,), source.components, source.signed_by)
             try:
                 with _workplace(place) as work:
                     return use(_packages(narrowed, family, work))
@@ -199,7 +201,7 @@ def _ubuntu_suites(system: dict[str, str]) -> list[str]:
     return [*later, "devel"]
 
 
-def _packages(source: apt.Source, family: str, work: Path) -> list[Path]:
+def _packages(source: apt.AptSource, family: str, work: Path) -> list[Path]:
     """Download CRIU and the libraries that it needs; raises StepFailed."""
     where = f"{source.uri} {source.suites[0]}"
     download = apt.Download(work / "apt", source)

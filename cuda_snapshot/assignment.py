@@ -4,7 +4,8 @@
 The driver's map must name every GPU that the process could see, used or not. Each must go onto
 another GPU, which has the same chip type (cuda.h on cuCheckpointProcessRestore;
 NVIDIA/cuda-checkpoint issues 35, 47 and 54). A restore that finds too little memory leaves the
-process checkpointed for good (issue 44), so this module counts the memory before.
+process checkpointed, and it cannot be restored any more (issue 44). So this module counts the
+memory before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import units
 from ..errors import Refused
-from .devices import Gpu
+from .devices import NvmlGpu
 
 MARGIN = 256 << 20
 """A GPU needs this many bytes more than were used, since the size of a context differs by GPU."""
@@ -23,9 +24,9 @@ Pairs = list[tuple[str, str]]
 
 
 def assign(
-    sources: Sequence[Gpu],
+    sources: Sequence[NvmlGpu],
     used: Mapping[str, int],
-    targets: Sequence[Gpu],
+    targets: Sequence[NvmlGpu],
     taken: Mapping[str, str],
     wanted: Mapping[str, str],
 ) -> Pairs:
@@ -34,7 +35,7 @@ def assign(
 
     ``used``: bytes that the capsule has on its GPUs, by UUID. ``taken``: targets that are used by
     or promised to others, and by whom, in words. ``wanted``: source → target as a person asked;
-    such a target may be one that others use.
+    other processes may use such a target.
 
     A GPU that is in both lists is the same GPU: if the capsule uses it, it keeps it. The source
     with the largest use chooses first. It takes the GPU with the same PCI address, or else the one
@@ -66,7 +67,11 @@ def changes(pairs: Pairs) -> bool:
 
 
 def _check_wanted(
-    old: str, new: str, sources: Sequence[Gpu], targets: Mapping[str, Gpu], chosen: dict[str, str]
+    old: str,
+    new: str,
+    sources: Sequence[NvmlGpu],
+    targets: Mapping[str, NvmlGpu],
+    chosen: dict[str, str],
 ) -> None:
     if old not in {gpu.uuid for gpu in sources}:
         raise Refused(
@@ -78,17 +83,20 @@ def _check_wanted(
             hint="`nvidia-smi -L` on the destination names its GPUs",
         )
     if new in chosen.values():
-        raise Refused(f"{new} is asked for twice", hint="each GPU can stand for one other only")
+        raise Refused(
+            f"{new} is named as the target of two GPUs",
+            hint="each GPU can stand for one other only",
+        )
 
 
 def _best(
-    source: Gpu,
+    source: NvmlGpu,
     used: Mapping[str, int],
-    targets: Sequence[Gpu],
+    targets: Sequence[NvmlGpu],
     taken: Mapping[str, str],
     chosen: dict[str, str],
 ) -> str:
-    given = {new: f"is to stand for {old}" for old, new in chosen.items()}
+    given = {new: f"will stand for {old}" for old, new in chosen.items()}
     why = {gpu.uuid: _why_not(gpu, source, used, {**taken, **given}) for gpu in targets}
     able = [gpu for gpu in targets if not why[gpu.uuid]]
     if able:
@@ -103,7 +111,9 @@ def _best(
     )
 
 
-def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[str, str]) -> None:
+def _place_unused(
+    sources: Sequence[NvmlGpu], targets: Sequence[NvmlGpu], chosen: dict[str, str]
+) -> None:
     """Choose targets for the GPUs that the capsule could see but does not use. Nothing goes to such
     a target, so other processes may use it."""
     left = {gpu.uuid: gpu for gpu in targets if gpu.uuid not in chosen.values()}
@@ -127,7 +137,7 @@ def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[s
 
 
 def _why_not(
-    target: Gpu, source: Gpu, used: Mapping[str, int], taken: Mapping[str, str]
+    target: NvmlGpu, source: NvmlGpu, used: Mapping[str, int], taken: Mapping[str, str]
 ) -> str | None:
     needed = used.get(source.uuid)  # a context alone counts as use
     if not _same_model(target, source):
@@ -149,10 +159,10 @@ def _why_not(
     return None
 
 
-def _same_model(one: Gpu, other: Gpu) -> bool:
+def _same_model(one: NvmlGpu, other: NvmlGpu) -> bool:
     return (one.name, one.compute_capability) == (other.name, other.compute_capability)
 
 
-def named(gpu: Gpu) -> str:
+def named(gpu: NvmlGpu) -> str:
     """Text for a GPU: its number on its host, and enough of its UUID to recognise it."""
     return f"GPU {gpu.index} ({gpu.uuid[:12]})"

@@ -48,7 +48,7 @@ _FUNCTIONS = {
 }
 
 
-class ProcessState(enum.IntEnum):
+class CudaState(enum.IntEnum):
     """CUprocessState."""
 
     RUNNING = 0
@@ -58,11 +58,11 @@ class ProcessState(enum.IntEnum):
     """Uncorrectable: the process can only be killed."""
 
 
-class Checkpoint:
-    """The functions of one driver library, initialised. Methods raise CudaError with the function's
+class CheckpointApi:
+    """The functions of the driver library, initialised. Methods raise CudaError with the function's
     name and its result, unless their docstring says otherwise."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(self) -> None:
         """Opens the library and calls cuInit, which takes seconds on a large host without
         persistence mode. Raises LiveshiftError if there is no driver or it lacks a function."""
         self._ffi = cffi.FFI()
@@ -70,7 +70,7 @@ class Checkpoint:
         for name in ("lock_args", "empty_args", "restore_args"):
             assert self._ffi.sizeof(f"struct {name}") == 64
         try:
-            self._library = self._ffi.dlopen(library)
+            self._library = self._ffi.dlopen(LIBRARY)
         except OSError as error:
             reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
             raise LiveshiftError(f"no CUDA driver: {reason}") from None
@@ -109,8 +109,8 @@ class Checkpoint:
         """Whether a process can be restored onto other GPUs than those of its checkpoint."""
         return self._version >= REMAP_SINCE
 
-    def state(self, pid: int) -> ProcessState:
-        return ProcessState(self._number("cuCheckpointProcessGetState", pid))
+    def state(self, pid: int) -> CudaState:
+        return CudaState(self._number("cuCheckpointProcessGetState", pid))
 
     def restore_thread(self, pid: int) -> int:
         """The thread of the process that does the driver's work there. It must be able to run."""
@@ -135,7 +135,7 @@ class Checkpoint:
         if pairs and not self.can_remap:
             major, minor = self.cuda
             raise LiveshiftError(
-                f"the CUDA driver (CUDA {major}.{minor}) can't restore onto other GPUs",
+                f"the CUDA driver (CUDA {major}.{minor}) cannot restore onto other GPUs",
                 hint="install driver 580 (CUDA 13.0) or newer",
             )
         listed = [(uuid_bytes(old), uuid_bytes(new)) for old, new in pairs]

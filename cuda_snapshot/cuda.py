@@ -90,12 +90,12 @@ class Cuda:
     """The opened driver library. Several threads may use it. A method that needs a context takes
     the one that the calling thread made current."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(self) -> None:
         """Raises LiveshiftError if there is no driver, CudaError if it can't start."""
         self._ffi = cffi.FFI()
         self._ffi.cdef(_CDEF)
         try:
-            self._cu = self._ffi.dlopen(library)
+            self._cu = self._ffi.dlopen(LIBRARY)
         except OSError as error:
             reason = str(error).partition(".  Additionally")[0]
             raise LiveshiftError(f"no CUDA driver: {reason}") from error

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPUs of this host, by NVML.
 
-NVML calls can hang for good in the kernel when a GPU has fallen off the bus; then no signal ends
-the process that made them. So a child process makes them, with a deadline. We kill a child that
-does not answer and leave it to the kernel; we never wait for it without a limit.
+When a GPU has fallen off the bus, an NVML call may never return from the kernel. Then no signal
+ends the process that made it. So a child process makes the calls, with a deadline. We kill a child
+that does not answer and leave it to the kernel; we never wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from ..waiting import readable
 from .environment import environment
 
 DEADLINE_S = 20.0
-"""How long NVML may take to answer. Without persistence mode it first initialises every GPU, which
-takes seconds for each GPU on large hosts."""
+"""NVML must answer within this many seconds. Without persistence mode it first initialises every
+GPU, which takes seconds for each GPU on large hosts."""
 
 DYING_S = 0.2
-"""How long we wait for a killed child to end; one that hangs in the kernel does not end in time."""
+"""We wait this many seconds for a killed child to end. One that hangs in the kernel does not end in
+time."""
 
 _stuck: list[subprocess.Popen[bytes]] = []
 """Killed children that may still hang in the kernel. We keep the objects, so that Python does not
@@ -36,7 +37,7 @@ wait for the children when it destroys them."""
 
 
 @dataclass(frozen=True)
-class Gpu:
+class NvmlGpu:
     """One GPU as NVML describes it. A field is None if this GPU or driver doesn't report it."""
 
     index: int
@@ -63,7 +64,7 @@ class Inventory:
 
     driver: str | None
     """The driver's version, such as "580.159.03"."""
-    devices: tuple[Gpu, ...]
+    devices: tuple[NvmlGpu, ...]
     why_none: str | None
 
     def used(self, pid: int) -> dict[str, int]:
@@ -177,7 +178,7 @@ def ask() -> Inventory:
     return Inventory(driver, devices, None if devices else "the driver sees no GPU")
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
+def _gpu(nvml: Any, index: int) -> NvmlGpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     capability = _told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -185,7 +186,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     persistence = _told(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
     processes = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
     mps = _told(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
-    return Gpu(
+    return NvmlGpu(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
         name=nvml.nvmlDeviceGetName(handle),

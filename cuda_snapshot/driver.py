@@ -79,11 +79,11 @@ class CUresult(enum.IntEnum):
 
 _WORDS: dict[int, str] = {
     CUresult.STUB_LIBRARY: "the library is a stub for linking, no driver",
-    CUresult.DEVICE_UNAVAILABLE: "another process has a GPU for itself (compute mode)",
+    CUresult.DEVICE_UNAVAILABLE: "another process has exclusive use of a GPU (compute mode)",
     CUresult.NO_DEVICE: "the driver sees no GPU",
-    CUresult.OPERATING_SYSTEM: "the system refused the driver something: are /dev/nvidia* there?",
+    CUresult.OPERATING_SYSTEM: "the system refused a call of the driver; check /dev/nvidia*",
     CUresult.NOT_PERMITTED: "this user may not do that",
-    CUresult.SYSTEM_NOT_READY: "the system is not ready: is nvidia-fabricmanager running?",
+    CUresult.SYSTEM_NOT_READY: "the system is not ready; check that nvidia-fabricmanager runs",
     CUresult.SYSTEM_DRIVER_MISMATCH: (
         "the driver's library and its kernel module are of different versions: reload or reboot"
     ),
@@ -115,11 +115,6 @@ class Driver:
     missing: tuple[str, ...]
     """The names in CHECKPOINT_FUNCTIONS that the driver does not export."""
     why_none: str | None
-
-    @property
-    def can_checkpoint(self) -> bool:
-        """Whether there is a driver and it exports the checkpoint functions."""
-        return self.cuda is not None and not self.missing
 
 
 def survey(library: str = LIBRARY) -> Driver:

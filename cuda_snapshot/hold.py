@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stop all threads of processes but some, and later let them go on as if nothing had happened.
+"""Stop all threads of processes except some, and later let them go on as if nothing had happened.
 
 A signal must not stop a CUDA process while its GPU is saved or restored: the driver's restore
 thread and the interposer's service thread must run in it. So ptrace seizes and traps every other
@@ -35,9 +35,9 @@ its tracer has noted its end."""
 
 DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
 """The names of the CUDA driver's own threads. A call of the service thread may wait for one of
-them: for what it holds of the driver, or for its word. Without a hold these threads run all through
-a checkpoint. They run nothing of the application but host functions, and a locked process has no
-host function left to run."""
+them: for a lock of the driver that it holds, or for its answer. Without a hold these threads run
+all through a checkpoint. Of the application they run only host functions, and a locked process has
+no host function left to run."""
 
 Spared = Callable[[int], Container[int]]
 """A function of a pid: the threads of that process that must not be held (the host's numbers)."""
@@ -69,7 +69,7 @@ def spared_threads(pid: int, restore_thread: int) -> set[int]:
     return found
 
 
-class Hold:
+class ThreadHold:
     """Holds all threads of some processes but the spared ones.
 
     ``pids`` are the host's numbers. ``spared`` is one set of threads for all processes, or a
@@ -228,7 +228,7 @@ class Hold:
         while event := ptrace.next_event():
             tid, what = event
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile
-                if isinstance(what, ptrace.Ended):
+                if isinstance(what, ptrace.TraceeEnded):
                     pid = self._seized.pop(tid, tid)
                     if tid in self._still:
                         self._still.discard(tid)

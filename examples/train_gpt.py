@@ -151,8 +151,14 @@ def main() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             value = loss.item()
-            line = {"step": step, "loss": value, "loss_hex": value.hex(), "time": time.time(),
-                    "mono": time.monotonic(), "host": socket.gethostname()}  # fmt: skip
+            line = {
+                "step": step,
+                "loss": value,
+                "loss_hex": value.hex(),
+                "time": time.time(),
+                "mono": time.monotonic(),
+                "host": socket.gethostname(),
+            }
             log.write(json.dumps(line) + "\n")
             last = last_step(args)
             if rank == 0 and (step % args.log_every == 0 or step == last):

@@ -12,10 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # what it shares with those
-
 from lab_place import a_place
 from lab_session import BRISK, LabSession, NewLab, a_lab, environment
 from machine_needs import skip_where_lacking

@@ -11,13 +11,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from doubles.gpu.build import build, program
+from doubles.gpu.build_nccl import build_nccl
 from lab_session import JOBS
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
-
-from doubles.gpu.build import build, program  # noqa: E402
-from doubles.gpu.build_nccl import build_nccl  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -40,18 +38,26 @@ class Device:
         """jobs/device_ddp.py: data-parallel, in Python, by ctypes."""
         script = str(JOBS / "device_ddp.py")
         return (
-            *self.environment, sys.executable, script, "--steps", str(steps),
-            "--pace", str(pace), "--out", "{out}",
-        )  # fmt: skip
+            *self.environment,
+            sys.executable,
+            script,
+            "--steps",
+            str(steps),
+            "--pace",
+            str(pace),
+            "--out",
+            "{out}",
+        )
 
     def train(self, ranks: int, steps: int) -> tuple[str, ...]:
-        """tests/nccl_adapter/train.c: every kind of call, two threads, splits that come and go."""
+        """nccl_adapter/train.c: every kind of call, two threads, splits that come and go."""
         target = self.folder / "train"
         if not target.exists():
             libraries = [
-                self.nccl / "libnccl.so.2", self.cuda / "libcudart.so.13",
+                self.nccl / "libnccl.so.2",
+                self.cuda / "libcudart.so.13",
                 self.cuda / "libcuda.so.1",
-            ]  # fmt: skip
-            program(TESTS / "nccl_adapter" / "train.c", target, libraries)
+            ]
+            program(TESTS / "support" / "gpu" / "nccl_adapter" / "train.c", target, libraries)
         command = f"exec {target} {{out}} $RANK {ranks} {steps}"
         return (*self.environment, "sh", "-c", command)

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -153,8 +153,10 @@ class GpuLab:
         """Device bytes in use by GPU, as NVML tells them on the host."""
         done = subprocess.run(
             [*self.entry(host), *self._with_driver(), sys.executable, "-c", _MEMORY],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         found: dict[str, int] = json.loads(done.stdout)
         assert tuple(found) == self.gpus[host]
         return found
@@ -207,10 +209,22 @@ class GpuLab:
         """jobs/device_train.py, ``ranks`` of it in one capsule, until there is enough."""
         tree = (sys.executable, RANKS, str(ranks)) if ranks > 1 else ()
         return (
-            *self.device.environment, *tree, sys.executable, TRAIN, "--out", "{out}",
-            "--steps", str(steps), "--pace", "0.1", "--enough", "{out}/enough",
-            "--round", str(ROUND), *more,
-        )  # fmt: skip
+            *self.device.environment,
+            *tree,
+            sys.executable,
+            TRAIN,
+            "--out",
+            "{out}",
+            "--steps",
+            str(steps),
+            "--pace",
+            "0.1",
+            "--enough",
+            "{out}/enough",
+            "--round",
+            str(ROUND),
+            *more,
+        )
 
     def start(self, name: str, *more: str, nnodes: int = 1, ranks: int = 1) -> Job:
         """Such a job, under way."""
@@ -240,7 +254,7 @@ class GpuLab:
 
 
 def gpu_lab(
-    new_lab: NewLab, place: Path, sizes: dict[str, tuple[int, ...]], *options: str
+    new_lab: NewLab, place: Path, sizes: Mapping[str, tuple[int, ...]], *options: str
 ) -> GpuLab:
     """A lab whose hosts have GPUs of these sizes, in MiB; ``options`` are those of ``lab up``.
 

@@ -21,8 +21,10 @@ context = zmq.Context()
 socket = context.socket(zmq.DEALER)
 socket.linger = 0
 socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = (
-    server.encode(), public, secret,
-)  # fmt: skip
+    server.encode(),
+    public,
+    secret,
+)
 monitor = socket.get_monitor_socket()
 socket.connect(endpoint)
 outcome = "silence"

@@ -16,7 +16,7 @@ import msgspec
 from reference_runs import References, Result, read_result
 from whereabouts import Tasks, owners, where
 
-from liveshift.criu_glue.capsule.room import PAGES
+from liveshift.criu_glue.capsule.sandboxes import PAGES
 from liveshift.interposer import layout
 from liveshift.runtime.messages import CapsuleRow, MigrationRow
 from liveshift.runtime.model.steps import ENDS

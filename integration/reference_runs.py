@@ -88,17 +88,22 @@ class References:
         processes: list[subprocess.Popen[bytes]] = []
         for rank in range(nnodes):
             env = {
-                "PET_NNODES": str(nnodes), "PET_NODE_RANK": str(rank),
-                "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port,  # one that is free here
+                "PET_NNODES": str(nnodes),
+                "PET_NODE_RANK": str(rank),
+                "PET_MASTER_ADDR": "127.0.0.1",
+                "PET_MASTER_PORT": port,  # one that is free here
                 "GLOO_SOCKET_IFNAME": "lo",
                 "NCCL_HOSTID": f"reference-{rank}",  # two ranks may then share one device
                 "TMPDIR": str(out),  # torchrun and torch leave directories there
-            }  # fmt: skip
+            }
             if nnodes > 1:
                 env |= {
-                    "RANK": str(rank), "WORLD_SIZE": str(nnodes), "LOCAL_RANK": "0",
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                }  # fmt: skip
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(nnodes),
+                    "LOCAL_RANK": "0",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                }
             with (out / f"output{rank}").open("wb") as log:
                 processes.append(
                     subprocess.Popen(

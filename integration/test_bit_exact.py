@@ -313,6 +313,9 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
     assert report["unlinked"] == "never had a name"
     assert report["tmp"] == "private to this capsule"
     assert (report["pipe"], report["socketpair"]) == ("in flight", "in a socket")
+    assert report["half closed after"] == report["half closed"], "no error is reported of them"
+    assert report["rest"] == ["", "sent before the close"]
+    assert report["reserved"] == 1 << 40
 
 
 def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lab_session import JOBS, LabSession, NewLab, eventually
 from moving_job import Job
-from test_precopy import phase
+from phases import phase
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 

@@ -19,8 +19,8 @@ from fault_matrix.held import Held
 from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import OVER, Job, Seen
+from outside_server import OUTSIDE
 from reference_runs import References
-from test_refusals import OUTSIDE
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client.client import Client
@@ -124,8 +124,9 @@ def test_its_destination_is_tainted_it_arrives_and_moves_on(
     held.release(point)
     rows = over(lab, long, before + 2)
     assert [(row.source, row.destination, row.state) for row in rows[before:]] == [
-        ("h1", "h2", "done"), ("h2", rows[-1].destination, "done"),
-    ]  # fmt: skip
+        ("h1", "h2", "done"),
+        ("h2", rows[-1].destination, "done"),
+    ]
     assert long.seen(1).host == rows[-1].destination
 
 
@@ -216,7 +217,7 @@ def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_
     job = lab.start(f"hears-{point.partition('.')[2]}", ("python", "-c", HEARS))
     eventually(lambda: job.output().count("\n") > 20, "the job to run")
     with held_at(held, point, job) as go_on, Client(lab.lab.socket) as client:
-        client.ask(SignalJob(job.name, signal.SIGUSR1))
+        client.request(SignalJob(job.name, signal.SIGUSR1))
         if point == EARLY:
             eventually(lambda: "heard" in job.output(), "the signal to be heard", 5)
         assert (point == EARLY) == ("heard" in job.output())
@@ -241,7 +242,7 @@ def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, f
     job = lab.start(f"all-{frozen}", ("python", "-c", HEARS_WHEN, str(place)), nnodes=2)
     eventually(lambda: len(list(place.glob("ready*"))) == 2, "both ranks to run")
     with held_at(held, FROZEN, job, capsule=frozen) as go_on, Client(lab.lab.socket) as client:
-        client.ask(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
+        client.request(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
         assert lab.status().moving, "the move is held still"
         assert not list(place.glob("heard*")), "one of them cannot take it yet"
         code, said = go_on()
@@ -269,7 +270,7 @@ def test_stop_ends_the_job_and_its_move(
     with held_at(held, point, job) as go_on:
         if signum == signal.SIGKILL:
             with Client(lab.lab.socket) as client:
-                client.ask(SignalJob(job.name, signum))
+                client.request(SignalJob(job.name, signum))
             if point == EARLY:
                 assert job.wait_end(10) == 128 + signum
             go_on()
@@ -391,8 +392,10 @@ def test_a_connection_that_is_opened_after_the_survey_is_told(
     machine, go = free_lab.lab.machine("ctl"), free_lab.place / "reach"
     server = subprocess.Popen(
         [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"

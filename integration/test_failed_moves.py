@@ -19,7 +19,7 @@ from reference_runs import References
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client.client import Client
-from liveshift.runtime.messages import GetMigration, Migration, MigrationRow
+from liveshift.runtime.messages import GetMigration, MigrationDetails, MigrationRow
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
@@ -77,7 +77,7 @@ def on_its_way(lab: LabSession, state: str) -> MigrationRow | None:
     """The migration under way, once it has come to ``state`` and bytes flow."""
     for row in lab.status().moving:
         with Client(lab.lab.socket) as client:
-            now = client.get(Migration, GetMigration(row.name)).row
+            now = client.get(MigrationDetails, GetMigration(row.name)).row
         if now.state == state and now.bytes > 4 << 20:
             return now
     return None

@@ -197,15 +197,15 @@ CAPSULE, ROOT = "twin/0", 1001
 ROOM = """
 import sys
 from pathlib import Path
-from liveshift.criu_glue.capsule import room; from liveshift.criu_glue.network import network
-plan = room.RoomPlan(
+from liveshift.criu_glue.capsule import sandboxes; from liveshift.criu_glue.network import network
+plan = sandboxes.SandboxPlan(
     directory=Path("/var/tmp/twin"), netns=Path("/run/netns/ls-twin.0"), hostname="twin-0",
     hosts_file="", uid=0, gid=0, groups=(),
 )
 if sys.argv[1] == "start":
-    made = room.start(plan, ["sleep", "1000"], {"PATH": "/usr/bin:/bin"}, "/")
+    made = sandboxes.start(plan, ["sleep", "1000"], {"PATH": "/usr/bin:/bin"}, "/")
 else:
-    made = room.build_empty(plan, 1001, 3000)
+    made = sandboxes.build_empty(plan, 1001, 3000)
     network.lock(made.init)
 print(made.init)
 """
@@ -222,11 +222,11 @@ class Twins:
         return Watched(lambda: self._lab.lab, CAPSULE, [ROOT], longest_gap_s)
 
     def start(self, host: str) -> None:
-        self._room(host, "start")
+        self._sandbox(host, "start")
 
     def restore(self, host: str) -> None:
         """A tree that process 1 of its room has got from somebody else, as after CRIU."""
-        init = self._room(host, "restore")
+        init = self._sandbox(host, "restore")
         born = "echo 1000 >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 &"
         self.inside(host, f"nsenter -t {init} -m -p -n sh -c '{born}'")
 
@@ -260,7 +260,7 @@ class Twins:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def _room(self, host: str, how: str) -> str:
+    def _sandbox(self, host: str, how: str) -> str:
         self.inside(host, "ip netns add ls-twin.0; mkdir -p /var/tmp/twin")
         command = [*labs.entry(self._lab.lab.machine(host)), sys.executable, "-c", ROOM, how]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)

@@ -39,7 +39,9 @@ def test_the_slope_of_a_line() -> None:
 
 def test_memory_that_comes_and_goes_is_no_leak() -> None:
     seen = usage(samples())
-    assert abs(seen["h0"].resident.per_hour) < MB
+    per_hour = seen["h0"].resident.per_hour
+    assert per_hour is not None
+    assert abs(per_hour) < MB
     assert seen["h0"].resident.most == pytest.approx(130 * MB)
     assert seen["h0"].cpu_per_minute == pytest.approx(6)
     assert suspicious(seen, HOUR) == []

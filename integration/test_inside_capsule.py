@@ -119,9 +119,11 @@ def test_sockets_state_and_keys_are_not_there(
             assert on_host(lab, host, "ls", "-A", directory), "there is something to hide"
             there = on_host(lab, host, "find", directory, "-maxdepth", "2").split()
             listing, written, *rest = mine.ask(
-                index, ["list", directory], ["write", f"{directory}/mine"],
+                index,
+                ["list", directory],
+                ["write", f"{directory}/mine"],
                 *(["read", path] for path in there if path != directory),
-            )  # fmt: skip
+            )
             assert listing == []
             assert written in ("EROFS", "EACCES")
             assert set(rest) == {"ENOENT"}
@@ -274,10 +276,13 @@ def test_what_hides_cannot_be_taken_away(cluster: Cluster, mine: Inside) -> None
         (said,) = mine.ask(0, ["run", *commands[-1]])
         assert said == "0 " or "unshare" in said
     others = mine.ask(
-        0, ["run", "nsenter", "--target", "1", "--mount", "true"], ["list", "/proc/1/root/"],
+        0,
+        ["run", "nsenter", "--target", "1", "--mount", "true"],
+        ["list", "/proc/1/root/"],
         ["run", "nsenter", "--net=/run/netns/ls-mine-0.1", "true"],
-        ["run", "mknod", "/tmp/disk", "b", "8", "0"], ["run", "ip", "link", "set", "eth0", "down"],
-    )  # fmt: skip
+        ["run", "mknod", "/tmp/disk", "b", "8", "0"],
+        ["run", "ip", "link", "set", "eth0", "down"],
+    )
     assert not [said for said in others if said[:2] == "0 " or isinstance(said, list)], others
 
 
@@ -293,8 +298,9 @@ def test_images_are_not_there_while_another_capsule_moves(
     with lab.popen("migrate", f"{theirs.job.name}/1", "--to", destination) as moving:
         eventually(
             lambda: "img" in on_host(lab, destination, "find", images, "-name", "*.img"),
-            "an image to arrive", 60,
-        )  # fmt: skip
+            "an image to arrive",
+            60,
+        )
         assert "verdict" in on_host(lab, source, "find", images, "-name", "verdict")
         for index in range(3):
             said = mine.ask(index, ["list", str(cluster.paths.run)], ["list", images])

@@ -43,8 +43,8 @@ def test_an_orchestrator_killed_amid_migrations_goes_on(runs: list[Run]) -> None
 def test_no_host_comes_near_to_looking_lost(runs: list[Run]) -> None:
     for each in runs:
         for seen in (each.rest, each.moves):
-            assert seen.beat.count > 0
-            assert seen.beat.p99 < Timeouts().suspicion
+            assert seen.heartbeat.count > 0
+            assert seen.heartbeat.p99 < Timeouts().suspicion
             assert seen.silences == 0
 
 

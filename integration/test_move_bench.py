@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+import journal_rows
 import msgspec
 import pytest
 from move_bench import page
@@ -203,8 +204,15 @@ def test_the_choice_is_held_against_each_way() -> None:
 
 
 def test_what_others_lose_and_what_a_move_takes_are_goals() -> None:
-    result = costing("auto", 1.0, by_hand_lost_s=2.9, restart_lost_s=21.0, cpu_s_per_gb=1.4,
-                     empty_s=11.0, memory_bytes=4e9)  # fmt: skip
+    result = costing(
+        "auto",
+        1.0,
+        by_hand_lost_s=2.9,
+        restart_lost_s=21.0,
+        cpu_s_per_gb=1.4,
+        empty_s=11.0,
+        memory_bytes=4e9,
+    )
     result.limit = Limits(1e9, Fixed(0.01, 0.1, 30_000_000))
     met = {goal.name: goal.met for goal in of_cost(result, [result])}
     assert met == {
@@ -243,6 +251,19 @@ def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
     assert 60 < estimate([large], few) < estimate([large], many)
 
 
+def a_row(phases: list[Phase], frozen_s: float) -> MigrationRow:
+    """A move that was asked for at 100 s and took ten."""
+    return msgspec.structs.replace(
+        journal_rows.row(1, "a/0"),
+        asked=100.0,
+        seconds=10.0,
+        frozen_s=frozen_s,
+        image_bytes=50,
+        bytes=550,
+        phases=phases,
+    )
+
+
 def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> None:
     """A step of 1 s; frozen from 4 to 9 with a hole of 0.5 s; it works for 1.5 s around it."""
     phases = [
@@ -254,16 +275,16 @@ def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> 
         Phase("restore", 7.5, 1.5, bytes=50, frozen=True),
         Phase("finish", 9.0, 1.0),
     ]
-    row = MigrationRow(
-        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 5.0, 50, 550, 0, 0.0, phases,
-        None, None,
-    )  # fmt: skip
     times = [97.0, 98, 99, 100, 100.5, 102, 103.5, 110.0, 111.0, 112.0, 113.0]
-    move = moved(row, times, begin=96.0)
+    move = moved(a_row(phases, frozen_s=5.0), times, begin=96.0)
     own = {phase.name: round(phase.own_s, 6) for phase in move.phases if phase.own_s}
     assert own == {
-        "dump": 1.0, "memory": 1.0, "commit": 1.0, "restore": 1.5, "interrupted step": 0.5,
-    }  # fmt: skip
+        "dump": 1.0,
+        "memory": 1.0,
+        "commit": 1.0,
+        "restore": 1.5,
+        "interrupted step": 0.5,
+    }
     assert move.unaccounted_s == pytest.approx(0.5)
     assert move.downtime_s == pytest.approx(5.5)
     assert (move.bytes_before, move.bytes_standing, move.delta_bytes) == (500, 50, 10)
@@ -280,10 +301,7 @@ LATE = [
 
 
 def a_late_row() -> MigrationRow:
-    return MigrationRow(
-        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 2.0, 50, 550, 0, 0.0, LATE, None,
-        None,
-    )  # fmt: skip
+    return a_row(LATE, frozen_s=2.0)
 
 
 def test_a_step_that_is_longer_than_the_freeze_is_not_the_downtime() -> None:
@@ -312,11 +330,14 @@ def test_a_move_that_the_steps_do_not_bear_out_has_no_figure(times: list[float],
 
 
 def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise AssertionError("it did not move")
+
     result = Result(CASE)
     with ExitStack() as cleanup:
         lab = CaseLab("none", tmp_path, tmp_path, cleanup)
         with lab.trouble_noted(result, "ours"):
-            raise AssertionError("it did not move")
+            fails()
         with lab.trouble_noted(result, "by hand"):
             pass
     assert result.failed == {"ours": "it did not move"}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs.chain import link
+from chain import link
 from lab_session import CHAIN, JOBS, LabSession, NewLab, command, environment, eventually
 from moving_job import Job
 
@@ -185,9 +185,13 @@ def test_a_lock_that_comes_and_goes(lab: LabSession, start: Start) -> None:
     for _ in range(40):
         lab.cli("migrate", f"{job.name}/0", "--dry-run")
         done = subprocess.run(
-            command("migrate", f"{job.name}/0"), env=environment(LIVESHIFT_LAB=lab.name),
-            capture_output=True, text=True, timeout=60, cwd=lab.place,
-        )  # fmt: skip
+            command("migrate", f"{job.name}/0"),
+            env=environment(LIVESHIFT_LAB=lab.name),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=lab.place,
+        )
         job.go_on(2)
         if done.returncode == 0:
             moved += 1

@@ -14,9 +14,8 @@ import numpy
 import pytest
 from lab_session import AS_EVER, JOBS, LabSession, NewLab, eventually
 from moving_job import Job
+from phases import phase
 from reference_runs import References
-
-from liveshift.runtime.messages import MigrationRow, Phase
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
@@ -32,10 +31,6 @@ def command(steps: int = STEPS, *more: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "3", "--slots", "2", *AS_EVER)
-
-
-def phase(row: MigrationRow, name: str) -> Phase:
-    return next(found for found in row.phases if found.name == name)
 
 
 def cold_digests(job: Job) -> list[str]:
@@ -144,4 +139,4 @@ def test_its_memory_is_what_it_wrote(endless: Job) -> None:
         for step in range(1, steps + 1):
             at = step * 7919 * 512 % (len(cold) - (1 << 16))
             cold[at : at + 512] += step
-        assert hashlib.sha256(cold).hexdigest() == found
+        assert hashlib.sha256(cold.data).hexdigest() == found

@@ -140,9 +140,11 @@ def test_a_c_program_with_three_ranks(lab: LabSession, gpu: Device, place: Path)
     argv = gpu.train(3, 5000)
     job = lab.start("train", argv, nnodes=3)
     for index, step, to in (
-        (1, "step 50\n", "h3"), (0, "step 300\n", "h1"), (2, "step 600\n", "h0"),
-    ):  # fmt: skip
-        eventually(lambda step=step: step in job.output(), f"{step!r}", 60)
+        (1, "step 50\n", "h3"),
+        (0, "step 300\n", "h1"),
+        (2, "step 600\n", "h0"),
+    ):
+        eventually(lambda: step in job.output(), f"{step!r}", 60)  # noqa: B023 - called in this turn only
         job.migrate(index, to)
     job.wait_end(120)
     found = re.findall(r"train/(\d): result (\w+)", job.output())
@@ -152,10 +154,11 @@ def test_a_c_program_with_three_ranks(lab: LabSession, gpu: Device, place: Path)
         subprocess.Popen(
             [word.replace("{out}", str(out)).replace("$RANK", str(rank)) for word in argv],
             env={"NCCL_HOSTID": f"alone{rank}", "PATH": "/usr/bin:/bin"},
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     wanted = [re.findall(r"result (\w+)", one.communicate(timeout=120)[0])[0] for one in alone]
     assert [one.returncode for one in alone] == [0, 0, 0]
     assert sorted(found) == [(str(rank), result) for rank, result in enumerate(wanted)]

@@ -26,9 +26,8 @@ with open(sys.argv[1], "w", buffering=1) as log:
 
 @pytest.fixture
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab(
-        "--hosts", "2", "--timeouts", "collective=60,suspicion=2"
-    )  # a freeze may take 12
+    """A freeze may take 12 s."""
+    return new_lab("--hosts", "2", "--timeouts", "collective=60,suspicion=2")
 
 
 def longest_pause(log: Path) -> float:

@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from journal_rows import row
 from soak.compare import unborne
 from soak.story import soak
 
@@ -25,11 +27,9 @@ FROZEN = [
 
 
 def a_row(number: int, asked: float, state: str = "done") -> MigrationRow:
-    capsule = f"soak/{number % 2}"
-    return MigrationRow(
-        f"m{number}", capsule, "h0", "h1", "", "", 2, state, asked, 2.0, 0.5, 0, 0, 0, 0.0, FROZEN,
-        None, None,
-    )  # fmt: skip
+    return msgspec.structs.replace(
+        row(number, f"soak/{number % 2}", state), asked=asked, seconds=2.0, phases=FROZEN
+    )
 
 
 def log(out: Path, rank: int, *times: float) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python mirror of ``device_session.h``: the fields of its messages, and nothing else.
 
-The header says what they mean; tests/test_device_session_layout.py holds the two equal.
+The header says what they mean; test_device_session_layout.py holds the two equal.
 """
 
 from __future__ import annotations
@@ -11,23 +11,38 @@ import errno
 import os
 from dataclasses import dataclass
 
-from .layout import Record, text_of
+from .layout import CStruct, text_of
 
 PROTOCOL = 1
 SAMPLE = 4096
-"""Bytes of one sampled piece of a checksum."""
+"""One sampled piece of a checksum has this many bytes."""
 
 MAX_ERRNO = 4095
 """The largest errno value of Linux. We limit the number that a process sends to it."""
 
-REQUEST = Record((
-    ("op", "I"), ("device", "i"), ("address", "Q"), ("size", "Q"), ("argument", "Q"),
-))  # fmt: skip
+REQUEST = CStruct(
+    (
+        ("op", "I"),
+        ("device", "i"),
+        ("address", "Q"),
+        ("size", "Q"),
+        ("argument", "Q"),
+    )
+)
 
-REPLY = Record((
-    ("op", "I"), ("result", "i"), ("address", "Q"), ("size", "Q"), ("value", "Q"), ("device", "i"),
-    ("kind", "I"), ("uuid", "16s"), ("trouble", "96s"),
-))  # fmt: skip
+REPLY = CStruct(
+    (
+        ("op", "I"),
+        ("result", "i"),
+        ("address", "Q"),
+        ("size", "Q"),
+        ("value", "Q"),
+        ("device", "i"),
+        ("kind", "I"),
+        ("uuid", "16s"),
+        ("message", "96s"),
+    )
+)
 
 
 class Op(enum.IntEnum):
@@ -45,7 +60,7 @@ class Op(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Reply:
+class SessionReply:
     """A process's answer. ``result``: 0, a CUresult, or minus an errno value."""
 
     op: int
@@ -56,7 +71,7 @@ class Reply:
     device: int
     kind: int
     uuid: bytes
-    trouble: str
+    message: str
 
     @property
     def failure(self) -> str:
@@ -65,7 +80,7 @@ class Reply:
             return ""
         error = min(-self.result, MAX_ERRNO)
         code = f"CUDA error {self.result}" if self.result > 0 else os.strerror(error)
-        return f"{self.trouble} ({code})" if self.trouble else code
+        return f"{self.message} ({code})" if self.message else code
 
     @property
     def ended(self) -> bool:
@@ -78,12 +93,12 @@ def request(op: Op, address: int = 0, size: int = 0, argument: int = 0) -> bytes
     return REQUEST.struct.pack(op, 0, address, size, argument)
 
 
-def reply(packet: bytes) -> Reply:
+def reply(packet: bytes) -> SessionReply:
     """Decode one packet of the process. Raises ValueError if it has another size."""
     if len(packet) != REPLY.size:
         raise ValueError(f"the reply has {len(packet)} bytes, not {REPLY.size}")
     fields = REPLY.unpack(packet)
-    return Reply(**(fields | {"trouble": text_of(fields["trouble"])}))
+    return SessionReply(**(fields | {"message": text_of(fields["message"])}))
 
 
 def socket_name(inner_pid: int) -> str:

@@ -2,8 +2,8 @@
 """Looking up a shared library's exported symbols in its file, without loading the library.
 
 Loading torch to ask what it exports takes seconds and hundreds of megabytes; its GNU hash table
-answers from a handful of mapped pages. Layout of the file: elf(5); of the hash table: the System V
-ABI's sibling, as described in glibc's elf/dl-lookup.c.
+answers from a handful of mapped pages. elf(5) describes the file's layout. The hash table is a GNU
+extension of the System V ABI; glibc's elf/dl-lookup.c shows its layout.
 """
 
 from __future__ import annotations

@@ -12,37 +12,44 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .. import units
-from .layout import CommunicatorState, Memory
+from .layout import CommunicatorState, MemoryKind
 from .page import Allocation, Communicator, PageFile
 
 CHECKPOINTS = 12080
 """The CUDA version of the first driver (570) whose API can take a checkpoint."""
 
 KINDS: dict[int, str] = {
-    Memory.DEVICE: "device",
-    Memory.ARENA: "device, movable",
-    Memory.POOL: "device, pool",
-    Memory.NCCL: "device, NCCL",
-    Memory.MANAGED: "managed",
-    Memory.PHYSICAL: "physical",
-    Memory.MAPPED: "mapped",
-    Memory.RESERVED: "reserved addresses",
-    Memory.IMPORTED: "imported",
-    Memory.EXPORTED: "exported",
-    Memory.MULTICAST: "multicast",
-    Memory.PINNED: "host, pinned",
-    Memory.REGISTERED: "host, registered",
-    Memory.EVENT: "IPC events",
+    MemoryKind.DEVICE: "device",
+    MemoryKind.ARENA: "device, movable",
+    MemoryKind.POOL: "device, pool",
+    MemoryKind.NCCL: "device, NCCL",
+    MemoryKind.MANAGED: "managed",
+    MemoryKind.PHYSICAL: "physical",
+    MemoryKind.MAPPED: "mapped",
+    MemoryKind.RESERVED: "reserved addresses",
+    MemoryKind.IMPORTED: "imported",
+    MemoryKind.EXPORTED: "exported",
+    MemoryKind.MULTICAST: "multicast",
+    MemoryKind.PINNED: "host, pinned",
+    MemoryKind.REGISTERED: "host, registered",
+    MemoryKind.EVENT: "IPC events",
 }
 """Words for the kinds of memory, in the order in which a table lists them."""
 
-TAKES_ROOM = frozenset({
-    Memory.DEVICE, Memory.ARENA, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL,
-})  # fmt: skip
-"""Kinds that take room in a GPU's memory and belong to this process. Physical memory counts once,
+TAKES_ROOM = frozenset(
+    {
+        MemoryKind.DEVICE,
+        MemoryKind.ARENA,
+        MemoryKind.POOL,
+        MemoryKind.MANAGED,
+        MemoryKind.PHYSICAL,
+        MemoryKind.NCCL,
+    }
+)
+"""Kinds that take space in a GPU's memory and belong to this process. Physical memory counts once,
 and not again for each mapping."""
 
-ON_HOST = frozenset({Memory.PINNED, Memory.REGISTERED})
+ON_HOST = frozenset({MemoryKind.PINNED, MemoryKind.REGISTERED})
 COMM_STATES = {
     CommunicatorState.LIVE: "live",
     CommunicatorState.DOWN: "down",
@@ -51,7 +58,7 @@ COMM_STATES = {
 
 
 @dataclass(frozen=True)
-class Held:
+class AllocationsHeld:
     """Allocations of one kind on one device; ``device`` None: on no device, or host memory."""
 
     device: int | None
@@ -92,7 +99,7 @@ class Peers:
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class ProcessObstacle:
     """Why the process's device state can't be taken away and given back, and what to do."""
 
     what: str
@@ -103,7 +110,7 @@ class Obstacle:
 class ProcessState:
     """One process. ``driver``: the driver's CUDA version (13000); 0: it has allocated nothing.
 
-    ``missed``: how many allocations and streams the other fields lack, since the page had no room.
+    ``missed``: how many allocations and streams the other fields lack, since the page was full.
     """
 
     pid: int
@@ -114,7 +121,7 @@ class ProcessState:
     driver: int
     begun: dict[str, int]
     finished: int
-    memory: list[Held]
+    memory: list[AllocationsHeld]
     devices: list[DeviceUse]
     communicators: list[Peers]
     events: int
@@ -124,7 +131,7 @@ class ProcessState:
     made: int
     freed: int
     missed: int
-    obstacles: list[Obstacle]
+    obstacles: list[ProcessObstacle]
 
 
 def inspect(page: PageFile) -> ProcessState:
@@ -156,37 +163,37 @@ def inspect(page: PageFile) -> ProcessState:
 
 def obstacles(
     ledger: dict[str, int], allocations: list[Allocation], communicators: list[Communicator]
-) -> Iterator[Obstacle]:
+) -> Iterator[ProcessObstacle]:
     """The reasons why the driver can't checkpoint the process's device state."""
     if allocations and 0 < ledger["driver"] < CHECKPOINTS:
-        yield Obstacle(
+        yield ProcessObstacle(
             f"its driver is of CUDA {_dotted(ledger['driver'])}, which cannot take a checkpoint",
             "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)",
         )
     for kind, what, hint in _REFUSED:
         rows = [row for row in allocations if row.kind == kind and _is(what, row)]
         if rows:
-            yield Obstacle(
+            yield ProcessObstacle(
                 f"it holds {_several(rows, what)}, which the driver cannot checkpoint", hint
             )
     if count := ledger["graphs_with_nccl"]:
-        yield Obstacle(
+        yield ProcessObstacle(
             f"{count} CUDA graphs (with those instantiated from them) hold NCCL operations",
             "a communicator cannot be taken down while they exist: capture computation only, or"
             " destroy them before a move (torch.cuda.CUDAGraph.reset)",
         )
     if count := ledger["missed"]:
-        yield Obstacle(
-            f"{count} allocations or streams found no room in the process's page",
-            "what they are is not known: let the job allocate in larger pieces (PyTorch does), and"
-            " give its /dev/shm room",
+        yield ProcessObstacle(
+            f"{count} allocations or streams did not fit into the process's page",
+            "their kinds are unknown: let the job allocate in larger pieces (PyTorch does), and"
+            " give its /dev/shm more space",
         )
     for row in communicators:
         if row.state is not CommunicatorState.ENDED and row.unsafe:
             label = row.name or f"number {row.ordinal}"
-            yield Obstacle(
+            yield ProcessObstacle(
                 f"the communicator {label} cannot be taken down: {row.unsafe}",
-                "what it says was done to it has to be undone, or not be done, in the program",
+                "undo in the program what the message names, or leave it out",
             )
 
 
@@ -197,18 +204,18 @@ _PROCESSES = (
 )
 _REFUSED = (
     (
-        Memory.MANAGED,
+        MemoryKind.MANAGED,
         "managed memory",
         "the driver cannot take a checkpoint of it: allocate with cudaMalloc, not cudaMallocManaged"
         " (turn off unified-memory options of the libraries in use)",
     ),
-    (Memory.IMPORTED, f"{IPC}, opened here", _PROCESSES),
-    (Memory.EXPORTED, f"{IPC}, given away", _PROCESSES),
-    (Memory.IMPORTED, f"{SHAREABLE}, imported", _PROCESSES),
-    (Memory.EXPORTED, f"{SHAREABLE}, exported", _PROCESSES),
-    (Memory.EVENT, "events with IPC handles", _PROCESSES),
+    (MemoryKind.IMPORTED, f"{IPC}, opened here", _PROCESSES),
+    (MemoryKind.EXPORTED, f"{IPC}, given away", _PROCESSES),
+    (MemoryKind.IMPORTED, f"{SHAREABLE}, imported", _PROCESSES),
+    (MemoryKind.EXPORTED, f"{SHAREABLE}, exported", _PROCESSES),
+    (MemoryKind.EVENT, "events with IPC handles", _PROCESSES),
     (
-        Memory.MULTICAST,
+        MemoryKind.MULTICAST,
         "multicast memory",
         "it cannot be restored: turn off symmetric memory and NVLS (NCCL_NVLS_ENABLE=0)",
     ),
@@ -218,7 +225,7 @@ _REFUSED = (
 def _is(what: str, row: Allocation) -> bool:
     """Whether the row is memory of this sort. Imports and exports are of two sorts, IPC and
     shareable; only the shareable ones have a handle (page.h)."""
-    if row.kind not in (Memory.IMPORTED, Memory.EXPORTED):
+    if row.kind not in (MemoryKind.IMPORTED, MemoryKind.EXPORTED):
         return True
     return what.startswith(SHAREABLE if row.handle else IPC)
 
@@ -230,7 +237,7 @@ def _several(rows: list[Allocation], what: str) -> str:
     return f"{units.size(size)} of {what} in {number}" if size else f"{number} of {what}"
 
 
-def _memory(allocations: Iterable[Allocation]) -> list[Held]:
+def _memory(allocations: Iterable[Allocation]) -> list[AllocationsHeld]:
     sums: dict[tuple[int, int], tuple[int, int]] = {}
     for row in allocations:
         device = -1 if row.kind in ON_HOST else row.device
@@ -239,7 +246,7 @@ def _memory(allocations: Iterable[Allocation]) -> list[Held]:
     order: dict[int, int] = {kind: place for place, kind in enumerate(KINDS)}
     keys = sorted(sums, key=lambda key: (key[0] < 0, key[0], order.get(key[1], 99)))
     return [
-        Held(None if device < 0 else device, _kind(kind), *sums[device, kind])
+        AllocationsHeld(None if device < 0 else device, _kind(kind), *sums[device, kind])
         for device, kind in keys
     ]
 
@@ -269,9 +276,14 @@ def _devices(page: PageFile, allocations: Iterable[Allocation]) -> list[DeviceUs
 
 
 MADE_BY = {
-    "I": "init", "A": "initAll", "S": "scalable", "s": "split", "k": "shrink", "g": "grow",
+    "I": "init",
+    "A": "initAll",
+    "S": "scalable",
+    "s": "split",
+    "k": "shrink",
+    "g": "grow",
     "G": "full mesh",
-}  # fmt: skip
+}
 
 
 def _peers(row: Communicator) -> Peers:

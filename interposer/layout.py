@@ -2,7 +2,7 @@
 """The Python mirror of ``page.h``: the places and sizes of its fields, and nothing else.
 
 ``page.h`` says what the layout is, and who writes a field and when. Each table here repeats the
-order and sizes of one of its structures; tests/test_page_layout.py holds the two equal.
+order and sizes of one of its structures; tests/interposer/test_page_layout.py holds the two equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Fields = tuple[tuple[str, str], ...]
 """The fields of a structure in order: each has a name and a format code of Python's ``struct``."""
 
 
-class Record:
+class CStruct:
     """One structure of page.h: little-endian, without padding between the fields."""
 
     def __init__(self, fields: Fields) -> None:
@@ -40,65 +40,157 @@ class Record:
         return self.struct.iter_unpack(raw[: len(raw) // self.size * self.size])
 
 
-ORDER = Record((
-    ("want", "I"), ("attempt", "I"), ("version", "I"), ("beat", "I"), ("lease_ms", "I"),
-    ("limit_ms", "I"), ("check", "I"), ("asked", "I"),
-))  # fmt: skip
+ORDER = CStruct(
+    (
+        ("want", "I"),
+        ("attempt", "I"),
+        ("version", "I"),
+        ("heartbeat", "I"),
+        ("lease_ms", "I"),
+        ("limit_ms", "I"),
+        ("check", "I"),
+        ("missing_count", "I"),
+    )
+)
 
-ANSWER = Record((
-    ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
-    ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"), ("done_result", "I"),
-    ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"),
-    ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"), ("trouble", "160s"),
-))  # fmt: skip
+ANSWER = CStruct(
+    (
+        ("reopened", "I"),
+        ("changes", "I"),
+        ("groups", "I"),
+        ("untracked", "I"),
+        ("unidentified", "Q"),
+        ("done_attempt", "I"),
+        ("done_version", "I"),
+        ("done_result", "I"),
+        ("done_want", "I"),
+        ("down", "I"),
+        ("unused", "I"),
+        ("drained_ns", "Q"),
+        ("torn_down_ns", "Q"),
+        ("rebuilt_ns", "Q"),
+        ("message", "160s"),
+    )
+)
 
-LEDGER = Record((
-    ("made", "Q"), ("freed", "Q"), ("missed", "Q"), ("events", "Q"), ("graphs", "Q"),
-    ("graph_execs", "Q"), ("graphs_with_nccl", "Q"), ("driver", "I"), ("rows", "I"),
-))  # fmt: skip
+LEDGER = CStruct(
+    (
+        ("made", "Q"),
+        ("freed", "Q"),
+        ("missed", "Q"),
+        ("events", "Q"),
+        ("graphs", "Q"),
+        ("graph_execs", "Q"),
+        ("graphs_with_nccl", "Q"),
+        ("driver", "I"),
+        ("rows", "I"),
+    )
+)
 
-IDENTITY = Record((
-    ("magic", "8s"), ("layout", "I"), ("kinds", "I"), ("pid", "i"), ("rank", "i"),
-    ("world_size", "i"), ("local_rank", "i"), ("created_ns", "Q"), ("version", "24s"),
-    ("command", "64s"),
-))  # fmt: skip
+IDENTITY = CStruct(
+    (
+        ("magic", "8s"),
+        ("layout", "I"),
+        ("kinds", "I"),
+        ("pid", "i"),
+        ("rank", "i"),
+        ("world_size", "i"),
+        ("local_rank", "i"),
+        ("created_ns", "Q"),
+        ("version", "24s"),
+        ("command", "64s"),
+    )
+)
 
-TABLES = Record((
-    ("clocks", "I"), ("communicators", "I"), ("streams", "I"), ("unused", "I"), ("retired", "Q"),
-))  # fmt: skip
+TABLES = CStruct(
+    (
+        ("clocks", "I"),
+        ("communicators", "I"),
+        ("streams", "I"),
+        ("unused", "I"),
+        ("retired", "Q"),
+    )
+)
 """The header's last fields before its rows: how many rows of the tables have been used."""
 
-COUNTER = Record((("kind", "24s"), ("started", "Q")))
+COUNTER = CStruct((("kind", "24s"), ("started", "Q")))
 
-THREAD = Record((
-    ("tid", "i"), ("state", "I"), ("clock", "I"), ("wants", "I"), ("kind", "I"), ("unused", "I"),
-))  # fmt: skip
+THREAD = CStruct(
+    (
+        ("tid", "i"),
+        ("state", "I"),
+        ("clock", "I"),
+        ("wants", "I"),
+        ("kind", "I"),
+        ("unused", "I"),
+    )
+)
 
-ASK = Record((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
+MISSING_CLOCK = CStruct((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
 
-CLOCK = Record((
-    ("id", "Q"), ("announced", "Q"), ("returned", "Q"), ("raised", "Q"), ("target", "Q"),
-    ("communicator", "I"), ("from", "i"), ("to", "i"), ("owner", "i"), ("kind", "I"),
-    ("blocking", "I"),
-))  # fmt: skip
+CLOCK = CStruct(
+    (
+        ("id", "Q"),
+        ("announced", "Q"),
+        ("returned", "Q"),
+        ("raised", "Q"),
+        ("target", "Q"),
+        ("communicator", "I"),
+        ("from", "i"),
+        ("to", "i"),
+        ("owner", "i"),
+        ("kind", "I"),
+        ("blocking", "I"),
+    )
+)
 
-COMMUNICATOR = Record((
-    ("state", "I"), ("library", "I"), ("id", "Q"), ("parent", "Q"), ("size", "i"), ("rank", "i"),
-    ("device", "i"), ("made_by", "I"), ("ordinal", "I"), ("generation", "I"), ("name", "64s"),
-    ("unsafe", "128s"), ("fresh_id", "128s"), ("rebuild_id", "128s"), ("fresh_attempt", "I"),
-    ("rebuild_order", "I"), ("operations", "Q"),
-))  # fmt: skip
+COMMUNICATOR = CStruct(
+    (
+        ("state", "I"),
+        ("library", "I"),
+        ("id", "Q"),
+        ("parent", "Q"),
+        ("size", "i"),
+        ("rank", "i"),
+        ("device", "i"),
+        ("made_by", "I"),
+        ("ordinal", "I"),
+        ("generation", "I"),
+        ("name", "64s"),
+        ("unsafe", "128s"),
+        ("fresh_id", "128s"),
+        ("rebuild_id", "128s"),
+        ("fresh_attempt", "I"),
+        ("rebuild_order", "I"),
+        ("operations", "Q"),
+    )
+)
 
-STREAM = Record((
-    ("handle", "Q"), ("device", "i"), ("flags", "I"), ("priority", "i"), ("use", "I"),
-))  # fmt: skip
+STREAM = CStruct(
+    (
+        ("handle", "Q"),
+        ("device", "i"),
+        ("flags", "I"),
+        ("priority", "i"),
+        ("use", "I"),
+    )
+)
 
-ALLOCATION = Record((
-    ("address", "Q"), ("size", "Q"), ("handle", "Q"), ("stream", "Q"), ("kind", "I"),
-    ("device", "i"), ("flags", "Q"), ("serial", "Q"), ("unused", "Q"),
-))  # fmt: skip
+ALLOCATION = CStruct(
+    (
+        ("address", "Q"),
+        ("size", "Q"),
+        ("handle", "Q"),
+        ("stream", "Q"),
+        ("kind", "I"),
+        ("device", "i"),
+        ("flags", "Q"),
+        ("serial", "Q"),
+        ("unused", "Q"),
+    )
+)
 
-COUNTERS, THREADS, ASKS = 64, 64, 128
+COUNTERS, THREADS, MISSING_CLOCKS = 64, 64, 128
 CLOCKS, COMMUNICATORS, STREAMS, ALLOCATIONS = 4096, 512, 1024, 65536
 
 # Where things lie in the file, in bytes.
@@ -108,7 +200,7 @@ LEDGER_AT = ANSWER_AT + ANSWER.size
 TABLES_AT = LEDGER_AT + LEDGER.size
 THREADS_AT = TABLES_AT + TABLES.size
 COUNTERS_AT = THREADS_AT + THREADS * THREAD.size
-ASKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
+MISSING_CLOCKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
 HEADER_SIZE = 8192
 CLOCKS_AT = HEADER_SIZE
 COMMUNICATORS_AT = CLOCKS_AT + CLOCKS * CLOCK.size
@@ -118,7 +210,7 @@ SIZE = ALLOCATIONS_AT + ALLOCATIONS * ALLOCATION.size
 """The file can grow to this many bytes; a new one has ALLOCATIONS_AT bytes."""
 
 
-class Want(enum.IntEnum):
+class WantedState(enum.IntEnum):
     """enum liveshift_want."""
 
     OPEN = 0
@@ -147,7 +239,7 @@ class CommunicatorState(enum.IntEnum):
     ENDED = 3
 
 
-class Memory(enum.IntEnum):
+class MemoryKind(enum.IntEnum):
     """enum liveshift_memory."""
 
     FREE = 0

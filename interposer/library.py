@@ -17,7 +17,7 @@ def library_path() -> Path:
     path = Path(str(files("liveshift.interposer") / LIBRARY))
     if not path.is_file():
         raise LiveshiftError(
-            f"the interposer {path} is not there",
+            f"the interposer {path} does not exist",
             hint="Install liveshift by pip or meson: a bare source tree has no compiled part.",
         )
     return path

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import layout
-from .layout import Want, check_of
+from .layout import WantedState, check_of
 from .page import PageError, PageFile
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
@@ -38,9 +38,11 @@ class OrderedPage(PageFile):
         super().__init__(fd, path)
         self.inode = inode
         seen = self.order()
-        self._attempt, self._version, self._beat = (
-            seen["attempt"], seen["version"], seen["beat"],
-        )  # fmt: skip
+        self._attempt, self._version, self._heartbeat = (
+            seen["attempt"],
+            seen["version"],
+            seen["heartbeat"],
+        )
 
     @property
     def replaced(self) -> bool:
@@ -55,11 +57,11 @@ class OrderedPage(PageFile):
         """Close the gate: from now on new operations wait for targets."""
         self._write_order("lease_ms", lease_ms)
         self._write_order("limit_ms", limit_ms)
-        self.set_asks(())
-        self.beat()
-        self.give(Want.ARMED, attempt, 0)
+        self.set_missing_clocks(())
+        self.heartbeat()
+        self.give(WantedState.ARMED, attempt, 0)
 
-    def give(self, want: Want, attempt: int, version: int) -> None:
+    def give(self, want: WantedState, attempt: int, version: int) -> None:
         """Give an order. The caller must have written its targets or rebuild ids before."""
         self._attempt, self._version = attempt, version
         # A thread sees from `want` at once whether the gate is closed. It believes the three
@@ -71,12 +73,12 @@ class OrderedPage(PageFile):
 
     def open(self) -> None:
         """Let operations pass again."""
-        self.give(Want.OPEN, self._attempt, self._version)
+        self.give(WantedState.OPEN, self._attempt, self._version)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Give a sign of life. Without it, threads at the gate open the gate after the lease."""
-        self._beat = (self._beat + 1) & 0xFFFFFFFF
-        self._write_order("beat", self._beat)
+        self._heartbeat = (self._heartbeat + 1) & 0xFFFFFFFF
+        self._write_order("heartbeat", self._heartbeat)
 
     def set_targets(self, targets: Mapping[int, int]) -> None:
         """Write targets by clock row. Call it before the order that names their version."""
@@ -84,14 +86,14 @@ class OrderedPage(PageFile):
         for row, target in targets.items():
             self._write(layout.CLOCKS_AT + row * layout.CLOCK.size + offset, "<Q", target)
 
-    def set_asks(self, asks: Iterable[tuple[int, int, int]]) -> None:
+    def set_missing_clocks(self, missing: Iterable[tuple[int, int, int]]) -> None:
         """Write id, target and communicator's row of clocks that the process does not have yet.
-        Call it before the order. If there are more than layout.ASKS, the later ones must wait until
-        the process has made the others."""
-        meant = list(asks)[: layout.ASKS]
-        for n, ask in enumerate(meant):
-            self._write(layout.ASKS_AT + n * layout.ASK.size, "<QQI", *ask)
-        self._write_order("asked", len(meant))
+        Call it before the order. If there are more than layout.MISSING_CLOCKS, the later ones must
+        wait until the process has made the others."""
+        meant = list(missing)[: layout.MISSING_CLOCKS]
+        for n, clock in enumerate(meant):
+            self._write(layout.MISSING_CLOCKS_AT + n * layout.MISSING_CLOCK.size, "<QQI", *clock)
+        self._write_order("missing_count", len(meant))
 
     def set_rebuild(self, row: int, order: int, unique_id: bytes) -> None:
         """Write the unique id with which a communicator must be rebuilt, and its place in the

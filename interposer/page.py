@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import LiveshiftError
 from . import layout
-from .layout import Record, text_of
+from .layout import CStruct, text_of
 
 log = logging.getLogger("liveshift.page")
 _complained: set[Path] = set()
@@ -85,8 +85,8 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One allocation's row; see struct liveshift_allocation. ``kind``: a layout.Memory, or a number
-    that only a later version of liveshift knows."""
+    """One allocation's row; see struct liveshift_allocation. ``kind``: a layout.MemoryKind, or a
+    number that only a later version of liveshift knows."""
 
     address: int
     size: int
@@ -318,7 +318,7 @@ class PageFile:
             if tid
         ]
 
-    def _table(self, name: str, at: int, record: Record, most: int) -> bytes:
+    def _table(self, name: str, at: int, record: CStruct, most: int) -> bytes:
         return self.raw(at, self.used(name, most) * record.size)
 
 
@@ -344,10 +344,10 @@ def _communicator(row: int, seen: dict[str, Any]) -> Communicator:
 
 
 @contextmanager
-def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[PageFile]:
+def opened(path: Path) -> Iterator[PageFile]:
     """Open a page for a with block. Raises FileNotFoundError, PageError."""
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -374,7 +374,7 @@ def pages(directory: Path) -> list[Page]:
     """All pages of a capsule that can be read, by pid; empty where the directory doesn't exist.
 
     Includes the pages of processes that have ended. A page that can't be read is logged and left
-    out: whatever a job writes there, its host must be able to report on the other pages.
+    out: a job may write anything there, and its host must still report on the other pages.
     """
     found = []
     for path in paths(directory):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: empty a host while a job trains on it, and hold that against an undisturbed run.
+"""`make demo`: empty a host while a job trains on it, and compare the run with an undisturbed one.
 
-Everything is done by the commands that a person would type, which are shown; what is compared
-afterwards is what the training script itself wrote. The job trains on until it has made ``MORE``
-steps after the move, however long that takes; then the same run, of as many steps, is made again
-and left alone. Ends with 1 unless every loss of every rank and the final parameters are equal to
-the bit, and every rank made those steps on the host where it should be.
+The demo runs the commands that a person would type, and shows them. Afterwards it compares what the
+training script itself wrote. The job trains on until it has made ``MORE`` steps after the move,
+even if that takes long. Then the demo makes the same run, of as many steps, again and without a
+move. It ends with 1 unless every loss of every rank and the final parameters are equal to the bit,
+and every rank made those steps on the host where it should be.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..runtime.messages import (
     MigrationRow,
     Status,
 )
-from ..runtime.model.steps import Step
+from ..runtime.model.steps import MigrationStep
 from . import report
 from .alone import alone
 from .client.client import Client
@@ -64,7 +64,7 @@ STOP = OUT / "stop"
 SCRIPT = Path("examples/train_gpt.py")
 STUCK_S = 120.0
 """A run that makes no step for this many seconds has failed."""
-PATIENCE_S = 900.0
+EMPTY_WITHIN_S = 900.0
 """If a host is not empty this many seconds after its taint, the demo fails."""
 LOOK_S = 0.1
 
@@ -103,7 +103,7 @@ def demo() -> int:
             f"A job trains on two hosts; one of them, {HOST}, begins to fail after step {TAINT_AT}"
         )
         move = Watched(client, "moved")
-        _train(client, "moved", move.look)
+        _train(client, "moved", move.follow)
         row = move.done()
         _say("The same run again, without a move")
         _train(client, "reference")
@@ -113,7 +113,7 @@ def demo() -> int:
     report.write(finished, OUT)
     _conclude(finished, time.monotonic() - began)
     if doubts:
-        raise LiveshiftError(f"the steps do not bear the move out: {'; '.join(doubts)}")
+        raise LiveshiftError(f"the steps do not confirm the move: {'; '.join(doubts)}")
     return 0 if finished.bit_identical else 1
 
 
@@ -145,11 +145,11 @@ class Watched:
         self._tainted_at: float | None = None
         self._stop = 0
         self._places: dict[str, str] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self.found: list[dict[int, str]] = []
 
-    def look(self, job: JobRow, folder: Path) -> None:
-        """Do what is due at the steps that the job has made so far."""
+    def follow(self, job: JobRow, folder: Path) -> None:
+        """Do what must happen at the steps that the job has made so far."""
         steps = [_steps(folder, rank) for rank in range(RANKS)]
         if self._tainted_at is None and min(steps) >= TAINT_AT:
             self._tainted_at = time.monotonic()
@@ -162,10 +162,10 @@ class Watched:
                 self._find()
                 self._stop = max(_steps(folder, rank) for rank in range(RANKS)) + MORE
                 _stop_after(self._stop)
-            elif time.monotonic() - self._tainted_at > PATIENCE_S:
+            elif time.monotonic() - self._tainted_at > EMPTY_WITHIN_S:
                 rows = self._rows()
                 why = f"{rows[-1].name} is {rows[-1].state}" if rows else "no migration began"
-                raise LiveshiftError(f"nothing moved off {HOST} in {PATIENCE_S:g} s: {why}")
+                raise LiveshiftError(f"nothing moved off {HOST} in {EMPTY_WITHIN_S:g} s: {why}")
         elif self._stop and len(self.found) == 2 and min(steps) >= self._stop - MORE // 2:
             try:
                 self._find()
@@ -190,10 +190,10 @@ class Watched:
     def _over(self) -> MigrationRow | None:
         """Return the move that succeeded. One that did not is reported; liveshift tries again."""
         for row in self._rows():
-            if row.state == Step.DONE.value:
+            if row.state == MigrationStep.DONE.value:
                 return row
-            if moves.over(row) and row.name not in self._said:
-                self._said.add(row.name)
+            if moves.over(row) and row.name not in self._reported:
+                self._reported.add(row.name)
                 console.print(moves.outcome(row), style="yellow", markup=False)
         return None
 
@@ -221,8 +221,8 @@ def _costed(row: MigrationRow) -> bool:
     return row.cost is not None or time.time() > row.asked + row.seconds + moves.COST_S
 
 
-def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None) -> None:
-    """Run a job to its end, with progress. ``look`` is called again and again meanwhile."""
+def _train(client: Client, name: str, follow: Callable[[JobRow, Path], None] | None = None) -> None:
+    """Run a job to its end, with progress. ``follow`` is called again and again meanwhile."""
     folder = OUT / name
     words = ["--steps", str(STEPS), "--stop-file", str(STOP), "--out", str(folder)]
     train = ["torchrun", "--nproc-per-node", "1", str(SCRIPT), *words]
@@ -238,15 +238,15 @@ def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | Non
                 step, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > STUCK_S:
                 raise LiveshiftError(f"{name} has made no step for {STUCK_S:g} s, at step {step}")
-            if look is not None:
-                look(job, folder)
+            if follow is not None:
+                follow(job, folder)
             where = " ".join(f"{c.index}:{c.host}" for c in job.capsules)
-            said = f"training, rank:host {where}"
-            bar.update(task, completed=step, total=_last_step(), description=said)
+            text = f"training, rank:host {where}"
+            bar.update(task, completed=step, total=_last_step(), description=text)
             time.sleep(LOOK_S)
         bar.update(task, completed=_steps(folder), total=_last_step(), description="trained")
     if job.code != 0:
-        raise LiveshiftError(f"{name} ended with code {job.code}: {_last_words(name)}")
+        raise LiveshiftError(f"{name} ended with code {job.code}: {_log_end(name)}")
 
 
 def _stop_after(step: int) -> None:
@@ -266,21 +266,34 @@ def _rank(capsule: str) -> int:
     return int(capsule.partition("/")[2])
 
 
-def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report:
+def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.DowntimeReport:
     """Build the report. ``found``: the hosts of the ranks before the move, after it, and at the
     end."""
     reference = tuple(report.read_rank(OUT / "reference", rank) for rank in range(RANKS))
     moved = tuple(report.read_rank(OUT / "moved", rank) for rank in range(RANKS))
     phases = tuple(
-        report.Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
+        report.ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail)
+        for p in row.phases
     )
     rank = _rank(row.capsule)
-    migration = report.Migration(
-        row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
-        phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
-        (rank,), lost_s=row.cost.lost_s if row.cost else None,
-        cost=moves.cost(row) if row.cost else "", expected=forecast.compared(row),
-    )  # fmt: skip
+    migration = report.ReportedMigration(
+        row.capsule,
+        row.source,
+        row.destination,
+        row.reason,
+        row.epoch,
+        row.asked,
+        row.asked,
+        phases,
+        0.0,
+        row.image_bytes,
+        row.precopy.bytes if row.precopy else 0,
+        row.link_rate,
+        (rank,),
+        lost_s=row.cost.lost_s if row.cost else None,
+        cost=moves.cost(row) if row.cost else "",
+        expected=forecast.compared(row),
+    )
     migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
     # The script prints its capsule's hostname, which moves with it. So name the host whose agent
     # found the rank instead. Before the commit nothing can run at the destination, after it nothing
@@ -296,7 +309,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
         )
         for run in moved
     )
-    return report.Report(
+    return report.DowntimeReport(
         title=f"demo: {row.source} emptied while a GPT trained on it",
         command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
         reference=reference,
@@ -306,10 +319,10 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
     )
 
 
-def _outcome(finished: report.Report, doubts: list[str]) -> str:
+def _outcome(finished: report.DowntimeReport, doubts: list[str]) -> str:
     """Return what the steps show, or why they do not support the move, for the page."""
     if doubts:
-        return f"The steps do not bear the move out: {'; '.join(doubts)}."
+        return f"The steps do not confirm the move: {'; '.join(doubts)}."
     made = [
         f"Rank {seen.rank} made {report.steps_by_host(seen.before)} before the freeze"
         f" and {report.steps_by_host(seen.after)} after it."
@@ -332,7 +345,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _conclude(finished: report.Report, seconds: float) -> None:
+def _conclude(finished: report.DowntimeReport, seconds: float) -> None:
     for migration in finished.migrations:
         console.print(report.phase_table(migration))
     console.print(report.headline(finished), style="bold", markup=False, soft_wrap=True)
@@ -386,7 +399,7 @@ def _command(*words: str, quiet: bool = False) -> None:
         raise LiveshiftError(f"`liveshift {shown}` ended with {done.returncode}")
 
 
-def _last_words(job: str) -> str:
+def _log_end(job: str) -> str:
     command = [sys.executable, "-m", "liveshift.launcher", "logs", job]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return " / ".join((done.stdout + done.stderr).splitlines()[-5:])

@@ -4,7 +4,7 @@
 (and where a command has none, from json_records.py).
 
 ``scripts/json_fields.py`` writes it (``make docs``), ``--check`` ends with 1 if it is not as the
-installed package would have it. tests/test_json_fields.py runs the check.
+installed package would have it. tests/repository/test_json_fields.py runs the check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands print with ``-o json`` that no type of the package describes.
 
-For docs/json.md only (json_fields.py); tests/test_json_fields.py holds these against what the
+For docs/json.md only (json_fields.py); test_json_fields.py holds these against what the
 commands print.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liveshift.launcher.checks.finding import Finding
-from liveshift.launcher.show import ladder
+from liveshift.launcher.show import timeouts_view
 from liveshift.runtime import messages
 
 
@@ -109,7 +109,7 @@ class Validated:
     cluster: str
     hosts: list[str]
     digest: str
-    deadlines: list[ladder.Step]
+    deadlines: list[timeouts_view.DeadlineRow]
     rules: list[DeadlineRule]
 
 

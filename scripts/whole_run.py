@@ -5,7 +5,7 @@
 ``scripts/whole_run.py NAME -- PYTEST-ARGUMENTS [-- PYTEST-ARGUMENTS …]`` runs pytest once for each
 list of arguments, all of them whatever comes of the first. It ends with 1 unless every test of
 every list passed; a test that was skipped has tested nothing, and counts as one that failed. Only
-what the machine itself cannot have is excepted, and named: FACTS in tests/machine_needs.py.
+what the machine itself cannot have is excepted, and named: FACTS in tests/support/machine_needs.py.
 
 It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import machine_needs
 
@@ -60,6 +60,7 @@ class NoSkips:
 def _skipped(config: pytest.Config) -> tuple[int, Counter[str]]:
     """How many tests were skipped that count as failed, and the others by what they lacked."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
     count = len(reporter.stats.get("xfailed", []))
     lacking: Counter[str] = Counter()
     for report in reporter.stats.get("skipped", []):

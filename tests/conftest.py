@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
-from hypothesis.configuration import set_hypothesis_home_dir
-
-sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
-
+from checkout import ROOT
 from cli_harness import call, double, environment, gpt, start, terminal
 from frames import ear
+from hypothesis.configuration import set_hypothesis_home_dir
 from link_harness import key_directory
 from machine_needs import skip_where_lacking
 from nccl_coordinator import world, world_2_32
@@ -22,14 +18,27 @@ from three_hosts import net, serve
 from tracked import job, pages, tracker
 
 __all__ = [
-    "call", "double", "ear", "environment", "gpt", "job", "key_directory", "net", "pages", "serve",
-    "start", "terminal", "tracker", "world", "world_2_32",
-]  # fmt: skip
+    "call",
+    "double",
+    "ear",
+    "environment",
+    "gpt",
+    "job",
+    "key_directory",
+    "net",
+    "pages",
+    "serve",
+    "start",
+    "terminal",
+    "tracker",
+    "world",
+    "world_2_32",
+]
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BUILD = Path(__file__).resolve().parents[1] / "build"
+BUILD = ROOT / "build"
 """All that tests leave behind lies there, and in pytest's own folder if one fails."""
 
 set_hypothesis_home_dir(BUILD / "hypothesis")

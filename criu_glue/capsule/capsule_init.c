@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// capsule-init: builds the room of a capsule and stays in it as process 1.
+// capsule-init: builds the sandbox of a capsule and stays in it as process 1.
 //
 //   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc] [--sysfs]
 //                [--devpts] [--hide DIR …] [--open-directory DIR …] --log DIR --log-max BYTES
 //                --log-keep N --status FILE --uid N --gid N --groups N,N --chdir DIR --pid-floor N
-//                ( --run COMMAND ARG… | --adopt PID | --hold )
+//                ( --run COMMAND ARG… | --restore PID | --hold )
 //
-//   --hide   covers a directory, if it exists, with an empty read-only one
-//   --run    starts COMMAND as the room's root task, in its own time namespace
-//   --adopt  starts nothing: CRIU will restore a tree whose root task is PID. When CRIU detaches,
-//            that task becomes our child. The room ends with that task only after SIGUSR2, since
-//            a failed restore may be tried again
-//   --hold   starts nothing and stays until killed (a host of the lab)
+//   --hide     covers a directory, if it exists, with an empty read-only one
+//   --run      starts COMMAND as the sandbox's root task, in its own time namespace
+//   --restore  starts nothing: CRIU will restore a tree whose root task is PID. When CRIU detaches,
+//              that task becomes our child. The sandbox ends with that task only after SIGUSR2,
+//              since a failed restore may be tried again
+//   --hold     starts nothing and stays until killed (a host of the lab)
 //
-// The outer process makes the namespaces, forks process 1, waits until the room is ready, prints
+// The outer process makes the namespaces, forks process 1, waits until the sandbox is ready, prints
 // the pid of process 1 as its caller sees it, and exits. CRIU dumps and restores only the tree
-// below process 1, so both sides of a move build the room in the same way.
+// below process 1, so both sides of a move build the sandbox in the same way.
 //
 // Order matters:
 //  - log and status files are opened before the mounts change, since they belong to the host;
 //  - sources of bind mounts are taken before anything is mounted over them, so that a path below
 //    /tmp can be put back into a private /tmp;
-//  - the root task's stdio is made inside the room (pipes, and /dev/null opened there), because
+//  - the root task's stdio is made inside the sandbox (pipes, and /dev/null opened there), because
 //    CRIU cannot dump a descriptor from another mount namespace;
 //  - ns_last_pid is raised before the root task exists, so that the pids that CRIU itself takes
 //    in this namespace at a restore never collide with the job's.
@@ -59,14 +59,14 @@ _Noreturn void die(const char *what, const char *detail) {
     exit(125);
 }
 
-// ---- building the room ----------------------------------------------------------------------
+// ---- building the sandbox ----------------------------------------------------------------------
 
-static void join_netns(const struct plan *plan) {
-    if (plan->netns == NULL)
+static void join_netns(const struct options *options) {
+    if (options->netns == NULL)
         return;
-    int fd = open(plan->netns, O_RDONLY | O_CLOEXEC);
+    int fd = open(options->netns, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || setns(fd, CLONE_NEWNET) != 0)
-        die("cannot join network namespace", plan->netns);
+        die("cannot join network namespace", options->netns);
     close(fd);
 }
 
@@ -77,12 +77,12 @@ static void write_file(const char *path, const char *text) {
     close(fd);
 }
 
-static void build_room(struct plan *plan) {
-    if (plan->hostname != NULL && sethostname(plan->hostname, strlen(plan->hostname)) != 0)
-        die("cannot set hostname", plan->hostname);
-    mount_all(plan);
-    if (plan->pid_floor != NULL)
-        write_file("/proc/sys/kernel/ns_last_pid", plan->pid_floor);
+static void build_sandbox(struct options *options) {
+    if (options->hostname != NULL && sethostname(options->hostname, strlen(options->hostname)) != 0)
+        die("cannot set hostname", options->hostname);
+    mount_all(options);
+    if (options->pid_floor != NULL)
+        write_file("/proc/sys/kernel/ns_last_pid", options->pid_floor);
 }
 
 // ---- process 1 ------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ static void report_end(int status) {
     write_all(status_fd, line, (size_t)n);
 }
 
-// The root task; `ours` is true once the room ends with this task.
+// The root task; `is_final` is true once the sandbox ends with this task.
 struct root {
     pid_t pid;
-    bool ours, reaped;
+    bool is_final, reaped;
     int status;
 };
 
@@ -121,8 +121,8 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
             _exit(125);
         struct signalfd_siginfo info;
         while (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
-            if (info.ssi_signo == SIGUSR2 && !root.ours) {
-                root.ours = true; // the agent signals that the restored tree runs
+            if (info.ssi_signo == SIGUSR2 && !root.is_final) {
+                root.is_final = true; // the agent signals that the restored tree runs
                 if (kill(root.pid, 0) == 0)
                     root.reaped = false; // we reaped the task of an earlier attempt
             }
@@ -131,7 +131,7 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
         for (int i = 1; i <= 2; i++)
             if (watch[i].fd >= 0 && !drain(watch[i].fd, (uint32_t)i))
                 watch[i].fd = -1;
-        if (root.ours && root.reaped) {
+        if (root.is_final && root.reaped) {
             end_log();
             report_end(root.status);
             _exit(0); // the kernel kills all tasks that the command has left behind
@@ -139,8 +139,8 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
     }
 }
 
-static _Noreturn void be_process_one(struct plan *plan, int ready) {
-    build_room(plan);
+static _Noreturn void run_process_one(struct options *options, int ready) {
+    build_sandbox(options);
     sigset_t watched;
     sigemptyset(&watched);
     sigaddset(&watched, SIGCHLD);
@@ -156,15 +156,15 @@ static _Noreturn void be_process_one(struct plan *plan, int ready) {
     fcntl(err[0], F_SETFL, O_NONBLOCK);
     if (dup3(out[1], 20, O_CLOEXEC) < 0 || dup3(err[1], 21, O_CLOEXEC) < 0)
         die("cannot place", "pipes");
-    share_page(22);
-    struct root root = {.pid = plan->adopt};
-    if (plan->command != NULL) {
-        root.ours = true;
+    map_state_page(22);
+    struct root root = {.pid = options->restore_root};
+    if (options->command != NULL) {
+        root.is_final = true;
         root.pid = fork();
         if (root.pid < 0)
-            die("cannot fork", plan->command[0]);
+            die("cannot fork", options->command[0]);
         if (root.pid == 0)
-            run_command(plan, 20, 21);
+            run_command(options, 20, 21);
     }
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (chdir("/") != 0)
@@ -179,39 +179,39 @@ static _Noreturn void be_process_one(struct plan *plan, int ready) {
 }
 
 int main(int argc, char **argv) {
-    static struct plan asked;
-    struct plan *plan = &asked;
-    parse_plan(plan, argc, argv);
-    if (plan->log != NULL)
-        open_log(plan->log, plan->log_max, plan->log_keep);
-    const char *status = plan->status != NULL ? plan->status : "/dev/null";
+    static struct options parsed;
+    struct options *options = &parsed;
+    parse_options(options, argc, argv);
+    if (options->log != NULL)
+        open_log(options->log, options->log_max, options->log_keep);
+    const char *status = options->status != NULL ? options->status : "/dev/null";
     status_fd = open(status, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (status_fd < 0)
         die("cannot open", status);
-    join_netns(plan);
-    int spaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID;
-    if (plan->command != NULL)
-        spaces |= CLONE_NEWTIME; // at a restore CRIU makes it, with the right offsets
-    if (unshare(spaces) != 0)
+    join_netns(options);
+    int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID;
+    if (options->command != NULL)
+        namespaces |= CLONE_NEWTIME; // at a restore CRIU makes it, with the right offsets
+    if (unshare(namespaces) != 0)
         die("cannot unshare", "namespaces (root is needed)");
     int ready[2];
     if (pipe2(ready, O_CLOEXEC) != 0)
         die("cannot make", "pipe");
-    pid_t one = fork();
-    if (one < 0)
+    pid_t process_one = fork();
+    if (process_one < 0)
         die("cannot fork", "process 1");
-    if (one == 0) {
+    if (process_one == 0) {
         close(ready[0]);
         setsid(); // leave the terminal's session, so that a Ctrl-C there does not reach us
-        be_process_one(plan, ready[1]);
+        run_process_one(options, ready[1]);
     }
     close(ready[1]);
     char r;
     if (read(ready[0], &r, 1) != 1) {
         int s;
-        waitpid(one, &s, 0);
+        waitpid(process_one, &s, 0);
         return 125; // process 1 has printed the reason
     }
-    printf("%d\n", (int)one);
+    printf("%d\n", (int)process_one);
     return 0;
 }

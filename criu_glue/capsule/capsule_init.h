@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of capsule-init: capsule_init.c (main, process 1), capsule_plan.c (the command line),
-// capsule_mounts.c (the room's mounts), capsule_task.c (the root task), capsule_output.c (the log).
+// The parts of capsule-init: capsule_init.c (main, process 1), capsule_options.c (the command
+// line), capsule_mounts.c (the sandbox's mounts), capsule_task.c (the root task), capsule_output.c
+// (the log).
 
 #ifndef LIVESHIFT_CAPSULE_INIT_H
 #define LIVESHIFT_CAPSULE_INIT_H
@@ -30,8 +31,8 @@ struct mount_op {
     int tree; // the source, as a detached mount (binds only)
 };
 
-// The room that the command line asks for.
-struct plan {
+// The sandbox that the command line asks for.
+struct options {
     const char *netns, *hostname, *log, *status, *chdir, *pid_floor;
     uint64_t log_max, log_keep;
     struct mount_op mounts[MAX_MOUNTS];
@@ -41,7 +42,7 @@ struct plan {
     gid_t gid;
     gid_t groups[MAX_GROUPS];
     size_t group_count;
-    pid_t adopt;
+    pid_t restore_root;
     bool hold;
     char **command;
 };
@@ -49,14 +50,15 @@ struct plan {
 // Prints on stderr what went wrong, with errno unless that is 0, and exits with code 125.
 _Noreturn void die(const char *what, const char *detail);
 
-// Fills an empty plan from the command line; calls die() if the command line is invalid.
-void parse_plan(struct plan *plan, int argc, char **argv);
+// Fills empty options from the command line; calls die() if the command line is invalid.
+void parse_options(struct options *options, int argc, char **argv);
 
-// Makes our mount namespace private and does the plan's mounts in it.
-void mount_all(struct plan *plan);
+// Makes our mount namespace private and does the mounts of the options in it.
+void mount_all(struct options *options);
 
-// Called in a child of process 1: becomes the plan's command, or exits with 125, 126 or 127.
-_Noreturn void run_command(const struct plan *plan, int out, int err);
+// Called in a child of process 1: becomes the command of the options, or exits with 125, 126 or
+// 127.
+_Noreturn void run_command(const struct options *options, int out, int err);
 
 // Writes all n bytes; returns false, with errno, if that fails.
 bool write_all(int fd, const void *bytes, size_t n);
@@ -67,7 +69,7 @@ enum { STREAM_STDOUT = 1, STREAM_STDERR = 2 };
 void open_log(const char *directory, uint64_t max, uint64_t keep);
 
 // Makes the page in which the agent reads the log's state, as descriptor `fd` of this process.
-void share_page(int fd);
+void map_state_page(int fd);
 
 // Writes what waits in a non-blocking pipe into the log. Returns false at end of file.
 bool drain(int fd, uint32_t stream);

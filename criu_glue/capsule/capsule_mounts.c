@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mounts of a room.
+// The mounts of a sandbox.
 
 #define _GNU_SOURCE
 #include "capsule_init.h"
@@ -31,12 +31,12 @@ static void make_directories(const char *path) {
         die("cannot make", path);
 }
 
-void mount_all(struct plan *plan) {
+void mount_all(struct options *options) {
     // Private: our mounts do not appear on the host, and the host's unmounts do not reach us.
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
         die("cannot make private", "/");
-    for (int i = 0; i < plan->mount_count; i++) {
-        struct mount_op *m = &plan->mounts[i];
+    for (int i = 0; i < options->mount_count; i++) {
+        struct mount_op *m = &options->mounts[i];
         if (m->kind != MOUNT_BIND)
             continue;
         m->tree =
@@ -44,8 +44,8 @@ void mount_all(struct plan *plan) {
         if (m->tree < 0)
             die("cannot take", m->source);
     }
-    for (int i = 0; i < plan->mount_count; i++) {
-        const struct mount_op *m = &plan->mounts[i];
+    for (int i = 0; i < options->mount_count; i++) {
+        const struct mount_op *m = &options->mounts[i];
         int rc = 0;
         if (access(m->target, F_OK) != 0) {
             if (m->kind == MOUNT_NOTHING)

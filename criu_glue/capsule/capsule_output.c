@@ -6,7 +6,7 @@
 // old segments are removed and when the log moves. A new segment begins when the last one is full,
 // and after bytes that could not be written: bytes that no segment covers are lost. We look for the
 // last segment only when the first record comes, since at a destination the log arrives after the
-// room is built.
+// sandbox is built.
 
 #define _GNU_SOURCE
 #include "capsule_init.h"
@@ -33,10 +33,10 @@ struct record {
 // The page that the agent reads (output.py has the same layout). `end` is the offset where the next
 // record will begin, UNKNOWN before the first one. `error` is the errno of the last record's write,
 // 0 if it was written.
-struct page {
+struct state_page {
     uint64_t end;
     uint64_t busy; // 1: output that was taken from a pipe may not be in the log yet
-    uint64_t lost; // bytes of records, since the room was built
+    uint64_t lost; // bytes of records, since the sandbox was built
     uint64_t error;
 };
 
@@ -44,15 +44,16 @@ struct page {
 
 enum { NAME = 20 };                              // digits of a segment's name
 enum { RECORD = sizeof(struct record) + 65536 }; // bytes of a record at most
-enum { SHORT = 1000 }; // segments that may exist beyond `keep`, if a disk that was full again and
-                       // again has left short ones
+// A disk that was full again and again leaves short segments. At most this many may exist beyond
+// `keep`.
+enum { SHORT_SEGMENTS = 1000 };
 
 static struct {
     int directory, segment;
     uint64_t begins, end; // where the segment begins, and where the whole log ends
     uint64_t max, keep;
-    struct page *page;
-} kept = {.directory = -1, .segment = -1, .end = UNKNOWN};
+    struct state_page *state_page;
+} output_log = {.directory = -1, .segment = -1, .end = UNKNOWN};
 
 bool write_all(int fd, const void *bytes, size_t n) {
     const char *p = bytes;
@@ -69,22 +70,24 @@ bool write_all(int fd, const void *bytes, size_t n) {
 }
 
 void open_log(const char *directory, uint64_t max, uint64_t keep) {
-    kept.max = max;
-    kept.keep = keep;
-    kept.directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (kept.directory < 0)
+    output_log.max = max;
+    output_log.keep = keep;
+    output_log.directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (output_log.directory < 0)
         die("cannot open", directory);
 }
 
-void share_page(int fd) {
-    int made = memfd_create("capsule-output", MFD_CLOEXEC);
-    if (made < 0 || ftruncate(made, sizeof *kept.page) != 0 || dup3(made, fd, O_CLOEXEC) < 0)
+void map_state_page(int fd) {
+    int memory = memfd_create("capsule-output", MFD_CLOEXEC);
+    if (memory < 0 || ftruncate(memory, sizeof *output_log.state_page) != 0 ||
+        dup3(memory, fd, O_CLOEXEC) < 0)
         die("cannot make", "the page of the output");
-    kept.page = mmap(NULL, sizeof *kept.page, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
-    if (kept.page == MAP_FAILED)
+    output_log.state_page =
+        mmap(NULL, sizeof *output_log.state_page, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if (output_log.state_page == MAP_FAILED)
         die("cannot map", "the page of the output");
-    kept.page->end = UNKNOWN;
-    close(made);
+    output_log.state_page->end = UNKNOWN;
+    close(memory);
 }
 
 static void publish(uint64_t *field, uint64_t value) {
@@ -92,11 +95,11 @@ static void publish(uint64_t *field, uint64_t value) {
 }
 
 // Returns the number of segments; sets their bytes and where the first and last one begin.
-static uint64_t look_at_segments(uint64_t *first, uint64_t *last, uint64_t *bytes) {
+static uint64_t scan_segments(uint64_t *first, uint64_t *last, uint64_t *bytes) {
     uint64_t count = 0;
     struct stat found;
     *bytes = 0;
-    int fd = openat(kept.directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = openat(output_log.directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *listed = fd < 0 ? NULL : fdopendir(fd);
     if (listed == NULL) {
         if (fd >= 0)
@@ -117,36 +120,36 @@ static uint64_t look_at_segments(uint64_t *first, uint64_t *last, uint64_t *byte
     return count;
 }
 
-static const char *named(uint64_t begins) {
+static const char *segment_name(uint64_t begins) {
     static char name[NAME + 1];
     snprintf(name, sizeof name, "%0*" PRIu64, (int)NAME, begins);
     return name;
 }
 
 static bool open_segment(uint64_t begins) {
-    int how = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
-    kept.segment = openat(kept.directory, named(begins), how, 0600);
-    kept.begins = begins;
-    return kept.segment >= 0;
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
+    output_log.segment = openat(output_log.directory, segment_name(begins), flags, 0600);
+    output_log.begins = begins;
+    return output_log.segment >= 0;
 }
 
 static void close_segment(void) {
-    close(kept.segment);
-    kept.segment = -1;
+    close(output_log.segment);
+    output_log.segment = -1;
 }
 
 // Finds the end of the log that is here, so that new records follow it.
 static void find_end(void) {
     uint64_t first = 0, last = 0, bytes;
     struct stat found;
-    kept.end = 0;
-    if (look_at_segments(&first, &last, &bytes) > 0 && open_segment(last)) {
-        if (fstat(kept.segment, &found) == 0)
-            kept.end = last + (uint64_t)found.st_size;
+    output_log.end = 0;
+    if (scan_segments(&first, &last, &bytes) > 0 && open_segment(last)) {
+        if (fstat(output_log.segment, &found) == 0)
+            output_log.end = last + (uint64_t)found.st_size;
         else
             close_segment();
     }
-    publish(&kept.page->end, kept.end);
+    publish(&output_log.state_page->end, output_log.end);
 }
 
 // Begins a segment at the end of the log and removes the oldest ones beyond the limit. Each time
@@ -154,38 +157,40 @@ static void find_end(void) {
 // push out full segments.
 static bool next_segment(void) {
     uint64_t first = 0, last = 0, bytes, count;
-    uint64_t full = kept.max > RECORD ? kept.max - RECORD : 0; // a full segment has at least these
-    if (!open_segment(kept.end))
+    uint64_t full =
+        output_log.max > RECORD ? output_log.max - RECORD : 0; // a full segment has at least these
+    if (!open_segment(output_log.end))
         return false;
-    while ((count = look_at_segments(&first, &last, &bytes)) > kept.keep &&
-           (bytes > (kept.keep - 1) * full || count > kept.keep + SHORT))
-        if (unlinkat(kept.directory, named(first), 0) != 0)
+    while ((count = scan_segments(&first, &last, &bytes)) > output_log.keep &&
+           (bytes > (output_log.keep - 1) * full || count > output_log.keep + SHORT_SEGMENTS))
+        if (unlinkat(output_log.directory, segment_name(first), 0) != 0)
             break;
     return true;
 }
 
 static bool append(const void *bytes, size_t n) {
-    if (kept.end == UNKNOWN)
+    if (output_log.end == UNKNOWN)
         find_end();
-    if (kept.segment >= 0 && kept.end > kept.begins && kept.end + n > kept.begins + kept.max)
+    if (output_log.segment >= 0 && output_log.end > output_log.begins &&
+        output_log.end + n > output_log.begins + output_log.max)
         close_segment();
-    if (kept.segment < 0 && !next_segment())
+    if (output_log.segment < 0 && !next_segment())
         return false;
-    return write_all(kept.segment, bytes, n);
+    return write_all(output_log.segment, bytes, n);
 }
 
 // Called if a write fails, for example on a full disk: the job goes on, and the record is lost.
 // Its bytes still count in the offset, so that the name of the next segment shows the gap.
-static void lose(size_t n, int why) {
-    if (kept.segment >= 0) {
-        if (ftruncate(kept.segment, (off_t)(kept.end - kept.begins)) == 0 &&
-            kept.end == kept.begins)
-            unlinkat(kept.directory, named(kept.begins), 0);
+static void drop_record(size_t n, int why) {
+    if (output_log.segment >= 0) {
+        if (ftruncate(output_log.segment, (off_t)(output_log.end - output_log.begins)) == 0 &&
+            output_log.end == output_log.begins)
+            unlinkat(output_log.directory, segment_name(output_log.begins), 0);
         close_segment();
     }
-    kept.end += n;
-    publish(&kept.page->lost, kept.page->lost + n);
-    publish(&kept.page->error, (uint64_t)why);
+    output_log.end += n;
+    publish(&output_log.state_page->lost, output_log.state_page->lost + n);
+    publish(&output_log.state_page->error, (uint64_t)why);
 }
 
 static void log_record(uint32_t stream, const char *bytes, size_t n) {
@@ -198,12 +203,12 @@ static void log_record(uint32_t stream, const char *bytes, size_t n) {
     memcpy(buffer + sizeof head, bytes, n);
     n += sizeof head;
     if (append(buffer, n)) {
-        kept.end += n;
-        publish(&kept.page->error, 0);
+        output_log.end += n;
+        publish(&output_log.state_page->error, 0);
     } else {
-        lose(n, errno);
+        drop_record(n, errno);
     }
-    publish(&kept.page->end, kept.end);
+    publish(&output_log.state_page->end, output_log.end);
 }
 
 // Reads more than a pipe holds, but at most 32 times: a task that writes as fast as we read must
@@ -211,21 +216,21 @@ static void log_record(uint32_t stream, const char *bytes, size_t n) {
 bool drain(int fd, uint32_t stream) {
     static char bytes[65536];
     bool open = true;
-    publish(&kept.page->busy, 1);
+    publish(&output_log.state_page->busy, 1);
     for (int round = 0; open && round < 32; round++) {
         ssize_t n = read(fd, bytes, sizeof bytes);
-        if (n > 0 && kept.directory >= 0)
+        if (n > 0 && output_log.directory >= 0)
             log_record(stream, bytes, (size_t)n);
         else if (n == 0)
             open = false;
         else if (n < 0 && errno != EINTR)
             break;
     }
-    publish(&kept.page->busy, 0);
+    publish(&output_log.state_page->busy, 0);
     return open;
 }
 
 void end_log(void) {
-    if (kept.segment < 0 && kept.page->lost > 0)
+    if (output_log.segment < 0 && output_log.state_page->lost > 0)
         next_segment(); // an empty segment shows readers how much is lost at the end
 }

@@ -47,7 +47,7 @@ static void hide_io_uring(void) {
 // Limits the capabilities of every root task in a capsule, also of one that becomes root later. It
 // keeps those that containers usually have, and those that training needs (locked memory,
 // priorities, limits). The others serve to run a machine. With them a job could uncover what the
-// room hides, join other capsules' namespaces or trace process 1.
+// sandbox hides, join other capsules' namespaces or trace process 1.
 static void drop_capabilities(void) {
     static const int kept[] = {
         CAP_CHOWN,
@@ -87,7 +87,7 @@ static void drop_capabilities(void) {
         die("cannot set", "capabilities");
 }
 
-_Noreturn void run_command(const struct plan *plan, int out, int err) {
+_Noreturn void run_command(const struct options *options, int out, int err) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -101,18 +101,18 @@ _Noreturn void run_command(const struct plan *plan, int out, int err) {
     close_range(3, ~0U, 0);
     hide_io_uring();
     drop_capabilities();
-    if (plan->has_user) {
-        if (setgroups(plan->group_count, plan->groups) != 0 || setgid(plan->gid) != 0 ||
-            setuid(plan->uid) != 0)
-            die("cannot become user of", plan->command[0]);
+    if (options->has_user) {
+        if (setgroups(options->group_count, options->groups) != 0 || setgid(options->gid) != 0 ||
+            setuid(options->uid) != 0)
+            die("cannot become user of", options->command[0]);
     }
-    if (plan->chdir != NULL && chdir(plan->chdir) != 0) {
-        fprintf(stderr, "liveshift: cannot enter %s on this host: %s\n", plan->chdir,
+    if (options->chdir != NULL && chdir(options->chdir) != 0) {
+        fprintf(stderr, "liveshift: cannot enter %s on this host: %s\n", options->chdir,
                 strerror(errno));
         _exit(126);
     }
-    execvp(plan->command[0], plan->command);
+    execvp(options->command[0], options->command);
     int code = errno == ENOENT ? 127 : 126;
-    fprintf(stderr, "liveshift: cannot run %s: %s\n", plan->command[0], strerror(errno));
+    fprintf(stderr, "liveshift: cannot run %s: %s\n", options->command[0], strerror(errno));
     _exit(code);
 }

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .room import PRIVATE
+from .sandboxes import PRIVATE
 
 PSEUDO = frozenset(
     [
@@ -37,7 +37,7 @@ PSEUDO = frozenset(
 )
 
 
-class Place(enum.Enum):
+class PathKind(enum.Enum):
     """The kinds of place; each decides what a move does with a file there."""
 
     PRIVATE = "private"  # the capsule's own /tmp and /dev/shm: both move as a whole
@@ -91,30 +91,35 @@ class Placement:
         """mount id → (mount point, file system type), as task ``pid`` sees them."""
         return {number: (mount.point, mount.kind) for number, mount in mount_table(pid).items()}
 
-    def of_open_file(self, path: str, mount_id: int, mounts: dict[int, tuple[str, str]]) -> Place:
+    def of_open_file(
+        self, path: str, mount_id: int, mounts: dict[int, tuple[str, str]]
+    ) -> PathKind:
         mount_point, kind = mounts.get(mount_id, ("/", "unknown"))
         return self._place(path, mount_point, kind)
 
-    def of_path(self, path: str, mounts: dict[int, tuple[str, str]]) -> Place:
+    def of_path(self, path: str, mounts: dict[int, tuple[str, str]]) -> PathKind:
         """Like :meth:`of_open_file`, but takes the longest mount point above the path."""
         point, kind = max(
             ((p, k) for p, k in mounts.values() if _below(path, p)), key=lambda m: len(m[0])
         )
         return self._place(path, point, kind)
 
-    def _place(self, path: str, mount_point: str, kind: str) -> Place:
+    def _place(self, path: str, mount_point: str, kind: str) -> PathKind:
         if kind in PSEUDO:
-            return Place.PSEUDO
+            return PathKind.PSEUDO
         listed = [
             (len(prefix), place)
-            for prefixes, place in ((self.shared, Place.SHARED), (self.carried, Place.CARRIED))
+            for prefixes, place in (
+                (self.shared, PathKind.SHARED),
+                (self.carried, PathKind.CARRIED),
+            )
             for prefix in prefixes
             if _below(path, prefix) and (mount_point == prefix or _below(prefix, mount_point))
         ]
-        private = [(len(p) - 1, Place.PRIVATE) for p in PRIVATE if path.startswith(p)]
+        private = [(len(p) - 1, PathKind.PRIVATE) for p in PRIVATE if path.startswith(p)]
         if best := max(listed + private, key=lambda entry: entry[0], default=None):
             return best[1]
-        return Place.LOCAL if mount_point == "/" else Place.FOREIGN
+        return PathKind.LOCAL if mount_point == "/" else PathKind.FOREIGN
 
 
 def _below(path: str, prefix: str) -> bool:

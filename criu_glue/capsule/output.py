@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from .room import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Room
+from .sandboxes import OUTPUT_PAGE_FD, STDERR_FD, STDOUT_FD, Sandbox
 
 HEADER = struct.Struct("<QII")
 STDOUT, STDERR = 1, 2
@@ -40,7 +40,7 @@ _PAGE = struct.Struct("<4Q")
 
 
 @dataclass(frozen=True)
-class Record:
+class OutputRecord:
     realtime_ns: int
     stream: int
     data: bytes
@@ -51,16 +51,16 @@ class Written:
     """What process 1 reports of the log (``struct page`` in capsule_output.c)."""
 
     end: int
-    """The offset at which the next record will begin; UNKNOWN before the room's first record."""
+    """The offset at which the next record will begin; UNKNOWN before the sandbox's first record."""
     busy: bool
     """True if process 1 may have taken output from a pipe that is not in the log yet."""
     lost: int
-    """Bytes of records that could not be written since the room was built."""
+    """Bytes of records that could not be written since the sandbox was built."""
     error: int
     """The errno of the last record's write, 0 if it was written."""
 
 
-def split(raw: bytes) -> Iterator[Record]:
+def split(raw: bytes) -> Iterator[OutputRecord]:
     """Cut raw log bytes into records. They must begin at a record; a partial last record is left
     out."""
     at = 0
@@ -69,7 +69,7 @@ def split(raw: bytes) -> Iterator[Record]:
         end = at + HEADER.size + length
         if end > len(raw):
             return
-        yield Record(realtime_ns, stream, raw[at + HEADER.size : end])
+        yield OutputRecord(realtime_ns, stream, raw[at + HEADER.size : end])
         at = end
 
 
@@ -114,44 +114,44 @@ def read(log: Path, offset: int, limit: int) -> tuple[int, bytes]:
     return at, b""
 
 
-def written(room: Room) -> Written:
+def written(sandbox: Sandbox) -> Written:
     """Read what process 1 reports of the log; raises LiveshiftError if process 1 has ended."""
     try:
-        with open(f"/proc/{room.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
+        with open(f"/proc/{sandbox.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
             end, busy, lost, error = _PAGE.unpack(page.read(_PAGE.size))
     except (OSError, struct.error) as gone:
-        raise _ended(room) from gone
+        raise _ended(sandbox) from gone
     return Written(end, bool(busy), lost, error)
 
 
-def _ended(room: Room) -> LiveshiftError:
-    return LiveshiftError(f"{room.plan.hostname} has ended: its first process is gone")
+def _ended(sandbox: Sandbox) -> LiveshiftError:
+    return LiveshiftError(f"{sandbox.plan.hostname} has ended: its first process is gone")
 
 
-def settle(room: Room, deadline_s: float = 5.0) -> None:
+def settle(sandbox: Sandbox, deadline_s: float = 5.0) -> None:
     """Return when everything that the frozen tasks have written to their pipes is in the log.
 
     Raises LiveshiftError after ``deadline_s``, or if process 1 has ended.
     """
     until = time.monotonic() + deadline_s
     # The order matters: bytes that left a pipe are in the log, unless process 1 is busy with them.
-    while _in_pipes(room) or written(room).busy:
+    while _in_pipes(sandbox) or written(sandbox).busy:
         if time.monotonic() > until:
             raise LiveshiftError(
-                f"process 1 of {room.plan.hostname} did not settle its output within"
+                f"process 1 of {sandbox.plan.hostname} did not settle its output within"
                 f" {deadline_s:g} s"
             )
         time.sleep(0.0005)
 
 
-def _in_pipes(room: Room) -> int:
+def _in_pipes(sandbox: Sandbox) -> int:
     """Bytes in the output pipes that process 1 has not read yet."""
     waiting = 0
     for number in (STDOUT_FD, STDERR_FD):
         try:
-            fd = os.open(f"/proc/{room.init}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+            fd = os.open(f"/proc/{sandbox.init}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
         except OSError as gone:
-            raise _ended(room) from gone
+            raise _ended(sandbox) from gone
         try:
             (bytes_,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
             waiting += bytes_

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from . import output
-from .room import Room
+from .sandboxes import Sandbox
 
 Send = Callable[[str, bytes], None]
 
@@ -24,16 +24,16 @@ BLOCK = 1 << 20
 class OutputSender:
     """Passes a log to ``send(stream, bytes)``; empty bytes end a stream. Not thread-safe."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._log = room.plan.log
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._log = sandbox.plan.log
         self._file: BinaryIO | None = None  # the segment that is being sent
         self._begins = 0
         self._at = 0  # the offset up to which the log was sent
 
     def send_new(self, send: Send) -> None:
-        """Send what was written since the last call; raises LiveshiftError if the room has ended,
-        or what ``send`` raises."""
+        """Send what was written since the last call; raises LiveshiftError if the sandbox has
+        ended, or what ``send`` raises."""
         more = True
         while more:
             begins = output.segments(self._log)
@@ -47,7 +47,7 @@ class OutputSender:
         at the end of the log."""
         self.send_new(send)
         self._end_segment(send)
-        end = output.written(self._room).end
+        end = output.written(self._sandbox).end
         if self._at < end < output.UNKNOWN:
             send(_stream(end), b"")
 
@@ -71,7 +71,7 @@ class OutputSender:
         # The order matters: if process 1 reports UNKNOWN after the size was read, it had written
         # nothing by then, so the size contains no partial record.
         size = os.fstat(self._file.fileno()).st_size
-        until = min(self._begins + size, output.written(self._room).end)
+        until = min(self._begins + size, output.written(self._sandbox).end)
         self._file.seek(self._at - self._begins)
         while self._at < until and (data := self._file.read(min(BLOCK, until - self._at))):
             send(_stream(self._begins), data)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 
-from .room import Room
+from .sandboxes import Sandbox
 
 
-def tasks(room: Room) -> list[psutil.Process]:
-    """Every process of the room below process 1."""
+def tasks(sandbox: Sandbox) -> list[psutil.Process]:
+    """Every process of the sandbox below process 1."""
     try:
-        return list(psutil.Process(room.init).children(recursive=True))
+        return list(psutil.Process(sandbox.init).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
 
@@ -38,7 +38,7 @@ def descriptors(pid: int) -> Iterator[tuple[int, str]]:
             yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
 
 
-def in_order(room: Room, root_pid: int) -> dict[int, int]:
+def in_order(sandbox: Sandbox, root_pid: int) -> dict[int, int]:
     """The host's pid → the capsule's pid, in the order in which CRIU dumps the tree.
 
     Each process comes before its children, and children come oldest first. {} if the tree has
@@ -46,10 +46,10 @@ def in_order(room: Room, root_pid: int) -> dict[int, int]:
     found: dict[int, int] = {}
     try:
         children: dict[int, list[psutil.Process]] = {}
-        everyone = tasks(room)
+        everyone = tasks(sandbox)
         for task in sorted(everyone, key=lambda task: (task.create_time(), task.pid), reverse=True):
             children.setdefault(task.ppid(), []).append(task)
-        left = [t for t in children.get(room.init, ()) if inner_pid(t.pid) == root_pid]
+        left = [t for t in children.get(sandbox.init, ()) if inner_pid(t.pid) == root_pid]
         while left:
             task = left.pop()
             found[task.pid] = inner_pid(task.pid)

@@ -24,7 +24,7 @@ _NO = frozenset({"no", "false", "0", "off", "without", "disable"})  # apt-pkg, S
 
 
 @dataclass(frozen=True)
-class Source:
+class AptSource:
     """One ``deb`` entry, reduced to one URI."""
 
     uri: str
@@ -47,7 +47,7 @@ class Source:
         return "\n".join(lines) + "\n"
 
 
-def parse_deb822(text: str) -> Iterator[Source]:
+def parse_deb822(text: str) -> Iterator[AptSource]:
     """The enabled ``deb`` entries of a ``*.sources`` file, one per URI."""
     for paragraph in re.split(r"\n[ \t]*\n", re.sub(r"(?m)^#.*\n?", "", text + "\n")):
         fields: dict[str, str] = {}
@@ -67,10 +67,10 @@ def parse_deb822(text: str) -> Iterator[Source]:
         for uri in fields.get("uris", "").split():
             suites = tuple(fields.get("suites", "").split())
             components = tuple(fields.get("components", "").split())
-            yield Source(uri, suites, components, fields.get("signed-by", ""))
+            yield AptSource(uri, suites, components, fields.get("signed-by", ""))
 
 
-def parse_one_line(text: str) -> Iterator[Source]:
+def parse_one_line(text: str) -> Iterator[AptSource]:
     """The ``deb`` entries of a ``sources.list``: ``deb [options] uri suite component…``."""
     for line in text.splitlines():
         match = re.match(r"\s*deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<rest>[^#\[]+)", line)
@@ -79,10 +79,10 @@ def parse_one_line(text: str) -> Iterator[Source]:
             continue
         options = dict(o.partition("=")[::2] for o in (match["options"] or "").split() if "=" in o)
         signed_by = " ".join(options.get("signed-by", "").split(","))
-        yield Source(words[0], (words[1],), tuple(words[2:]), signed_by)
+        yield AptSource(words[0], (words[1],), tuple(words[2:]), signed_by)
 
 
-def configured() -> list[Source]:
+def configured() -> list[AptSource]:
     """Every ``deb`` entry that apt uses on this machine; raises Refused if there is no apt."""
     try:
         wanted = ("list", "Dir::Etc::sourcelist/f", "parts", "Dir::Etc::sourceparts/d")
@@ -90,19 +90,19 @@ def configured() -> list[Source]:
             ["apt-config", "shell", *wanted], check=True, capture_output=True, text=True
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Refused(f"apt does not tell its configuration: {error}") from error
+        raise Refused(f"cannot read apt's configuration: {error}") from error
     named = dict(word.partition("=")[::2] for word in shlex.split(places))
     parts = Path(named.get("parts", "/etc/apt/sources.list.d"))
     paths = [Path(named.get("list", "/etc/apt/sources.list"))]
     paths += sorted(parts.iterdir()) if parts.is_dir() else []
-    sources: list[Source] = []
+    sources: list[AptSource] = []
     for path in (p for p in paths if p.is_file() and p.suffix in (".list", ".sources")):
         parse = parse_deb822 if path.suffix == ".sources" else parse_one_line
         sources += parse(path.read_text(errors="replace"))
     return sources
 
 
-def archives(sources: list[Source], codename: str, component: str) -> list[Source]:
+def archives(sources: list[AptSource], codename: str, component: str) -> list[AptSource]:
     """The entries that may be the distribution's own archive, likeliest first.
 
     Archives of third parties use the same suite names. The signed Release file shows which entry
@@ -122,7 +122,7 @@ def archives(sources: list[Source], codename: str, component: str) -> list[Sourc
 class Download:
     """One suite, seen through a separate apt configuration below ``directory``."""
 
-    def __init__(self, directory: Path, source: Source) -> None:
+    def __init__(self, directory: Path, source: AptSource) -> None:
         self._directory = directory
         self._source = source
         self._configuration = directory / "apt.conf"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ...errors import StepFailed
 from ...waiting import readable
-from ..images.protobuf import Message
+from ..images.protobuf import ProtobufMessage
 
 Sink = Callable[[str, bytes], None]
 """Called as sink(image name, bytes); empty bytes end that image. It may block, which slows CRIU
@@ -167,18 +167,20 @@ def announced_size(head: bytes) -> int:
     """The size in bytes of the message that follows; raises StepFailed above NAME_LIMIT."""
     size: int = struct.unpack("<I", head)[0]
     if not 0 < size <= NAME_LIMIT:
-        raise StepFailed("dump", f"CRIU announces an image in {size} bytes, at most {NAME_LIMIT}")
+        raise StepFailed(
+            "dump", f"CRIU announces an image in {size} bytes; at most {NAME_LIMIT} are allowed"
+        )
     return size
 
 
 def announced_name(message: bytes) -> str:
     """The image's name in an announcement; raises StepFailed for anything else."""
     try:
-        raw = Message(message).raw(1)
+        raw = ProtobufMessage(message).raw(1)
         return bytes(raw or b"").decode("ascii")
     except ValueError as error:
         raise StepFailed(
-            "dump", f"an unknown message on CRIU's image stream: {message[:16]!r}"
+            "dump", f"CRIU sent an unknown message on its image stream: {message[:16]!r}"
         ) from error
 
 
@@ -188,5 +190,5 @@ def _descriptor(connection: socket.socket) -> int:
     if not descriptors or not stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
         for fd in descriptors:
             os.close(fd)
-        raise StepFailed("dump", "CRIU announces an image and hands no pipe over")
+        raise StepFailed("dump", "CRIU announced an image but sent no pipe for it")
     return descriptors[0]

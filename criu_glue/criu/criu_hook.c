@@ -2,7 +2,7 @@
 //
 // criu-hook: CRIU's action script, and the program that execs CRIU.
 //
-//   criu-hook --become DIRECTORY HOOK COMMAND ARG…
+//   criu-hook --exec DIRECTORY HOOK COMMAND ARG…
 //
 //   CRIU calls it as the action script, without arguments, at every stage of a dump or restore.
 //   These are nine calls while the job is frozen, so it is no shell script. CRIU sets
@@ -13,16 +13,16 @@
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
 //   HOLD       the stage at which the hook waits: it writes "held" to the FIFO `held` and reads the
 //              verdict from the FIFO `verdict`. CRIU goes on only if the verdict is "go" and CRIU
-//              is alive. "go N" also sets the room's ns_last_pid to N, so that processes that the
-//              tree starts get higher ids
+//              is alive. "go N" also sets the sandbox's ns_last_pid to N, so that processes that
+//              the tree starts get higher ids
 //   MARK FILE  the stage at which the hook makes FILE
 //
-// The directory is hidden in the room where CRIU works, and this program may be hidden too. CRIU
+// The directory is hidden in the sandbox where CRIU works, and this program may be hidden too. CRIU
 // reaches both as /proc/<CRIU's pid>/fd/<n>, a path that is known only once CRIU has its pid.
 // COMMAND gets that path of DIRECTORY as --images-dir, and that of HOOK, this program, as
 // --action-script.
 //
-// It is linked statically, so it needs no library of the room and starts in 0.1 ms.
+// It is linked statically, so it needs no library of the sandbox and starts in 0.1 ms.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -32,24 +32,24 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_ARGUMENTS = 256, WORD = 64 };
+enum { MAX_ARGUMENTS = 256, FIELD = 64 };
 
 static int fail(const char *what) {
     fprintf(stderr, "criu-hook: %s: %s\n", what, strerror(errno));
     return 1;
 }
 
-static int become(int argc, char **argv) {
-    static char directory[WORD], hook[WORD];
+static int exec_criu(int argc, char **argv) {
+    static char directory[FIELD], hook[FIELD];
     char *command[MAX_ARGUMENTS];
-    int given = argc - 4, n = 0;
-    if (given < 1 || given > MAX_ARGUMENTS - 5) {
+    int arguments = argc - 4, n = 0;
+    if (arguments < 1 || arguments > MAX_ARGUMENTS - 5) {
         errno = E2BIG;
         return fail("arguments");
     }
     snprintf(directory, sizeof directory, "/proc/%d/fd/%d", getpid(), atoi(argv[2]));
     snprintf(hook, sizeof hook, "/proc/%d/fd/%d", getpid(), atoi(argv[3]));
-    while (n < given) {
+    while (n < arguments) {
         command[n] = argv[4 + n];
         n++;
     }
@@ -69,8 +69,8 @@ static void set_last_pid(const char *number) {
         close(fd);
 }
 
-static int hold(int directory, pid_t criu) {
-    char verdict[WORD] = "";
+static int wait_for_verdict(int directory, pid_t criu) {
+    char verdict[FIELD] = "";
     size_t have = 0;
     int fd = openat(directory, "held", O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, "held\n", 5) != 5)
@@ -89,15 +89,15 @@ static int hold(int directory, pid_t criu) {
     }
     close(fd);
     // If CRIU was killed meanwhile, it is no longer our parent.
-    int goes = strcmp(verdict, "go\n") == 0 || strncmp(verdict, "go ", 3) == 0;
-    if (!goes || getppid() != criu)
+    int may_go_on = strcmp(verdict, "go\n") == 0 || strncmp(verdict, "go ", 3) == 0;
+    if (!may_go_on || getppid() != criu)
         return 1;
     if (verdict[2] == ' ')
         set_last_pid(verdict + 3);
     return 0;
 }
 
-static int mark(int directory, const char *file) {
+static int make_mark(int directory, const char *file) {
     int fd = openat(directory, file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
         return fail(file);
@@ -106,23 +106,24 @@ static int mark(int directory, const char *file) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "--become") == 0)
-        return become(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "--exec") == 0)
+        return exec_criu(argc, argv);
     pid_t criu = getppid();
-    const char *action = getenv("CRTOOLS_SCRIPT_ACTION"), *ours = getenv("LIVESHIFT_HOOK");
-    char hold_at[WORD], mark_at[WORD], file[WORD], path[WORD];
+    const char *action = getenv("CRTOOLS_SCRIPT_ACTION"),
+               *agent_variable = getenv("LIVESHIFT_HOOK");
+    char wait_at[FIELD], mark_at[FIELD], file[FIELD], path[FIELD];
     int number;
-    if (action == NULL || ours == NULL ||
-        sscanf(ours, "%d %63s %63s %63s", &number, hold_at, mark_at, file) != 4) {
+    if (action == NULL || agent_variable == NULL ||
+        sscanf(agent_variable, "%d %63s %63s %63s", &number, wait_at, mark_at, file) != 4) {
         errno = EINVAL;
         return fail("environment");
     }
-    int holds = strcmp(action, hold_at) == 0;
-    if (!holds && strcmp(action, mark_at) != 0)
+    int waits = strcmp(action, wait_at) == 0;
+    if (!waits && strcmp(action, mark_at) != 0)
         return 0;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)criu, number);
     int directory = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0)
         return fail(path);
-    return holds ? hold(directory, criu) : mark(directory, file);
+    return waits ? wait_for_verdict(directory, criu) : make_mark(directory, file);
 }

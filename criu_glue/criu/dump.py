@@ -5,7 +5,7 @@ CRIU runs with ``--leave-running`` and calls our hook at ``post-dump``, when eve
 written and the tasks are still stopped. There the hook waits (held.py):
 
 - thaw:   the hook exits 1, and CRIU lets every task go on with its sockets; nothing is lost;
-- commit: the hook gets no verdict; the agent kills the room's process 1, which ends the tasks,
+- commit: the hook gets no verdict; the agent kills the sandbox's process 1, which ends the tasks,
   CRIU and the hook at once.
 
 Without ``--leave-running`` an error inside CRIU kills or damages the source (we saw sockets that
@@ -28,11 +28,11 @@ import msgspec
 import psutil
 
 from ...errors import StepFailed
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room, enter
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
 from ..images import link_remaps
 from ..survey import epoll_sets
-from ..survey.epoll_sets import Entry
+from ..survey.epoll_sets import EpollEntry
 from ..survey.lost_names import MOST_DELETED
 from . import repair_mode
 from .capture import Capture, Sink
@@ -64,8 +64,8 @@ class FrozenTree:
     locks the network.
     """
 
-    def __init__(self, room: Room, root_pid: int, directory: Path) -> None:
-        self._room = room
+    def __init__(self, sandbox: Sandbox, root_pid: int, directory: Path) -> None:
+        self._sandbox = sandbox
         self._root_pid = root_pid
         self._directory = directory
         self._criu = HeldCriu(directory)
@@ -73,13 +73,18 @@ class FrozenTree:
         self._filter: PageFilter | None = None
         self._begun = False
         self._pinned = False
-        self._out: list[Entry] = []
+        self._out: list[EpollEntry] = []
         self.image_bytes = 0
 
     def dump(
-        self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
-        look: Callable[[], None] = lambda: None, epoll: Sequence[Entry] = (),
-    ) -> None:  # fmt: skip
+        self,
+        criu: Criu,
+        sink: Sink,
+        deadline_s: float,
+        page_filter: PageFilter | None = None,
+        look: Callable[[], None] = lambda: None,
+        epoll: Sequence[EpollEntry] = (),
+    ) -> None:
         """Freeze and dump the tree; calls ``look`` while CRIU works.
 
         ``epoll``: the entries that CRIU cannot dump, as they were found a moment ago. The image
@@ -95,7 +100,7 @@ class FrozenTree:
             self._take_out(epoll)
             preload = (page_filter.library,) if page_filter else ()
             self._criu.start(
-                enter(self._room),
+                enter(self._sandbox),
                 criu.command(*self._options(), preload=preload),
                 "post-dump",
                 environment=page_filter.environment if page_filter else None,
@@ -109,11 +114,11 @@ class FrozenTree:
             raise
         self.image_bytes = self._capture.bytes
 
-    def taken_out(self) -> list[Entry]:
+    def taken_out(self) -> list[EpollEntry]:
         """The entries that the destination must put back into epoll sets after the restore."""
         return epoll_sets.unchanged(self._out, self._pids())
 
-    def _take_out(self, entries: Sequence[Entry]) -> None:
+    def _take_out(self, entries: Sequence[EpollEntry]) -> None:
         """Take entries out. The note is written first, so that a restarted agent can put them
         back."""
         if entries:
@@ -123,17 +128,17 @@ class FrozenTree:
     def _put_in(self) -> None:
         note = self._directory / OUT
         with contextlib.suppress(FileNotFoundError):
-            entries = msgspec.json.decode(note.read_bytes(), type=list[Entry])
+            entries = msgspec.json.decode(note.read_bytes(), type=list[EpollEntry])
             pids = self._pids()
             try:
                 epoll_sets.put_in(epoll_sets.unchanged(entries, pids), pids)
             except OSError as error:  # the tree must go on nevertheless
-                log.error("%s: an epoll set lacks a file: %s", self._room.plan.hostname, error)
+                log.error("%s: an epoll set lacks a file: %s", self._sandbox.plan.hostname, error)
             note.unlink()
 
     def _pids(self) -> dict[int, int]:
         """The capsule's pid → the host's pid, of the tree's processes."""
-        return {inner: pid for pid, inner in in_order(self._room, self._root_pid).items()}
+        return {inner: pid for pid, inner in in_order(self._sandbox, self._root_pid).items()}
 
     def take_up(self) -> None:
         """Take over the dump of an earlier agent; :meth:`thaw` then ends it at any stage."""
@@ -164,17 +169,19 @@ class FrozenTree:
         if self._criu.alive() and self._pinned:
             self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
         elif not self._criu.alive():  # CRIU was killed, so we undo what it would have undone
-            repair_mode.leave(task.pid for task in tasks(self._room))
-            link_remaps.clear(self._room)
+            repair_mode.leave(task.pid for task in tasks(self._sandbox))
+            link_remaps.clear(self._sandbox)
         if not self._criu.tell("stop"):
-            raise StepFailed("thaw", f"CRIU does not let go of {self._room.plan.hostname}")
+            raise StepFailed(
+                "thaw", f"CRIU did not release the tasks of {self._sandbox.plan.hostname}"
+            )
         if self._pinned:
             self._signal(signal.SIGCONT)  # in case CRIU was killed just now
         self._criu.close()
         self._begun = False
 
     def release(self) -> None:
-        """Clean up after the room was ended, which has ended CRIU and its hook too."""
+        """Clean up after the sandbox was ended, which has ended CRIU and its hook too."""
         if self._capture is not None:
             self._capture.close()
         self._criu.close()
@@ -187,7 +194,7 @@ class FrozenTree:
                 os.kill(task.pid, signum)
 
     def _tree(self) -> list[psutil.Process]:
-        for task in tasks(self._room):
+        for task in tasks(self._sandbox):
             with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
                 if inner_pid(task.pid) == self._root_pid:
                     return [task, *task.children(recursive=True)]
@@ -197,7 +204,7 @@ class FrozenTree:
         external = [
             arg
             for fd in (STDOUT_FD, STDERR_FD)
-            for arg in ("--external", f"pipe:[{self._room.pipe_inode(fd)}]")
+            for arg in ("--external", f"pipe:[{self._sandbox.pipe_inode(fd)}]")
         ]
         return [
             "dump",
@@ -220,13 +227,13 @@ class FrozenTree:
             raise StepFailed(
                 "dump",
                 "CRIU did not finish within its deadline (timeouts.freeze)",
-                hint="memory that does not go ahead goes over the link meanwhile: `liveshift"
+                hint="memory that pre-copy does not carry goes over the link now: `liveshift"
                 " migrate --dry-run` says how much that is",
             ) from None
         if not held:
             cause = explain(self._directory / "dump.log")
             raise cause.of_dump()(
                 "dump",
-                f"CRIU could not dump {self._room.plan.hostname}: {cause.words}",
+                f"CRIU could not dump {self._sandbox.plan.hostname}: {cause.words}",
                 hint=HINT,
             )

@@ -2,7 +2,7 @@
 """Early CRIU: a CRIU that starts before the image is complete, and gets cold memory in advance.
 
 While the job still runs at its source, its memory comes into the store. A thread here puts the
-cold part of it into a CRIU that waits in the room (memory/prefill/prefill.py). Once the image is
+cold part of it into a CRIU that waits in the sandbox (memory/prefill/prefill.py). Once the image is
 complete, ``go`` lets that CRIU restore it. If there is no early CRIU, or something is wrong with
 it, a fresh CRIU restores the tree and the fill copies all of the memory. If the host has no memory
 for two copies, the store drops what is in place; then only the early CRIU can restore the tree.
@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room, enter
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
 from ..memory import prefill as prefill_room
 from ..memory.prefill.mapped import PrefillLost
 from ..memory.prefill.prefill import ANSWER_S, BLOCK, LEAST, SPARE, NoHugePage, Prefill, memory_left
@@ -62,8 +62,8 @@ END_S = 1.0
 class EarlyCriu:
     """One early CRIU; ``images`` is the hidden directory into which the image comes."""
 
-    def __init__(self, criu: Criu, room: Room, images: Path, store: MemoryStore) -> None:
-        self._command, self._room, self._images, self._store = criu, room, images, store
+    def __init__(self, criu: Criu, sandbox: Sandbox, images: Path, store: MemoryStore) -> None:
+        self._command, self._sandbox, self._images, self._store = criu, sandbox, images, store
         self.held = HeldCriu(images)
         self._prefill: Prefill | None = None
         self._ends: dict[int, int] = {}
@@ -97,7 +97,7 @@ class EarlyCriu:
     @property
     def lost(self) -> str:
         """A sentence that says why memory which only this CRIU had is lost. Else it is empty."""
-        if self._prefill is None or not self._prefill.moved:
+        if self._prefill is None or not self._prefill.evicted:
             return ""
         return self.why if self.held.alive() else "it has ended"
 
@@ -110,7 +110,7 @@ class EarlyCriu:
         """Return True if this CRIU can restore the complete image and holds memory of it.
 
         Otherwise this CRIU has been ended."""
-        only_here = self._prefill is not None and self._prefill.moved
+        only_here = self._prefill is not None and self._prefill.evicted
         self._join(ANSWER_S if only_here else LAST_BLOCK_S)
         try:
             if not self.why and self._prefill is None:
@@ -119,15 +119,15 @@ class EarlyCriu:
                 self.why = "it has ended"
             if not self.why and self._prefill is not None:
                 search, until = self._prefill.search(), time.monotonic() + AT_LAST_S
-                while time.monotonic() < until and self._prefill.freshen(search):
+                while time.monotonic() < until and self._prefill.copy_outdated(search):
                     pass
-                if self._prefill.settle(self._images):
+                if self._prefill.plan_restore(self._images):
                     return True
             self.why = self.why or "nothing of what was put in place is still there"
         except (PrefillLost, LiveshiftError, OSError) as error:
             self.why = str(error)
         log.warning("%s: no early restore: %s", self._images.name, self.why)
-        self._bring_back()
+        self._write_back()
         self.drop()
         return False
 
@@ -143,7 +143,7 @@ class EarlyCriu:
         (self._images / CONFIG).write_text("".join(f"{option}\n" for option in options))
         (self._images / MARK).unlink(missing_ok=True)
         (self._images / MARK).symlink_to(mark)
-        self._prefill.go()
+        self._prefill.begin_restore()
 
     def check(self) -> None:
         """Raise StepFailed if a restored process lacks memory that the prefill put in place."""
@@ -163,13 +163,13 @@ class EarlyCriu:
         if self._prefill is not None:
             self._prefill.close()
 
-    def _bring_back(self) -> None:
+    def _write_back(self) -> None:
         """Move memory that only this CRIU holds back into the store, as far as CRIU answers.
 
         The fill reports later what stays lost."""
         if self._prefill is not None and self.held.alive():
             try:
-                self._prefill.bring_back()
+                self._prefill.write_back()
             except (PrefillLost, LiveshiftError, OSError) as error:
                 log.error("%s: what was kept only there is lost: %s", self._images.name, error)
 
@@ -190,7 +190,7 @@ class EarlyCriu:
             seen = 0.0
             while self._prefill is not None and not self._wanted.wait(STILL_NAP_S):
                 if (written := self._store.written) != seen:
-                    self._freshen(self._prefill)
+                    self._copy_outdated(self._prefill)
                     seen = written
         except Exception as error:  # a broken prefill must not make the restore fail
             self.why = str(error) or type(error).__name__
@@ -203,8 +203,8 @@ class EarlyCriu:
             if blocks % LOOK_AT_MEMORY == 0:
                 left = memory_left() - LOOK_AT_MEMORY * BLOCK
                 if left < SPARE:
-                    prefill.let_go_of_outdated()
-                    prefill.keep_once(SPARE - left)
+                    prefill.discard_outdated()
+                    prefill.evict(SPARE - left)
                 if left < LEAST:
                     self._settled = True  # the host has no memory for more
                     return
@@ -223,21 +223,21 @@ class EarlyCriu:
             self._settled, misses = False, 0
             blocks += 1
 
-    def _freshen(self, prefill: Prefill) -> None:
+    def _copy_outdated(self, prefill: Prefill) -> None:
         """Copy once again all blocks that changed since the freeze, as far as there is time."""
         search, blocks, more = prefill.search(), 0, True
         while more:
             for _ in range(LOOK_AT_MEMORY):
                 if self._wanted.is_set():
                     return
-                if not (more := prefill.freshen(search)):
+                if not (more := prefill.copy_outdated(search)):
                     break
                 blocks += 1
             # Pages that come need memory: blocks held twice, then outdated blocks, make room.
             if (left := memory_left()) < SPARE:
-                prefill.keep_once(SPARE - left)
+                prefill.evict(SPARE - left)
                 if not blocks and memory_left() < SPARE:
-                    prefill.let_go_of_outdated()
+                    prefill.discard_outdated()
 
     def _start(self) -> Prefill:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -246,10 +246,10 @@ class EarlyCriu:
         library = Path(str(files(prefill_room) / "prefill_shim.so"))
         try:
             for fd in (STDOUT_FD, STDERR_FD):
-                self._ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+                self._ends[fd] = os.open(f"/proc/{self._sandbox.init}/fd/{fd}", os.O_WRONLY)
             said = f"{theirs.fileno()}:{pages}:{prefill.plan_fd}"
             self.held.start(
-                enter(self._room),
+                enter(self._sandbox),
                 self._command.command(*RESTORE, "--lazy-pages", preload=[library]),
                 "post-restore",
                 mark=("post-resume", MARK),

@@ -23,7 +23,7 @@ class Where(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownCause:
     """A known cause: its ``pattern`` in the log and its sentence; {0} is the pattern's first group.
 
     ``check`` names the function that finds the cause before a move, by module and name.
@@ -35,64 +35,114 @@ class Known:
     check: str
 
 
-def _capsule(check: str, pattern: str, sentence: str) -> Known:
-    return Known(pattern, sentence, Where.CAPSULE, "criu_glue." + check)
+def _capsule(check: str, pattern: str, sentence: str) -> KnownCause:
+    return KnownCause(pattern, sentence, Where.CAPSULE, "criu_glue." + check)
 
 
-def _destination(check: str, pattern: str, sentence: str) -> Known:
-    return Known(pattern, sentence, Where.DESTINATION, "runtime.agent.preflight." + check)
+def _destination(check: str, pattern: str, sentence: str) -> KnownCause:
+    return KnownCause(pattern, sentence, Where.DESTINATION, "runtime.agent.preflight." + check)
 
 
 _DESCRIPTORS, _FILES = "survey.survey._look_at_descriptors", "_check_files"
 
-KNOWN: tuple[Known, ...] = (
-    _capsule(_DESCRIPTORS, r"io_uring",
-             "a task holds an io_uring, which CRIU cannot dump; set UV_USE_IO_URING=0 or turn"
-             " io_uring off in the program"),
-    _capsule(_DESCRIPTORS, r"anon_inode:\[userfaultfd\]",
-             "a task holds a userfaultfd, which CRIU cannot dump"),
-    _capsule(_DESCRIPTORS, r"Can't lookup mount=(\d+)",
-             "a task has a file open on a mount that is not in its capsule"),
-    _capsule("survey.epoll_sets.find", r"Dump eventpoll .*failed",
-             "an epoll set holds a file that no process of the capsule has open any more"),
-    _capsule("survey.terminals.of_task", r"ctty inheritance detected",
-             "a task holds /dev/tty, which CRIU cannot dump"),
-    _capsule("survey.terminals.of_room", r"Unable to open \S*ptmx with specified index (\d+)",
-             "the capsule holds the terminal /dev/pts/{0} and too few below it, which CRIU cannot"
-             " restore"),
-    _capsule("survey.terminals.of_room", r"Index (\d+) on \S+ is too big",
-             "the capsule holds the terminal /dev/pts/{0}, and CRIU dumps none above 1000"),
-    _capsule("survey.lost_names.look", r"Can't dump ghost file (\S.*) of (\d+) size",
-             "a task uses {0}, which was deleted and has {1} bytes, more than can be carried"),
-    _capsule("survey.unix_sockets.outside", r"Dangling connection|half of stream unix connection|"
-             r"External socket is used|name-less external socket",
-             "a task is connected to a UNIX socket outside its capsule"),
-    _capsule("survey.unix_sockets.outside", r"Found a closed in-flight socket",
-             "a client has closed its UNIX socket before it was accepted, which CRIU cannot dump"),
-    _capsule("images.file_locks.lasting", r"Can not set (?:ofd lock|posix lock|flock)",
-             "a file lock of a task is held by another process on the destination"),
-    _destination(_FILES, r"File /?(\S.*) has bad size (\d+) \(expect (\d+)\)",
-                 "file /{0} has {1} bytes on the destination, and had {2} where the task had it"
-                 " open; the same file must be there, or its directory be listed under files.shared"
-                 " or files.carried"),
-    _destination(_FILES, r"File /?(\S.*) has bad mode 0(\d+) \(expect 0(\d+)\)",
-                 "file /{0} has mode {1} on the destination, and had {2} where the task had it"
-                 " open; owners and modes must be alike on all hosts"),
-    _destination(_FILES, r"File /?(\S+) has bad build-ID",
-                 "file /{0} is another build on the destination; install the same files on all"
-                 " hosts"),
+KNOWN: tuple[KnownCause, ...] = (
+    _capsule(
+        _DESCRIPTORS,
+        r"io_uring",
+        "a task holds an io_uring, which CRIU cannot dump; set UV_USE_IO_URING=0 or turn"
+        " io_uring off in the program",
+    ),
+    _capsule(
+        _DESCRIPTORS,
+        r"anon_inode:\[userfaultfd\]",
+        "a task holds a userfaultfd, which CRIU cannot dump",
+    ),
+    _capsule(
+        _DESCRIPTORS,
+        r"Can't lookup mount=(\d+)",
+        "a task has a file open on a mount that is not in its capsule",
+    ),
+    _capsule(
+        "survey.epoll_sets.find",
+        r"Dump eventpoll .*failed",
+        "an epoll set holds a file that no process of the capsule has open any more",
+    ),
+    _capsule(
+        "survey.terminals.of_task",
+        r"ctty inheritance detected",
+        "a task holds /dev/tty, which CRIU cannot dump",
+    ),
+    _capsule(
+        "survey.terminals.of_sandbox",
+        r"Unable to open \S*ptmx with specified index (\d+)",
+        "the capsule holds the terminal /dev/pts/{0} and too few below it, which CRIU cannot"
+        " restore",
+    ),
+    _capsule(
+        "survey.terminals.of_sandbox",
+        r"Index (\d+) on \S+ is too big",
+        "the capsule holds the terminal /dev/pts/{0}, and CRIU dumps none above 1000",
+    ),
+    _capsule(
+        "survey.lost_names.look",
+        r"Can't dump ghost file (\S.*) of (\d+) size",
+        "a task uses {0}, which was deleted and has {1} bytes, more than can be carried",
+    ),
+    _capsule(
+        "survey.unix_sockets.outside",
+        r"Dangling connection|half of stream unix connection|"
+        r"External socket is used|name-less external socket",
+        "a task is connected to a UNIX socket outside its capsule",
+    ),
+    _capsule(
+        "survey.unix_sockets.outside",
+        r"Found a closed in-flight socket",
+        "a client has closed its UNIX socket before it was accepted, which CRIU cannot dump",
+    ),
+    _capsule(
+        "images.file_locks.lasting",
+        r"Can not set (?:ofd lock|posix lock|flock)",
+        "a file lock of a task is held by another process on the destination",
+    ),
+    _destination(
+        _FILES,
+        r"File /?(\S.*) has bad size (\d+) \(expect (\d+)\)",
+        "file /{0} has {1} bytes on the destination, and had {2} where the task had it"
+        " open; the same file must be there, or its directory be listed under files.shared"
+        " or files.carried",
+    ),
+    _destination(
+        _FILES,
+        r"File /?(\S.*) has bad mode 0(\d+) \(expect 0(\d+)\)",
+        "file /{0} has mode {1} on the destination, and had {2} where the task had it"
+        " open; owners and modes must be alike on all hosts",
+    ),
+    _destination(
+        _FILES,
+        r"File /?(\S+) has bad build-ID",
+        "file /{0} is another build on the destination; install the same files on all hosts",
+    ),
     _destination(_FILES, r"Can't open file /?(\S+)", "the destination lacks /{0}"),
-    _destination("_check_tasks", r"Unable to create a thread: -17",
-                 "the id of a thread is taken in the new capsule"),
-    _destination("_check_tasks", r"Unable to create a thread: -11",
-                 "the destination allows no more threads"),
-    _destination("_check_tasks", r"Can't fork for (\d+): File exists",
-                 "pid {0} is taken in the new capsule"),
-    _destination("_check_memory", r"No space left on device",
-                 "the memory file system for images is full on the destination"),
-    _destination("_check_memory", r"Cannot allocate memory",
-                 "the destination has too little memory"),
-)  # fmt: skip
+    _destination(
+        "_check_tasks",
+        r"Unable to create a thread: -17",
+        "the id of a thread is taken in the new capsule",
+    ),
+    _destination(
+        "_check_tasks", r"Unable to create a thread: -11", "the destination allows no more threads"
+    ),
+    _destination(
+        "_check_tasks", r"Can't fork for (\d+): File exists", "pid {0} is taken in the new capsule"
+    ),
+    _destination(
+        "_check_memory",
+        r"No space left on device",
+        "the memory file system for images is full on the destination",
+    ),
+    _destination(
+        "_check_memory", r"Cannot allocate memory", "the destination has too little memory"
+    ),
+)
 
 NOISE = re.compile(r"rlimit|RLIMIT|Can't keep kdat|Dumping FAILED|Restoring FAILED")
 
@@ -105,7 +155,7 @@ class Cause:
     contains no error."""
 
     words: str
-    known: Known | None = None
+    known: KnownCause | None = None
     named: bool = True
 
     def of_dump(self) -> type[StepFailed]:
@@ -127,7 +177,7 @@ def explain(log: Path) -> Cause:
     try:
         text = log.read_text(errors="replace")
     except FileNotFoundError:
-        return Cause("it left no log", named=False)
+        return Cause("CRIU left no log", named=False)
     for known in KNOWN:
         if match := re.search(known.pattern, text):
             return Cause(known.sentence.format(*match.groups()), known)
@@ -135,4 +185,4 @@ def explain(log: Path) -> Cause:
     if errors:
         return Cause(" / ".join(re.sub(r"^\([\d.]+\)\s*", "", line) for line in errors[:3]))
     last = (text.strip().splitlines() or ["(empty)"])[-1]
-    return Cause(f"its log names no error; last line: {last}", named=False)
+    return Cause(f"CRIU's log names no error; its last line is: {last}", named=False)

@@ -5,9 +5,9 @@ The hook (criu_hook.c) reports on one FIFO that it waits, and reads the verdict 
 file beside them holds CRIU's pid and start time. So a restarted agent finds the CRIU that its
 predecessor started, and gives the verdict itself.
 
-The directory of these files is hidden in the room, where CRIU works. CRIU gets the directory as an
-open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
-hook, so the hook enters the directory by the same path. No task of the room can use that path,
+The directory of these files is hidden in the sandbox, where CRIU works. CRIU gets the directory as
+an open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
+hook, so the hook enters the directory by the same path. No task of the sandbox can use that path,
 because the kernel wants rights over CRIU for it.
 """
 
@@ -26,7 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...waiting import readable
-from ..capsule.room import started
+from ..capsule.sandboxes import started
 from ..capsule.tree import inner_pid
 
 HOOK = Path(str(files(__package__) / "criu-hook"))
@@ -48,11 +48,16 @@ class HeldCriu:
         self._hooked = False  # True if a hook may be waiting
 
     def start(
-        self, prefix: Sequence[str], command: Sequence[str], action: str,
-        mark: tuple[str, str] = ("none", "none"), pass_fds: Sequence[int] = (),
-        environment: Callable[[int], Mapping[str, str]] | None = None, config: str = "",
-    ) -> None:  # fmt: skip
-        """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
+        self,
+        prefix: Sequence[str],
+        command: Sequence[str],
+        action: str,
+        mark: tuple[str, str] = ("none", "none"),
+        pass_fds: Sequence[int] = (),
+        environment: Callable[[int], Mapping[str, str]] | None = None,
+        config: str = "",
+    ) -> None:
+        """Run CRIU (``command``, entering the sandbox by ``prefix``) on the directory's images.
 
         The hook waits at ``action``. ``mark`` is an action and the name of a file that the hook
         makes in the directory at that action; if the name is a link, the hook makes the link's
@@ -70,13 +75,16 @@ class HeldCriu:
         try:
             own = {"LIVESHIFT_HOOK": " ".join([str(directory), action, *mark])}
             more = environment(directory) if environment else {}
-            become = [f"/proc/self/fd/{hook}", "--become", str(directory), str(hook)]
+            hook_command = [f"/proc/self/fd/{hook}", "--exec", str(directory), str(hook)]
             options = ["--config", f"/proc/self/fd/{directory}/{config}"] if config else []
             self._process = subprocess.Popen(
-                [*prefix, *become, *command, *options],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(*pass_fds, directory, hook), env={**os.environ, **own, **more},
-            )  # fmt: skip
+                [*prefix, *hook_command, *command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(*pass_fds, directory, hook),
+                env={**os.environ, **own, **more},
+            )
         finally:
             os.close(directory)
             os.close(hook)
@@ -156,7 +164,7 @@ class HeldCriu:
         self.close()
 
     def close(self) -> None:
-        """Reap CRIU after its room was ended, and close the FIFO."""
+        """Reap CRIU after its sandbox was ended, and close the FIFO."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LOST_S)

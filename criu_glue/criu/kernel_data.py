@@ -5,7 +5,7 @@ CRIU probes the kernel at every start (20 to 40 ms, while the job is frozen), un
 holds the results. CRIU writes that file on a tmpfs only, so that it does not survive a reboot into
 another kernel (criu: kerndat.c). If /run is no tmpfs (mostly in containers), we make the file in a
 mount namespace that has a tmpfs there, and mount it on its place. It is read-only, only root can
-read it, and a reboot removes it. Rooms that are built after that have it, too.
+read it, and a reboot removes it. Sandboxes that are built after that have it, too.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 // PAGEMAP_SCAN ioctl (Linux 6.7) which pages of a task it must dump. For the ranges that the
 // tracker carries, this library answers "no pages", so CRIU's images have them as ranges without
 // content. It changes nothing else.
-//
 // LIVESHIFT_PAGE_FILTER is "<descriptor of CRIU's directory>:<milliseconds>". The agent writes the
 // ranges into the file `hide` of that directory, one a line: pid, start, end (hexadecimal). It can
 // list them only once all tasks have stopped. CRIU makes its first scan of a task only then. So at
@@ -41,7 +40,7 @@ struct pm_scan_arg {
 #define PAGE_IS_PRESENT (1 << 3)
 #define PAGE_IS_SWAPPED (1 << 4)
 
-enum { PAGE_SIZE = 4096, LOOK_NS = 300 * 1000 };
+enum { PAGE_SIZE = 4096, POLL_NS = 300 * 1000 };
 
 struct range {
     long pid;
@@ -70,27 +69,27 @@ static uint64_t now_ms(void) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-static FILE *open_when_there(int directory, uint64_t patience_ms) {
-    for (uint64_t until = now_ms() + patience_ms;;) {
+static FILE *open_with_timeout(int directory, uint64_t timeout_ms) {
+    for (uint64_t until = now_ms() + timeout_ms;;) {
         int fd = openat(directory, "hide", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
         if (fd >= 0)
             return fdopen(fd, "re");
         if (errno != ENOENT || now_ms() > until)
             return NULL;
-        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
     }
 }
 
 static void read_ranges(void) {
-    const char *said = getenv("LIVESHIFT_PAGE_FILTER");
+    const char *text = getenv("LIVESHIFT_PAGE_FILTER");
     int directory;
-    unsigned patience_ms;
-    if (said == NULL || sscanf(said, "%d:%u", &directory, &patience_ms) != 2)
+    unsigned timeout_ms;
+    if (text == NULL || sscanf(text, "%d:%u", &directory, &timeout_ms) != 2)
         return;
     int asked = openat(directory, "asked", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (asked >= 0)
         close(asked);
-    FILE *f = open_when_there(directory, patience_ms);
+    FILE *f = open_with_timeout(directory, timeout_ms);
     if (f == NULL)
         return;
     struct range next;

@@ -46,9 +46,7 @@ class PageFilter:
 
     def hide(self, ranges: Ranges) -> None:
         """Hide the pages of these ranges; with ``{}`` CRIU waits no longer and dumps everything."""
-        lines = (
-            f"{pid} {start:x} {end:x}\n" for pid, of in ranges.items() for start, end in of
-        )  # fmt: skip
+        lines = (f"{pid} {start:x} {end:x}\n" for pid, of in ranges.items() for start, end in of)
         unfinished = self._directory / "hide.new"
         unfinished.write_text("".join(lines))
         os.rename(unfinished, self._directory / "hide")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore a capsule's tree with CRIU into an empty room, in two steps.
+"""Restore a capsule's tree with CRIU into an empty sandbox, in two steps.
 
 ``bring_up`` ends in CRIU's ``post-restore`` hook: tasks and sockets exist, no task runs, sockets
 are in repair mode, the network is locked. The hook waits until the agent knows that the tree may
@@ -31,30 +31,31 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import LiveshiftError, StepFailed
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter, hand_over, kill_tree
 from ..capsule.tree import inner_pid, tasks
 from ..images import pids
 from ..images.image_kinds import ImageFile
-from ..images.protobuf import Message
+from ..images.protobuf import ProtobufMessage
 from ..memory.fill.fill import FillEngine
 from ..memory.fill.tree_memory import TreeMemory
 from ..memory.prefill.mapped import PrefillLost
 from ..network import network
 from ..survey import epoll_sets
-from ..survey.epoll_sets import Entry
+from ..survey.epoll_sets import EpollEntry
 from .early import RESTORE, EarlyCriu
 from .explain import Cause, explain
 from .held import HeldCriu
 from .tool import Criu
 
 STOP_S = 5.0
-"""Seconds that CRIU has, after ``stop``, to undo what it did in the room; then we kill the rest."""
+"""After ``stop`` CRIU has this many seconds to undo what it did in the sandbox. Then we kill the
+rest."""
 
 
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
 
-class Hold(Protocol):
+class RestoreHold(Protocol):
     """Keeps the tasks frozen that were continued at the door; if it dies, they die with it."""
 
     def spare_from_exit(self) -> None:
@@ -65,26 +66,32 @@ class Hold(Protocol):
 
 
 class RestoringTree:
-    """A tree that CRIU restores in ``room`` from the image files in ``images``."""
+    """A tree that CRIU restores in ``sandbox`` from the image files in ``images``."""
 
-    def __init__(self, room: Room, images: Path) -> None:
-        self._room = room
+    def __init__(self, sandbox: Sandbox, images: Path) -> None:
+        self._sandbox = sandbox
         self._images = images
         self._criu = HeldCriu(images)
         self._memory = TreeMemory(images)
 
     def bring_up(
-        self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
-        stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
-        epoll: Sequence[Entry] = (),
-    ) -> None:  # fmt: skip
+        self,
+        criu: Criu,
+        pipes: dict[int, int],
+        deadline_s: float,
+        *,
+        stopped: bool = False,
+        fill: FillEngine | None = None,
+        early: EarlyCriu | None = None,
+        epoll: Sequence[EpollEntry] = (),
+    ) -> None:
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
         ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; this method
         closes it. ``early`` is a prepared early CRIU, whose plan the fill has. ``epoll`` are the
         entries that CRIU could not dump; this method puts them back. Raises StepFailed: then no
-        task is left here, and the room is empty and locked as before.
+        task is left here, and the sandbox is empty and locked as before.
         """
         for mark in ("resumed", "at-door"):
             (self._images / mark).unlink(missing_ok=True)
@@ -104,7 +111,7 @@ class RestoringTree:
                 self.drop()
             self._memory.end()
             if isinstance(error, FileNotFoundError):
-                raise self._failed("its room has ended") from error
+                raise self._failed("its sandbox has ended") from error
             if isinstance(error, PrefillLost) or (early is not None and isinstance(error, OSError)):
                 raise self._failed(str(error)) from error
             raise
@@ -129,7 +136,7 @@ class RestoringTree:
             self.drop()
             raise
 
-    def _put_in(self, entries: Sequence[Entry]) -> None:
+    def _put_in(self, entries: Sequence[EpollEntry]) -> None:
         try:
             epoll_sets.put_in(entries, self._criu.tree())
         except OSError as error:
@@ -140,14 +147,14 @@ class RestoringTree:
         last = pids.place(pids.of_image(self._images), pids.limit())
         if last is None:
             raise self._failed("its tasks leave CRIU too few ids in a row")
-        pids.set_last(self._room, last)  # earlier attempts have used some ids
+        pids.set_last(self._sandbox, last)  # earlier attempts have used some ids
         try:
             for fd in (STDOUT_FD, STDERR_FD):
-                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+                ends[fd] = os.open(f"/proc/{self._sandbox.init}/fd/{fd}", os.O_WRONLY)
             for inode, fd in pipes.items():
                 options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
             self._criu.start(
-                enter(self._room),
+                enter(self._sandbox),
                 criu.command(*options),
                 "post-restore",
                 mark=("post-resume", mark),
@@ -173,7 +180,7 @@ class RestoringTree:
             raise self._failed(why)
         self._memory.end()
         self._criu.close()
-        adopt(self._room)
+        hand_over(self._sandbox)
 
     def stop_at_door(self, deadline_s: float) -> None:
         """Let CRIU release the tasks while every one of them stays stopped.
@@ -192,7 +199,7 @@ class RestoringTree:
         self.drop()
         raise self._failed(why)
 
-    def let_run_held(self, hold: Hold) -> None:
+    def let_run_held(self, hold: RestoreHold) -> None:
         """Open the network, end the hold and let all tasks run; raises StepFailed if none ran.
 
         ``hold`` keeps the tasks frozen that were continued at the door.
@@ -213,7 +220,7 @@ class RestoringTree:
         finally:  # ``resumed`` is written, so the tree runs even if the hold failed
             self._open_door(go_on)
             self._memory.end()
-            adopt(self._room)
+            hand_over(self._sandbox)
 
     def take_up(self) -> None:
         """Take over the restore of an earlier agent; let the tree run if that agent decided so."""
@@ -226,12 +233,13 @@ class RestoringTree:
         return (self._images / "resumed").exists()
 
     def drop(self) -> None:
-        """Kill all tasks of the tree; the room stays if it still exists.
+        """Kill all tasks of the tree; the sandbox stays if it still exists.
 
-        CRIU gets ``stop`` first, so that it removes what it put into the room, such as ghost files.
+        CRIU gets ``stop`` first, so that it removes what it put into the sandbox, such as ghost
+        files.
         """
         self._criu.tell("stop", STOP_S)
-        evict(self._room)
+        kill_tree(self._sandbox)
         self._memory.end()  # only after the kill: tasks would read unfilled memory as zeros
         if (self._images / "unlocked").exists():
             self._lock_again()
@@ -244,7 +252,7 @@ class RestoringTree:
 
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
-        network.unlock(self._room.init)
+        network.unlock(self._sandbox.init)
 
     def _need_memory(self) -> None:
         """Drop the tree and raise StepFailed if some of its memory is missing."""
@@ -259,7 +267,7 @@ class RestoringTree:
     def _tree(self) -> dict[int, int]:
         """The host's pid → the capsule's pid, of the tree's processes."""
         found = {}
-        for task in tasks(self._room) if self._room.alive() else []:
+        for task in tasks(self._sandbox) if self._sandbox.alive() else []:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found[task.pid] = inner_pid(task.pid)
         return found
@@ -272,7 +280,7 @@ class RestoringTree:
         image = self._images / f"core-{inner}.img"
         if not image.exists():  # a spared thread started this process after the restore
             return False
-        about = Message(ImageFile(image).entries[0]).message(_ABOUT_TASK)
+        about = ProtobufMessage(ImageFile(image).entries[0]).message(_ABOUT_TASK)
         return about is not None and about.uint(1) == _TASK_STOPPED
 
     def _moving(self, seconds: float) -> str:
@@ -297,18 +305,19 @@ class RestoringTree:
     def _lock_again(self) -> None:
         """Close the network again: without the tree's sockets the kernel would reset the peers."""
         try:
-            network.lock(self._room.init)
+            network.lock(self._sandbox.init)
         except LiveshiftError:
             if not self._ends():
                 raise
         (self._images / "unlocked").unlink()
 
     def _ends(self) -> bool:
-        """True if the room ends within STOP_S, as an adopted room does after its tree."""
+        """True if the sandbox ends within STOP_S, as a sandbox does after its tree once
+        :func:`hand_over` was called."""
         until = time.monotonic() + STOP_S
-        while self._room.alive() and time.monotonic() < until:
+        while self._sandbox.alive() and time.monotonic() < until:
             time.sleep(0.01)
-        return not self._room.alive()
+        return not self._sandbox.alive()
 
     def _cause(self) -> Cause:
         return explain(self._images / "restore.log")
@@ -317,7 +326,7 @@ class RestoringTree:
         kind, words = StepFailed, why
         if isinstance(why, Cause):
             kind, words = why.of_restore(), why.words
-        return kind("restore", f"CRIU could not restore {self._room.plan.hostname}: {words}")
+        return kind("restore", f"CRIU could not restore {self._sandbox.plan.hostname}: {words}")
 
 
 def _send(pids: Iterable[int], signum: signal.Signals) -> None:

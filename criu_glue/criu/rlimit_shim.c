@@ -20,7 +20,7 @@
 
 enum { NAME_WIDTH = 26 }; // fs/proc/base.c, proc_pid_limits: "%-25s " in front of the values
 
-static uint64_t value(const char *text) {
+static uint64_t parse_limit(const char *text) {
     return strncmp(text, "unlimited", 9) == 0 ? UINT64_MAX : strtoull(text, NULL, 10);
 }
 
@@ -37,8 +37,8 @@ static int read_limit(long pid, long resource, struct rlimit64 *out) {
         if (at != resource || strlen(line) <= NAME_WIDTH)
             continue;
         if (sscanf(line + NAME_WIDTH, "%31s %31s", soft, hard) == 2) {
-            out->rlim_cur = value(soft);
-            out->rlim_max = value(hard);
+            out->rlim_cur = parse_limit(soft);
+            out->rlim_max = parse_limit(hard);
             rc = 0;
         }
         break;

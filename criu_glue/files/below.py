@@ -27,12 +27,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (
-        ("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64),
-    )  # fmt: skip
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
 
 
 class UnfitName(ValueError):
-    """The name is no plain path below a directory."""
+    """The name is not a plain path below a directory."""
 
 
 class OtherMount(OSError):

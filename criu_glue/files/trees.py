@@ -143,8 +143,10 @@ def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
             s = os.lstat(root / name)
             # A directory's size and time change with its content, so only its type counts.
             if stat.S_ISDIR(s.st_mode) or (s.st_size, s.st_mtime_ns, s.st_ino) == (
-                size, mtime_ns, inode,
-            ):  # fmt: skip
+                size,
+                mtime_ns,
+                inode,
+            ):
                 same.add(name)
     return same
 

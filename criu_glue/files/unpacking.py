@@ -28,10 +28,17 @@ and some numbers."""
 
 _TYPES = frozenset(
     (
-        tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE,
-        tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.XHDTYPE,
+        tarfile.REGTYPE,
+        tarfile.AREGTYPE,
+        tarfile.LNKTYPE,
+        tarfile.SYMTYPE,
+        tarfile.DIRTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CHRTYPE,
+        tarfile.BLKTYPE,
+        tarfile.XHDTYPE,
     )
-)  # fmt: skip
+)
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE)
 _NO_ID = (1 << 32) - 1  # with this id chown(2) would leave the owner as it is
 _LATEST_S = 1 << 33
@@ -121,7 +128,7 @@ class Unpacker:
         except below.OtherMount as error:
             raise StepFailed(
                 "files",
-                f"{member.name} would come to lie on what is mounted below its directory here",
+                f"{member.name} would lie on a mount below its directory on this host",
                 hint="nothing may be mounted below a carried path; list what is under files.shared",
             ) from error
         except PermissionError as error:
@@ -140,16 +147,18 @@ class Unpacker:
         if not -_LATEST_S < member.mtime < _LATEST_S:  # this also refuses NaN
             raise ValueError(f"{member.name} has an invalid time")
         if member.issparse():
-            raise ValueError(f"{member.name} is a file with holes in one of tar's own ways")
+            raise ValueError(f"{member.name} is a file with holes in one of tar's own formats")
         if member.name == "." and not member.isdir():
-            raise ValueError("the entry of the directory itself is no directory")
+            raise ValueError("the entry of the directory itself is not a directory")
         user = self._user
         if member.type in _DEVICES and not self._devices:
             raise self._refusal(member, "a device")
         if user.is_root:
             return
         if self._as_user and not member.isreg():
-            raise StepFailed("files", f"{member.name} comes as a single file and is none")
+            raise StepFailed(
+                "files", f"{member.name} was sent as a single file but is not a regular file"
+            )
         if member.isreg():
             if member.mode & stat.S_ISUID and member.uid != user.uid:
                 raise self._refusal(member, f"a program that runs as user {member.uid}")
@@ -160,7 +169,7 @@ class Unpacker:
         return StepFailed(
             "files",
             f"{member.name} is {what}, which a capsule of user {self._user.uid} cannot bring",
-            hint="a path that holds such things is one for files.shared",
+            hint="list a path with such files under files.shared",
         )
 
     def _not_theirs(self, name: str, error: OSError) -> StepFailed:

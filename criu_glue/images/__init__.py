@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRIU\'s image files: what is in them, what may be, and what is changed in them."""
+"""CRIU's image files: what they contain, what they may contain, and what we change in them."""

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from ...errors import StepFailed
 from .image_kinds import ImageFile
-from .protobuf import Message
+from .protobuf import ProtobufMessage
 
 LOOKS, LOOK_S = 10, 0.1
 
@@ -74,7 +74,7 @@ class FileLock:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLock:
     """A lock that prevents a move: the process that holds it, and the file."""
 
     who: str
@@ -137,12 +137,12 @@ def _of_image(images: Path) -> Iterator[tuple[str, FileLock]]:
         return
     paths: dict[int, str] = {}
     for raw in ImageFile(images / "files.img").entries:
-        if (regular := Message(raw).message(3)) is not None:
+        if (regular := ProtobufMessage(raw).message(3)) is not None:
             paths[regular.uint(1)] = os.fsdecode(bytes(regular.raw(6) or b""))
     for raw in ImageFile(images / "filelocks.img").entries:
-        lock = Message(raw)  # criu: images/file-lock.proto
-        ids = Message(ImageFile(images / f"ids-{lock.uint(3)}.img").entries[0])
-        for opened in map(Message, ImageFile(images / f"fdinfo-{ids.uint(2)}.img").entries):
+        lock = ProtobufMessage(raw)  # criu: images/file-lock.proto
+        ids = ProtobufMessage(ImageFile(images / f"ids-{lock.uint(3)}.img").entries[0])
+        for opened in map(ProtobufMessage, ImageFile(images / f"fdinfo-{ids.uint(2)}.img").entries):
             kind = _KINDS.get(lock.uint(1))
             if opened.uint(4) == lock.uint(4) and opened.uint(1) in paths and kind:
                 start, length = lock.long(5), lock.long(6)

@@ -22,11 +22,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..capsule.room import PRIVATE
+from ..capsule.sandboxes import PRIVATE
 from ..files import statx
 from .image_kinds import ImageFile
 from .image_rights import GHOST, REG
-from .protobuf import Message, with_message
+from .protobuf import ProtobufMessage, with_message
 
 PLACE = "/tmp"
 LONGEST = 200
@@ -42,12 +42,12 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
     """Rewrite the image's list of files; returns the paths that were changed.
 
     ``files`` are the files of an unchecked image, by name without the suffix. ``root`` is the file
-    system of the room into which CRIU will restore. May be called again. Raises protobuf.Damaged
+    system of the sandbox into which CRIU will restore. May be called again. Raises protobuf.Damaged
     or OSError.
     """
     if "remap-fpath" not in files:
         return []
-    remaps = [Message(entry) for entry in files["remap-fpath"].entries]
+    remaps = [ProtobufMessage(entry) for entry in files["remap-fpath"].entries]
     ours = {
         remap.uint(_FILE)
         for remap in remaps
@@ -57,11 +57,11 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
     changed: list[str] = []
     entries = [bytes(entry) for entry in files["files"].entries]
     for at, raw in enumerate(entries):
-        entry = Message(raw)
+        entry = ProtobufMessage(raw)
         if entry.uint(_TYPE) != REG or entry.uint(_NUMBER) not in ours:
             continue
         inner = entry.raw(_REG) or memoryview(b"")
-        path = bytes(Message(inner).raw(_PATH) or b"")
+        path = bytes(ProtobufMessage(inner).raw(_PATH) or b"")
         if not _at_home(os.fsdecode(path), root):
             name = os.path.join(os.fsencode(PLACE), os.path.basename(path)[:LONGEST])
             entries[at] = with_message(memoryview(raw), _REG, with_message(inner, _PATH, name))
@@ -89,4 +89,4 @@ def _at_home(path: str, root: Path) -> bool:
 def _regular(ghost: ImageFile | None) -> bool:
     if ghost is None or not ghost.entries:
         return False
-    return stat.S_ISREG(Message(ghost.entries[0]).uint(_MODE, 0))
+    return stat.S_ISREG(ProtobufMessage(ghost.entries[0]).uint(_MODE, 0))

@@ -15,7 +15,7 @@ from ...errors import StepFailed
 from ..files.rights import User
 from . import file_locks, ghosts, image_rights, interrupted
 from .image_kinds import ALWAYS, ImageFile
-from .protobuf import Damaged, Message
+from .protobuf import Damaged, ProtobufMessage
 
 _TASK_ENDED = (2, 6)  # compel: task-state.h (dead, zombie)
 _OF_A_TASK = ("ids", "fs", "mm", "pagemap")
@@ -40,7 +40,8 @@ def prepare(images: Path, user: User, root: Path) -> None:
 def check(images: Path, user: User, root: Path) -> None:
     """Raise StepFailed, which names the file, if CRIU must not see the image.
 
-    ``user`` is the capsule's user, ``root`` the file system of the room into which CRIU restores.
+    ``user`` is the capsule's user, ``root`` the file system of the sandbox into which CRIU
+    restores.
     """
     files = _read(images)
     try:
@@ -61,9 +62,9 @@ def _read(images: Path) -> dict[str, ImageFile]:
 def _check_complete(files: Mapping[str, ImageFile]) -> None:
     missing = [name for name in ALWAYS if name not in files]
     if not missing:
-        tasks = [Message(entry) for entry in files["pstree"].entries]
+        tasks = [ProtobufMessage(entry) for entry in files["pstree"].entries]
         if not tasks:
-            raise files["pstree"].refusal("of no task at all")
+            raise files["pstree"].refusal("without any task")
         for task in tasks:
             missing += _missing_of(files, task)
     if missing:
@@ -71,19 +72,19 @@ def _check_complete(files: Mapping[str, ImageFile]) -> None:
         raise StepFailed("verify", f"the image is not complete: {names} is missing")
 
 
-def _missing_of(files: Mapping[str, ImageFile], task: Message) -> list[str]:
+def _missing_of(files: Mapping[str, ImageFile], task: ProtobufMessage) -> list[str]:
     pid = task.uint(1)
     core = files.get(f"core-{pid}")
     if core is None:
         return [f"core-{pid}"]
-    if has_ended(Message(core.entries[0])):
+    if has_ended(ProtobufMessage(core.entries[0])):
         return []
     needed = [f"{kind}-{pid}" for kind in _OF_A_TASK]
     needed += [f"core-{thread}" for thread in task.uints(5)]
     return [name for name in needed if name not in files]
 
 
-def has_ended(core: Message) -> bool:
+def has_ended(core: ProtobufMessage) -> bool:
     """True if a core image is of an ended task whose parent has not read its status yet."""
     about = core.message(3)
     return about is not None and about.uint(1) in _TASK_ENDED

@@ -4,7 +4,7 @@
 The numbers are CRIU's (criu: include/magic.h, image-desc.c, protobuf.c). A file begins with two
 magic words. Then each entry is a u32 length and a protobuf message. Some kinds hold raw bytes after
 their first entry; ``pages`` files hold only raw bytes. Kinds that CRIU can dump but a capsule
-cannot have are left out: for example, its mounts and network belong to the room.
+cannot have are left out: for example, its mounts and network belong to the sandbox.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ImageFile:
             begin = at + _WORD.size
             at = begin + _WORD.unpack_from(raw, at)[0]
             if at > end:
-                raise self.refusal(f"whose entry at byte {begin} ends beyond it")
+                raise self.refusal(f"whose entry at byte {begin} ends beyond the file")
             yield raw[begin:at]
 
 

@@ -3,7 +3,7 @@
 
 CRIU runs as root and restores what the images say: a task's ids and capabilities, and every file,
 which it opens before it becomes the user. Another host's root could make up an image. So we compare
-the image with the user of the announced capsule, and ask the kernel which files of the room that
+the image with the user of the announced capsule, and ask the kernel which files of the sandbox that
 user may open. Field numbers are those of CRIU's protobuf schemas (criu: images/*.proto).
 
 In root's own capsules only the capabilities are checked: a host that may send one acts as root here
@@ -21,23 +21,27 @@ from ..files import below, rights
 from ..files.rights import User
 from . import link_remaps
 from .image_kinds import ImageFile
-from .protobuf import Damaged, Message
+from .protobuf import Damaged, ProtobufMessage
 
 Files = Mapping[str, ImageFile]
 
 REG, PIPE, FIFO, INETSK, UNIXSK, EVENTFD, EVENTPOLL, INOTIFY, SIGNALFD = range(1, 10)
 PACKETSK, TTY, FANOTIFY, NETLINKSK, NS, TUN, EXT, TIMERFD, MEMFD, BPFMAP, PIDFD = range(10, 21)
 NAMES = {
-    PACKETSK: "a packet socket", FANOTIFY: "a fanotify group", NS: "a handle of a namespace",
-    TUN: "a tun device", EXT: "a file of a plugin", BPFMAP: "a BPF map",
-}  # fmt: skip
+    PACKETSK: "a packet socket",
+    FANOTIFY: "a fanotify group",
+    NS: "a handle of a namespace",
+    TUN: "a tun device",
+    EXT: "a file of a plugin",
+    BPFMAP: "a BPF map",
+}
 
 STREAM, DATAGRAM = 1, 2
 LINKED, GHOST, PROCFS = range(3)
 FILE_PRIVATE, FILE_SHARED, OF_MEMFD = 1 << 6, 1 << 7, 1 << 14  # criu: include/image.h
 NAMESPACES = {5: "pid", 6: "network", 8: "uts", 9: "mount", 10: "user", 11: "cgroup"}
-"""Field numbers of ids.img, by namespace. A capsule's tasks have the room's namespaces, except ipc
-and time."""
+"""Field numbers of ids.img, by namespace. A capsule's tasks have the sandbox's namespaces, except
+ipc and time."""
 
 IDS = {1: "uid", 3: "euid", 5: "suid", 7: "fsuid"}
 GROUP_IDS = {2: "gid", 4: "egid", 6: "sgid", 8: "fsgid"}
@@ -45,10 +49,9 @@ BOUNDING = 12
 CAPABILITIES = {9: "inheritable", 10: "permitted", 11: "effective", 19: "ambient"}
 
 KEPT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 13, 14, 15, 18, 23, 24, 28, 29, 31)
-"""The capabilities (linux/capability.h) that capsule-init leaves to a root task in a room."""
+"""The capabilities (linux/capability.h) that capsule-init leaves to a root task in a sandbox."""
 
 MAKING = os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
-SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 def check(files: Files, user: User, root: os.PathLike[str]) -> None:
@@ -76,10 +79,10 @@ def check(files: Files, user: User, root: os.PathLike[str]) -> None:
 
 
 def _check_task(file: ImageFile, user: User) -> None:
-    core = Message(file.entries[0])
+    core = ProtobufMessage(file.entries[0])
     thread, about = core.message(5), core.message(3)
     if 4 in core:
-        raise file.refusal("with namespaces in a place where no capsule's are")
+        raise file.refusal("with namespaces of a kind that no capsule has of its own")
     if thread is None and about is not None and about.uint(1) in (2, 6) and 2 not in core:
         return  # the task has ended, so it never runs
     creds = None if thread is None else thread.message(10)
@@ -111,8 +114,8 @@ def _check_kept(file: ImageFile, words: list[int]) -> None:
 def _check_inode(
     file: ImageFile, user: User, entry: memoryview | bytes, mode: int, owner: tuple[int, int]
 ) -> None:
-    """Refuse a device and another user's or group's set-id program: CRIU would make it anew."""
-    inode = Message(entry)
+    """Refuse a device and another user's or group's set-id program: CRIU would make it again."""
+    inode = ProtobufMessage(entry)
     bits, uid, gid = inode.uint(mode, 0), inode.uint(owner[0]), inode.uint(owner[1])
     if stat.S_ISCHR(bits) or stat.S_ISBLK(bits):
         raise file.refusal("of a device")
@@ -121,15 +124,15 @@ def _check_inode(
 
 
 def _check_namespaces(files: Files) -> None:
-    own = Message(files["inventory"].entries[0]).message(3)
+    own = ProtobufMessage(files["inventory"].entries[0]).message(3)
     if own is None:
         raise files["inventory"].refusal("without the namespaces it was made in")
     for file in files.values():
         if file.kind == "ids":
-            ids = Message(file.entries[0])
+            ids = ProtobufMessage(file.entries[0])
             for number, name in NAMESPACES.items():
                 if ids.uint(number, 0) != own.uint(number, 0):
-                    raise file.refusal(f"with another {name} namespace than the room's")
+                    raise file.refusal(f"with a {name} namespace that is not the sandbox's")
 
 
 class _Wanted:
@@ -140,7 +143,7 @@ class _Wanted:
         self.made: list[str] = []
         file = files["files"]
         for raw in file.entries:
-            self._take(file, Message(raw))
+            self._take(file, ProtobufMessage(raw))
         for kept in files.values():
             if kept.kind == "mm":
                 self._take_mappings(kept)
@@ -149,7 +152,7 @@ class _Wanted:
             elif kept.kind == "remap-fpath":
                 self._take_deleted(kept)
 
-    def _take(self, file: ImageFile, entry: Message) -> None:
+    def _take(self, file: ImageFile, entry: ProtobufMessage) -> None:
         kind = entry.uint(1)
         if kind in NAMES or not REG <= kind <= PIDFD:
             raise file.refusal(f"with {NAMES.get(kind, f'a file of kind {kind}')}")
@@ -160,7 +163,7 @@ class _Wanted:
         elif kind == UNIXSK:
             self._take_socket(_part(entry, 16))
 
-    def _take_path(self, file: ImageFile, reg: Message) -> None:
+    def _take_path(self, file: ImageFile, reg: ProtobufMessage) -> None:
         number, flags, path = reg.uint(1), reg.uint(2), _text(reg, 6)
         if number in self.opened:
             raise file.refusal(f"with two files of number {number}")
@@ -170,7 +173,7 @@ class _Wanted:
             raise file.refusal(f"that would make {path[:100]!a}")
         self.opened[number] = path, flags
 
-    def _take_socket(self, socket: Message) -> None:
+    def _take_socket(self, socket: ProtobufMessage) -> None:
         name = _text(socket, 11)
         if name and not name.startswith("\0"):
             path = name.rstrip("\0")
@@ -178,8 +181,8 @@ class _Wanted:
 
     def _take_mappings(self, file: ImageFile) -> None:
         """A mapping opens its file again, with its own flags."""
-        for raw in Message(file.entries[0]).raws(14):
-            vma = Message(raw)
+        for raw in ProtobufMessage(file.entries[0]).raws(14):
+            vma = ProtobufMessage(raw)
             status = vma.uint(7)
             if not status & (FILE_PRIVATE | FILE_SHARED) or status & OF_MEMFD:
                 continue
@@ -192,13 +195,13 @@ class _Wanted:
                 self.opened[number] = path, before & ~os.O_ACCMODE | os.O_RDWR
 
     def _take_root(self, file: ImageFile) -> None:
-        path, _ = self.opened.get(Message(file.entries[0]).uint(2), ("", 0))
+        path, _ = self.opened.get(ProtobufMessage(file.entries[0]).uint(2), ("", 0))
         if path != "/":
             raise file.refusal(f"of a task whose root is {path[:100]!a}")
 
     def _take_deleted(self, file: ImageFile) -> None:
         for raw in file.entries:
-            entry = Message(raw)
+            entry = ProtobufMessage(raw)
             kind = entry.uint(3, LINKED)
             if kind not in (LINKED, GHOST, PROCFS):
                 raise file.refusal(f"with a remap of kind {kind}")
@@ -259,12 +262,12 @@ def _forbidden(user: User, what: str, why: object) -> StepFailed:
     )
 
 
-def _part(entry: Message, number: int) -> Message:
+def _part(entry: ProtobufMessage, number: int) -> ProtobufMessage:
     part = entry.message(number)
     if part is None or part.uint(1) != entry.uint(2):
         raise Damaged("a file's description belongs to another file")
     return part
 
 
-def _text(message: Message, number: int) -> str:
+def _text(message: ProtobufMessage, number: int) -> str:
     return os.fsdecode(bytes(message.raw(number) or b""))

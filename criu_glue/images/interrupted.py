@@ -19,7 +19,7 @@ import errno
 from collections.abc import Iterable
 
 from .image_kinds import ImageFile
-from .protobuf import Message, varint
+from .protobuf import ProtobufMessage, varint
 
 _X86_64, _NATIVE = 1, 1  # criu: images/core.proto, core-x86.proto
 _AX, _DX, _ORIG_AX, _IP, _MODE = 11, 13, 16, 17, 28
@@ -44,7 +44,7 @@ def _begin_again(file: ImageFile) -> bool:
     if _MARK not in bytes(file.entries[0]):
         return False
     image = bytearray(file.path.read_bytes())
-    core = Message(memoryview(image)[-len(file.entries[0]) :])
+    core = ProtobufMessage(memoryview(image)[-len(file.entries[0]) :])
     thread = core.message(2)
     raw = thread.raw(2) if thread is not None else None
     if core.uint(1) != _X86_64 or raw is None:

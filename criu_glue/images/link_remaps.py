@@ -16,20 +16,20 @@ import os
 import re
 from pathlib import Path
 
-from ..capsule.room import PRIVATE, Room
+from ..capsule.sandboxes import PRIVATE, Sandbox
 from ..files import below
 
 NAME = re.compile(r"link_remap\.[0-9]{1,10}")
 
 
-def clear(room: Room) -> None:
+def clear(sandbox: Sandbox) -> None:
     """Remove the names that a killed CRIU has left in a capsule's own directories.
 
     The next dump would find these names taken. Other directories are left alone: another capsule
     may share them, and CRIU may be dumping that one now."""
     for private in PRIVATE:
         with contextlib.suppress(OSError):
-            _clear(room.root / private.strip("/"))
+            _clear(sandbox.root / private.strip("/"))
 
 
 def _clear(top: Path) -> None:

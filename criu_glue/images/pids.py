@@ -4,9 +4,9 @@
 A restore gives every process and thread its old id back. CRIU, its hooks and helpers run in the
 same pid namespace, so none of them may have one of those ids. The kernel gives out ids in
 ascending order from ``ns_last_pid`` + 1, and after the last one goes on at ``RESERVED``. A capsule
-begins above ``room.PID_FLOOR``, so the ids between the two are CRIU's. If the capsule's ids have
-wrapped around, CRIU gets the end of the widest gap between two of them. The processes that the job
-starts before the freeze take their ids from the beginning of a gap.
+begins above ``sandboxes.PID_FLOOR``, so the ids between the two are CRIU's. If the capsule's ids
+have wrapped around, CRIU gets the end of the widest gap between two of them. The processes that the
+job starts before the freeze take their ids from the beginning of a gap.
 
 The id of a process group or session is in use as long as the group exists, even after its leader
 has ended, because CRIU makes a helper with that id.
@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..capsule.room import PID_FLOOR, Room, enter
+from ..capsule.sandboxes import PID_FLOOR, Sandbox, enter
 from .image_kinds import ImageFile
-from .protobuf import Message
+from .protobuf import ProtobufMessage
 
 RESERVED = 300
 """The kernel gives out no ids below this one after a wrap (kernel: pid.c, RESERVED_PIDS)."""
@@ -47,16 +47,16 @@ _PGID, _SID = 2, 3  # fields of proc(5) stat, counted from the state
 
 
 def limit() -> int:
-    """The id at which the ids of a room on this host wrap around."""
+    """The id at which the ids of a sandbox on this host wrap around."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
     if version and (int(version[1]), int(version[2])) >= (6, 14):
         return LARGEST
     return int(Path("/proc/sys/kernel/pid_max").read_text())
 
 
-def in_use(room: Room) -> tuple[int, ...]:
-    """The ids of all threads, process groups and sessions of the room, ascending, without 1."""
-    proc, found = room.root / "proc", set[int]()
+def in_use(sandbox: Sandbox) -> tuple[int, ...]:
+    """The ids of all threads, process groups and sessions of the sandbox, ascending, without 1."""
+    proc, found = sandbox.root / "proc", set[int]()
     for name in filter(str.isdigit, os.listdir(proc)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             stat = (proc / name / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -69,14 +69,14 @@ def of_image(images: Path) -> set[int]:
     """The ids that a restore of the image needs."""
     found: set[int] = set()
     for raw in ImageFile(images / "pstree.img").entries:
-        task = Message(raw)  # criu: images/pstree.proto
+        task = ProtobufMessage(raw)  # criu: images/pstree.proto
         found.update(task.uint(number) for number in (1, 3, 4))
         found.update(task.uints(5))
     return set(filter(_is_id, found))
 
 
 def _is_id(number: int) -> bool:
-    """False for process 1, which is the room's, and for -1, the group and session of a task that
+    """False for process 1, which is the sandbox's, and for -1, the group and session of a task that
     is just ending (proc(5))."""
     return 1 < number < LARGEST
 
@@ -84,7 +84,7 @@ def _is_id(number: int) -> bool:
 def place(taken: Iterable[int], end: int) -> int | None:
     """The ``ns_last_pid`` with which CRIU gets none of the ids in ``taken``.
 
-    ``end`` is the room's :func:`limit`. Returns None if a taken id is not below it, or if fewer
+    ``end`` is the sandbox's :func:`limit`. Returns None if a taken id is not below it, or if fewer
     than ``LEAST`` ids in a row are free.
     """
     ids = sorted(i for i in taken if i >= RESERVED)
@@ -112,9 +112,9 @@ def highest(taken: Iterable[int]) -> int:
     return max(taken, default=PID_FLOOR)
 
 
-def set_last(room: Room, last: int) -> None:
-    """Set ``ns_last_pid`` of the room; raises LiveshiftError."""
-    script = [*enter(room, "--pid"), "sh", "-c", f"echo {last} > {LAST_PID}"]
+def set_last(sandbox: Sandbox, last: int) -> None:
+    """Set ``ns_last_pid`` of the sandbox; raises LiveshiftError."""
+    script = [*enter(sandbox, "--pid"), "sh", "-c", f"echo {last} > {LAST_PID}"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LiveshiftError(f"cannot set {LAST_PID} of {room.plan.hostname}: {done.stderr}")
+        raise LiveshiftError(f"cannot set {LAST_PID} of {sandbox.plan.hostname}: {done.stderr}")

@@ -7,7 +7,7 @@ what CRIU's encoder never writes and its decoder would cut, merge or skip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 Value = int | memoryview
 
@@ -19,7 +19,7 @@ class Damaged(ValueError):
     """The bytes are no message, or the message lacks fields that it must have."""
 
 
-class Message:
+class ProtobufMessage:
     """The fields of one message; a field that is asked for must have the type in the schema."""
 
     def __init__(self, raw: bytes | memoryview) -> None:
@@ -69,16 +69,16 @@ class Message:
             raise Damaged(f"field {number} is a number")
         return found
 
-    def message(self, number: int) -> Message | None:
+    def message(self, number: int) -> ProtobufMessage | None:
         raw = self.raw(number)
-        return None if raw is None else Message(raw)
+        return None if raw is None else ProtobufMessage(raw)
 
     def _one(self, number: int) -> Value | None:
         values = self._fields.get(number)
         if values is None:
             return None
         if len(values) > 1:
-            raise Damaged(f"field {number} stands there {len(values)} times")
+            raise Damaged(f"field {number} occurs {len(values)} times; at most one is allowed")
         return values[0]
 
 
@@ -89,7 +89,24 @@ def without(raw: memoryview, number: int) -> bytes:
 
 def with_message(raw: memoryview, number: int, inner: bytes) -> bytes:
     """The message, with its field ``number`` replaced by ``inner``; the field holds a message."""
-    field = _varint_of(number << 3 | _BYTES) + _varint_of(len(inner)) + inner
+    return with_messages(raw, number, lambda _: inner)
+
+
+def with_messages(raw: memoryview, number: int, change: Callable[[memoryview], bytes]) -> bytes:
+    """The message, with each of its fields ``number`` changed; these fields hold messages."""
+    out = []
+    for n, value, begin, end in spans(raw):
+        if n == number and isinstance(value, memoryview):
+            inner = change(value)
+            out += [_varint_of(number << 3 | _BYTES), _varint_of(len(inner)), inner]
+        else:
+            out.append(bytes(raw[begin:end]))
+    return b"".join(out)
+
+
+def with_uint(raw: memoryview, number: int, value: int) -> bytes:
+    """The message, with its field ``number`` replaced by ``value``; the field holds a number."""
+    field = _varint_of(number << 3 | _VARINT) + _varint_of(value)
     return b"".join(field if n == number else raw[begin:end] for n, _, begin, end in spans(raw))
 
 

@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 
 from ...errors import StepFailed
-from ..capsule.mounts import Place, Placement
+from ..capsule.mounts import PathKind, Placement
 from .image_kinds import ImageFile
-from .protobuf import Damaged, Message, with_message, without
+from .protobuf import Damaged, ProtobufMessage, with_message, without
 
 REGULAR = 1  # criu: images/fdinfo.proto (fd_types)
 _TYPE, _REG = 1, 3  # of a file_entry
@@ -26,7 +26,7 @@ _NAME, _SIZE = 6, 8  # criu: images/regfile.proto
 def forget(images: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
     """Rewrite the image's list of files; returns the paths whose sizes were removed.
 
-    ``mounts`` are the room's (:meth:`Placement.mounts_of`). May be called again. Raises
+    ``mounts`` are the sandbox's (:meth:`Placement.mounts_of`). May be called again. Raises
     StepFailed."""
     try:
         return _forget(images / "files.img", placement, mounts)
@@ -39,11 +39,11 @@ def _forget(path: Path, placement: Placement, mounts: dict[int, tuple[str, str]]
     file = ImageFile(path)
     entries = [bytes(entry) for entry in file.entries]
     for at, raw in enumerate(entries):
-        entry = Message(raw)
+        entry = ProtobufMessage(raw)
         if entry.uint(_TYPE) != REGULAR or (regular := entry.message(_REG)) is None:
             continue
         name = os.fsdecode(bytes(regular.raw(_NAME) or b""))
-        if _SIZE in regular and placement.of_path(name, mounts) is Place.SHARED:
+        if _SIZE in regular and placement.of_path(name, mounts) is PathKind.SHARED:
             inner = without(entry.raw(_REG) or memoryview(b""), _SIZE)
             entries[at] = with_message(memoryview(raw), _REG, inner)
             forgotten.append(name)

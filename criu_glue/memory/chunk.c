@@ -25,7 +25,7 @@ static uint64_t long_word(const uint8_t *at) {
 static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) {
     *run = (struct run){.address = long_word(at), .pages = word(at + 8), .kind = word(at + 12)};
     if (run->address % PAGE != 0 || run->address >= ADDRESS_END)
-        REFUSE("a run of pages begins at %#" PRIx64 ", where no page begins", run->address);
+        REFUSE("a run of pages begins at %#" PRIx64 ", which is not a page boundary", run->address);
     if (run->pages == 0 || run->pages > (ADDRESS_END - run->address) / PAGE)
         REFUSE("a run of %" PRIu32 " pages at %#" PRIx64 " does not fit", run->pages, run->address);
     if (run->kind < RUN_DATA || run->kind > RUN_REFERENCE)
@@ -35,14 +35,14 @@ static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) 
 
 int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room) {
     if (length < CHUNK_HEAD || length > CHUNK_LONGEST || memcmp(raw, magic, sizeof magic) != 0)
-        REFUSE("%zu bytes are no chunk of pages", length);
+        REFUSE("%zu bytes are not a chunk of pages", length);
     c->pid = word(raw + 4);
     c->incarnation = word(raw + 8);
     c->round = word(raw + 12);
     c->runs = word(raw + 16);
     c->named = c->copied = 0;
     if (c->pid == 0 || c->pid > LAST_PID)
-        REFUSE("%" PRIu32 " is no valid pid in a chunk", c->pid);
+        REFUSE("%" PRIu32 " is not a valid pid in a chunk", c->pid);
     if (c->runs > CHUNK_RUNS || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
         REFUSE("chunk size %zu does not match its %" PRIu32 " runs", length, c->runs);
     uint64_t payload = 0;

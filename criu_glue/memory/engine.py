@@ -13,12 +13,15 @@ PAGE = 4096
 CHUNK = 1 << 20
 """A chunk of pages has at most this many bytes with its head (chunk.h): the limit of the wire."""
 
+LIBRARY = str(files(__package__) / "memory.so")
+"""Tests put a path here, of a library that they have built with a sanitizer."""
+
 
 def load(declarations: str) -> tuple[cffi.FFI, Any]:
     """Return cffi's object and the library with these functions. They run without Python's lock."""
     ffi = cffi.FFI()
     ffi.cdef(declarations)
-    return ffi, ffi.dlopen(str(files(__package__) / "memory.so"))
+    return ffi, ffi.dlopen(LIBRARY)
 
 
 def raised(number: int, what: str) -> OSError:

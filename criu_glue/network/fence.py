@@ -165,7 +165,7 @@ def _shared(
     vxlan = f"udp dport {VXLAN_PORT}"
     ids = f"@th,96,24 <= {most_jobs(overlays)}"
     user_to_capsule = f'oifname != "lo" ip daddr {overlays} meta skuid != 0'
-    shared = {  # each call flushes these chains and writes them anew, in one transaction
+    shared = {  # each call flushes these chains and writes them again, in one transaction
         "from_capsules": [
             f"ip daddr {overlays} iifname . ip daddr != @gateways {refuse}",
             f"tcp dport {ports} reject with tcp reset",
@@ -324,9 +324,8 @@ def unguard(overlay: Overlay, index: int) -> None:
     """Remove the rules of a port that is gone; kernels before 6.16 remove them themselves."""
     chain = f"netdev liveshift_{overlay.vni} {overlay.veth(index)}"
     script = f"flush chain {chain}\ndelete chain {chain}\n"
-    subprocess.run(
-        ["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False
-    )  # nft fails if there is no such chain
+    # nft fails if there is no such chain.
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False)
     with contextlib.suppress(LiveshiftError):  # there may be no such element
         nft(f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n")
 

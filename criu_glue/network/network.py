@@ -35,7 +35,7 @@ from typing import Any, ParamSpec, TypeVar
 from ...errors import LiveshiftError
 from . import fence
 from .iproute import ip, links, nft, run
-from .network_lock import LOCK_RULES, LOCK_TABLE, lock, locked, prepare_lock, unlock
+from .network_lock import LOCK_TABLE, RESTORE_RULES, lock, locked, prepare_lock, unlock
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
 
 __all__ = [
@@ -220,7 +220,7 @@ def plug_in(
     address, veth = overlay.address(index), overlay.veth(index)
     bridge = links("dev", overlay.bridge)
     if not bridge:
-        raise LiveshiftError(f"the overlay {overlay.subnet} does not stand on this host")
+        raise LiveshiftError(f"the overlay {overlay.subnet} does not exist on this host")
     mtu = bridge[0]["mtu"]
     run(["ip", "netns", "add", netns])
     # By default the kernel sends one ICMP error a second; the lock needs one per retransmission.
@@ -232,7 +232,7 @@ def plug_in(
     )
     run(["ip", "netns", "exec", netns, "sh", "-c", settings])
     if locked:
-        nft(LOCK_RULES, netns)
+        nft(RESTORE_RULES, netns)
     own = mac(address)
     ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
     _no_ipv6(veth)
@@ -283,21 +283,24 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     The fence changes first, so that it drops frames from the old host from then on.
     """
     fence.hear(overlay, where)
-    commands: list[str] = []
     macs = {mac(address): host for address, host in where.items()}
     known = [line for line in _forwarding(overlay) if line["mac"] in macs]
-    for line in known:
-        if "dst" in line:
-            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} dst {line['dst']} self")
+    commands = [
+        f"fdb del {line['mac']} dev {overlay.vxlan} dst {line['dst']} self"
+        for line in known
+        if "dst" in line
+    ]
     for at, host in macs.items():
         if host is not None:
             commands.append(f"fdb append {at} dev {overlay.vxlan} dst {host} self static")
             commands.append(f"fdb replace {at} dev {overlay.vxlan} master static")
     # The bridge learns the entry of an address that is here from its veth. An older entry that
     # points to the VXLAN would win over that entry, so we remove it.
-    for line in known:
-        if line.get("master") and macs[line["mac"]] is None:
-            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} master")
+    commands += [
+        f"fdb del {line['mac']} dev {overlay.vxlan} master"
+        for line in known
+        if line.get("master") and macs[line["mac"]] is None
+    ]
     if commands:
         run(["bridge", "-batch", "-"], "\n".join(commands) + "\n")
     ip(

@@ -7,6 +7,11 @@ of dropping it. An established connection treats that as a soft error and does n
 retransmissions (RFC 6069; tcp_ld_RTO_revert). So data in flight arrives milliseconds after the
 unlock; with drops it could take up to twice the freeze.
 
+At a destination the lock also drops what resets connections over loopback (RESTORE_RULES). CRIU
+makes the kernel probe the peer of each connection that it restores. If the peer was closed before
+the dump, no process had it open, and the image does not have it: the kernel would answer the probe
+with a reset, and the program would see an error where it should read what came and then the end.
+
 The job is paused while the lock changes, so it must be fast. The table therefore stays when the
 lock is opened: removing rules costs a grace period of the kernel (13 ms on two cores), but one
 message of 0.1 ms makes the table dormant or active. nft(8), which takes 3 ms to start, only makes
@@ -15,6 +20,7 @@ the table.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -43,6 +49,14 @@ _RULES = """table inet {table} {{
 """
 LOCK_RULES = _RULES.format(table=LOCK_TABLE, flags="")
 """The nft rules of the closed lock."""
+RESTORE_RULES = f"""{LOCK_RULES}table inet {LOCK_TABLE} {{
+  chain resets {{ type filter hook output priority -300;
+    oifname "lo" tcp flags & rst == rst drop
+  }}
+}}
+"""
+"""The nft rules of the lock of a namespace in which nothing runs yet."""
+_WITHOUT_RESETS = f"delete chain inet {LOCK_TABLE} resets\n"
 _OPEN = _RULES.format(table=LOCK_TABLE, flags="flags dormant;")
 
 _DORMANT = 1  # linux/netfilter/nf_tables.h: NFT_TABLE_F_DORMANT
@@ -62,11 +76,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def prepare_lock(pid: int) -> None:
     """Make an open lock in the network namespace of ``pid``, so that :func:`lock` is fast.
 
-    Does nothing if there is a lock. Raises LiveshiftError, as lock and unlock do.
+    A lock that is there stays. If it came with the capsule's restore, it drops no resets any more:
+    programs run until the freeze. Raises LiveshiftError, as lock and unlock do.
     """
     with _table(pid) as table:
         if table.flags is None:
             _load(pid, _OPEN)
+            return
+    with contextlib.suppress(LiveshiftError):  # it has no such chain
+        _load(pid, _WITHOUT_RESETS)
 
 
 def lock(pid: int) -> None:
@@ -98,7 +116,7 @@ def _table(pid: int) -> Iterator[_Table]:
             yield table
     except OSError as error:
         raise LiveshiftError(
-            f"network: the lock of the namespace of process {pid} cannot be moved: {error}",
+            f"network: the lock of the namespace of process {pid} cannot be changed: {error}",
             hint="`liveshift doctor` checks nftables on this host",
         ) from error
 

@@ -15,7 +15,8 @@ from ..files import sparse, statx, trees
 from .found import Along
 
 RECENT_S = 2.0
-"""A file written in the last so many seconds is expected to change again, and to be sent twice."""
+"""A file that was written in the last RECENT_S seconds will probably change again and be sent
+twice."""
 
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "fuse.glusterfs"]
@@ -37,9 +38,9 @@ def measure(path: str, top: Path) -> Along:
     return Along(path, files, size, recent, place_of(top) if files else ("", ""))
 
 
-def size_of(paths: Iterable[str], root: Path = Path("/")) -> int:
+def size_of(paths: Iterable[str]) -> int:
     """Bytes to send for single files, without holes; a file that is gone counts 0."""
-    return sum(_data(root, path.lstrip("/")) for path in paths)
+    return sum(_data(Path("/"), path.lstrip("/")) for path in paths)
 
 
 def _data(top: Path, name: str) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ..capsule.room import Room
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, inner_pid, tasks
 
 _OPEN = {1, 2, 4, 5, 8}
@@ -45,7 +45,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
-class Connection:
+class OutsideConnection:
     """One connection; ``pid`` is the capsule's, 0 if no process has the socket open any more."""
 
     peer: str
@@ -66,21 +66,21 @@ class Connection:
         return words
 
 
-def outside(room: Room, inside: Iterable[str], gateway: str) -> list[Connection]:
+def outside(sandbox: Sandbox, inside: Iterable[str], gateway: str) -> list[OutsideConnection]:
     """The connections to the ``gateway``, and those beyond loopback and the networks ``inside``.
 
     Returns [] for a capsule that has ended."""
     near = [ipaddress.ip_network(each) for each in (*inside, "127.0.0.0/8", "::1/128")]
     found = {
         inode: peer
-        for peer, inode in _sockets(room.init)
+        for peer, inode in _sockets(sandbox.init)
         if peer[0] == gateway or not _within(peer[0], near)
     }
     if not found:
         return []
-    holders = _holders(room, set(found))
+    holders = _holders(sandbox, set(found))
     return sorted(
-        {Connection(*peer, *holders.get(inode, ())) for inode, peer in found.items()},
+        {OutsideConnection(*peer, *holders.get(inode, ())) for inode, peer in found.items()},
         key=lambda each: (each.peer, each.port, each.pid),
     )
 
@@ -93,7 +93,7 @@ def parse(table: str) -> Iterator[tuple[tuple[str, int], int]]:
         fields = line.split()
         if int(fields[3], 16) in _OPEN:
             raw, _, port = fields[2].partition(":")
-            yield (_address(raw), int(port, 16)), int(fields[9])
+            yield (decode_address(raw), int(port, 16)), int(fields[9])
 
 
 def _sockets(pid: int) -> Iterator[tuple[tuple[str, int], int]]:
@@ -102,7 +102,7 @@ def _sockets(pid: int) -> Iterator[tuple[tuple[str, int], int]]:
             yield from parse(Path(f"/proc/{pid}/net/{name}").read_text())
 
 
-def _address(raw: str) -> str:
+def decode_address(raw: str) -> str:
     """Decode an address; the kernel prints each four bytes as one number in host byte order."""
     words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
@@ -117,11 +117,11 @@ def _within(peer: str, networks: list[Network]) -> bool:
     return address.is_unspecified or any(address in network for network in networks)
 
 
-def _holders(room: Room, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
+def _holders(sandbox: Sandbox, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
     """Inode of a socket → (capsule's pid, name, libraries) of the first process that has it."""
     targets = {f"socket:[{inode}]": inode for inode in inodes}
     held: dict[int, tuple[int, str, tuple[str, ...]]] = {}
-    for task in tasks(room):
+    for task in tasks(sandbox):
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             mine = {targets.get(target) for _, target in descriptors(task.pid)} - {None}
             if mine - held.keys():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds open SQLite databases to which SQLite would refuse to write after a move.
 
-A file that moves is made anew at the destination and gets another inode number there. Before each
+A file that moves is made again at the destination and gets another inode number there. Before each
 transaction that needs a rollback journal, SQLite compares the number with the one that it found
 when it opened the database. If they differ, it refuses to write ("attempt to write a readonly
 database", SQLITE_READONLY_DBMOVED: sqlite, src/os_unix.c, fileHasMoved, and src/pager.c,

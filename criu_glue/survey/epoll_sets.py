@@ -54,7 +54,7 @@ class _Event(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Entry:
+class EpollEntry:
     """An entry that CRIU cannot dump; pids are the capsule's.
 
     The set is descriptor ``epoll`` of process ``owner``. Under ``number`` it holds the file that
@@ -71,12 +71,12 @@ class Entry:
     data: int
 
 
-def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
+def find(tree: Mapping[int, int]) -> tuple[list[EpollEntry], list[tuple[str, str]]]:
     """The entries of a tree that CRIU cannot dump, and the problems that prevent a move.
 
     A problem is (what prevents the move, what to do), for an entry whose file no process of the
     tree has open. ``tree`` is the result of tree.in_order."""
-    found: list[Entry] = []
+    found: list[EpollEntry] = []
     problems: dict[tuple[str, str], None] = {}
     files: dict[int, list[tuple[int, int]]] = {}
     for pid, fd, text in _sets(tree):
@@ -90,7 +90,7 @@ def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
             has = next((at for at in files.get(inode, ()) if _is(*at, pid, slot)), None)
             if has is not None:
                 there = tree[pid], fd, number, tree[has[0]], has[1]
-                found.append(Entry(*there, inode, events, data))
+                found.append(EpollEntry(*there, inode, events, data))
             elif os.path.exists(f"/proc/{pid}") and not _has_gone(pid, slot):
                 problems[
                     f"process {tree[pid]} ({_name(pid)}) has an epoll set, descriptor {fd}, that"
@@ -101,12 +101,12 @@ def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
     return found, list(problems)
 
 
-def take_out(entries: Iterable[Entry], pids: Mapping[int, int]) -> list[Entry]:
+def take_out(entries: Iterable[EpollEntry], pids: Mapping[int, int]) -> list[EpollEntry]:
     """Take entries out; returns those that existed. ``pids``: the capsule's pid → the host's."""
     return [entry for entry, failed in _change(_DEL, entries, pids) if failed is None]
 
 
-def put_in(entries: Iterable[Entry], pids: Mapping[int, int]) -> None:
+def put_in(entries: Iterable[EpollEntry], pids: Mapping[int, int]) -> None:
     """Put entries back; raises OSError if that fails. An entry that is in the set already is
     accepted."""
     for _, failed in _change(_ADD, entries, pids):
@@ -114,7 +114,7 @@ def put_in(entries: Iterable[Entry], pids: Mapping[int, int]) -> None:
             raise failed
 
 
-def unchanged(entries: Iterable[Entry], pids: Mapping[int, int]) -> list[Entry]:
+def unchanged(entries: Iterable[EpollEntry], pids: Mapping[int, int]) -> list[EpollEntry]:
     """The entries whose holder still has the file open; the other files are closed, and the
     kernel has removed their entries."""
     return [entry for entry in entries if _inode(pids.get(entry.holder), entry.held) == entry.inode]
@@ -203,10 +203,10 @@ def _kcmp(first: int, second: int, kind: int, a: int, b: int) -> int:
 
 
 def _change(
-    what: int, entries: Iterable[Entry], pids: Mapping[int, int]
-) -> list[tuple[Entry, OSError | None]]:
+    what: int, entries: Iterable[EpollEntry], pids: Mapping[int, int]
+) -> list[tuple[EpollEntry, OSError | None]]:
     """Change entries in a thread with its own descriptor table, which ends with the thread."""
-    done: list[tuple[Entry, OSError | None]] = []
+    done: list[tuple[EpollEntry, OSError | None]] = []
     if wanted := list(entries):
 
         def work() -> None:
@@ -225,7 +225,7 @@ def _change(
     return done
 
 
-def _change_one(what: int, entry: Entry, pids: Mapping[int, int]) -> None:
+def _change_one(what: int, entry: EpollEntry, pids: Mapping[int, int]) -> None:
     made = [lent(pids[entry.owner], entry.epoll)]
     try:
         made.append(lent(pids[entry.holder], entry.held))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from ..capsule.room import Room
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import tasks
 from .found import Footprint
 
@@ -20,10 +20,10 @@ _SHARED = b" /dev/zero (deleted)\n"
 """The end of a line in /proc/PID/maps for shared memory without a name (proc(5))."""
 
 
-def footprint(room: Room) -> Footprint:
-    """The footprint of all processes of a room below process 1. A process that ends meanwhile is
+def footprint(sandbox: Sandbox) -> Footprint:
+    """The footprint of all processes of a sandbox below process 1. A process that ends meanwhile is
     left out."""
-    return measure(task.pid for task in tasks(room))
+    return measure(task.pid for task in tasks(sandbox))
 
 
 def measure(pids: Iterable[int]) -> Footprint:

@@ -63,9 +63,15 @@ def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
     tools = sorted({_name(path) for path in paths if _name(path).startswith(TOOLS)})
     tools += [f"{key}={variables[key]}" for key in INJECTION if variables.get(key)]
     return GpuTask(
-        pid, host_pid, name, devices, libcuda, _tracer(host_pid), tuple(tools),
+        pid,
+        host_pid,
+        name,
+        devices,
+        libcuda,
+        _tracer(host_pid),
+        tuple(tools),
         _mps(host_pid, variables.get(MPS_PIPES, "")),
-    )  # fmt: skip
+    )
 
 
 def _counts(path: str) -> bool:

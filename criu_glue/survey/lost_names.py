@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ... import units
-from ..capsule.mounts import Place, Placement
+from ..capsule.mounts import PathKind, Placement
 from ..capsule.tree import descriptors
 
 DELETED = " (deleted)"
@@ -42,9 +42,12 @@ def look(
                     f" {units.size(seen.st_blocks * 512)}, more than can be carried",
                     "keep its name, below /tmp or /dev/shm, until it is closed",
                 )
-            elif names and placement.of_path(path, mounts) not in (Place.PRIVATE, Place.SHARED):
+            elif names and placement.of_path(path, mounts) not in (
+                PathKind.PRIVATE,
+                PathKind.SHARED,
+            ):
                 yield (
-                    f"{who} uses {path}, a name that was deleted, of a file that has another name"
+                    f"{who} uses the deleted name {path} of a file that still has another name"
                     " and would stay behind",
                     REMEDY,
                 )

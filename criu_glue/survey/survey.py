@@ -18,12 +18,12 @@ from typing import BinaryIO
 
 import psutil
 
-from ..capsule.mounts import Place, Placement
-from ..capsule.room import STDERR_FD, STDOUT_FD, Room
+from ..capsule.mounts import PathKind, Placement
+from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
-from ..images.file_locks import FileLock, Held
-from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, unix_sockets
+from ..images.file_locks import FileLock, HeldLock
+from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, undelivered, unix_sockets
 from .found import NeededFile, Survey
 from .gpu_tasks import GpuTask
 
@@ -52,7 +52,7 @@ class Changing:
 
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
-    locks: tuple[Held, ...] = ()
+    locks: tuple[HeldLock, ...] = ()
     """File locks that prevent the move."""
     databases: tuple[str, ...] = ()
     """Open databases that would be read-only on another host (databases.py), in words."""
@@ -65,7 +65,7 @@ class _Findings:
     single: set[str] = field(default_factory=set)
     mapped_writable: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
-    locks: dict[Held, None] = field(default_factory=dict)
+    locks: dict[HeldLock, None] = field(default_factory=dict)
     databases: dict[str, None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -77,23 +77,23 @@ class _Findings:
         return held + [(each, databases.REMEDY) for each in self.databases]
 
 
-def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
-    """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
+def survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
+    """Survey the tree whose root task is ``root_pid`` in the sandbox; raises ProcessLookupError
     if the capsule has ended meanwhile."""
     try:
-        return _survey(room, root_pid, placement)
+        return _survey(sandbox, root_pid, placement)
     except (FileNotFoundError, psutil.NoSuchProcess) as gone:
-        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+        raise ProcessLookupError(f"{sandbox.plan.hostname} has just ended") from gone
 
 
-def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
+def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
     seen: dict[int, int] = {}  # the host's pid → the capsule's
     on_gpus: list[GpuTask] = []
     resident = 0
-    init = psutil.Process(room.init)
-    own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
-    for task in tasks(room):
+    init = psutil.Process(sandbox.init)
+    own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+    for task in tasks(sandbox):
         try:
             inner = inner_pid(task.pid)
             who = _who(task.pid)
@@ -118,34 +118,35 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
                 on_gpus.append(gpu_task)
             cwd = os.readlink(f"/proc/{task.pid}/cwd")
-            if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
+            if placement.of_path(cwd, mounts) not in (PathKind.PRIVATE, PathKind.CARRIED):
                 found.directories.add(cwd)
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
             continue  # the task has ended, so only its exit status is left
     if not seen:
-        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
-    found.problems |= dict.fromkeys(terminals.of_room(room.root))
+        raise ProcessLookupError(f"no task runs in {sandbox.plan.hostname}")
+    found.problems |= dict.fromkeys(terminals.of_sandbox(sandbox.root))
     for stale in file_locks.lasting(
-        epoll_sets.find(in_order(room, root_pid))[1],
-        lambda: epoll_sets.find(in_order(room, root_pid))[1],
+        epoll_sets.find(in_order(sandbox, root_pid))[1],
+        lambda: epoll_sets.find(in_order(sandbox, root_pid))[1],
     ):
         found.problems[stale] = None
-    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*seen.items()]))
-    for trouble in file_locks.lasting(found.passing, lambda: passing(room, placement)):
+    found.problems |= dict.fromkeys(unix_sockets.outside(sandbox, [*seen.items()]))
+    for trouble in file_locks.lasting(found.passing, lambda: _passing(sandbox, placement)):
         found.problems[trouble] = None
-    mounts = placement.mounts_of(room.init)
+    found.problems |= dict.fromkeys(undelivered.stuck(sandbox.init))
+    mounts = placement.mounts_of(sandbox.init)
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
     for path, place in places.items():
-        if place in (Place.PRIVATE, Place.CARRIED):
+        if place in (PathKind.PRIVATE, PathKind.CARRIED):
             continue
-        if (file := fingerprint(path, room.root)) is not None:
-            needed.append(replace(file, size=-1, mode=0) if place is Place.SHARED else file)
+        if (file := fingerprint(path, sandbox.root)) is not None:
+            needed.append(replace(file, size=-1, mode=0) if place is PathKind.SHARED else file)
     for path, (device, inode) in sorted(found.shared.items()):
         # The file is not opened here, because that would break a lease.
-        if path not in found.needed and _is_at(room, path, device, inode):
+        if path not in found.needed and _is_at(sandbox, path, device, inode):
             needed.append(NeededFile(path, -1, "", 0, inode))
-    shm = os.statvfs(room.root / "dev/shm")
+    shm = os.statvfs(sandbox.root / "dev/shm")
     return Survey(
         pids=tuple(sorted(seen.values())),
         resident=resident,
@@ -156,17 +157,17 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         mapped_writable=tuple(sorted(found.mapped_writable)),
         problems=tuple(found.problems),
         gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
-        ids=pids.in_use(room),
+        ids=pids.in_use(sandbox),
         nameless=sum(found.nameless.values()),
     )
 
 
-def changing(room: Room, placement: Placement) -> Changing:
+def changing(sandbox: Sandbox, placement: Placement) -> Changing:
     """Take the part of a survey that must be repeated once the tree is frozen.
 
     It takes a tenth of a survey's time. Raises ProcessLookupError if the capsule has ended.
     """
-    found = _look_again(room, placement, maps=True)
+    found = _look_again(sandbox, placement, maps=True)
     return Changing(
         tuple(sorted(found.single)),
         tuple(sorted(found.mapped_writable)),
@@ -175,21 +176,26 @@ def changing(room: Room, placement: Placement) -> Changing:
     )
 
 
-def passing(room: Room, placement: Placement) -> list[tuple[str, str]]:
+def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 
-    These are locks, and databases in a transaction. Raises ProcessLookupError as :func:`changing`.
+    These are locks, databases in a transaction, and closed connections with data under way. Raises
+    ProcessLookupError as :func:`changing`.
     """
-    return _look_again(room, placement, maps=False).passing
+    return _passing(sandbox, placement) + undelivered.find(sandbox.init)
 
 
-def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
+def _passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
+    return _look_again(sandbox, placement, maps=False).passing
+
+
+def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findings:
     found = _Findings()
     seen = 0
     try:
-        own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+        own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
         mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace, mostly one
-        for task in tasks(room):
+        for task in tasks(sandbox):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
                 if space not in mounts:
@@ -199,9 +205,9 @@ def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
                 seen += 1
     except FileNotFoundError as gone:
-        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+        raise ProcessLookupError(f"{sandbox.plan.hostname} has just ended") from gone
     if not seen:
-        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+        raise ProcessLookupError(f"no task runs in {sandbox.plan.hostname}")
     return found
 
 
@@ -310,14 +316,14 @@ def _look_at_descriptors(
             ] = None
             continue
         place = placement.of_open_file(target, mount_id, mounts)
-        if locks and place in (Place.SHARED, Place.FOREIGN):
+        if locks and place in (PathKind.SHARED, PathKind.FOREIGN):
             holder = who or _who(pid)
-            found.locks |= {Held(holder, k, target): None for k in locks if k.keeps_others_out}
+            found.locks |= {HeldLock(holder, k, target): None for k in locks if k.keeps_others_out}
         writable = flags & os.O_ACCMODE != os.O_RDONLY
-        goes_along = place in (Place.PRIVATE, Place.CARRIED, Place.LOCAL)
+        goes_along = place in (PathKind.PRIVATE, PathKind.CARRIED, PathKind.LOCAL)
         if writable and goes_along and databases.refuses_after_a_move(pid, fd):
             found.databases[databases.words(who or _who(pid), target)] = None
-        if place is Place.FOREIGN and writable:
+        if place is PathKind.FOREIGN and writable:
             mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
             found.problems[
                 f"{who} has {target} open for writing, on the {kind} file system {mount_point}, "
@@ -325,20 +331,20 @@ def _look_at_descriptors(
                 f'list "{mount_point}" under files.shared if every host sees the same content '
                 "there, under files.carried if it is this host's own",
             ] = None
-        elif place is Place.LOCAL and writable:
+        elif place is PathKind.LOCAL and writable:
             found.single.add(target)
-        elif place in (Place.LOCAL, Place.FOREIGN):
+        elif place in (PathKind.LOCAL, PathKind.FOREIGN):
             found.needed.add(target)
-        elif place is Place.SHARED:
+        elif place is PathKind.SHARED:
             found.directories.add(os.path.dirname(target))
             if stat.S_ISREG(opened.st_mode):
                 found.shared[target] = opened.st_dev, opened.st_ino
 
 
-def _is_at(room: Room, path: str, device: int, inode: int) -> bool:
+def _is_at(sandbox: Sandbox, path: str, device: int, inode: int) -> bool:
     """True if an open file still has its name; programs often delete or replace their files."""
     with contextlib.suppress(OSError):
-        there = os.stat(room.root / path.lstrip("/"))
+        there = os.stat(sandbox.root / path.lstrip("/"))
         return (there.st_dev, there.st_ino) == (device, inode)
     return False
 

@@ -34,14 +34,14 @@ def of_task(pid: int, who: str) -> Iterator[Trouble]:
         )
 
 
-def of_room(root: Path) -> Iterator[Trouble]:
-    """(what prevents a move, what to do) for all terminals of a room."""
+def of_sandbox(root: Path) -> Iterator[Trouble]:
+    """(what prevents a move, what to do) for all terminals of a sandbox."""
     there = sorted(int(name) for name in os.listdir(root / "dev/pts") if name.isdigit())
     if there and there[-1] > HIGHEST:
         yield (
             f"the capsule holds the terminal /dev/pts/{there[-1]}, and CRIU dumps none above"
             f" {HIGHEST}",
-            "end programs that hold terminals, or have them open theirs anew",
+            "end programs that hold terminals, or have them open theirs again",
         )
         return
     for free, number in enumerate(there):
@@ -49,6 +49,6 @@ def of_room(root: Path) -> Iterator[Trouble]:
             yield (
                 f"the capsule holds the terminal /dev/pts/{number} and only {free} below it, which"
                 " CRIU cannot restore",
-                "end programs that hold terminals, or have them open theirs anew",
+                "end programs that hold terminals, or have them open theirs again",
             )
             return

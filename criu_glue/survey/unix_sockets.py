@@ -21,7 +21,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..capsule.room import Room
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
 
 _CLONE_NEWNET = 0x40000000
@@ -52,13 +52,13 @@ class _Seen:
     left: set[int] = field(default_factory=set)
 
 
-def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def outside(sandbox: Sandbox, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """(what prevents a move, what to do) for each connection to a socket outside the capsule, and
     for each listener with a client that has closed already.
 
     ``tree``: the host's pid and the capsule's pid of each process. Raises OSError.
     """
-    seen = _look(room)
+    seen = _look(sandbox)
     held = {pid: _held(pid) for pid, _ in tree}
     own = set[int]().union(*held.values())
     for pid, inner in tree:
@@ -107,13 +107,13 @@ def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
     return found
 
 
-def _look(room: Room) -> _Seen:
+def _look(sandbox: Sandbox) -> _Seen:
     found = _Seen()
     failed: list[OSError] = []
 
     def ask() -> None:
         try:
-            with open(f"/proc/{room.init}/ns/net", "rb") as namespace:
+            with open(f"/proc/{sandbox.init}/ns/net", "rb") as namespace:
                 if _libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                     number = ctypes.get_errno()
                     raise OSError(number, os.strerror(number), namespace.name)

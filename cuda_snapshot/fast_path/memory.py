@@ -43,7 +43,7 @@ _PINNED = _DEVICE = _DESCRIPTOR = 1
 _READ_WRITE = 3
 
 
-class Memory:
+class FastPathMemory:
     """Memory of one GPU in this process, for the thread that made the object and for threads that
     called :meth:`enter`. Methods raise CudaError."""
 

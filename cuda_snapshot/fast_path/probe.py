@@ -34,10 +34,11 @@ PROBING = "being probed"
 
 STEP_S = 30.0
 START_S = 120.0
-"""How long the first step may take: without persistence mode cuInit takes seconds for each GPU."""
+"""The first step must end within this many seconds: without persistence mode cuInit takes seconds
+for each GPU."""
 DYING_S = 10.0
-"""How long the helper waits after it killed the trial's rank: then the driver may still come back
-from the step."""
+"""After the helper has killed the trial's rank, it waits this many seconds: the driver may still
+come back from the step."""
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -117,7 +118,6 @@ def watched(
     pids: set[int] | None = None,
     *,
     step_s: float = STEP_S,
-    start_s: float = START_S,
     lock_ms: int = trial.LOCK_MS,
 ) -> tuple[str, bool]:
     """Make the trial on that GPU. Returns "" or why the fast path does not work, and whether the
@@ -134,10 +134,10 @@ def watched(
         start_new_session=True,
     )
     pids.add(child.pid)
-    threading.Thread(target=child.wait, daemon=True).start()  # it may outlast our patience
+    threading.Thread(target=child.wait, daemon=True).start()  # it may run longer than we wait
     assert child.stdout is not None
     said = _Lines(child.stdout.fileno())
-    step, wait_s, rank = "starting", start_s, -1
+    step, wait_s, rank = "starting", START_S, -1
     try:
         while True:
             line = said.next(wait_s)
@@ -146,7 +146,7 @@ def watched(
                     signal.pidfd_send_signal(rank, signal.SIGKILL)
                 said.rest(DYING_S)
             if line is None:
-                return f"{step} did not come to an end within {wait_s:g} s", True
+                return f"{step} did not end within {wait_s:g} s", True
             word, _, rest = line.partition(" ")
             match word:
                 case "rank":
@@ -154,13 +154,13 @@ def watched(
                     with contextlib.suppress(OSError):  # it has ended already
                         rank = os.pidfd_open(int(rest))
                 case "step":
-                    wait_s = step_s if step != "starting" else start_s
+                    wait_s = step_s if step != "starting" else START_S
                     step = rest
                 case "works" | "fails" | "unable":
                     said.rest(DYING_S)  # until both have given back what they held
                     return rest, word != "unable"
                 case _:
-                    return f"{step}: the trial ended without a word", False
+                    return f"{step}: the trial ended without a result", False
     finally:
         child.stdout.close()
         if rank >= 0:

@@ -17,7 +17,7 @@ import traceback
 from typing import NoReturn
 
 from ..hold import SERVICE
-from .memory import Memory
+from .memory import FastPathMemory
 
 GIVEN, KEPT = 0x5EED1E55, 0x0DDBA11
 """The value in each word of the memory that is handed over (GIVEN), and of the rest (KEPT)."""
@@ -29,7 +29,7 @@ class Rank:
     """The process's memory: some stays with the driver, and some is given away."""
 
     def __init__(self, uuid: str) -> None:
-        self.memory = Memory(uuid)
+        self.memory = FastPathMemory(uuid)
         self.kept, self.given = self.memory.allocate(), self.memory.reserve()
         handle = self.memory.create()
         self.memory.map(self.given, handle)
@@ -45,7 +45,7 @@ class Rank:
             self.rounds += 1
 
     def serve(self, peer: socket.socket) -> None:
-        """Do what the trial asks for, one word each time, until it closes the socket."""
+        """Obey the trial, which sends one word for each order, until it closes the socket."""
         self.memory.enter()
         peer.sendall(b"made")
         while word := peer.recv(16):

@@ -21,11 +21,11 @@ import time
 
 from ...errors import LiveshiftError
 from .. import threads
-from ..checkpoint import Checkpoint, ProcessState
+from ..checkpoint import CheckpointApi, CudaState
 from ..driver import CudaError, CUresult
-from ..hold import Hold, spared_threads
+from ..hold import ThreadHold, spared_threads
 from . import rank
-from .memory import Memory
+from .memory import FastPathMemory
 
 LOCK_MS = 10_000
 HOLD_S = 10.0
@@ -67,13 +67,13 @@ def main(uuid: str, lock_ms: int) -> None:
     )
     theirs.close()
     say(f"rank {child.pid}")
-    pid, hold = child.pid, Hold([child.pid])
+    pid, hold = child.pid, ThreadHold([child.pid])
     try:
         begin("starting with CUDA")
-        driver, memory = Checkpoint(), Memory(uuid)
+        driver, memory = CheckpointApi(), FastPathMemory(uuid)
         if not ours.recv(16):
             raise Unable(_last_words(child))
-        hold = Hold([pid], spared_threads(pid, driver.restore_thread(pid)))
+        hold = ThreadHold([pid], spared_threads(pid, driver.restore_thread(pid)))
         begin("lock")
         driver.lock(pid, lock_ms)
         begin("hold")
@@ -93,8 +93,8 @@ def main(uuid: str, lock_ms: int) -> None:
         begin("checkpoint")
         hold.end()
         driver.checkpoint(pid)
-        if driver.state(pid) is not ProcessState.CHECKPOINTED:
-            raise LiveshiftError("the process is not checkpointed then")
+        if driver.state(pid) is not CudaState.CHECKPOINTED:
+            raise LiveshiftError("the driver does not report the process as checkpointed")
         begin("reading given memory")
         here = memory.reserve()
         memory.map(here, handle)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU helper: one resident process of root on each host that makes all calls of the CUDA
-driver.
+"""The GPU helper: one long-lived root process on each host that makes all calls of the CUDA driver.
 
 cuInit takes seconds on a large host. A caller that is killed in the middle of an operation leaves
 the driver and the process that it worked on in a bad state. So there is one caller, which outlives

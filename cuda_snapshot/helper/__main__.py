@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 
 from ...errors import LiveshiftError
-from ..checkpoint import Checkpoint
+from ..checkpoint import CheckpointApi
 from ..cuda import Cuda
 from ..devices import Nvml
 from ..fast_path.probe import FastPath
 from .calls import LOG
 from .control import Control
-from .holding import Holding
+from .holding_handlers import HoldingHandlers
 from .memory_service import MemoryService
 from .operations import Operations
 from .server import Server
@@ -32,7 +32,7 @@ OUT_OF_MEMORY_SCORE = -900
 the process that it works on."""
 
 PATIENCE_S = 3600.0
-"""How long the trial of the fast path waits for its turn, since moves go first."""
+"""The trial of the fast path waits at most this many seconds for its turn, since moves go first."""
 
 
 def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
@@ -45,9 +45,9 @@ def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nvml = Nvml(libraries)
     try:
-        driver = Checkpoint()
+        driver = CheckpointApi()
         operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
-        control, holding = Control(operations, fast_path), Holding(operations)
+        control, holding = Control(operations, fast_path), HoldingHandlers(operations)
         memory = MemoryService(Cuda())
         handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
         server = Server(

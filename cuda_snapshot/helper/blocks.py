@@ -18,11 +18,11 @@ class Block:
 
     address: Natural
     size: Natural
-    """Bytes."""
+    """The size in bytes."""
     gpu: str
     """The UUID of the GPU that has, had or will have the block's memory."""
     kind: int
-    """A layout.Memory of the interposer."""
+    """A layout.MemoryKind of the interposer."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,3 @@ class Figures:
     """Time from the first slot to the last."""
     waited_s: float
     """The part of ``seconds`` in which the GPU had no work because the client had all slots."""
-
-    @property
-    def gb_per_s(self) -> float:
-        """10⁹ bytes a second."""
-        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0

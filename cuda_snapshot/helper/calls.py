@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between an agent and its GPU helper: asks and replies.
-
-A message is a u32 little-endian length and msgpack. An ask is a Struct tagged by its class name. A
-reply holds ``ok``, of the type that the ask's docstring names, or ``error`` as errors.to_wire makes
-it.
+"""The messages between an agent and its GPU helper: requests and replies. A message is a u32
+little-endian length and msgpack. A request is a Struct with a tag. A reply holds
+``ok``, of the type that the request's docstring names, or ``error`` as errors.to_wire makes it.
 """
 
 from __future__ import annotations
@@ -14,61 +12,68 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import to_wire
-from ..devices import Gpu
+from ..devices import NvmlGpu
 
-PROTOCOL = 1
-"""Raise this number with every change that a helper of the version before would not understand."""
+PROTOCOL = 2
+"""Raise this number with every change that a helper of the version before would not understand,
+also if a class of a request gets another name: its tag is its name."""
 
 SOCKET = "gpu.sock"
 LOCK = "gpu-helper.lock"
 LOG = "gpu-helper.log"
 
 
-class Ask(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
-    """Base of all asks; the tag is the class name."""
+class HelperRequest(
+    msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True
+):
+    """Base of all requests; the tag is the class name, except for HelloHelper."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HelperReply(msgspec.Struct, frozen=True):
     ok: Raw | UnsetType = UNSET
     error: tuple[str, str, str | None] | UnsetType = UNSET
 
 
-def done(answer: object) -> Reply:
-    return Reply(ok=Raw(msgspec.msgpack.encode(answer)))
+def done(answer: object) -> HelperReply:
+    return HelperReply(ok=Raw(msgspec.msgpack.encode(answer)))
 
 
-def failed(error: Exception) -> Reply:
-    return Reply(error=to_wire(error))
+def failed(error: Exception) -> HelperReply:
+    return HelperReply(error=to_wire(error))
 
 
-class Hello(Ask, frozen=True):
-    """The first ask of every connection. Reply: Welcome."""
+class HelloHelper(HelperRequest, frozen=True, tag="Hello"):
+    """The first request of every connection. Reply: Welcome."""
+
+    # This tag and Welcome never change: a helper of another version must understand the hello, so
+    # that the client learns the helper's protocol and says what to do.
 
 
-class Host(Ask, frozen=True):
+class GetHost(HelperRequest, frozen=True):
     """Asks about the host's driver and GPUs. Reply: HostGpus."""
 
 
-class State(Ask, frozen=True):
-    """Asks for the driver's state of a process. Reply: int (ProcessState) | None."""
+class State(HelperRequest, frozen=True):
+    """Asks for the driver's state of a process. Reply: int (CudaState) | None."""
 
     pid: int
 
 
-class RestoreThread(Ask, frozen=True):
+class RestoreThread(HelperRequest, frozen=True):
     """Asks for the driver's restore thread in a process. Reply: int."""
 
     pid: int
 
 
-class Used(Ask, frozen=True):
+class Used(HelperRequest, frozen=True):
     """Asks for a process's device memory in bytes, by GPU UUID. Reply: dict[str, int]."""
 
     pid: int
 
 
-class Change(Ask, frozen=True):
-    """Base of all asks that change something. The helper does not end before they have ended."""
+class Change(HelperRequest, frozen=True):
+    """Base of all requests that change something. The helper does not end before they have
+    ended."""
 
 
 class Leave(Change, frozen=True):
@@ -77,7 +82,7 @@ class Leave(Change, frozen=True):
 
 
 class Operation(Change, frozen=True):
-    """Base of all asks that change a process. The helper does one at a time. An operation waits
+    """Base of all requests that change a process. The helper does one at a time. An operation waits
     for its turn for at most ``turn_s`` seconds; after that the helper does not begin it."""
 
     pid: int
@@ -90,11 +95,11 @@ class Lock(Operation, frozen=True):
     timeout_s: float
 
 
-class Checkpoint(Operation, frozen=True):
+class CheckpointProcess(Operation, frozen=True):
     """LOCKED to CHECKPOINTED. Reply: Checkpointed."""
 
 
-class Restore(Operation, frozen=True):
+class RestoreProcess(Operation, frozen=True):
     """CHECKPOINTED to LOCKED. Reply: None. ``needed`` is in bytes by new UUID; None: what this
     helper saw at the checkpoint."""
 
@@ -127,7 +132,7 @@ class Release(Change, frozen=True):
     pid: int
 
 
-class Holds(Ask, frozen=True):
+class Holds(HelperRequest, frozen=True):
     """Asks whether the helper holds the process's threads. Reply: bool."""
 
     pid: int
@@ -146,7 +151,7 @@ class HostGpus:
     """The newest CUDA that the driver supports, such as (13, 0)."""
     driver: str
     """The driver's version, such as "580.159.03"; "" if NVML does not report it."""
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[NvmlGpu, ...]
     why_none: str | None
     """Why ``gpus`` is empty; None if it is not."""
     can_remap: bool

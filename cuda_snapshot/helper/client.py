@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ...errors import LiveshiftError, NotPermitted, StepFailed, Unreachable
-from ..checkpoint import ProcessState
+from ..checkpoint import CudaState
 from .calls import (
     LOG,
     PROTOCOL,
     SOCKET,
-    Ask,
-    Checkpoint,
     Checkpointed,
-    Hello,
+    CheckpointProcess,
+    GetHost,
+    HelloHelper,
+    HelperRequest,
     Holds,
     HoldThreads,
-    Host,
     HostGpus,
     Leave,
     Lock,
     Release,
-    Restore,
+    RestoreProcess,
     RestoreThread,
     SpareFromExit,
     State,
@@ -39,21 +39,22 @@ from .calls import (
     Welcome,
 )
 from .channel import Channel, connect
-from .line import QUESTION_S, Closing, Line
+from .connection import QUESTION_S, Closing, HelperConnection
 from .memory_client import DeviceMemoryCalls
 from .starting import starting
 
 IDLE_S = 60.0
 TURN_S = 120.0
-"""How long an operation waits for earlier operations on its host, by default."""
+"""By default an operation waits at most this many seconds for earlier operations on its host."""
 OPERATION_S = 600.0
-"""How long a caller waits for a checkpoint, restore or unlock. A slow driver copies 2 GB/s: 139 GiB
-take 75 s."""
+"""A caller waits at most this many seconds for a checkpoint, restore or unlock. A slow driver
+copies 2 GB/s: 139 GiB take 75 s."""
 HOLD_S = 5.0
-"""How long a hold waits for threads to stop: one inside a system call of the driver needs time."""
+"""A hold waits at most this many seconds for threads to stop: one inside a system call of the
+driver needs time."""
 DRAIN_S = 30.0
-"""How much longer than a lock's own time limit the caller waits: the driver counts that limit only
-while the process can run."""
+"""The caller waits this many seconds longer than a lock's own time limit: the driver counts that
+limit only while the process can run."""
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     def __init__(self, directory: Path, libraries: Path | None, idle_s: float = IDLE_S) -> None:
         self._directory, self._libraries, self._idle_s = directory, libraries, idle_s
         self._mutex = threading.Lock()
-        self._idle: list[Line] = []
+        self._idle: list[HelperConnection] = []
         self._closed = False
 
     @classmethod
@@ -80,7 +81,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         it had no connection for ``idle_s`` seconds and holds nothing. Raises LiveshiftError with
         the reason if there can be no helper: no driver, no GPU, or a driver that is too old."""
         helper = cls(directory, libraries, idle_s)
-        with helper.line():
+        with helper.connection():
             pass
         return helper
 
@@ -89,19 +90,19 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
-        for line in idle:
-            line.channel.close()
+        for connection in idle:
+            connection.channel.close()
 
     # ---- questions -----------------------------------------------------------------------------
 
     def host(self) -> HostGpus:
         """The driver and GPUs, as NVML sees them now. Takes some milliseconds, or NVML's deadline
         of 20 s if a GPU hangs."""
-        return self._question(Host(), HostGpus)
+        return self._question(GetHost(), HostGpus)
 
-    def state(self, pid: int) -> ProcessState | None:
+    def state(self, pid: int) -> CudaState | None:
         """The driver's state of the process. None: it does not use CUDA, or does not exist."""
-        return self._question(State(pid), ProcessState | None)
+        return self._question(State(pid), CudaState | None)
 
     def restore_thread(self, pid: int) -> int:
         """The process's thread that must be able to run in every operation. Raises StepFailed."""
@@ -120,10 +121,10 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         is done. If that takes longer than ``timeout_s``, the process is RUNNING again."""
         self._operation(Lock(pid, turn_s, timeout_s), "lock", timeout_s + DRAIN_S)
 
-    def checkpoint(self, pid: int, *, turn_s: float = TURN_S) -> Checkpointed:
+    def checkpoint(self, pid: int) -> Checkpointed:
         """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU. The answer says
         what it held, which a restore on another host needs."""
-        answer = self._operation(Checkpoint(pid, turn_s), "checkpoint", returns=Checkpointed)
+        answer = self._operation(CheckpointProcess(pid, TURN_S), "checkpoint", returns=Checkpointed)
         return cast(Checkpointed, answer)
 
     def restore(
@@ -132,14 +133,13 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         gpus: Sequence[tuple[str, str]] = (),
         *,
         needed: Mapping[str, int] | None = None,
-        turn_s: float = TURN_S,
     ) -> None:
         """CHECKPOINTED to LOCKED. ``gpus`` (old UUID, new UUID) name every GPU that the process
         could see; no pairs: the same GPUs. ``needed`` says how many bytes must be free on which new
         GPU; the default is what this helper saw at the process's checkpoint."""
         pairs = [(old, new) for old, new in gpus]
         needs = None if needed is None else dict(needed)
-        self._operation(Restore(pid, turn_s, pairs, needs), "restore")
+        self._operation(RestoreProcess(pid, TURN_S, pairs, needs), "restore")
 
     def unlock(self, pid: int, *, turn_s: float = TURN_S) -> None:
         """LOCKED to RUNNING."""
@@ -147,11 +147,11 @@ class GpuHelper(Closing, DeviceMemoryCalls):
 
     # ---- threads -------------------------------------------------------------------------------
 
-    def hold(self, pid: int, *, kill_on_exit: bool = False, timeout_s: float = HOLD_S) -> None:
+    def hold(self, pid: int, *, kill_on_exit: bool = False) -> None:
         """Stop the process's threads, except the driver's and liveshift's service thread. The
         helper holds them until :meth:`release`, also after this client's end. Raises StepFailed,
         which names a thread that does not stop in time; then no thread is held."""
-        self._change(HoldThreads(pid, kill_on_exit, timeout_s), timeout_s)
+        self._change(HoldThreads(pid, kill_on_exit, HOLD_S), HOLD_S)
 
     def holds(self, pid: int) -> bool:
         """Whether the helper holds the process."""
@@ -166,82 +166,82 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         """Let the process's threads go on, if they are held. A helper that has gone holds none."""
         self._question(Release(pid), None)
 
-    def _change(self, ask: HoldThreads | SpareFromExit, within_s: float = 0.0) -> None:
-        with self.line() as line:
-            line.ask(ask, None, QUESTION_S + within_s)
+    def _change(self, request: HoldThreads | SpareFromExit, within_s: float = 0.0) -> None:
+        with self.connection() as connection:
+            connection.ask(request, None, QUESTION_S + within_s)
 
     # ---- connections ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def line(self) -> Iterator[Line]:
+    def connection(self) -> Iterator[HelperConnection]:
         """A connection while the context lasts: an idle one or a new one. Its errors are raised as
         Unreachable. A connection whose answer has not come is closed."""
-        line = self._take()
+        connection = self._take()
         try:
-            yield line
+            yield connection
         except (EOFError, OSError) as error:
-            line.usable = False
+            connection.usable = False
             raise self._unreachable(error) from error
         finally:
             with self._mutex:
-                keep = line.usable and not self._closed
+                keep = connection.usable and not self._closed
                 if keep:
-                    self._idle.append(line)
+                    self._idle.append(connection)
             if not keep:
-                line.channel.close()
+                connection.channel.close()
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[Line]:
+    def apart(self) -> Iterator[HelperConnection]:
         """A connection that the caller keeps and must close; this closes it only on an error."""
-        line = self._take()
-        line.channel.socket.settimeout(None)
+        connection = self._take()
+        connection.channel.socket.settimeout(None)
         try:
-            yield line
+            yield connection
         except (EOFError, OSError) as error:
-            line.channel.close()
+            connection.channel.close()
             raise self._unreachable(error) from error
         except BaseException:
-            line.channel.close()
+            connection.channel.close()
             raise
 
     def leave(self) -> None:
         """Ask the helper to end now. Raises Refused while it holds device memory."""
-        with self.line() as line:
-            line.ask(Leave(), None)
-            line.usable = False
+        with self.connection() as connection:
+            connection.ask(Leave(), None)
+            connection.usable = False
 
-    def _take(self) -> Line:
+    def _take(self) -> HelperConnection:
         while True:
             with self._mutex:
                 if self._closed:
                     raise Unreachable("this client of the GPU helper has been closed")
-                line = self._idle.pop() if self._idle else None
-            if line is None:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
                 return self._connect()
-            if not line.channel.peer_gone():
-                return line
-            line.channel.close()
+            if not connection.channel.peer_gone():
+                return connection
+            connection.channel.close()
 
-    def _connect(self) -> Line:
-        line = self._greeted()
-        if line is not None:
-            return line
+    def _connect(self) -> HelperConnection:
+        connection = self._greeted()
+        if connection is not None:
+            return connection
         try:
             with starting(self._directory, self._libraries, self._idle_s) as launch:
                 # While we waited for the lock file, another client may have started a helper.
-                line = self._greeted()
-                if line is None:
+                connection = self._greeted()
+                if connection is None:
                     launch()
-                    line = self._greeted()
+                    connection = self._greeted()
         except OSError as error:
             raise Unreachable(
                 f"no GPU helper can be started in {self._directory}: {error}"
             ) from error
-        if line is None:
-            raise Unreachable(f"the GPU helper in {self._directory} went away when it had started")
-        return line
+        if connection is None:
+            raise Unreachable(f"the GPU helper in {self._directory} ended right after its start")
+        return connection
 
-    def _greeted(self) -> Line | None:
+    def _greeted(self) -> HelperConnection | None:
         """A connection to a helper that speaks our protocol; None if no helper listens."""
         try:
             channel = Channel(connect(self._directory, SOCKET))
@@ -253,9 +253,9 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             ) from error
         except OSError as error:
             raise self._unreachable(error) from error
-        line = Line(channel)
+        connection = HelperConnection(channel)
         try:
-            welcome = line.ask(Hello(), Welcome)
+            welcome = connection.ask(HelloHelper(), Welcome)
         except (EOFError, ConnectionError):
             channel.close()  # it was leaving
             return None
@@ -270,7 +270,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
                 hint=f"kill {welcome.pid} (SIGTERM): it ends when it holds nothing more, and the"
                 " next one is started",
             )
-        return line
+        return connection
 
     def _unreachable(self, error: BaseException) -> LiveshiftError:
         said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
@@ -279,31 +279,32 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             hint=f"its log is {self._directory / LOG}",
         )
 
-    def _question(self, ask: Ask, returns: type[T] | Any) -> T:
+    def _question(self, request: HelperRequest, returns: type[T] | Any) -> T:
         """Ask a question; if the helper ended meanwhile, ask the next one, whose answer is as
         good."""
         try:
-            with self.line() as line:
-                return cast(T, line.ask(ask, returns))
+            with self.connection() as connection:
+                return cast(T, connection.ask(request, returns))
         except Unreachable as error:
             if not isinstance(error.__cause__, EOFError | ConnectionError):
                 raise
-        with self.line() as line:
-            return cast(T, line.ask(ask, returns))
+        with self.connection() as connection:
+            return cast(T, connection.ask(request, returns))
 
     def _operation(
         self,
-        ask: Lock | Checkpoint | Restore | Unlock,
+        request: Lock | CheckpointProcess | RestoreProcess | Unlock,
         what: str,
         within_s: float = OPERATION_S,
         returns: Any = None,
     ) -> Any:
-        with self.line() as line:
+        with self.connection() as connection:
             try:
-                return line.ask(ask, returns, ask.turn_s + within_s)
+                return connection.ask(request, returns, request.turn_s + within_s)
             except TimeoutError:
                 raise StepFailed(
                     f"gpu {what}",
-                    f"process {ask.pid}: not done within {within_s:g} s; the driver is still at it",
+                    f"process {request.pid}: not done within {within_s:g} s; the driver has not"
+                    " finished",
                     hint="a process that is stopped, or a GPU that hangs, keeps the driver waiting",
                 ) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's answers to asks about processes and about the host."""
+"""The helper's answers to requests about processes and about the host."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import StepFailed
-from ..checkpoint import ProcessState
-from ..devices import Gpu
+from ..checkpoint import CudaState
+from ..devices import NvmlGpu
 from ..fast_path.probe import FastPath
 from .calls import (
-    Ask,
-    Checkpoint,
     Checkpointed,
-    Host,
+    CheckpointProcess,
+    GetHost,
+    HelperRequest,
     HostGpus,
     Lock,
     Operation,
-    Restore,
+    RestoreProcess,
     RestoreThread,
     State,
     Unlock,
@@ -31,24 +31,24 @@ from .server import Caller, Handler
 
 
 class Control:
-    """The handlers of these asks."""
+    """The handlers of these requests."""
 
     def __init__(self, operations: Operations, fast_path: FastPath) -> None:
         self._operations, self._fast_path = operations, fast_path
 
-    def handlers(self) -> Mapping[type[Ask], Handler]:
+    def handlers(self) -> Mapping[type[HelperRequest], Handler]:
         return {
-            Host: self._host,
+            GetHost: self._host,
             State: self._state,
-            RestoreThread: lambda _, ask: self._operations.restore_thread(ask.pid),
-            Used: lambda _, ask: self._operations.nvml.inventory().used(ask.pid),
+            RestoreThread: lambda _, request: self._operations.restore_thread(request.pid),
+            Used: lambda _, request: self._operations.nvml.inventory().used(request.pid),
             Lock: self._lock,
-            Checkpoint: self._checkpoint,
-            Restore: self._restore,
+            CheckpointProcess: self._checkpoint,
+            RestoreProcess: self._restore,
             Unlock: self._unlock,
         }
 
-    def _host(self, caller: Caller, ask: Host) -> HostGpus:
+    def _host(self, caller: Caller, request: GetHost) -> HostGpus:
         told = self._operations.nvml.inventory()
         driver, us = self._operations.driver, {os.getpid(), *self._fast_path.pids}
         return HostGpus(
@@ -62,36 +62,36 @@ class Control:
             sessions=self._fast_path.sessions,
         )
 
-    def _state(self, caller: Caller, ask: State) -> ProcessState | None:
-        return self._operations.state(ask.pid)
+    def _state(self, caller: Caller, request: State) -> CudaState | None:
+        return self._operations.state(request.pid)
 
-    def _lock(self, caller: Caller, ask: Lock) -> None:
-        with self._turn(caller, ask, "lock"):
-            self._operations.lock(ask.pid, ask.timeout_s)
+    def _lock(self, caller: Caller, request: Lock) -> None:
+        with self._turn(caller, request, "lock"):
+            self._operations.lock(request.pid, request.timeout_s)
 
-    def _checkpoint(self, caller: Caller, ask: Checkpoint) -> Checkpointed:
-        with self._turn(caller, ask, "checkpoint"):
-            return self._operations.checkpoint(ask.pid)
+    def _checkpoint(self, caller: Caller, request: CheckpointProcess) -> Checkpointed:
+        with self._turn(caller, request, "checkpoint"):
+            return self._operations.checkpoint(request.pid)
 
-    def _restore(self, caller: Caller, ask: Restore) -> None:
-        with self._turn(caller, ask, "restore"):
-            self._operations.restore(ask.pid, ask.gpus, ask.needed)
+    def _restore(self, caller: Caller, request: RestoreProcess) -> None:
+        with self._turn(caller, request, "restore"):
+            self._operations.restore(request.pid, request.gpus, request.needed)
 
-    def _unlock(self, caller: Caller, ask: Unlock) -> None:
-        with self._turn(caller, ask, "unlock"):
-            self._operations.unlock(ask.pid)
+    def _unlock(self, caller: Caller, request: Unlock) -> None:
+        with self._turn(caller, request, "unlock"):
+            self._operations.unlock(request.pid)
 
     @contextlib.contextmanager
-    def _turn(self, caller: Caller, ask: Operation, what: str) -> Iterator[None]:
+    def _turn(self, caller: Caller, request: Operation, what: str) -> Iterator[None]:
         """Take a turn for an operation, unless its client has gone meanwhile: then raise
         StepFailed."""
-        with self._operations.turn(f"gpu {what}", ask.turn_s):
+        with self._operations.turn(f"gpu {what}", request.turn_s):
             if caller.channel.peer_gone():
-                raise StepFailed(f"gpu {what}", f"process {ask.pid}: its client has gone")
+                raise StepFailed(f"gpu {what}", f"process {request.pid}: its client has gone")
             yield
 
 
-def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
+def _without(gpu: NvmlGpu, pids: Collection[int]) -> NvmlGpu:
     """The GPU without the processes of the helper and its trial. The helper's context for copying
     is no use of the GPU that the asking agent should count."""
     if not gpu.processes or gpu.processes.keys().isdisjoint(pids):

@@ -13,14 +13,15 @@ from types import TracebackType
 from ..driver import CudaError
 from .contexts import Contexts
 from .device_memory import Piece
-from .ring import Ring
+from .ring import CopyRing
 
 STREAMS = 4
-"""Streams for each GPU: while the copy of one slot ends, the next is already running."""
+"""Each GPU has this many streams: while the copy of one slot ends, the next one is already
+running."""
 
 
 @dataclass(frozen=True)
-class Run:
+class DeviceRun:
     """Bytes at consecutive addresses on one GPU."""
 
     gpu: str
@@ -39,13 +40,13 @@ class Cursor:
         self.left = sum(piece.block.size for piece in pieces)
         """Bytes still to come."""
 
-    def take(self, size: int) -> list[Run]:
+    def take(self, size: int) -> list[DeviceRun]:
         """The next ``size`` bytes, or fewer if no more are left. Raises CudaError."""
         runs = []
         while size > 0 and self._pieces:
             piece = self._pieces[0]
             here = min(size, piece.block.size - self._at)
-            runs.append(Run(piece.gpu, self._mapped(piece) + self._at, here))
+            runs.append(DeviceRun(piece.gpu, self._mapped(piece) + self._at, here))
             size -= here
             self.left -= here
             self._at += here
@@ -58,7 +59,7 @@ class Cursor:
 class Copies:
     """Copies under way on one ring; one thread uses it. ``mapped`` is the same as Cursor's."""
 
-    def __init__(self, contexts: Contexts, ring: Ring, mapped: Callable[[Piece], int]) -> None:
+    def __init__(self, contexts: Contexts, ring: CopyRing, mapped: Callable[[Piece], int]) -> None:
         self._mapped = mapped
         self._contexts, self._cuda = contexts, contexts.cuda
         self._ring = ring
@@ -98,7 +99,7 @@ class Copies:
         """A cursor over the pieces, from which the caller takes the runs in order."""
         return Cursor(pieces, self._mapped)
 
-    def start(self, slot: int, runs: Sequence[Run], *, out: bool) -> None:
+    def start(self, slot: int, runs: Sequence[DeviceRun], *, out: bool) -> None:
         """Start a copy between a slot, from its beginning, and the runs. ``out``: to the slot."""
         at = self._ring.slot(slot)
         used: list[tuple[str, int]] = []

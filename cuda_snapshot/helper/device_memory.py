@@ -35,13 +35,13 @@ class Piece:
     """The descriptor by which the memory came. We keep it, since a driver may refuse to export
     imported memory again."""
     address: int | None = None
-    """Where this process has mapped the memory; None: nowhere."""
+    """The address at which this process has mapped the memory; None if it has not."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the memory is being mapped, since two copies of a key may run at once."""
 
 
 @dataclass(eq=False)
-class Holding:
+class KeyHolding:
     """The memory that the helper holds under one key."""
 
     key: str
@@ -56,7 +56,7 @@ class Holding:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return sum(piece.block.size for piece in self.pieces)
 
 
@@ -67,7 +67,7 @@ class DeviceMemory:
         self._contexts = contexts
         self._cuda: Cuda = contexts.cuda
         self._lock = threading.Lock()
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, KeyHolding] = {}
 
     def held(self) -> dict[str, int]:
         """Bytes by key; 0 for a key that has only contexts."""
@@ -80,7 +80,7 @@ class DeviceMemory:
             return {gpu for holding in self._holdings.values() for gpu in holding.gpus}
 
     @contextmanager
-    def use(self, key: str) -> Iterator[Holding]:
+    def use(self, key: str) -> Iterator[KeyHolding]:
         """A key's memory; it stays while the with block runs, even if it is dropped. Raises
         NotFound."""
         with self._lock:
@@ -97,7 +97,7 @@ class DeviceMemory:
         """Keep contexts on the GPUs until the key is dropped, since making one takes part of a
         second. Raises NotFound, and LiveshiftError if a GPU has no room for a context."""
         with self._lock:
-            holding = self._holdings.setdefault(key, Holding(key))
+            holding = self._holdings.setdefault(key, KeyHolding(key))
             holding.users += 1
         try:
             for gpu in gpus:
@@ -114,7 +114,7 @@ class DeviceMemory:
                 self._settle_on(holding, block.gpu)
                 holding.pieces.append(self._created(block, block.gpu))
 
-    def adopt(self, key: str, given: Iterator[tuple[Block, int]]) -> Holding:
+    def take_over(self, key: str, given: Iterator[tuple[Block, int]]) -> KeyHolding:
         """Take memory over by descriptors, which the helper must close from then on. Raises as
         :meth:`create`."""
         with self._building(key, complete=True) as holding:
@@ -137,7 +137,7 @@ class DeviceMemory:
                     piece.address = self._cuda.map(device, piece.handle, piece.block.size)
             return piece.address
 
-    def bring_to(self, holding: Holding, piece: Piece, gpu: str) -> None:
+    def bring_to(self, holding: KeyHolding, piece: Piece, gpu: str) -> None:
         """Bring a piece's memory to that GPU: copy it if it is on another GPU of this host."""
         if piece.gpu == gpu:
             return
@@ -187,7 +187,7 @@ class DeviceMemory:
 
     # ---- making and freeing
 
-    def _leave(self, holding: Holding) -> None:
+    def _leave(self, holding: KeyHolding) -> None:
         with self._lock:
             holding.users -= 1
             last = holding.dropped and holding.users == 0
@@ -195,11 +195,11 @@ class DeviceMemory:
             self._free(holding)
 
     @contextmanager
-    def _building(self, key: str, complete: bool) -> Iterator[Holding]:
+    def _building(self, key: str, complete: bool) -> Iterator[KeyHolding]:
         """A key's holding, into which the caller puts pieces. On an error the pieces are freed and
         the holding is as before."""
         with self._lock:
-            holding = self._holdings.setdefault(key, Holding(key))
+            holding = self._holdings.setdefault(key, KeyHolding(key))
             if holding.pieces or holding.users:
                 raise Refused(
                     f"the GPU helper holds {units.size(holding.size)} of device memory for {key}"
@@ -224,7 +224,7 @@ class DeviceMemory:
         finally:
             self._leave(holding)
 
-    def _settle_on(self, holding: Holding, gpu: str) -> None:
+    def _settle_on(self, holding: KeyHolding, gpu: str) -> None:
         if gpu not in holding.gpus:
             self._contexts.retain(gpu)
             holding.gpus.add(gpu)
@@ -256,7 +256,7 @@ class DeviceMemory:
         if piece.descriptor is not None:
             os.close(piece.descriptor)
 
-    def _free(self, holding: Holding) -> None:
+    def _free(self, holding: KeyHolding) -> None:
         pieces, holding.pieces = holding.pieces, []
         for piece in pieces:
             self._free_piece(piece)

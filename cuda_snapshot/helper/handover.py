@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from ... import units
 from ...errors import LiveshiftError, StepFailed
-from ...interposer.layout import Memory
+from ...interposer.layout import MemoryKind
 from .blocks import Block
-from .device_memory import DeviceMemory, Holding
+from .device_memory import DeviceMemory, KeyHolding
 from .process_session import STEP, ProcessSession
 
 
@@ -23,13 +23,13 @@ def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Blo
     Raises LiveshiftError; then the process has its memory, unless the message says that the helper
     still holds it for the key."""
     session.sync()
-    ours = [block for block, here in session.blocks() if here and block.kind == Memory.ARENA]
+    ours = [block for block, here in session.blocks() if here and block.kind == MemoryKind.ARENA]
 
     def exported() -> Iterator[tuple[Block, int]]:
         for block in ours:
             yield block, session.export(block)
 
-    memory.adopt(key, exported())
+    memory.take_over(key, exported())
     with memory.use(key) as holding:
         released = []
         try:
@@ -45,7 +45,7 @@ def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Blo
 def _undo(
     session: ProcessSession,
     memory: DeviceMemory,
-    holding: Holding,
+    holding: KeyHolding,
     released: set[int],
     error: LiveshiftError,
 ) -> None:
@@ -120,5 +120,5 @@ def own(session: ProcessSession) -> None:
     Raises LiveshiftError, for example if a GPU has no room for the largest block twice. It may then
     be called again."""
     for block, here in session.blocks():
-        if here and block.kind == Memory.ARENA:
+        if here and block.kind == MemoryKind.ARENA:
             session.own(block)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asks of agents about device memory. ``key`` is "<migration>/<inner pid>"."""
+"""The requests of agents about device memory. ``key`` is "<migration>/<inner pid>"."""
 
 from __future__ import annotations
 
 from .blocks import Block
-from .calls import Ask, Change
+from .calls import Change, HelperRequest
 
 
 class Warm(Change, frozen=True):
@@ -27,24 +27,24 @@ class Drop(Change, frozen=True):
     key: str
 
 
-class Held(Ask, frozen=True):
+class GetHeld(HelperRequest, frozen=True):
     """Asks how many bytes each key holds. Reply: dict[str, int]."""
 
 
-class CopyOut(Ask, frozen=True):
+class CopyOut(HelperRequest, frozen=True):
     """Copies a key's memory out. No reply: the words of slots.py follow, and then the connection
     ends."""
 
     key: str
 
 
-class CopyIn(Ask, frozen=True):
+class CopyIn(HelperRequest, frozen=True):
     """Copies bytes into a key's memory. No reply, as for CopyOut."""
 
     key: str
 
 
-class Session(Ask, frozen=True):
+class Session(HelperRequest, frozen=True):
     """Begins a device session. Reply: None; from then on the connection carries only the session
     (session_client.py)."""
 

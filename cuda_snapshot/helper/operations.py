@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ... import units
 from ...errors import StepFailed
-from ..checkpoint import Checkpoint, ProcessState
+from ..checkpoint import CheckpointApi, CudaState
 from ..devices import Inventory, Nvml
 from ..driver import CudaError, CUresult
 from .calls import Checkpointed
@@ -26,11 +26,11 @@ log = logging.getLogger("liveshift.gpu")
 
 MARGIN = 256 << 20
 """A restore must find this many free bytes beyond what the process held. The real need is not
-documented. A restore that runs out of memory leaves the process checkpointed for good
-(NVIDIA/cuda-checkpoint#44)."""
+documented. A restore that runs out of memory leaves the process checkpointed, and it cannot be
+restored any more (NVIDIA/cuda-checkpoint#44)."""
 
 SETTLE_S = 2.0
-"""How long NVML may go on showing memory of a process after its checkpoint."""
+"""NVML may show memory of a process for this many seconds after its checkpoint."""
 
 NO_CUDA = (CUresult.INVALID_VALUE, CUresult.NOT_INITIALIZED)
 """The driver's results for a process that does not use CUDA, or does not exist."""
@@ -55,7 +55,8 @@ _WORDS: dict[tuple[str, int], str] = {
         " chip"
     ),
     ("restore", CUresult.OUT_OF_MEMORY): (
-        "too little memory on its new GPU; the driver leaves such a process checkpointed for good"
+        "too little memory on its new GPU; the driver leaves such a process checkpointed, and it"
+        " cannot be restored any more"
     ),
     ("restore", CUresult.OPERATING_SYSTEM): (
         "an earlier restore has failed, or the process was killed meanwhile"
@@ -63,23 +64,23 @@ _WORDS: dict[tuple[str, int], str] = {
     ("unlock", CUresult.ILLEGAL_STATE): "it is not locked",
 }
 _ANY: dict[int, str] = {
-    CUresult.INVALID_VALUE: "it does not use CUDA, or is not there any more",
+    CUresult.INVALID_VALUE: "it does not use CUDA, or it has ended",
     CUresult.NOT_PERMITTED: "the helper has no right to it: it must be root, in no container",
-    CUresult.OPERATING_SYSTEM: "the process was killed, or the system refused the driver something",
-    CUresult.NOT_SUPPORTED: "this driver does not do that",
+    CUresult.OPERATING_SYSTEM: "the process was killed, or the system refused a call of the driver",
+    CUresult.NOT_SUPPORTED: "this driver does not support it",
 }
 _STATES = {
-    ProcessState.RUNNING: "it runs on",
-    ProcessState.LOCKED: "it is locked, and can be unlocked",
-    ProcessState.CHECKPOINTED: "it is checkpointed",
-    ProcessState.FAILED: "it is lost: all that can be done is to kill it",
+    CudaState.RUNNING: "it runs on",
+    CudaState.LOCKED: "it is locked, and can be unlocked",
+    CudaState.CHECKPOINTED: "it is checkpointed",
+    CudaState.FAILED: "it is lost and can only be killed",
 }
 
 
 class Operations:
     """The operations, with the driver and NVML of this host; :meth:`turn` keeps them apart."""
 
-    def __init__(self, driver: Checkpoint, nvml: Nvml) -> None:
+    def __init__(self, driver: CheckpointApi, nvml: Nvml) -> None:
         self.driver, self.nvml = driver, nvml
         self._turn = threading.Lock()
         self._now: tuple[str, float] | None = None
@@ -108,7 +109,7 @@ class Operations:
 
     # ---- questions -----------------------------------------------------------------------------
 
-    def state(self, pid: int) -> ProcessState | None:
+    def state(self, pid: int) -> CudaState | None:
         """The driver's state of the process; None if it does not use CUDA. Raises CudaError."""
         try:
             return self.driver.state(pid)
@@ -122,7 +123,7 @@ class Operations:
 
     def locked(self, pid: int) -> bool:
         """Whether the process is LOCKED. Raises CudaError."""
-        return self.driver.state(pid) is ProcessState.LOCKED
+        return self.driver.state(pid) is CudaState.LOCKED
 
     def restore_thread(self, pid: int) -> int:
         """The driver's restore thread in the process. Raises StepFailed."""
@@ -149,10 +150,11 @@ class Operations:
         with self._explained("checkpoint", pid):
             self.driver.checkpoint(pid)
         state = self.state(pid)
-        if state is not ProcessState.CHECKPOINTED:
-            name = state.name if state is not None else "not known to it"
+        if state is not CudaState.CHECKPOINTED:
+            name = state.name if state is not None else "unknown"
             raise StepFailed(
-                "gpu checkpoint", f"process {pid}: the driver said that it is done, and now {name}"
+                "gpu checkpoint",
+                f"process {pid}: the driver reported success, but the state is {name}",
             )
         self._held = {key: value for key, value in self._held.items() if _began(key[0]) == key[1]}
         self._held[pid, _began(pid)] = used
@@ -185,9 +187,9 @@ class Operations:
 
     def _left(self, pid: int, used: Mapping[str, int], before: Inventory) -> str:
         """Check by NVML that the process holds nothing more; raises StepFailed if it does. Returns
-        "", or a remark if NVML can't tell."""
+        "", or a remark if NVML does not report it."""
         if not used:
-            return before.why_none or "NVML does not tell what this process held on its GPUs"
+            return before.why_none or "NVML does not report what this process held on its GPUs"
         until = time.monotonic() + SETTLE_S
         while True:
             after = self.nvml.inventory()
@@ -238,7 +240,7 @@ class Operations:
             try:
                 state = _STATES[self.driver.state(pid)]
             except CudaError:
-                state = "" if error.result in NO_CUDA else "its state can't be told"
+                state = "" if error.result in NO_CUDA else "its state is unknown"
             told = "; ".join(text for text in (words, state) if text)
             raise StepFailed(
                 f"gpu {what}", f"process {pid}: {error}{': ' if told else ''}{told}"
@@ -246,8 +248,8 @@ class Operations:
 
 
 def _began(pid: int) -> str:
-    """When the process began, in clock ticks since boot; "" if unknown. It tells two processes with
-    the same pid apart."""
+    """When the process began, in clock ticks since boot; "" if unknown. It distinguishes two
+    processes with the same pid."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

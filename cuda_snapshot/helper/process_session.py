@@ -20,16 +20,16 @@ from pathlib import Path
 from ...errors import StepFailed
 from ...interposer import device_session as wire
 from ...interposer import layout
-from ...interposer.device_session import Op, Reply
+from ...interposer.device_session import Op, SessionReply
 from ..checkpoint import uuid_text
 from .blocks import Block
 
 STEP = "device session"
 ANSWER_S = 60.0
-"""How long the helper waits for one answer, without the time for reading memory. The driver frees
-and maps in milliseconds, but the process's work (SYNC) may have to end first."""
+"""The helper waits at most this many seconds for one answer, without the time for reading memory.
+The driver frees and maps in milliseconds, but the process's work (SYNC) may have to end first."""
 SLOWEST = 100_000_000
-"""A process makes the checksum of at least this many bytes a second."""
+"""The slowest process makes the checksum of this many bytes a second."""
 MOST_BLOCKS = 2 * layout.ALLOCATIONS
 _CREDENTIALS = struct.Struct("3i")
 _ROOM = wire.REPLY.size + 1  # one byte more shows that a packet is longer than a reply
@@ -77,7 +77,7 @@ class ProcessSession:
             seen = os.fstat(fd)
             if not stat.S_ISSOCK(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_nlink != 1:
                 raise self._failed(f"another file was put in the place of {self._name}")
-            os.chmod(f"/proc/self/fd/{fd}", 0o666)
+            os.chmod(f"/proc/self/fd/{fd}", 0o666)  # noqa: S103 (the job's user connects)
         finally:
             os.close(fd)
 
@@ -100,7 +100,7 @@ class ProcessSession:
             else:
                 peer.close()
                 if time.monotonic() >= deadline:
-                    raise self._failed("only others connected to its session")
+                    raise self._failed("only other processes connected to its session")
         self._remove_name()
         hello, _ = self._answer(Op.HELLO, max(1.0, deadline - time.monotonic()))
         if hello.result:
@@ -205,7 +205,7 @@ class ProcessSession:
         *,
         descriptor: int | None = None,
         patience_s: float | None = None,
-    ) -> tuple[Reply, int | None]:
+    ) -> tuple[SessionReply, int | None]:
         patience_s = ANSWER_S if patience_s is None else patience_s
         if self._peer is None or self.over:
             raise self._failed("its session is over, or has not begun")
@@ -219,7 +219,7 @@ class ProcessSession:
             raise self._failed(f"{op.name} can't be asked: {error}") from error
         return self._answer(op, patience_s)
 
-    def _answer(self, op: Op, patience_s: float) -> tuple[Reply, int | None]:
+    def _answer(self, op: Op, patience_s: float) -> tuple[SessionReply, int | None]:
         assert self._peer is not None
         descriptors: list[int] = []
         try:
@@ -250,7 +250,7 @@ class ProcessSession:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _check(self, reply: Reply, what: str) -> None:
+    def _check(self, reply: SessionReply, what: str) -> None:
         if reply.result:
             raise self._failed(f"asked to {what}: {reply.failure}")
 

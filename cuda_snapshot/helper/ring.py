@@ -20,15 +20,16 @@ from ..driver import CudaError
 from .contexts import Contexts
 
 SLOT_BYTES = 16 << 20
-"""Bytes of one slot. They are so many that a copy's fixed costs, some ten µs here and at the
-client, don't matter."""
+"""A slot has this many bytes: enough that a copy's fixed costs, some ten µs here and at the client,
+do not matter."""
 SLOTS = 16
 RINGS = 2
 """The helper makes at most this many rings, which limits its host memory."""
 PATIENCE_S = 600.0
-"""How long a copy waits until another copy gives its ring back."""
+"""A copy waits at most this many seconds until another copy gives its ring back."""
 SIZES = "LIVESHIFT_GPU_RING"
-"""This variable in the helper's environment sets other sizes, as "16x16777216"; for measuring."""
+"""This variable in the helper's environment sets other sizes for measurements, such as
+"16x16777216"."""
 
 
 def sizes() -> tuple[int, int]:
@@ -44,7 +45,7 @@ def sizes() -> tuple[int, int]:
         chosen = 0, 0
     # Two slots at least: while the client has one, the GPU fills the other.
     if chosen[0] < 2 or chosen[1] < mmap.PAGESIZE or chosen[1] % mmap.PAGESIZE:
-        raise LiveshiftError(f"{SIZES} is {told!r}, not SLOTSxBYTES in whole pages")
+        raise LiveshiftError(f"{SIZES} is {told!r}, but must be SLOTSxBYTES in whole pages")
     return chosen
 
 
@@ -52,7 +53,7 @@ class Busy(LiveshiftError):
     """Other copies use all rings."""
 
 
-class Ring:
+class CopyRing:
     """``slots`` × ``slot_bytes`` of shared memory."""
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -100,18 +101,18 @@ class Ring:
         contexts.let_go(gpu)
 
 
-class Rings:
+class CopyRings:
     """All rings; each copy has one of its own. Any thread may use this."""
 
     def __init__(self, contexts: Contexts, slots: int, slot_bytes: int):
         self._contexts = contexts
         self._slots, self._slot_bytes = slots, slot_bytes
         self._change = threading.Condition()
-        self._idle: list[Ring] = []
+        self._idle: list[CopyRing] = []
         self._made = 0
 
     @contextmanager
-    def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[Ring]:
+    def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[CopyRing]:
         """A pinned ring while the with block runs. Waits for one; raises Busy if none gets free
         within ``patience_s``."""
         ring = self._take(patience_s)
@@ -123,7 +124,7 @@ class Rings:
                 self._idle.append(ring)
                 self._change.notify()
 
-    def _take(self, patience_s: float) -> Ring:
+    def _take(self, patience_s: float) -> CopyRing:
         with self._change:
             if not self._change.wait_for(lambda: self._idle or self._made < RINGS, patience_s):
                 raise Busy(
@@ -135,7 +136,7 @@ class Rings:
                 return self._idle.pop()
             self._made += 1
         try:
-            return Ring(self._slots, self._slot_bytes)
+            return CopyRing(self._slots, self._slot_bytes)
         except BaseException as error:
             with self._change:
                 self._made -= 1

@@ -17,12 +17,12 @@ from contextlib import suppress
 from ...errors import LiveshiftError, Unreachable, from_wire
 from .blocks import Figures
 from .channel import Channel
-from .line import Closing, contact
+from .connection import Closing, contact
 from .ring import PATIENCE_S
-from .slots import Ended, Filled, Finish, Free, Said, hear, hear_ring, say
+from .slots import Finish, Free, Said, SlotFilled, TransferEnded, hear, hear_ring, say
 
 STALL_S = 120.0
-"""If the helper sends nothing for so long during a copy, a GPU hangs."""
+"""If the helper sends nothing for this many seconds during a copy, a GPU hangs."""
 
 COPY = "a copy of device memory"
 
@@ -79,12 +79,12 @@ class _RingUser(Closing):
         except Unreachable:
             # The helper may have sent the reason before it closed the connection.
             with suppress(Unreachable):
-                while not isinstance(ended := self._hear(), Ended):
+                while not isinstance(ended := self._hear(), TransferEnded):
                     pass
                 self._ended(ended)
             raise
 
-    def _ended(self, word: Ended) -> None:
+    def _ended(self, word: TransferEnded) -> None:
         self.close()
         if word.error is not None:
             raise from_wire(*word.error)
@@ -107,14 +107,14 @@ class Drain(_RingUser, Iterator[memoryview]):
                 self._say(Free(self._last))
                 self._last = None
             word = self._hear()
-            if isinstance(word, Ended):
+            if isinstance(word, TransferEnded):
                 self._ended(word)
                 if self._seen != self.total:
                     raise LiveshiftError(
                         f"the GPU helper gave {self._seen} of {self.total} bytes of device memory"
                     )
                 raise StopIteration
-            if not isinstance(word, Filled):
+            if not isinstance(word, SlotFilled):
                 raise LiveshiftError(f"the GPU helper said {word!r} while memory was copied out")
             self._last = word.slot
             self._seen += word.size
@@ -138,13 +138,13 @@ class Filler(_RingUser):
         Raises LiveshiftError if the copy fails, or if there are more bytes than the blocks hold."""
         view = memoryview(data).cast("B")
         while view:
-            room = self.room()
-            part = min(len(room), len(view))
-            room[:part] = view[:part]
+            space = self.space()
+            part = min(len(space), len(view))
+            space[:part] = view[:part]
             view = view[part:]
             self.advance(part)
 
-    def room(self) -> memoryview:
+    def space(self) -> memoryview:
         """Memory into which the caller may put the next bytes itself, for example from a socket;
         valid until :meth:`advance`. Raises as :meth:`write`."""
         if not self._ring.slots:
@@ -154,7 +154,7 @@ class Filler(_RingUser):
         return self._slot(self._free[0], self._at, self._ring.slot_bytes)
 
     def advance(self, size: int) -> None:
-        """Says that the caller has put ``size`` bytes into :meth:`room`. Raises as
+        """Says that the caller has put ``size`` bytes into :meth:`space`. Raises as
         :meth:`write`."""
         self._at += size
         if self._at == self._ring.slot_bytes:
@@ -174,14 +174,14 @@ class Filler(_RingUser):
 
     def _flush(self) -> None:
         if self._at:
-            self._say(Filled(self._free.popleft(), self._at))
+            self._say(SlotFilled(self._free.popleft(), self._at))
             self._at = 0
 
     def _take(self, word: Said) -> None:
-        if isinstance(word, Ended):
+        if isinstance(word, TransferEnded):
             self._ended(word)
             if not self.figures:
-                raise LiveshiftError("the GPU helper ended the copy without a word")
+                raise LiveshiftError("the GPU helper ended the copy without a result")
         elif isinstance(word, Free):
             self._free.append(word.slot)
         else:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's server: one thread for each connection, which answers one ask after the other."""
+"""The helper's server: one thread for each connection, which answers one request after the
+other."""
 
 from __future__ import annotations
 
@@ -20,13 +21,25 @@ from typing import Any, Union
 import msgspec
 
 from ...errors import LiveshiftError, Refused, Unreachable
-from .calls import LOCK, PROTOCOL, SOCKET, Ask, Change, Hello, Leave, Reply, Welcome, done, failed
+from .calls import (
+    LOCK,
+    PROTOCOL,
+    SOCKET,
+    Change,
+    HelloHelper,
+    HelperReply,
+    HelperRequest,
+    Leave,
+    Welcome,
+    done,
+    failed,
+)
 from .channel import Channel, listen
 
 log = logging.getLogger("liveshift.gpu")
 
 HELLO_S = 30.0
-"""How long a client may take to send its first ask, and to receive an answer."""
+"""A client must send its first request, and receive an answer, within this many seconds."""
 
 
 class Caller:
@@ -38,7 +51,7 @@ class Caller:
 
 
 Handler = Callable[[Caller, Any], object]
-"""A function that the server calls with an ask of its type; it returns the answer to encode."""
+"""A function that the server calls with a request of its type; it returns the answer to encode."""
 
 
 class Server:
@@ -49,16 +62,16 @@ class Server:
     def __init__(
         self,
         directory: Path,
-        handlers: Mapping[type[Ask], Handler],
+        handlers: Mapping[type[HelperRequest], Handler],
         *,
         idle_s: float,
         holds: Callable[[], str] = lambda: "",
     ) -> None:
         """Listens from now on. Raises OSError."""
         self._directory = directory
-        own: dict[type[Ask], Handler] = {Hello: self._welcome, Leave: self._leave}
+        own: dict[type[HelperRequest], Handler] = {HelloHelper: self._welcome, Leave: self._leave}
         self._handlers = {**own, **handlers}
-        self._decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
+        self._decoder: msgspec.msgpack.Decoder[HelperRequest] = msgspec.msgpack.Decoder(
             Union[tuple(self._handlers)]  # noqa: UP007 (made of values)
         )
         self._idle_s, self._holds = idle_s, holds
@@ -98,7 +111,7 @@ class Server:
                 return some
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                    log.error("a connection can't be taken: %s", error)
+                    log.error("a connection cannot be accepted: %s", error)
                     return some
                 continue  # it has hung up already
             some = True
@@ -109,7 +122,7 @@ class Server:
     def _time_to_go(self) -> bool:
         """Whether the helper may end now; if so, it takes no more connections. A client that starts
         a helper holds the lock file until the helper answers. So this ends only with the lock: then
-        no client is just being told that this helper is there."""
+        no client has just learnt that this helper exists."""
         with self._mutex:
             idle = not self._connections and time.monotonic() - self._idle_since >= self._idle_s
             if self._under_way or not (idle or self._told_to_leave):
@@ -117,7 +130,7 @@ class Server:
         why = self._holds()
         if why:
             if self._told_to_leave:
-                log.warning("told to leave, and staying: %s", why)
+                log.warning("asked to end, but the helper must stay: %s", why)
             self._told_to_leave = False
             return False
         with open(self._directory / LOCK, "a") as turn:
@@ -143,10 +156,10 @@ class Server:
         self._told_to_leave = True
         os.eventfd_write(self._bell, 1)
 
-    def _welcome(self, caller: Caller, ask: Hello) -> Welcome:
+    def _welcome(self, caller: Caller, request: HelloHelper) -> Welcome:
         return Welcome(PROTOCOL, os.getpid())
 
-    def _leave(self, caller: Caller, ask: Leave) -> None:
+    def _leave(self, caller: Caller, request: Leave) -> None:
         why = self._holds()
         if why:
             raise Refused(f"the GPU helper {os.getpid()} can't leave: {why}")
@@ -157,7 +170,7 @@ class Server:
         caller = Caller(channel)
         try:
             if caller.uid not in (0, os.geteuid()):
-                log.warning("uid %d, process %d: not let in", caller.uid, caller.pid)
+                log.warning("refused a connection: uid %d, process %d", caller.uid, caller.pid)
                 return
             connection.settimeout(HELLO_S)
             while True:
@@ -175,14 +188,14 @@ class Server:
             os.eventfd_write(self._bell, 1)
 
     def _serve_one(self, caller: Caller, raw: bytes) -> None:
-        """Serve one ask. A change counts as under way until its answer is sent."""
+        """Serve one request. A change counts as under way until its answer is sent."""
         try:
-            ask = self._decoder.decode(raw)
+            request = self._decoder.decode(raw)
         except msgspec.DecodeError as error:
-            wrong = LiveshiftError(f"the GPU helper does not understand an ask: {error}")
+            wrong = LiveshiftError(f"the GPU helper does not understand a request: {error}")
             caller.channel.send(msgspec.msgpack.encode(failed(wrong)))
             return
-        changing = isinstance(ask, Change)
+        changing = isinstance(request, Change)
         with self._mutex:
             refused = self._gone and changing
             self._under_way += changing
@@ -190,7 +203,7 @@ class Server:
             if refused:
                 reply = failed(Unreachable("the GPU helper is leaving"))
             else:
-                reply = self._answer(caller, ask)
+                reply = self._answer(caller, request)
             caller.channel.socket.settimeout(HELLO_S)
             caller.channel.send(msgspec.msgpack.encode(reply))
         finally:
@@ -199,12 +212,12 @@ class Server:
             if changing and self._told_to_leave:
                 os.eventfd_write(self._bell, 1)
 
-    def _answer(self, caller: Caller, ask: Ask) -> Reply:
+    def _answer(self, caller: Caller, request: HelperRequest) -> HelperReply:
         try:
-            return done(self._handlers[type(ask)](caller, ask))
+            return done(self._handlers[type(request)](caller, request))
         except LiveshiftError as error:
-            log.warning("%s: %s", ask, error)
+            log.warning("%s: %s", request, error)
             return failed(error)
         except Exception as error:
-            log.exception("%s", ask)
+            log.exception("%s", request)
             return failed(error)

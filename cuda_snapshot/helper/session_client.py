@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's end of a device session: its asks about a process, which the helper passes on.
+"""The agent's end of a device session: its requests about a process, which the helper passes on.
 
 A session has a connection of its own and ends with it. So an agent that dies ends its sessions: the
 helper sends END to the process, and keeps the memory of all keys.
@@ -11,38 +11,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from .blocks import Block
-from .calls import Ask
-from .line import Closing, Line, contact
+from .calls import HelperRequest
+from .connection import Closing, HelperConnection, contact
 
 QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
-"""How long the agent waits for an answer. QUICK_S: the process only reads tables. LONG_S: it maps
-or reads memory. FULL_S: it reads every byte of a GPU through its host's memory. The helper's own
-deadlines for the process are shorter."""
+"""The agent waits at most this many seconds for an answer. QUICK_S: the process only reads tables.
+LONG_S: it maps or reads memory. FULL_S: it reads every byte of a GPU through its host's memory. The
+helper's own deadlines for the process are shorter."""
 
 
-class Wait(Ask, frozen=True):
+class Wait(HelperRequest, frozen=True):
     """Waits for the process's service thread. Reply: None."""
 
     timeout_s: float
 
 
-class Blocks(Ask, frozen=True):
+class Blocks(HelperRequest, frozen=True):
     """Asks for all device allocations. Reply: list[Block]."""
 
 
-class Checksums(Ask, frozen=True):
+class Checksums(HelperRequest, frozen=True):
     """Asks for the checksums of all memory. Reply: dict[int, int]."""
 
     samples: int
 
 
-class GiveUp(Ask, frozen=True):
+class GiveUp(HelperRequest, frozen=True):
     """The helper takes the process's arena memory. Reply: list[Block]."""
 
     key: str
 
 
-class TakeBack(Ask, frozen=True):
+class TakeBack(HelperRequest, frozen=True):
     """The process gets its arena memory back. Reply: None."""
 
     key: str
@@ -50,7 +50,7 @@ class TakeBack(Ask, frozen=True):
     gpus: list[tuple[str, str]]
 
 
-class Own(Ask, frozen=True):
+class Own(HelperRequest, frozen=True):
     """The process makes its arena memory its own. Reply: None."""
 
 
@@ -58,13 +58,13 @@ class DeviceSession(Closing):
     """A session about a process's device memory, while all its other threads are held. A context
     manager: on exit the helper sends END to the process. All methods raise LiveshiftError."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, connection: HelperConnection) -> None:
         """Takes over a connection on which the helper has agreed to the session."""
-        self._line = line
+        self._connection = connection
 
     def close(self) -> None:
         """End the session. May be called again."""
-        self._line.channel.close()
+        self._connection.channel.close()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the process's service thread has connected."""
@@ -99,10 +99,10 @@ class DeviceSession(Closing):
         checkpoint takes along. An error may mean that a GPU has no room for that."""
         self._ask(Own(), None, LONG_S)
 
-    def _ask(self, ask: Ask, returns: Any, within_s: float) -> Any:
+    def _ask(self, request: HelperRequest, returns: Any, within_s: float) -> Any:
         try:
             with contact("a device session"):
-                return self._line.ask(ask, returns, within_s)
+                return self._connection.ask(request, returns, within_s)
         finally:
-            if not self._line.usable:  # a late answer must not be taken for that of another ask
+            if not self._connection.usable:  # so that no later request receives this late answer
                 self.close()

@@ -17,7 +17,7 @@ from .device_memory import DeviceMemory
 from .process_session import ProcessSession
 from .session_client import Blocks, Checksums, GiveUp, Own, TakeBack, Wait
 
-_asks = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack | Own)
+_requests = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack | Own)
 
 
 def serve(channel: Channel, session: ProcessSession, memory: DeviceMemory) -> None:
@@ -40,10 +40,10 @@ def serve(channel: Channel, session: ProcessSession, memory: DeviceMemory) -> No
 
 def _answer(raw: bytes, session: ProcessSession, memory: DeviceMemory) -> Any:
     try:
-        ask = _asks.decode(raw)
+        request = _requests.decode(raw)
     except msgspec.MsgspecError as error:
         raise LiveshiftError(f"a session's question is not understood: {error}") from error
-    match ask:
+    match request:
         case Wait(timeout_s):
             return session.wait(timeout_s)
         case Blocks():

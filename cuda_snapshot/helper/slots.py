@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words (messages) on a connection while device memory is copied through a ring of slots.
 
-The helper begins with a RingHere, with the ring's memfd. Copy out: the helper says Filled, and the
-client says Free when it has read the slot. Copy in: the client has all slots at first and says
-Filled, and the helper says Free. Slots are used in order. Ended is the helper's last word. Another
-copy may use the ring only when the client has closed the connection, since until then the client
-may still read or write there.
+The helper begins with a RingHere, with the ring's memfd. Copy out: the helper sends SlotFilled, and
+the client sends Free when it has read the slot. Copy in: the client has all slots at first and
+sends SlotFilled, and the helper sends Free. Slots are used in order. TransferEnded is the helper's
+last word. Another copy may use the ring only when the client has closed the connection, since until
+then the client may still read or write there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RingHere(Word, frozen=True):
     """Bytes of the key's blocks."""
 
 
-class Filled(Word, frozen=True):
+class SlotFilled(Word, frozen=True):
     """A slot holds the next ``size`` bytes."""
 
     slot: int
@@ -50,14 +50,14 @@ class Finish(Word, frozen=True):
     """The client has sent all bytes."""
 
 
-class Ended(Word, frozen=True):
+class TransferEnded(Word, frozen=True):
     """The copy is over: its figures, or its error as errors.to_wire makes it."""
 
     figures: Figures | None
     error: tuple[str, str, str | None] | None
 
 
-Said = RingHere | Filled | Free | Finish | Ended
+Said = RingHere | SlotFilled | Free | Finish | TransferEnded
 _decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
 
@@ -77,7 +77,7 @@ def hear_ring(channel: Channel) -> tuple[RingHere, int | None]:
     raw, descriptors = channel.receive_all()
     try:
         word = _decode(raw)
-        if isinstance(word, Ended) and word.error is not None:
+        if isinstance(word, TransferEnded) and word.error is not None:
             raise from_wire(*word.error)
         if not isinstance(word, RingHere) or len(descriptors) != (1 if word.slots else 0):
             raise LiveshiftError(f"the GPU helper said {word!r} where a ring was due")

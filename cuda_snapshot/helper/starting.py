@@ -19,8 +19,8 @@ from ..environment import environment
 from .calls import LOCK, LOG
 
 START_S = 120.0
-"""How long a helper may take to start: without persistence mode cuInit takes seconds for each
-GPU."""
+"""A helper must start within this many seconds: without persistence mode cuInit takes seconds for
+each GPU."""
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
             if not readable(left, pipe):
                 # We do not kill it: it may be in the middle of the driver's initialisation.
                 raise Unreachable(
-                    f"the GPU helper {child.pid} did not come up within {START_S:g} s: a GPU or its"
+                    f"the GPU helper {child.pid} did not start within {START_S:g} s: a GPU or its"
                     " driver hangs",
                     hint=f"look at dmesg for NVRM messages, and at {directory / LOG}",
                 )

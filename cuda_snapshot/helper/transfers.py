@@ -17,17 +17,17 @@ from .blocks import Figures
 from .channel import Channel
 from .contexts import Contexts
 from .copying import Copies
-from .device_memory import DeviceMemory, Holding
-from .ring import Ring, Rings
-from .slots import Ended, Filled, Finish, Free, RingHere, Said, hear, say, waiting
+from .device_memory import DeviceMemory, KeyHolding
+from .ring import CopyRing, CopyRings
+from .slots import Finish, Free, RingHere, Said, SlotFilled, TransferEnded, hear, say, waiting
 
-Copy = Callable[[Channel, Holding, Ring, Copies], Figures]
+Copy = Callable[[Channel, KeyHolding, CopyRing, Copies], Figures]
 
 
 class Transfers:
     """Serves copies. Any thread may use it."""
 
-    def __init__(self, contexts: Contexts, memory: DeviceMemory, rings: Rings) -> None:
+    def __init__(self, contexts: Contexts, memory: DeviceMemory, rings: CopyRings) -> None:
         self._contexts, self._memory, self._rings = contexts, memory, rings
 
     def drain(self, channel: Channel, key: str) -> None:
@@ -45,18 +45,18 @@ class Transfers:
                 # Let the memory go before the ring, since a client may close late.
                 with self._memory.use(key) as holding:
                     figures = self._copy(channel, holding, copy, until_closed)
-                ended = Ended(figures, None)
+                ended = TransferEnded(figures, None)
             except (OSError, EOFError):
                 raise
             except Exception as error:
-                ended = Ended(None, to_wire(error))
+                ended = TransferEnded(None, to_wire(error))
             say(channel, ended)
             while True:
                 hear(channel)
         self._rings.unpin_idle(self._memory.gpus())
 
     def _copy(
-        self, channel: Channel, holding: Holding, copy: Copy, until_closed: ExitStack
+        self, channel: Channel, holding: KeyHolding, copy: Copy, until_closed: ExitStack
     ) -> Figures:
         if not holding.pieces:
             say(channel, RingHere(0, 0, 0))
@@ -85,7 +85,7 @@ class _Waiting:
         return Figures(size, time.monotonic() - self.begun, self.seconds)
 
 
-def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
+def _out(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) -> Figures:
     if not holding.complete:
         raise LiveshiftError(f"the device memory of {holding.key} was never filled")
     cursor = copies.over(holding.pieces)
@@ -101,7 +101,7 @@ def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figu
             copies.start(slot, runs, out=True)
         if copies:
             slot = copies.finish_oldest()
-            say(channel, Filled(slot, sizes.pop(slot)))
+            say(channel, SlotFilled(slot, sizes.pop(slot)))
         while waiting(channel) or (cursor.left and not free and not copies):
             word = clock.hear(channel, idle=not copies)
             if not isinstance(word, Free):
@@ -110,7 +110,7 @@ def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figu
     return clock.figures(holding.size)
 
 
-def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
+def _in(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) -> Figures:
     cursor = copies.over(holding.pieces)
     holding.complete = False
     flying: set[int] = set()
@@ -125,7 +125,7 @@ def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figur
         _check(holding)
         if isinstance(word, Finish):
             break
-        if not isinstance(word, Filled) or not 0 < word.size <= ring.slot_bytes:
+        if not isinstance(word, SlotFilled) or not 0 < word.size <= ring.slot_bytes:
             raise LiveshiftError(f"the client said {word!r} while memory was copied in")
         if word.size > cursor.left:
             raise LiveshiftError(
@@ -145,7 +145,7 @@ def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figur
     return clock.figures(holding.size)
 
 
-def _slot(slot: int, ring: Ring, *elsewhere: object) -> int:
+def _slot(slot: int, ring: CopyRing, *elsewhere: object) -> int:
     """The slot's number, checked: the ring has it, and it is in none of ``elsewhere``. Raises
     LiveshiftError."""
     for others in elsewhere:
@@ -157,6 +157,6 @@ def _slot(slot: int, ring: Ring, *elsewhere: object) -> int:
     return slot
 
 
-def _check(holding: Holding) -> None:
+def _check(holding: KeyHolding) -> None:
     if holding.dropped:
         raise LiveshiftError(f"the device memory of {holding.key} was dropped during its copy")

@@ -62,18 +62,27 @@ def _equipped(world: worlds.World, version: str, place: Path, absent: list[str])
 
 
 def _print(results: list[trial.Result], absent: list[str]) -> None:
-    table = Table("world", "Python", "libc", "hooks", "pthread_create of", "torch", "quiesces",
-                  "verdict")  # fmt: skip
+    table = Table(
+        "world", "Python", "libc", "hooks", "pthread_create of", "torch", "quiesces", "verdict"
+    )
     for each in results:
         verdict = "[red]" + "; ".join(each.problems) if each.problems else "[green]good"
         torch, quiesces = each.torch, "yes" if each.identified else "no"
         if not each.torch_trained:
             torch, quiesces = "none", ""
         table.add_row(
-            each.world, each.python, each.libc, str(each.hooks), each.pthread_create, torch,
-            quiesces, verdict,
-        )  # fmt: skip
+            each.world,
+            each.python,
+            each.libc,
+            str(each.hooks),
+            each.pthread_create,
+            torch,
+            quiesces,
+            verdict,
+        )
     console.print(table)
+    good = sum(not each.problems for each in results)
+    console.print(f"{good} of {len(results)} worlds are good")
     for sentence in absent:
         console.print(f"not tried: {sentence}", markup=False)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands for libtorch_cpu.so: every hooked function counts its calls. Wants nothing of libc, so that
-   it can be loaded wherever the interposer can. */
+/* Stands for libtorch_cpu.so: every hooked function counts its calls. Wants nothing of libc, so
+   that it can be loaded wherever the interposer can. */
 
 #include "hooks/entry_points.h"
 

@@ -34,8 +34,8 @@ ours.liveshift_interposer_version.restype = ctypes.c_char_p
 seen["version"] = ours.liveshift_interposer_version().decode()
 
 
-def address(function):
-    return ctypes.cast(function, ctypes.c_void_p).value
+def address(function: object) -> "int | None":
+    return ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]  # its type has no name
 
 
 assert address(everything[BARRIER]) == address(ours[BARRIER]), "the preloaded hook does not win"
@@ -55,7 +55,7 @@ assert torch.double_calls() == len(hooked), "a call did not reach the real funct
 seen["hooks"] = len(hooked)
 
 
-def many():
+def many() -> None:
     for _ in range(1000):
         everything[BARRIER](None)
 
@@ -87,7 +87,7 @@ lookups.lookup.restype = ctypes.c_void_p
 lookups.lookup_reason.restype = ctypes.c_char_p
 
 
-def places(*asked):
+def places(*asked: "tuple[str, str]") -> "list[int]":
     return [lookups.lookup(library.encode(), name.encode()) for library, name in asked]
 
 

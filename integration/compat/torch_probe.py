@@ -18,11 +18,16 @@ STEPS = 20
 
 rank = int(os.environ["RANK"])
 dist.init_process_group(
-    "gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2,
+    "gloo",
+    init_method="file://" + sys.argv[1],
+    rank=rank,
+    world_size=2,
     timeout=timedelta(seconds=120),
-)  # fmt: skip
+)
 torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+model: torch.nn.Module = torch.nn.Sequential(
+    torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+)
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimiser = torch.optim.AdamW(model.parameters())
 torch.manual_seed(100 + rank)
@@ -37,10 +42,15 @@ for parameter in model.parameters():
 dist.destroy_process_group()
 print()
 json.dump(
-    {"torch": str(torch.__version__), "pid": os.getpid(), "steps": STEPS,
-     "python": ".".join(map(str, sys.version_info[:3])), "libc": os.confstr("CS_GNU_LIBC_VERSION"),
-     "parameters": digest.hexdigest()},
+    {
+        "torch": str(torch.__version__),
+        "pid": os.getpid(),
+        "steps": STEPS,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "libc": os.confstr("CS_GNU_LIBC_VERSION"),
+        "parameters": digest.hexdigest(),
+    },
     sys.stdout,
-)  # fmt: skip
+)
 sys.stdout.flush()
 os._exit(0)  # torch may abort in its own teardown

@@ -48,18 +48,37 @@ class Result:
 
 def build(folder: Path) -> None:
     """The libraries and programs that a trial needs, into ``folder``."""
-    cc = [*os.environ.get("CC", "cc").split(), "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-shared",
-          "-fPIC", f"-I{HEADERS}"]  # fmt: skip
+    cc = [
+        *os.environ.get("CC", "cc").split(),
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        f"-I{HEADERS}",
+    ]
     subprocess.run(
-        [*cc, "-nostdlib", "-Wl,-soname,libtorch_cpu.so", "-o", folder / "libtorch_cpu.so",
-         HERE / "double.c"],
+        [
+            *cc,
+            "-nostdlib",
+            "-Wl,-soname,libtorch_cpu.so",
+            "-o",
+            folder / "libtorch_cpu.so",
+            HERE / "double.c",
+        ],
         check=True,
-    )  # fmt: skip
+    )
     subprocess.run(
-        [*cc, "-o", folder / "lookups.so", HERE / "lookups.c", HEADERS / "hooks/elf_lookup.c",
-         HEADERS / "gate/thread.c"],
+        [
+            *cc,
+            "-o",
+            folder / "lookups.so",
+            HERE / "lookups.c",
+            HEADERS / "hooks/elf_lookup.c",
+            HEADERS / "gate/thread.c",
+        ],
         check=True,
-    )  # fmt: skip
+    )
     for file in (library_path(), HERE / "probe.py", HERE / "torch_probe.py"):
         shutil.copy(file, folder)
 
@@ -104,8 +123,11 @@ def _hooks(world: World, outside: Path, inside: str, result: Result) -> None:
     (outside / "pages").mkdir()
     done = subprocess.run(
         world.argv(f"{inside}/probe.py", inside),
-        env=_clean_environment(world), capture_output=True, text=True, timeout=DEADLINE_S,
-    )  # fmt: skip
+        env=_clean_environment(world),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
     assert done.returncode == 0, _last(done.stderr) or f"probe.py ended with {done.returncode}"
     assert not done.stderr, done.stderr
     seen = json.loads(done.stdout)
@@ -130,13 +152,17 @@ def _training(world: World, outside: Path, inside: str, result: Result) -> None:
                 _preloading(world, preload, *program),
                 env=_clean_environment(
                     world,
-                    RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="lo",
+                    RANK=str(rank),
+                    WORLD_SIZE="2",
+                    GLOO_SOCKET_IFNAME="lo",
                     LIVESHIFT_PAGES=f"{inside}/pages-{name}",
                 ),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for rank in range(2)
-        ]  # fmt: skip
+        ]
         try:
             ends = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
         finally:
@@ -166,8 +192,10 @@ def _training(world: World, outside: Path, inside: str, result: Result) -> None:
 
 def _preloading(world: World, preload: str, *arguments: str) -> list[str]:
     """The variable must be the world's: this machine's own programs don't see the world's files."""
-    program = "import os, sys; os.environ['LD_PRELOAD'] = sys.argv[1]; os.execv(sys.executable, " \
-              "[sys.executable, *sys.argv[2:]])"  # fmt: skip
+    program = (
+        "import os, sys; os.environ['LD_PRELOAD'] = sys.argv[1]; os.execv(sys.executable, "
+        "[sys.executable, *sys.argv[2:]])"
+    )
     return world.argv("-c", program, preload, *arguments)
 
 

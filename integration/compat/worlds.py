@@ -88,8 +88,20 @@ def with_torch(world: World, version: str, place: Path) -> World:
     if not folder.is_dir():
         staged = home / f".torch-{python}"
         shutil.rmtree(staged, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target",
-               str(staged), "--python-version", python, "--only-binary", ":all:"]  # fmt: skip
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--target",
+            str(staged),
+            "--python-version",
+            python,
+            "--only-binary",
+            ":all:",
+        ]
         done = subprocess.run([*pip, f"torch{version}"], capture_output=True, text=True)
         if done.returncode != 0:
             shutil.rmtree(staged, ignore_errors=True)
@@ -122,7 +134,7 @@ def _fetch(name: str, root: Path) -> None:
             raise Refused(f"apt is configured with no {codename} main archive")
         source = sources[0]
         download = apt.Download(
-            work / "apt", apt.Source(source.uri, (name,), ("main",), source.signed_by)
+            work / "apt", apt.AptSource(source.uri, (name,), ("main",), source.signed_by)
         )
         download.update()
         download.packages("python3")

@@ -34,7 +34,7 @@ class Store(MemoryStore):
 
 def main() -> None:
     place, data, pages, size, workers, ready = sys.argv[1:]
-    page_port.threads = lambda _most: int(workers)  # type: ignore[attr-defined]
+    page_port.threads = lambda most: int(workers)  # type: ignore[attr-defined]  # imported there
     receiver = Receiver(data, pages, Path(place) / "keys", "h1", ["127.0.0.1"], clear=True)
     receiver.start()
     images, limit = Path(place) / "store", int(size) + SLACK

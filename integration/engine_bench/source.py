@@ -66,9 +66,16 @@ def measure(size: int, threads: int, ready: bool, clear: bool = False) -> Measur
 
 
 def _send(
-    place: Path, data: str, pages: str, pid: int, threads: int, ready: bool, clear: bool,
-    tell: IO[str], told: IO[str],
-) -> Measured:  # fmt: skip
+    place: Path,
+    data: str,
+    pages: str,
+    pid: int,
+    threads: int,
+    ready: bool,
+    clear: bool,
+    tell: IO[str],
+    told: IO[str],
+) -> Measured:
     sender = Sender("m1", f"tcp://{data}", place / "keys", "h0", "h1")
     lanes = Lanes(sender, f"tcp://{pages}", STREAMS, clear=clear)
     tracker = MemoryTracker(lambda: [pid], threads=threads)
@@ -94,9 +101,16 @@ def _send(
         raise LiveshiftError(f"{sent} bytes were sent, and {there['bytes']} have come")
     gb = sent / 1e9
     return Measured(
-        threads, ready, clear, gb, seconds, cpu / gb, there["cpu_s"] / gb, len(read_by),
+        threads,
+        ready,
+        clear,
+        gb,
+        seconds,
+        cpu / gb,
+        there["cpu_s"] / gb,
+        len(read_by),
         there["threads"],
-    )  # fmt: skip
+    )
 
 
 def _say(tell: IO[str], told: IO[str]) -> str:
@@ -111,9 +125,12 @@ def _say(tell: IO[str], told: IO[str]) -> str:
 def _program(words: list[str]) -> Iterator[tuple[int, IO[str], IO[str]]]:
     """A Python program that is ready: its pid, standard input and output."""
     process = subprocess.Popen(
-        [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-    )  # fmt: skip
+    )
     with process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -57,7 +57,7 @@ def daemon_killed(who: Who) -> Fault:
 
 def image_used_up() -> Fault:
     """The destination's agent dies where its host had no memory for the image beside the tree: the
-    next one finds the image without its pages (MemoryStore.spend, which takes the index away)."""
+    next one finds the image without its pages (MemoryStore.free_after_copy removes the index)."""
 
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
@@ -77,7 +77,7 @@ def criu_killed(who: Who, verb: str) -> Fault:
 
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
-        found = [task for task in in_room(scene, who(scene)) if _runs_criu(task.pid, verb)]
+        found = [task for task in in_sandbox(scene, who(scene)) if _runs_criu(task.pid, verb)]
         assert found, f"no CRIU {verb}s {scene.capsule} on {who(scene)}"
         _kill(found)
         yield
@@ -90,7 +90,7 @@ def capsule_killed(who: Who) -> Fault:
 
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
-        found = [task for task in in_room(scene, who(scene)) if inner_pid(task.pid) == 1]
+        found = [task for task in in_sandbox(scene, who(scene)) if inner_pid(task.pid) == 1]
         assert len(found) == 1, f"{scene.capsule} has {len(found)} rooms on {who(scene)}"
         _kill(found)
         yield
@@ -238,7 +238,7 @@ def outlast(scene: Scene) -> None:
     eventually(enough, "the harm to have lasted", 2 * LONGEST_S)
 
 
-def in_room(scene: Scene, host: str) -> list[Task]:
+def in_sandbox(scene: Scene, host: str) -> list[Task]:
     """The processes in the capsule's room on a host, process 1 and CRIU's own included."""
     init = scene.lab.machine(host).init
     assert init is not None, f"{host} does not run"

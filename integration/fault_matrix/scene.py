@@ -26,7 +26,7 @@ from liveshift.runtime.messages import (
     GetMigration,
     GetStatus,
     Migrate,
-    Migration,
+    MigrationDetails,
     MigrationRow,
     Named,
     Status,
@@ -157,7 +157,7 @@ class Scene:
 
     def row(self) -> MigrationRow:
         with Client(self.lab.socket) as client:
-            return client.get(Migration, GetMigration(self.migration)).row
+            return client.get(MigrationDetails, GetMigration(self.migration)).row
 
     def is_over(self) -> bool:
         """Whether the orchestrator says that the migration is over."""

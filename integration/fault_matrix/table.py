@@ -24,9 +24,14 @@ NOT_SHOWN = "not shown"
 """What a cell comes to whose watcher could not look often enough."""
 
 DEAF = (
-    "source.locked", "source.dumped", "source.promised", "orchestrator.frozen",
-    "orchestrator.committed", "destination.restoring", "destination.claiming",
-)  # fmt: skip
+    "source.locked",
+    "source.dumped",
+    "source.promised",
+    "orchestrator.frozen",
+    "orchestrator.committed",
+    "destination.restoring",
+    "destination.claiming",
+)
 """Where nothing may reach the capsule: the kernel would acknowledge what its sockets got, and the
 image would not have it."""
 
@@ -57,7 +62,7 @@ FAULTS: dict[str, Fault] = {
     "destination-agent-stalled": faults.daemon_stalled(destination),
 }
 
-# fmt: off
+
 #                                 prepared precopied locked dumped promised frozen committed
 #                                          restoring claiming granted running resumed finishing
 _GRID = """
@@ -84,7 +89,7 @@ orchestrator-stalled              m m m m m m m m m m m M m
 source-agent-stalled              s S s s s m m m m m m m m
 destination-agent-stalled         s s s s s s s s s M m m m
 """
-# fmt: on
+
 
 REASONS: dict[str, str] = {
     "1": "the image may be complete when the restarted orchestrator asks for it",

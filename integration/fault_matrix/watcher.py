@@ -31,6 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from whereabouts import GONE, spaces
 
@@ -97,9 +98,12 @@ class Watcher(threading.Thread):
     """
 
     def __init__(
-        self, find_lab: Callable[[], Lab], capsule: str, pids: Collection[int],
+        self,
+        find_lab: Callable[[], Lab],
+        capsule: str,
+        pids: Collection[int],
         longest_gap_s: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name="watcher", daemon=True)
         self.changes: list[Change] = []
         self.marks: list[Mark] = []
@@ -122,7 +126,7 @@ class Watcher(threading.Thread):
         self._failure: BaseException | None = None
         self._began = time.monotonic()
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Self:
         self._look()  # what must be seen before anything happens
         self.start()
         return self
@@ -170,7 +174,11 @@ class Watcher(threading.Thread):
     def open_networks(self) -> list[str]:
         """The hosts on which a room of the capsule now has a network that lets something through,
         and "no room" where it has none at all."""
-        found = {room.host: room.init for room in list(self._rooms.values()) if room is not None}
+        found = {
+            sandbox.host: sandbox.init
+            for sandbox in list(self._rooms.values())
+            if sandbox is not None
+        }
         return [host for host, init in found.items() if not locked(init)] if found else ["no room"]
 
     def story(self) -> str:
@@ -217,13 +225,17 @@ class Watcher(threading.Thread):
         self._take_over_hosts()
         images = [(host, IMAGE) for host in self._inits if self._has_image(host)]
         self._take_over_tasks()
-        seen = [(room, self._state(room)) for room in self._rooms.values() if room is not None]
+        seen = [
+            (sandbox, self._state(sandbox))
+            for sandbox in self._rooms.values()
+            if sandbox is not None
+        ]
         if any(state == RUNNING for _, state in seen):
-            for room, state in seen:
-                room.old |= state == FROZEN
+            for sandbox, state in seen:
+                sandbox.old |= state == FROZEN
         copies = [
-            (room.host, OLD if room.old and state == RUNNING else state)
-            for room, state in seen
+            (sandbox.host, OLD if sandbox.old and state == RUNNING else state)
+            for sandbox, state in seen
             if state is not None
         ]
         return tuple(sorted([*copies, *images]))
@@ -234,10 +246,10 @@ class Watcher(threading.Thread):
             return any(os.path.exists(f"{directory}/{n}/manifest") for n in os.listdir(directory))
         return False
 
-    def _state(self, room: Room) -> str | None:
+    def _state(self, sandbox: Room) -> str | None:
         held = free = 0
         parent = 0
-        for inner, pid in list(room.tasks.items()):
+        for inner, pid in list(sandbox.tasks.items()):
             with suppress(*GONE):
                 status = _status(pid)
                 if status["State"][0] in "ZX":
@@ -250,11 +262,11 @@ class Watcher(threading.Thread):
                     parent = int(status["PPid"])
         if not held and not free:
             return None
-        if room.restored and not room.ran:
+        if sandbox.restored and not sandbox.ran:
             # A room that has just gone, or whose tasks have: what is left of it does not run.
             with suppress(OSError):
-                if free and parent == room.init and not locked(room.init):
-                    room.ran = True
+                if free and parent == sandbox.init and not locked(sandbox.init):
+                    sandbox.ran = True
                     return RUNNING
             return COMING
         return RUNNING if free else FROZEN
@@ -290,22 +302,22 @@ class Watcher(threading.Thread):
     def _meet(self, pid: int, inner: int) -> None:
         space = os.stat(f"/proc/{pid}/ns/pid").st_ino
         if inner == 1:
-            self._rooms[space] = self._room(pid)
+            self._rooms[space] = self._sandbox(pid)
         if space not in self._rooms:  # its process 1 is met in the next sample
             return
-        room = self._rooms[space]
-        if room is not None and inner in self._pids:
-            room.tasks[inner] = pid
-        mine = room is not None and (inner == 1 or inner in self._pids)
+        sandbox = self._rooms[space]
+        if sandbox is not None and inner in self._pids:
+            sandbox.tasks[inner] = pid
+        mine = sandbox is not None and (inner == 1 or inner in self._pids)
         self._known[pid] = (space, inner) if mine else None
 
-    def _room(self, init: int) -> Room | None:
+    def _sandbox(self, init: int) -> Room | None:
         words = Path(f"/proc/{init}/cmdline").read_bytes().decode(errors="replace").split("\0")
         outer = spaces(init)
         host = next((self._hosts[space] for space in outer if space in self._hosts), None)
         if host is None or self._netns not in words:
             return None
-        return Room(host, init, "--adopt" in words)
+        return Room(host, init, "--restore" in words)
 
     def _forget(self, pid: int) -> None:
         known = self._known.pop(pid)
@@ -314,8 +326,8 @@ class Watcher(threading.Thread):
         space, inner = known
         if inner == 1:
             self._rooms.pop(space, None)
-        elif room := self._rooms.get(space):
-            room.tasks.pop(inner, None)
+        elif sandbox := self._rooms.get(space):
+            sandbox.tasks.pop(inner, None)
 
 
 def _go_first() -> None:

@@ -48,7 +48,7 @@ def main() -> int:
         "kernel": platform.release(),
         "load_before": os.getloadavg()[0],
     }
-    if report["load_before"] > os.cpu_count() / 4:
+    if report["load_before"] > (os.cpu_count() or 1) / 4:
         console.print("this machine is busy with something else: times will not tell much")
     for name in args.parts or PARTS:
         with console.status(name):
@@ -73,11 +73,19 @@ def _rows(report: dict[str, Any]) -> list[Row]:
         count, goal = report["instructions_per_collective"], report["goal_instructions"]
         rows += [
             ("instructions per collective, gate open", f"{count:.0f}", f"≤ {goal}", count <= goal),
-            ("… on a context without an identity",
-             f"{report['instructions_per_collective_unidentified']:.0f}", "", None),
-            ("nanoseconds per collective more than the bare call",
-             f"{report['ns_per_collective']:.1f}", "", None),
-        ]  # fmt: skip
+            (
+                "… on a context without an identity",
+                f"{report['instructions_per_collective_unidentified']:.0f}",
+                "",
+                None,
+            ),
+            (
+                "nanoseconds per collective more than the bare call",
+                f"{report['ns_per_collective']:.1f}",
+                "",
+                None,
+            ),
+        ]
     for what, words in (
         ("nccl_collective", "NCCL collective"),
         ("allocation", "cudaMalloc and free"),
@@ -86,10 +94,13 @@ def _rows(report: dict[str, Any]) -> list[Row]:
     ):
         if f"instructions_per_{what}" in report:
             rows.append(
-                (f"{words}, on the doubles: instructions in the library, nanoseconds more",
-                 f"{report[f'instructions_per_{what}']:.0f}, {report[f'ns_per_{what}']:.0f}", "",
-                 None)
-            )  # fmt: skip
+                (
+                    f"{words}, on the doubles: instructions in the library, nanoseconds more",
+                    f"{report[f'instructions_per_{what}']:.0f}, {report[f'ns_per_{what}']:.0f}",
+                    "",
+                    None,
+                )
+            )
     if "step_time_ratio" in report:
         ratio, goal = report["step_time_ratio"], report["goal_step_time_ratio"]
         null = report["step_time_ratio_null"]
@@ -97,26 +108,41 @@ def _rows(report: dict[str, Any]) -> list[Row]:
         # Where two jobs without the library differ by more than the goal allows, nothing is told.
         told = abs(null - 1) < goal - 1
         rows += [
-            ("step time of a DDP job, with / without", f"{ratio:.4f} ({chance})", f"≤ {goal}",
-             ratio <= goal if told else None),
-            ("instructions of a step, with / without",
-             f"{report['step_instructions_ratio']} (chance: "
-             f"{report['step_instructions_ratio_null']})", "", None),
-        ]  # fmt: skip
+            (
+                "step time of a DDP job, with / without",
+                f"{ratio:.4f} ({chance})",
+                f"≤ {goal}",
+                ratio <= goal if told else None,
+            ),
+            (
+                "instructions of a step, with / without",
+                f"{report['step_instructions_ratio']} (chance: "
+                f"{report['step_instructions_ratio_null']})",
+                "",
+                None,
+            ),
+        ]
     for row in report.get("quiesce", []):
         rows.append(
-            (f"boundary of {row['ranks']} ranks: seconds after the last operation in flight",
-             f"{row['beyond_s']:.4f}, worst {row['beyond_worst_s']:.4f} (in flight "
-             f"{row['in_flight_s']:.3f}, a step {row['step_s']:.3f})", "", None)
-        )  # fmt: skip
+            (
+                f"boundary of {row['ranks']} ranks: seconds after the last operation in flight",
+                f"{row['beyond_s']:.4f}, worst {row['beyond_worst_s']:.4f} (in flight "
+                f"{row['in_flight_s']:.3f}, a step {row['step_s']:.3f})",
+                "",
+                None,
+            )
+        )
     for row in report.get("quiesce_scale", []):
         largest, goal = row["ranks"] == scale.SIZES[-1], report["goal_quiesce_s"]
         rows.append(
-            (f"boundary of {row['ranks']:,} simulated ranks, real messages: seconds",
-             f"{row['seconds']:.3f} (CPU: orchestrator {row['orchestrator_cpu_s']:.3f}, hosts "
-             f"{row['hosts_cpu_s']:.3f}; {row['messages_per_rank']:.1f} messages a rank)",
-             f"< {goal:g}" if largest else "", row["seconds"] < goal if largest else None)
-        )  # fmt: skip
+            (
+                f"boundary of {row['ranks']:,} simulated ranks, real messages: seconds",
+                f"{row['seconds']:.3f} (CPU: orchestrator {row['orchestrator_cpu_s']:.3f}, hosts "
+                f"{row['hosts_cpu_s']:.3f}; {row['messages_per_rank']:.1f} messages a rank)",
+                f"< {goal:g}" if largest else "",
+                row["seconds"] < goal if largest else None,
+            )
+        )
     return rows
 
 

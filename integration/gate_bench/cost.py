@@ -39,8 +39,13 @@ class Programs:
 
 def build(folder: Path) -> Programs:
     """Compiles into ``folder``; the interposer as meson builds it, plus identify.c."""
-    cc = [*os.environ.get("CC", "cc").split(), "-std=gnu11", "-D_GNU_SOURCE", "-O2",
-          f"-I{INTERPOSER}"]  # fmt: skip
+    cc = [
+        *os.environ.get("CC", "cc").split(),
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O2",
+        f"-I{INTERPOSER}",
+    ]
     double = folder / "libtorch_cpu.so"
     shared = ["-shared", "-fPIC"]
     subprocess.run(
@@ -50,11 +55,20 @@ def build(folder: Path) -> Programs:
     subprocess.run([*cc, "-o", loop, HERE / "loop.c", double, f"-Wl,-rpath,{folder}"], check=True)
     identified = folder / "identified.so"
     subprocess.run(
-        [*cc, *shared, "-fvisibility=hidden", "-fexceptions", "-pthread",
-         f'-DLIVESHIFT_VERSION="{liveshift.__version__}"', "-o", identified,
-         *sorted(INTERPOSER.rglob("*.c")), HERE / "identify.c"],
+        [
+            *cc,
+            *shared,
+            "-fvisibility=hidden",
+            "-fexceptions",
+            "-pthread",
+            f'-DLIVESHIFT_VERSION="{liveshift.__version__}"',
+            "-o",
+            identified,
+            *sorted(INTERPOSER.rglob("*.c")),
+            HERE / "identify.c",
+        ],
         check=True,
-    )  # fmt: skip
+    )
     return Programs(loop, identified)
 
 
@@ -71,10 +85,18 @@ def instructions(loop: Path, preload: Path | None, folder: Path) -> float:
     for calls in (CALLS, 2 * CALLS):
         out = folder / "callgrind.out"
         subprocess.run(
-            ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}", loop,
-             str(calls)],
-            env=_environment(preload, folder), check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "valgrind",
+                "--quiet",
+                "--tool=callgrind",
+                f"--callgrind-out-file={out}",
+                loop,
+                str(calls),
+            ],
+            env=_environment(preload, folder),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         total = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
         assert total is not None, "callgrind wrote no total"
         counts.append(int(total[1]))

@@ -73,10 +73,19 @@ def instructions(loop: Path, case: str, environment: dict[str, str], folder: Pat
     for calls in (CALLS, 2 * CALLS):
         out = folder / "callgrind.out"
         subprocess.run(
-            ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}", loop,
-             case.split()[0], str(calls)],
-            env=environment, check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                "valgrind",
+                "--quiet",
+                "--tool=callgrind",
+                f"--callgrind-out-file={out}",
+                loop,
+                case.split()[0],
+                str(calls),
+            ],
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         counts.append(self_cost(out.read_text())[LIBRARY])
     return (counts[1] - counts[0]) / CALLS
 

@@ -9,9 +9,9 @@
 
 EXPORTED void identify(const void *context);
 void identify(const void *context) {
-    const struct communicator_made made = {
+    const struct communicator_info made = {
         .library = LIVESHIFT_GLOO, .id = 7, .size = 2, .rank = 0, .device = -1};
     const void *const keys[2] = {context, NULL};
-    if (gloo_context_add(gate_here(), &made, keys) == NULL)
+    if (gloo_context_add(current_gate(), &made, keys) == NULL)
         abort();
 }

@@ -24,7 +24,7 @@ from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.runtime.model.collective_clock import CollectiveClock
 from liveshift.runtime.quiesce.host_gate import HostGate
 
-JOB = Path(__file__).resolve().parent / "quiesce_job.py"
+JOB = Path(__file__).resolve().parents[1] / "jobs" / "quiesce_job.py"
 LEASE_MS = 20_000
 DEADLINE_S = 15.0
 LOOK_S = 0.001
@@ -42,7 +42,7 @@ class Boundary:
 def to_boundary(gate: HostGate, attempt: int) -> Boundary:
     """Closes the gates, finds the boundary, holds it for a moment and opens again.
 
-    Raises AssertionError, with who owes what, when there is none within the deadline.
+    Raises AssertionError, with the pending operations, when there is none within the deadline.
     """
     clock = CollectiveClock(["here"])
     began = time.monotonic()
@@ -59,10 +59,10 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
             back = sum(c.returned for page in gate.pages for c in page.clocks())
             if back != returned:
                 returned, last_return = back, time.monotonic()
-            clock.hear("here", gate.look())
+            clock.hear("here", gate.report())
             if clock.converged:
                 gate.close()
-                if gate.still():
+                if gate.report().reached:
                     break
             _wait(gate, began)
         done = time.monotonic()
@@ -73,10 +73,10 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
 
 def _wait(gate: HostGate, began: float) -> None:
     if time.monotonic() - began > DEADLINE_S:
-        debts = gate.debts(lambda page: page.pid)
+        pending = gate.pending_returns(lambda page: page.pid)
         obstacles = [obstacle.text for obstacle in gate.obstacles()]
-        raise AssertionError(f"no boundary after {DEADLINE_S:.0f} s: {debts} {obstacles}")
-    gate.beat()
+        raise AssertionError(f"no boundary after {DEADLINE_S:.0f} s: {pending} {obstacles}")
+    gate.heartbeat()
     time.sleep(LOOK_S)
 
 
@@ -89,13 +89,20 @@ def run(size: int, boundaries: int, gap_s: float = 0.2) -> dict[str, Any]:
         ranks = []
         for rank in range(size):
             environment = os.environ | {
-                "RANK": str(rank), "WORLD_SIZE": str(size), "LD_PRELOAD": str(library_path()),
-                "LIVESHIFT_PAGES": str(pages), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LD_PRELOAD": str(library_path()),
+                "LIVESHIFT_PAGES": str(pages),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            }
             process = subprocess.Popen(
                 [sys.executable, JOB, folder / "store"],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             ranks.append(cleanup.enter_context(process))
             cleanup.callback(process.kill)
         said = [_line(process) for process in ranks]

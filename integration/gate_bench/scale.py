@@ -53,8 +53,11 @@ class Rank:
         tp, dp, pp = _id(1, stage, data), _id(2, tensor, stage), _id(3, tensor, data)
         self.rank = rank
         self.communicators = {
-            WORLD: ("world", rank), tp: ("tp", tensor), dp: ("dp", data), pp: ("pp", stage),
-        }  # fmt: skip
+            WORLD: ("world", rank),
+            tp: ("tp", tensor),
+            dp: ("dp", data),
+            pp: ("pp", stage),
+        }
         self.pairs: dict[int, tuple[int, int, int]] = {}
         forward, backward = [], []
         if stage > 0:
@@ -103,7 +106,7 @@ class Host:
         match ask:
             case messages.Arm():
                 return self._armed()
-            case messages.Aim():
+            case messages.SetTargets():
                 if ask.version > self.version:
                     self.version = ask.version
                     changed = dict(ask.targets.items() - self.targets.items())
@@ -128,12 +131,12 @@ class Host:
                 members.append(Member(id_, "gloo", name, 8, place, rank.rank, n + 1))
         return messages.Armed(numbers, members, len(self.ranks), [], pairs)
 
-    def _look(self) -> messages.Aimed:
+    def _look(self) -> messages.TargetsSet:
         raised: dict[int, int] = {}
         for rank, clocks in zip(self.ranks, self.beyond, strict=True):
             for clock in clocks:
                 raised[clock] = max(rank.numbers[clock], raised.get(clock, 0))
-        return messages.Aimed(self.version, not raised, raised, [])
+        return messages.TargetsSet(self.version, not raised, raised, [])
 
 
 class Wire:
@@ -146,7 +149,7 @@ class Wire:
         self.hosts_cpu_s = 0.0
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        raw = frames.encode_ask(1, message)
+        raw = frames.encode_request(1, message)
         await asyncio.sleep(self.rng.uniform(*WAY_S))
         began = time.thread_time()
         heard = frames.decode(raw).body
@@ -174,7 +177,7 @@ def run(ranks: int, seed: int = 1) -> dict[str, Any]:
     rng = random.Random(seed)
     hosts = cluster(ranks, rng)
     wire = Wire(hosts, rng)
-    asked = messages.Run("large", ranks, ["train"], {}, "/", 0, [])
+    asked = messages.RunJob("large", ranks, ["train"], {}, "/", 0, [])
     capsules = {name: Capsule(name, n, name, 1) for n, name in enumerate(hosts)}
     job = Job("large", Overlay(1, "10.99.0.0/24"), asked, 0, 0.0, capsules)
     gc.collect()
@@ -197,7 +200,7 @@ def run(ranks: int, seed: int = 1) -> dict[str, Any]:
         "hosts_cpu_s": round(wire.hosts_cpu_s, 4),
         "messages": sum(wire.kinds.values()),
         "messages_per_rank": round(sum(wire.kinds.values()) / ranks, 3),
-        "aims_per_host": round(wire.kinds["Aim"] / 2 / len(hosts), 2),
+        "aims_per_host": round(wire.kinds["SetTargets"] / 2 / len(hosts), 2),
         "bytes": wire.bytes,
     }
 

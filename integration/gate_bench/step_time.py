@@ -23,7 +23,7 @@ from typing import Any
 from liveshift.interposer import page
 from liveshift.interposer.library import library_path
 
-JOB = Path(__file__).resolve().parent / "step_job.py"
+JOB = Path(__file__).resolve().parents[1] / "jobs" / "step_job.py"
 GOAL = 1.002
 RANKS = 2
 
@@ -60,15 +60,20 @@ def job(pages: Path | None, folder: Path, name: str) -> Iterator[Job]:
         ranks = []
         for rank in range(RANKS):
             environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {
-                "RANK": str(rank), "WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
+            }
             if pages is not None:
                 environment |= {"LD_PRELOAD": str(library_path()), "LIVESHIFT_PAGES": str(pages)}
             process = subprocess.Popen(
                 [sys.executable, JOB, folder / name],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             ranks.append(cleanup.enter_context(process))
             cleanup.callback(process.kill)
         started = Job(ranks)

@@ -28,9 +28,9 @@ def sharer(cold: numpy.ndarray, number: int) -> None:
     """Have the memory too, write every hundredth page, wait for the parent's word, look again."""
     cold = cold.reshape(-1, WORDS)
     cold[number::100] = number
-    before = hashlib.sha256(cold).digest()
+    before = hashlib.sha256(cold.data).digest()
     signal.sigwait({signal.SIGUSR1})
-    os._exit(0 if hashlib.sha256(cold).digest() == before else 1)
+    os._exit(0 if hashlib.sha256(cold.data).digest() == before else 1)
 
 
 def main() -> None:

@@ -231,7 +231,7 @@ def main() -> None:
         for matrix, bias in used:
             y = torch.tanh(y @ matrix.T + bias)
         loss = (y - x.roll(1, 1)).square().mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         told = torch.tensor([loss.item(), float(args.enough is not None and args.enough.exists())])
         add_up(told)
         for state, tensor in zip(states, (t for layer in used for t in layer), strict=True):

@@ -172,6 +172,36 @@ def forgotten() -> tuple[select.epoll, int, int]:
     return watched, out, child
 
 
+class HalfClosed:
+    """Connections over loopback whose other end was closed: no process has that end open."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self.ends = [self._end(listening, sent) for sent in (b"", b"sent before the close")]
+        self.poll = select.poll()
+        for end in self.ends:
+            self.poll.register(end, select.POLLIN | select.POLLRDHUP)
+
+    @staticmethod
+    def _end(listening: socket.socket, sent: bytes) -> socket.socket:
+        here = socket.create_connection(listening.getsockname())
+        there, _ = listening.accept()
+        there.sendall(sent)
+        there.close()
+        return here
+
+    def events(self) -> list[int]:
+        return [event for _, event in sorted(self.poll.poll(1000))]
+
+    def rest(self) -> list[str]:
+        return [end.makefile().read() for end in self.ends]
+
+
+def reserve() -> mmap.mmap:
+    """Addresses without memory: more than any host has, and nobody may use them yet."""
+    return mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+
+
 def talk_over_a_terminal() -> None:
     """Write lines to a program on a pseudo-terminal of its own, and read what it says."""
     child, master = pty.fork()
@@ -216,13 +246,15 @@ def main() -> None:
     os.write(pipe_in, b"in flight")
     ours, theirs = socket.socketpair()
     ours.send(b"in a socket")
+    half_closed, reserved = HalfClosed(), reserve()
+    report["half closed"] = half_closed.events()
 
     counters, lock = [0, 0, 0], threading.Lock()
     threads = [threading.Thread(target=count_together, args=(counters, lock)) for _ in range(2)]
     threads.append(threading.Thread(target=watch_clocks))
     threads.append(threading.Thread(target=talk_over_a_terminal))
-    for method in ("spawn", "forkserver"):
-        threads.append(threading.Thread(target=question, args=(method,)))
+    methods = ("spawn", "forkserver")
+    threads += [threading.Thread(target=question, args=(method,)) for method in methods]
     threads.append(threading.Thread(target=converse, args=(address, int(port))))
     for thread in threads:
         thread.start()
@@ -250,6 +282,8 @@ def main() -> None:
     report["tmp"] = Path("/tmp/named").read_text()
     report["pipe"] = os.read(pipe_out, 100).decode()
     report["socketpair"] = theirs.recv(100).decode()
+    report["half closed after"], report["rest"] = half_closed.events(), half_closed.rest()
+    report["reserved"] = len(reserved)
     report["shm_after"] = hashlib.sha256(Path("/dev/shm/counted").read_bytes()[8:]).hexdigest()
     report["counters"] = counters
     report["shared"] = struct.unpack_from("Q", shared)[0]

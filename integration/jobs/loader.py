@@ -35,10 +35,14 @@ def main() -> None:
     sampler: DistributedSampler[Tensor] = DistributedSampler(data, shuffle=True, seed=3)
     context = args.contexts[rank % len(args.contexts)]
     loader = DataLoader(
-        data, batch_size=8, sampler=sampler, persistent_workers=True,
+        data,
+        batch_size=8,
+        sampler=sampler,
+        persistent_workers=True,
         num_workers=2 if context == "fork" else 1,  # each of the others imports all of this again
-        generator=torch.Generator().manual_seed(rank), multiprocessing_context=context,
-    )  # fmt: skip
+        generator=torch.Generator().manual_seed(rank),
+        multiprocessing_context=context,
+    )
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -103,7 +103,7 @@ class Heard:
         self._port.settimeout(10)
 
     def until(self, last: str) -> list[list[str]]:
-        found = []
+        found: list[list[str]] = []
         while not found or found[-1][1] != last:
             words, (source, _) = self._port.recvfrom(100)
             found.append([source, words.decode()])
@@ -138,9 +138,17 @@ def main() -> None:
     listeners()
     heard = Heard()
     probes: dict[str, Callable[..., Any]] = {
-        "tcp": tcp, "udp": udp, "unix": unix, "list": listing, "read": read, "write": write,
-        "run": run, "say": say, "heard": heard.until, "rights": rights,
-    }  # fmt: skip
+        "tcp": tcp,
+        "udp": udp,
+        "unix": unix,
+        "list": listing,
+        "read": read,
+        "write": write,
+        "run": run,
+        "say": say,
+        "heard": heard.until,
+        "rights": rights,
+    }
     number = 0
     while not (out / "enough").exists():
         ask = out / f"{index}-ask-{number}.json"

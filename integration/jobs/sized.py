@@ -82,7 +82,8 @@ def main() -> None:
         data = noise(LEAST)
         model, samples, length = large(own)
     if args.kind == "ddp":
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not declare it
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     first = 1
@@ -113,7 +114,7 @@ def main() -> None:
             log.end(model.parameters(), name=f"after{step}-", steps=step)
         if args.enough and args.enough.exists():
             break
-    log.end(model.parameters(), steps=step, data=hashlib.sha256(data.numpy()).hexdigest())
+    log.end(model.parameters(), steps=step, data=hashlib.sha256(data.numpy().data).hexdigest())
 
 
 if __name__ == "__main__":

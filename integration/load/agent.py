@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from liveshift.criu_glue.survey.survey import Survey
+from liveshift.criu_glue.survey.found import Survey
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import Cluster
@@ -103,7 +103,7 @@ class SimulatedAgent:
         the other then begin together."""
         self.may_answer.set()
         self._tally = tally
-        self._life = uuid.uuid4().hex
+        self._boot_id = uuid.uuid4().hex
         self._aims: dict[str, int] = {}  # by job: the version of its targets
         self._busy: set[str] = set()  # migrations that are being worked on here
         self._counts = itertools.count(1000)
@@ -116,16 +116,16 @@ class SimulatedAgent:
             messages.Locate: self._locate,
             messages.Inspect: self._inspect,
             messages.Reserve: self._reserve,
-            messages.Precopy: self._precopy,
+            messages.StartPrecopy: self._precopy,
             messages.Freeze: self._freeze,
-            messages.Restore: self._restore,
+            messages.RestoreCapsule: self._restore,
             messages.Resume: self._resume,
             messages.Settle: self._settle,
             messages.Progress: self._progress,
             messages.StartMeasure: self._start_measure,
             messages.EndMeasure: self._end_measure,
             messages.Arm: self._arm,
-            messages.Aim: self._aimed,
+            messages.SetTargets: self._aimed,
             messages.Shut: self._aimed,
             messages.OpenGate: self._open_gate,
         }
@@ -137,11 +137,11 @@ class SimulatedAgent:
         while True:
             try:
                 if not greeted:
-                    await self._ask(self._hello())
+                    await self._ask(self._register())
                     greeted = True
                     self._tally().hellos += 1
                 began = time.monotonic()
-                await self._ask(self._beat())
+                await self._ask(self._heartbeat())
                 self._tally().round_trips.append(time.monotonic() - began)
             except LiveshiftError:
                 self._tally().silences += 1
@@ -160,20 +160,20 @@ class SimulatedAgent:
 
     async def _ask(self, ask: Message) -> Message | None:
         self._tally().asked += 1
-        return await self.uplink.line.ask(ask, self._cluster.timeouts.suspicion)
+        return await self.uplink.connection.request(ask, self._cluster.timeouts.suspicion)
 
-    def _hello(self) -> messages.Hello:
+    def _register(self) -> messages.Register:
         held = [*self.leaving.values(), *self.coming.values()]
         epochs = {copy.capsule: copy.epoch for copy in held} | self.capsules
-        return messages.Hello(self.host, FACTS, epochs, self._digest, self._life)
+        return messages.Register(self.host, FACTS, epochs, self._digest, self._boot_id)
 
-    def _beat(self) -> messages.Beat:
+    def _heartbeat(self) -> messages.Heartbeat:
         count = next(self._counts)
         states = [
             CapsuleState(name, epoch, 3, IMAGE_BYTES, count, 12.5, [0], "python train.py")
             for name, epoch in self.capsules.items()
         ]
-        return messages.Beat(self.host, MEMORY_FREE, states)
+        return messages.Heartbeat(self.host, MEMORY_FREE, states)
 
     async def _claim(
         self, migration: str, side: Side, copy: Copy, ready: bool
@@ -205,7 +205,7 @@ class SimulatedAgent:
         epoch = self.capsules.pop(capsule, None)
         while epoch is not None:
             with contextlib.suppress(LiveshiftError):
-                await self._ask(messages.Ended(capsule, epoch, code))
+                await self._ask(messages.CapsuleEnded(capsule, epoch, code))
                 return
             await asyncio.sleep(self._cluster.timeouts.heartbeat)
 
@@ -228,10 +228,10 @@ class SimulatedAgent:
         who = [messages.Member(clock, "gloo", "", len(ranks), rank, rank, 1) for rank in ranks]
         return messages.Armed({clock: 100}, who, len(ranks), [])
 
-    async def _aimed(self, ask: messages.Aim | messages.Shut) -> messages.Aimed:
-        if isinstance(ask, messages.Aim):
+    async def _aimed(self, ask: messages.SetTargets | messages.Shut) -> messages.TargetsSet:
+        if isinstance(ask, messages.SetTargets):
             self._aims[ask.job] = ask.version
-        return messages.Aimed(self._aims[ask.job], True, {}, [])
+        return messages.TargetsSet(self._aims[ask.job], True, {}, [])
 
     async def _open_gate(self, _ask: messages.OpenGate) -> messages.TornDown:
         return messages.TornDown([], 0.0)
@@ -244,7 +244,7 @@ class SimulatedAgent:
         await asyncio.sleep(self.pace.inspect)
         return messages.Inspected(SURVEY, FACTS, 0)
 
-    async def _precopy(self, ask: messages.Precopy) -> messages.Moved:
+    async def _precopy(self, ask: messages.StartPrecopy) -> messages.Moved:
         self._running(ask.capsule)
         return await self._takes(self.pace.precopy, "pre-copy", 1 << 20)
 
@@ -280,7 +280,7 @@ class SimulatedAgent:
         complete = self._image(ask.migration, "closed" if ask.close else "") == "complete"
         return messages.Arrived(IMAGE_BYTES, IMAGE_BYTES if complete else 0, complete)
 
-    async def _restore(self, ask: messages.Restore) -> messages.Moved:
+    async def _restore(self, ask: messages.RestoreCapsule) -> messages.Moved:
         """Restore, ask, run; like Destination.restore."""
         while ask.migration in self._busy:
             await asyncio.sleep(BUSY_LOOK_S)
@@ -299,7 +299,7 @@ class SimulatedAgent:
         return moved
 
     async def _may_run(self, migration: str, copy: Copy) -> None:
-        """Return when it may; raises StepFailed when it may not. Like Destination._may_run."""
+        """Return when it may; raises StepFailed when it may not. Like RestoreAttempt."""
         while True:
             with contextlib.suppress(Unreachable):
                 ruling, _ = await self._claim(migration, Side.COMING, copy, True)
@@ -316,7 +316,7 @@ class SimulatedAgent:
     # ---- both sides: what becomes of it --------------------------------------------------------
 
     async def keep_asking(self) -> None:
-        """Once per heartbeat, for what is held here; like Porter.keep_asking."""
+        """Once per heartbeat, for what is held here; like Rulings.keep_claiming."""
         while True:
             await asyncio.sleep(self._cluster.timeouts.heartbeat)
             for migration in {*self.leaving, *self.coming} - self._busy:

@@ -9,7 +9,7 @@ import socket
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from liveshift.runtime.config.cluster import Cluster, Endpoint, Host, Paths, Timeouts, dump
+from liveshift.runtime.config.cluster import Cluster, Endpoint, HostSettings, Paths, Timeouts, dump
 from liveshift.runtime.control import keys
 
 MOST_PER_JOB = 100
@@ -26,7 +26,7 @@ def make(directory: Path, hosts: int, moves: int, timeouts: Timeouts | None = No
         orchestrator=Endpoint("127.0.0.1", _free_port()),
         overlay=IPv4Network("10.99.0.0/16"),
         hosts=tuple(
-            Host(
+            HostSettings(
                 name=f"h{number}",
                 address=f"127.77.{number // 250}.{number % 250 + 1}",
                 slots=CAPSULES_PER_HOST + math.ceil(2 * moves / hosts),

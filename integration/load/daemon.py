@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.messages import GetStatus, encode_ask
+from liveshift.runtime.messages import GetStatus, encode_request
 
 _LENGTH = struct.Struct("<I")
 STOP_S = 20.0
@@ -151,7 +151,7 @@ class StatusClock:
             thread.join()
 
     def _run(self) -> None:
-        frame = encode_ask(1, GetStatus())
+        frame = encode_request(1, GetStatus())
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.connect(str(self._path))
             while not self._stop.wait(self._every):

@@ -43,7 +43,7 @@ class AtRest(msgspec.Struct, frozen=True):
     descriptors: int
     threads: int
     messages_per_s: float
-    beat: Spread
+    heartbeat: Spread
     status: Spread
     status_bytes: int
     around: Around
@@ -73,7 +73,7 @@ class Moves(msgspec.Struct, frozen=True):
     cores: float
     messages_per_s: float
     claims: int
-    beat: Spread
+    heartbeat: Spread
     status: Spread
     around: Around
     silences: int

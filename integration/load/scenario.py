@@ -17,8 +17,8 @@ from liveshift.errors import Unreachable
 from liveshift.launcher.client.client import Client
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import Cluster
-from liveshift.runtime.messages import Migration, MigrationRow, Named, Status
-from liveshift.runtime.model.steps import ENDS, Step
+from liveshift.runtime.messages import MigrationDetails, MigrationRow, Named, Status
+from liveshift.runtime.model.steps import ENDS, MigrationStep
 
 from . import cluster as clusters
 from .agent import Pace, Tally
@@ -113,7 +113,7 @@ class Scenario:
         for number, size in enumerate(sizes):
             argv = ["python", "train.py", "--steps", "100000"]
             env = {f"VARIABLE_{n}": "x" * 40 for n in range(30)}
-            run = messages.Run(f"load{number}", size, argv, env, "/", 0, [])
+            run = messages.RunJob(f"load{number}", size, argv, env, "/", 0, [])
             self.client.get(Named, run, timeout=LONG_S)
         took = time.monotonic() - before.when
         self.quiet()
@@ -133,7 +133,7 @@ class Scenario:
             descriptors=after.descriptors,
             threads=after.threads,
             messages_per_s=2 * (seen.asked + seen.served) / (after.when - before.when),
-            beat=Spread.of(seen.round_trips),
+            heartbeat=Spread.of(seen.round_trips),
             status=Spread.of(clock.seconds),
             status_bytes=clock.bytes,
             around=Around(
@@ -177,7 +177,7 @@ class Scenario:
             cores=after.since(before),
             messages_per_s=2 * (seen.asked + seen.served) / seconds,
             claims=seen.claims,
-            beat=Spread.of(seen.round_trips),
+            heartbeat=Spread.of(seen.round_trips),
             status=Spread.of(clock.seconds),
             around=Around(
                 machine.crowd_since(around),
@@ -197,10 +197,10 @@ class Scenario:
         chosen = self._chosen(count, "restart")
         half = len(chosen) // 2
         names = [self._migrate(capsule) for capsule in chosen[:half]]
-        self._until(names[0], (Step.RESTORING.value, Step.RESUMING.value, *OVER))
+        self._until(names[0], (MigrationStep.RESTORING.value, MigrationStep.RESUMING.value, *OVER))
         self.said("slow")
         names += [self._migrate(capsule) for capsule in chosen[half:]]
-        self._until(names[-1], (Step.FREEZING.value, *OVER))
+        self._until(names[-1], (MigrationStep.FREEZING.value, *OVER))
         self.tally()
         self.daemon.kill()
         self.client.close()
@@ -219,18 +219,23 @@ class Scenario:
         """SIGTERM to every job: seconds and CPU until all have ended."""
         before = self.daemon.cost()
         for job in self.status().jobs:
-            self.client.ask(messages.SignalJob(job.name, signal.SIGTERM), timeout=LONG_S)
+            self.client.request(messages.SignalJob(job.name, signal.SIGTERM), timeout=LONG_S)
         eventually(
-            lambda: all(job.state == "ended" for job in self.status().jobs), "every job's end",
+            lambda: all(job.state == "ended" for job in self.status().jobs),
+            "every job's end",
             LONG_S,
-        )  # fmt: skip
+        )
         after = self.daemon.cost()
         return after.when - before.when, after.cpu - before.cpu
 
     def look_for_wrong(self, when: str) -> None:
         """Each capsule runs once, on the host and under the epoch that the orchestrator names."""
-        owners = [(c.name, c.host, c.epoch) for job in self.status().jobs for c in job.capsules
-                  if c.code is None]  # fmt: skip
+        owners = [
+            (c.name, c.host, c.epoch)
+            for job in self.status().jobs
+            for c in job.capsules
+            if c.code is None
+        ]
         said = self.said("capsules")
         copies = [copy for crowd in said for copy in crowd.capsules]
         twice = [name for name, count in Counter(n for n, _, _ in copies).items() if count > 1]
@@ -259,7 +264,7 @@ class Scenario:
 
         def look() -> bool:
             ask = messages.GetMigration(name)
-            found[:] = [self.client.get(Migration, ask, timeout=LONG_S).row]
+            found[:] = [self.client.get(MigrationDetails, ask, timeout=LONG_S).row]
             return found[0].state in states
 
         eventually(look, f"{name} to be {' or '.join(states)}", LONG_S, LOOK_S)
@@ -267,9 +272,14 @@ class Scenario:
 
 
 def run(
-    hosts: int, moves: int = 50, rest_s: float = 10.0, pace: Pace | None = None,
-    under: Sequence[str] = (), tell: Tell = lambda _: None, keep: Path | None = None,
-) -> Run:  # fmt: skip
+    hosts: int,
+    moves: int = 50,
+    rest_s: float = 10.0,
+    pace: Pace | None = None,
+    under: Sequence[str] = (),
+    tell: Tell = lambda _: None,
+    keep: Path | None = None,
+) -> Run:
     """Everything, with so many hosts; raises LiveshiftError when a phase does not come to an end.
 
     ``under``: words to start the orchestrator with, instead of Python's; ``tell`` hears of each
@@ -296,9 +306,19 @@ def run(
         scene.client.close()
         scene.daemon.stop()
         return Run(
-            hosts, sum(sizes), len(sizes), connect_s, start_s, start_cpu, rest, moved, restart,
-            end_s, end_cpu, scene.wrong + _unfit(scene.cluster, rest, moved),
-        )  # fmt: skip
+            hosts,
+            sum(sizes),
+            len(sizes),
+            connect_s,
+            start_s,
+            start_cpu,
+            rest,
+            moved,
+            restart,
+            end_s,
+            end_cpu,
+            scene.wrong + _unfit(scene.cluster, rest, moved),
+        )
 
 
 @contextmanager
@@ -333,9 +353,11 @@ def _unfit(cluster: Cluster, rest: AtRest, moves: Moves) -> list[str]:
     found = [f"a migration failed: {error}" for error in moves.errors]
     if moves.done < moves.asked:
         found.append(f"{moves.asked - moves.done} of {moves.asked} migrations did not end well")
-    for when, beat in (("at rest", rest.beat), ("while moving", moves.beat)):
-        if beat.p99 >= suspicion:
-            found.append(f"{when} a beat's answer took {beat.p99:.1f} s (p99): hosts look lost")
+    for when, heartbeat in (("at rest", rest.heartbeat), ("while moving", moves.heartbeat)):
+        if heartbeat.p99 >= suspicion:
+            found.append(
+                f"{when} a heartbeat's answer took {heartbeat.p99:.1f} s (p99): hosts look lost"
+            )
     silent = rest.silences + moves.silences
     if silent:
         found.append(f"the orchestrator left {silent} asks without an answer in time")

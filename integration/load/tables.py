@@ -35,7 +35,7 @@ REST: list[Column] = [
     ("memory, MB", lambda r: f"{r.rest.resident / 1e6:.0f}"),
     ("files", lambda r: str(r.rest.descriptors)),
     ("messages/s", lambda r: f"{r.rest.messages_per_s:,.0f}"),
-    ("beat, ms", lambda r: _ms(r.rest.beat)),
+    ("beat, ms", lambda r: _ms(r.rest.heartbeat)),
     ("status, ms", lambda r: _ms(r.rest.status)),
     ("status, kB", lambda r: f"{r.rest.status_bytes / 1e3:,.0f}"),
     ("cores around", lambda r: _around(r.rest.around)),
@@ -48,7 +48,7 @@ MOVES: list[Column] = [
     ("stood, s", lambda r: _pair(r.moves.frozen)),
     ("CPU each, ms", lambda r: f"{1e3 * r.moves.cpu_each:.0f}"),
     ("messages/s", lambda r: f"{r.moves.messages_per_s:,.0f}"),
-    ("beat, ms", lambda r: _ms(r.moves.beat)),
+    ("beat, ms", lambda r: _ms(r.moves.heartbeat)),
     ("status, ms", lambda r: _ms(r.moves.status)),
     ("cores around", lambda r: _around(r.moves.around)),
 ]
@@ -70,7 +70,7 @@ KILLED: list[Column] = [
 GROWTH: list[tuple[str, Callable[[Run], float]]] = [
     ("core busy at rest", lambda r: r.rest.cores),
     ("resident", lambda r: r.rest.resident),
-    ("beat, median", lambda r: r.rest.beat.median),
+    ("beat, median", lambda r: r.rest.heartbeat.median),
     ("status, median", lambda r: r.rest.status.median),
     ("all up", lambda r: r.connect_s),
     ("jobs started, CPU per capsule", lambda r: r.start_cpu / r.capsules),
@@ -118,9 +118,11 @@ def _growth(runs: Sequence[Run]) -> Table:
     """As a multiple of the first run; red where it grew faster than the number of hosts."""
     first = runs[0]
     table = Table(
-        title=f"Growth: times what it was with {first.hosts} hosts", box=box.SIMPLE_HEAD,
-        title_justify="left", pad_edge=False,
-    )  # fmt: skip
+        title=f"Growth: times what it was with {first.hosts} hosts",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        pad_edge=False,
+    )
     table.add_column("")
     for run in runs:
         table.add_column(f"{run.hosts} hosts", justify="right", no_wrap=True)

@@ -65,11 +65,19 @@ def main() -> int:
     try:
         with a_place(may_remain=True) as place, console.status("making a lab") as status:
             lines = _Lines(cases, run)
-            bench("b" + secrets.token_hex(3), place, cases, run, path,
-                  lambda text: status.update(escape(lines.line(text))))  # fmt: skip
+            bench(
+                "b" + secrets.token_hex(3),
+                place,
+                cases,
+                run,
+                path,
+                lambda text: status.update(escape(lines.line(text))),
+            )
     except KeyboardInterrupt:
-        console.print(f"interrupted; the same command goes on after the {len(run.cases)} cases"
-                      f" that {path} has")  # fmt: skip
+        console.print(
+            f"interrupted; the same command goes on after the {len(run.cases)} cases"
+            f" that {path} has"
+        )
         return 130
     except (LiveshiftError, AssertionError) as error:
         console.print(f"error: {error}", style="red", markup=False)

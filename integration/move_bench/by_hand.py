@@ -33,7 +33,7 @@ from .machine import (
     inside,
     line,
     on_host,
-    room,
+    sandbox,
     serving,
     size_of,
     tell,
@@ -61,7 +61,7 @@ def measure(
     moves, steps = [], around(case)
     with ExitStack() as at_end:
         here = at_end.enter_context(ExitStack())  # the room in which the job is
-        place = here.enter_context(room(hosts[0], FIRST_PID))
+        place = here.enter_context(sandbox(hosts[0], FIRST_PID))
         pid = here.enter_context(place.start(inside(out, training(case, effort)), out / "output"))
         log.wait(steps, PATIENCE_S, alive_in(place, pid, out))
         for number in range(effort.hands):
@@ -69,7 +69,7 @@ def measure(
             begin = time.time()
             log.wait_after(begin + QUIET_S, steps, PATIENCE_S, alive_in(place, pid, out))
             there = at_end.enter_context(ExitStack())
-            new = there.enter_context(room(hosts[(number + 1) % 2], CRIU_PID))
+            new = there.enter_context(sandbox(hosts[(number + 1) % 2], CRIU_PID))
             asked, dumped, copied, restored, size = _move(place, new, pid)
             here.close()  # nothing runs in it any more
             here, place = there, new

@@ -35,8 +35,9 @@ def judge(run: Run) -> None:
     failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
     if failed:
         seen = f"{len(failed)} failed"
-        run.goals.insert(0, Goal("everything could be measured", "yes", seen, False,
-                                 "; ".join(failed)))  # fmt: skip
+        run.goals.insert(
+            0, Goal("everything could be measured", "yes", seen, False, "; ".join(failed))
+        )
 
 
 def of_cost(result: Result, others: Sequence[Result]) -> Iterable[Goal]:
@@ -70,8 +71,13 @@ def _of_resources(result: Result) -> Iterable[Goal]:
         if result.case.link == "unlimited":
             rate = memory / empty / 1e6
             met = rate * 1e6 >= EMPTY_RATE
-            yield Goal("host empty, unlimited link", f"≥ {EMPTY_RATE / 1e6:g} MB/s",
-                       f"{rate:.0f} MB/s", met, "" if met else f"{empty:.1f} s")  # fmt: skip
+            yield Goal(
+                "host empty, unlimited link",
+                f"≥ {EMPTY_RATE / 1e6:g} MB/s",
+                f"{rate:.0f} MB/s",
+                met,
+                "" if met else f"{empty:.1f} s",
+            )
         else:
             allowed = EMPTY * memory / result.limit.rate + EMPTY_S
             name = f"host empty, against {EMPTY:g} × bytes / link + {EMPTY_S:g} s"
@@ -95,11 +101,17 @@ def of_case(result: Result) -> Iterable[Goal]:
     if result.ratio_to_limit is not None:
         yield _at_most("downtime against the limit", result.ratio_to_limit, LIMIT, "×", where)
     if result.ratio_to_limit_strict is not None:
-        yield _at_most("downtime against the strict limit", result.ratio_to_limit_strict, LIMIT,
-                       "×", where)  # fmt: skip
+        yield _at_most(
+            "downtime against the strict limit", result.ratio_to_limit_strict, LIMIT, "×", where
+        )
     if result.identical is not None:
-        yield Goal("equal to the bit", "yes", "yes" if result.identical else "no",
-                   result.identical, result.difference)  # fmt: skip
+        yield Goal(
+            "equal to the bit",
+            "yes",
+            "yes" if result.identical else "no",
+            result.identical,
+            result.difference,
+        )
     if result.unaccounted_share is not None:
         share = 100 * abs(result.unaccounted_share)
         yield _at_most("of the downtime unaccounted", share, 100 * UNACCOUNTED, " %", "")
@@ -145,8 +157,9 @@ def _worst(name: str, cases: list[Result]) -> Goal:
         return Goal(name, wanted, "–", None, told[0][1].reason)
     missed = [(r, g) for r, g in known if not g.met]
     seen = f"{len(known) - len(missed)} of {len(known)} cases"
-    reason = "; ".join(f"{r.case.name}: {g.seen}" + (f", {g.reason}" if g.reason else "")
-                       for r, g in missed)  # fmt: skip
+    reason = "; ".join(
+        f"{r.case.name}: {g.seen}" + (f", {g.reason}" if g.reason else "") for r, g in missed
+    )
     return Goal(name, wanted, seen, not missed, reason)
 
 

@@ -28,7 +28,7 @@ from liveshift.runtime.wire import CHUNK
 from liveshift.runtime.wire.seal import TAG, Opener, Sealer, make_key
 
 from .by_hand import CRIU_PID, FIRST_PID, IMAGES, OPTIONS, STREAMS
-from .machine import PORT, SCRIPT, Room, emptied, line, on_host, room, serving, size_of, tell
+from .machine import PORT, SCRIPT, Room, emptied, line, on_host, sandbox, serving, size_of, tell
 from .record import Fixed
 
 COPIES = 3
@@ -95,8 +95,8 @@ def _once(lab: Lab, argv: list[str], place: Path, ready: str = "") -> tuple[floa
     criu, log = find(), place / "output"
     where = ("--images-dir", str(IMAGES), "--log-file", "criu.log")
     with ExitStack() as rooms:
-        source = rooms.enter_context(room(lab.machine("h0"), FIRST_PID))
-        destination = rooms.enter_context(room(lab.machine("h0"), CRIU_PID))
+        source = rooms.enter_context(sandbox(lab.machine("h0"), FIRST_PID))
+        destination = rooms.enter_context(sandbox(lab.machine("h0"), CRIU_PID))
         log.write_text("")
         pid = rooms.enter_context(source.start(argv, log))
         _wait(source, pid, argv[0], log, ready)

@@ -140,7 +140,7 @@ class Room:
 
 
 @contextmanager
-def room(machine: LabHost, first_pid: int) -> Iterator[Room]:
+def sandbox(machine: LabHost, first_pid: int) -> Iterator[Room]:
     """A room for as long as this lasts; pids in it begin after ``first_pid``."""
     command = [
         *entry(machine, "--mount", "--uts", "--ipc", "--net"),

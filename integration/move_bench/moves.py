@@ -16,7 +16,14 @@ from moves_ended import ended
 
 from liveshift.launcher.client.client import Client
 from liveshift.launcher.report import gaps
-from liveshift.runtime.messages import GetMigration, Migrate, Migration, MigrationRow, Named, Phase
+from liveshift.runtime.messages import (
+    GetMigration,
+    Migrate,
+    MigrationDetails,
+    MigrationRow,
+    Named,
+    Phase,
+)
 
 from .cases import SETTLED_S, Case, Effort, around
 from .machine import PATIENCE_S, training
@@ -191,5 +198,5 @@ def _costed(client: Client, row: MigrationRow) -> MigrationRow:
     until = time.monotonic() + COST_S
     while row.cost is None and time.monotonic() < until:
         time.sleep(LOOK_S)
-        row = client.get(Migration, GetMigration(row.name)).row
+        row = client.get(MigrationDetails, GetMigration(row.name)).row
     return row

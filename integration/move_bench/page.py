@@ -21,11 +21,20 @@ from .record import Goal, Result, Run
 
 FILE = "bench-move.html"
 COLOURS = {
-    "lock": "c6", "dump": "c1", "delta": "c2", "memory": "c2", "gpu memory": "c2",
-    "ship": "c7", "files": "c4", "verify": "c4", "restore": "c3", "fill": "c5",
-    "unlock": "c6", "reopen": "c6",
+    "lock": "c6",
+    "dump": "c1",
+    "delta": "c2",
+    "memory": "c2",
+    "gpu memory": "c2",
+    "ship": "c7",
+    "files": "c4",
+    "verify": "c4",
+    "restore": "c3",
+    "fill": "c5",
+    "unlock": "c6",
+    "reopen": "c6",
     AROUND: "c0",
-}  # fmt: skip
+}
 """The same phase has the same colour everywhere; others are grey."""
 Piece = tuple[str, float, str]
 """What, seconds, the class of its colour."""
@@ -150,10 +159,27 @@ def _goals(goals: Sequence[Goal]) -> str:
 
 def _overview(run: Run) -> str:
     columns = (
-        "lost", "as liveshift says", "by hand", "restart", "empty", "CPU s/GB", "bare loop",
-        "sent per byte", "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×",
-        "slower", "sent before", "sent standing", "changed", "full speed", "same bits",
-    )  # fmt: skip
+        "lost",
+        "as liveshift says",
+        "by hand",
+        "restart",
+        "empty",
+        "CPU s/GB",
+        "bare loop",
+        "sent per byte",
+        "downtime",
+        "predicted",
+        "× limit",
+        "(strict)",
+        "by hand ×",
+        "restart ×",
+        "slower",
+        "sent before",
+        "sent standing",
+        "changed",
+        "full speed",
+        "same bits",
+    )
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     rows = "".join(_overview_row(result) for result in run.cases)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -231,8 +257,9 @@ def _bars(result: Result, ours: list[Piece]) -> str:
     longest = 1.04 * max(result.downtime_s, hand or 0.0, limit.seconds if limit else 0.0)
     rows = []
     if limit:
-        rows.append(_bar("limit, strict", [("", limit.strict_s, "strict")], longest,
-                         limit.strict_s, ""))  # fmt: skip
+        rows.append(
+            _bar("limit, strict", [("", limit.strict_s, "strict")], longest, limit.strict_s, "")
+        )
         rows.append(_bar("limit", [("", limit.seconds, "limit")], longest, limit.seconds, ""))
     beside = f"{_ratio(result.ratio_to_limit)} limit" if result.ratio_to_limit else ""
     rows.append(_bar("liveshift", ours, longest, result.downtime_s, beside))
@@ -240,15 +267,30 @@ def _bars(result: Result, ours: list[Piece]) -> str:
         parts = [
             (name, median(getattr(h, key) for h in result.by_hand), colour)
             for name, key, colour in (
-                ("criu dump", "dump_s", "c1"), ("copy", "copy_s", "c2"),
+                ("criu dump", "dump_s", "c1"),
+                ("copy", "copy_s", "c2"),
                 ("criu restore", "restore_s", "c3"),
             )
-        ]  # fmt: skip
-        rows.append(_bar("by hand: dump, copy, restore", parts, longest, hand,
-                         f"{_ratio(result.ratio_by_hand)} ours"))  # fmt: skip
+        ]
+        rows.append(
+            _bar(
+                "by hand: dump, copy, restore",
+                parts,
+                longest,
+                hand,
+                f"{_ratio(result.ratio_by_hand)} ours",
+            )
+        )
     if redone and result.ratio_checkpoint_restart:
-        rows.append(_bar("checkpoint and restart", [("", redone, "c7")], longest, redone,
-                         f"{_ratio(result.ratio_checkpoint_restart)} ours"))  # fmt: skip
+        rows.append(
+            _bar(
+                "checkpoint and restart",
+                [("", redone, "c7")],
+                longest,
+                redone,
+                f"{_ratio(result.ratio_checkpoint_restart)} ours",
+            )
+        )
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
@@ -291,13 +333,20 @@ def _phases(result: Result) -> str:
     left = result.unaccounted_s or 0.0
     rows.append(
         '<tr class="rest"><td>unaccounted <small>between the phases</small></td><td></td>'
-        + _number("") + _number(_signed(left))
-        + _number(q.share(max(0.0, left), total)) + _number("") + "</tr>"
-    )  # fmt: skip
+        + _number("")
+        + _number(_signed(left))
+        + _number(q.share(max(0.0, left), total))
+        + _number("")
+        + "</tr>"
+    )
     rows.append(
         '<tr class="sum"><td>downtime</td><td></td>'
-        + _number("") + _number(q.seconds(total)) + _number("100 %") + _number("") + "</tr>"
-    )  # fmt: skip
+        + _number("")
+        + _number(q.seconds(total))
+        + _number("100 %")
+        + _number("")
+        + "</tr>"
+    )
     head = "<th>phase</th><th>the job</th>" + "".join(
         f'<th class="num">{name}</th>' for name in ("takes", "of the downtime", "share", "bytes")
     )

@@ -94,7 +94,7 @@ class CaseLab:
             self._up.close()
         if self._session is None:
             self._way = way or self._way or "auto"
-            options = ("--hosts", "2", "--timeouts", TIMEOUTS)
+            options: tuple[str, ...] = ("--hosts", "2", "--timeouts", TIMEOUTS)
             if self._way != "auto":
                 options += ("--precopy", f"way={self._way}")
             self._session = self._up.enter_context(a_lab(self._name, self._place, *options))
@@ -135,9 +135,14 @@ def _compare_all(
 
 
 def _case(
-    lab: CaseLab, case: Case, alike: Result | None, effort: Effort, place: Path, kept: Path,
+    lab: CaseLab,
+    case: Case,
+    alike: Result | None,
+    effort: Effort,
+    place: Path,
+    kept: Path,
     tell: Tell,
-) -> Result:  # fmt: skip
+) -> Result:
     """``alike``: what was measured of the same job and link by another way."""
     result = Result(case)
 
@@ -167,9 +172,13 @@ def _case(
 
 
 def _ours(
-    lab: CaseLab, result: Result, session: Callable[[], LabSession], effort: Effort, kept: Path,
+    lab: CaseLab,
+    result: Result,
+    session: Callable[[], LabSession],
+    effort: Effort,
+    kept: Path,
     said: Tell,
-) -> Result:  # fmt: skip
+) -> Result:
     case = result.case
     with lab.trouble_noted(result, "ours"):
         if not _lacks(result, "ours"):
@@ -220,9 +229,9 @@ def _compare(results: Sequence[Result], effort: Effort, place: Path, kept: Path)
 def _at_once(groups: Sequence[Sequence[Result]], effort: Effort) -> int:
     """So many runs that nobody times, as there are cores and memory for."""
     largest = sorted((results[0].case.size for results in groups), reverse=True)
-    room = psutil.virtual_memory().available - BESIDE
+    left = psutil.virtual_memory().available - BESIDE
     count = max(1, cores.threads(len(groups)) // effort.threads)
-    while count > 1 and sum(largest[:count]) > room:
+    while count > 1 and sum(largest[:count]) > left:
         count -= 1
     return count
 

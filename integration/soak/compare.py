@@ -12,7 +12,7 @@ from typing import Any
 
 from liveshift.launcher.report import gaps
 from liveshift.runtime.messages import MigrationRow
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 SAME = ("step", "loss_hex", "sha256")
 """What a line of a rank's log must have in common with the other run's."""
@@ -46,7 +46,7 @@ def unborne(out: Path, rows: Sequence[MigrationRow]) -> list[str]:
         rank = int(row.capsule.partition("/")[2])
         if rank not in times:
             times[rank] = [line["time"] for line in _lines(out, rank)]
-        if row.state == Step.DONE.value:
+        if row.state == MigrationStep.DONE.value:
             doubts = gaps.doubts(times[rank], row.phases, row.asked)
             found += [f"{row.name} of {row.capsule}: {why}" for why in doubts]
     return found

@@ -16,17 +16,17 @@
 #define CUDA_INVALID 1
 
 /* How many blocks the application has freed that must wait until nothing is captured. */
-static _Atomic uint32_t dropped;
+static _Atomic uint32_t deferred_frees;
 
 enum { UNKNOWN, ON, OFF };
-static _Atomic int whether;
+static _Atomic int setting;
 
 static bool is_on(void) {
-    int now = atomic_load_explicit(&whether, memory_order_relaxed);
+    int now = atomic_load_explicit(&setting, memory_order_relaxed);
     if (now == UNKNOWN) {
         const char *text = getenv("LIVESHIFT_DEVICE_ARENA");
         now = text != NULL && strcmp(text, "1") == 0 ? ON : OFF;
-        atomic_store(&whether, now);
+        atomic_store(&setting, now);
     }
     return now == ON;
 }
@@ -54,7 +54,7 @@ static void *primary_of(int32_t device) {
 }
 
 /* Waits for all work of a device, as cudaFree does. */
-static int wait_for(int32_t device) {
+static int synchronize_device(int32_t device) {
     void *context = primary_of(device), *before = NULL;
     int result = DEVICE_CALL(cuCtxGetCurrent, &before);
     if (result != CUDA_OK || context == NULL)
@@ -92,28 +92,28 @@ static int32_t primary_device(void) {
 static int end_block(struct arena_block *block) {
     uint64_t address = atomic_load(&block->address), size = atomic_load(&block->size);
     static const struct timespec pause = {0, 1000000};
-    while (atomic_load(&block->gone) != 0) {
+    while (atomic_load(&block->released) != 0) {
         DEVICE_CALL(cuCtxSynchronize);
         nanosleep(&pause, NULL);
     }
     int result = memory_unmap(address, size);
     if (result == CUDA_OK) {
         memory_unreserve(address, size);
-        block_forget(block);
+        block_remove(block);
     }
     return result;
 }
 
-static void end_dropped(void) {
-    if (atomic_load_explicit(&dropped, memory_order_relaxed) == 0 || capturing())
+static void free_deferred(void) {
+    if (atomic_load_explicit(&deferred_frees, memory_order_relaxed) == 0 || capturing())
         return;
     for (uint32_t i = 0; i < blocks_used(); i++) {
-        struct arena_block *block = block_number(i);
-        if (atomic_load(&block->state) != BLOCK_DROPPED ||
-            !block_claim(block, BLOCK_DROPPED, BLOCK_FREEING))
+        struct arena_block *block = block_by_index(i);
+        if (atomic_load(&block->state) != BLOCK_FREE_DEFERRED ||
+            !block_claim(block, BLOCK_FREE_DEFERRED, BLOCK_FREEING))
             continue;
-        atomic_fetch_sub(&dropped, 1);
-        if (wait_for(atomic_load(&block->device)) == CUDA_OK)
+        atomic_fetch_sub(&deferred_frees, 1);
+        if (synchronize_device(atomic_load(&block->device)) == CUDA_OK)
             end_block(block);
     }
 }
@@ -121,7 +121,7 @@ static void end_dropped(void) {
 /* Applies the changes of peer access that came while the block was made. A thread that enables a
    peer changes the accessors first, then looks at the blocks. So either it has seen the new block,
    or this function sees its change. */
-static void catch_up(const struct arena_made *made, uint64_t allowed) {
+static void apply_peer_changes(const struct arena_allocation *made, uint64_t allowed) {
     uint64_t now;
     while ((now = arena_accessors(made->device)) != allowed) {
         memory_allow(made->address, made->size, made->device, now, allowed & ~now);
@@ -129,29 +129,29 @@ static void catch_up(const struct arena_made *made, uint64_t allowed) {
     }
 }
 
-bool arena_allocate(size_t size, struct arena_made *made) {
+bool arena_allocate(size_t size, struct arena_allocation *made) {
     if (size < ARENA_LEAST || !is_on())
         return false;
-    end_dropped();
+    free_deferred();
     if (capturing() && !relaxed())
         return false; /* the real cudaMalloc spoils the capture and returns an error */
     int32_t device = primary_device();
-    size_t granularity = arena_serves(device) ? memory_granularity(device) : 0;
+    size_t granularity = arena_supports(device) ? memory_granularity(device) : 0;
     if (granularity == 0)
         return false;
     size_t rounded = (size + granularity - 1) / granularity * granularity;
     if (rounded < size || rounded - size > size / 8)
         return false;
     uint64_t allowed = arena_accessors(device);
-    *made = (struct arena_made){0, rounded, device};
+    *made = (struct arena_allocation){0, rounded, device};
     if (memory_make(device, rounded, allowed, &made->address) != CUDA_OK)
         return false;
-    if (block_enter(made->address, rounded, device) == NULL) {
+    if (block_add(made->address, rounded, device) == NULL) {
         memory_unmap(made->address, rounded);
         memory_unreserve(made->address, rounded);
         return false;
     }
-    catch_up(made, allowed);
+    apply_peer_changes(made, allowed);
     return true;
 }
 
@@ -161,48 +161,48 @@ int arena_free(uint64_t address) {
     struct arena_block *block = block_at(address);
     if (block == NULL)
         return CUDA_INVALID;
-    end_dropped();
+    free_deferred();
     if (capturing() && relaxed()) { /* the free is allowed, but waiting would spoil the capture */
-        if (!block_claim(block, BLOCK_LIVE, BLOCK_DROPPED))
+        if (!block_claim(block, BLOCK_LIVE, BLOCK_FREE_DEFERRED))
             return CUDA_INVALID;
-        atomic_fetch_add(&dropped, 1);
+        atomic_fetch_add(&deferred_frees, 1);
         return CUDA_OK;
     }
-    int result = wait_for(atomic_load(&block->device));
+    int result = synchronize_device(atomic_load(&block->device));
     if (result != CUDA_OK)
         return result;
     if (!block_claim(block, BLOCK_LIVE, BLOCK_FREEING))
         return CUDA_INVALID;
     result = end_block(block);
     if (result != CUDA_OK)
-        block_put_back(block);
+        block_restore(block);
     return result;
 }
 
 void arena_reset(int32_t device) {
-    if (blocks_held() == 0 || device < 0 || device >= ARENA_DEVICES)
+    if (blocks_in_use() == 0 || device < 0 || device >= ARENA_DEVICES)
         return;
     for (uint32_t i = 0; i < blocks_used(); i++) {
-        struct arena_block *block = block_number(i);
+        struct arena_block *block = block_by_index(i);
         uint32_t state = atomic_load(&block->state);
-        if ((state != BLOCK_LIVE && state != BLOCK_DROPPED) ||
+        if ((state != BLOCK_LIVE && state != BLOCK_FREE_DEFERRED) ||
             atomic_load(&block->device) != device || !block_claim(block, state, BLOCK_FREEING))
             continue;
-        if (state == BLOCK_DROPPED)
-            atomic_fetch_sub(&dropped, 1);
+        if (state == BLOCK_FREE_DEFERRED)
+            atomic_fetch_sub(&deferred_frees, 1);
         end_block(block);
     }
     arena_forget_peers(device);
 }
 
-bool arena_outlived(int32_t device) { return blocks_held() > 0 && primary_of(device) == NULL; }
+bool arena_is_stale(int32_t device) { return blocks_in_use() > 0 && primary_of(device) == NULL; }
 
-void arena_not_shared(uint64_t address) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (block_around(address) == NULL)
+void arena_ipc_refused(uint64_t address) {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (block_containing(address) == NULL)
         return;
-    atomic_store(&whether, OFF);
-    if (!atomic_flag_test_and_set(&said))
+    atomic_store(&setting, OFF);
+    if (!atomic_flag_test_and_set(&warned))
         dprintf(STDERR_FILENO,
                 "liveshift: CUDA gives no IPC handles of memory in liveshift's arena; from now on "
                 "cudaMalloc is the driver's here, and with LIVESHIFT_DEVICE_ARENA=0 in the job's "

@@ -9,7 +9,7 @@
 #define CHAINS 4096
 
 static struct arena_block blocks[ARENA_BLOCKS]; /* takes memory only for entries that were used */
-static _Atomic uint32_t used, held;
+static _Atomic uint32_t used, in_use;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t chains[CHAINS]; /* entry + 1 */
@@ -18,7 +18,7 @@ static uint32_t unused;         /* entry + 1 */
 /* Gives a forked child an empty table, since CUDA does not work in it. The child has neither its
    parent's memory nor the thread that perhaps held the mutex. Each way into the table calls this
    first. */
-static void here(void) {
+static void reset_if_forked(void) {
     static _Atomic unsigned generation;
     unsigned before = atomic_load_explicit(&generation, memory_order_relaxed);
     if (before == process_generation() ||
@@ -29,7 +29,7 @@ static void here(void) {
     memset(chains, 0, sizeof chains);
     unused = 0;
     atomic_store(&used, 0);
-    atomic_store(&held, 0);
+    atomic_store(&in_use, 0);
 }
 
 /* Reserved addresses are aligned to 2 MiB at least. */
@@ -39,13 +39,13 @@ static uint32_t *chain_of(uint64_t address) {
 
 static uint32_t entry_of(const struct arena_block *block) { return (uint32_t)(block - blocks); }
 
-static void link_in(struct arena_block *block) {
+static void chain_insert(struct arena_block *block) {
     uint32_t *chain = chain_of(atomic_load(&block->address));
     block->next = *chain;
     *chain = entry_of(block) + 1;
 }
 
-static void link_out(struct arena_block *block) {
+static void chain_remove(struct arena_block *block) {
     uint32_t *link = chain_of(atomic_load(&block->address));
     while (*link != 0 && *link != entry_of(block) + 1)
         link = &blocks[*link - 1].next;
@@ -53,9 +53,9 @@ static void link_out(struct arena_block *block) {
         *link = block->next;
 }
 
-struct arena_block *block_enter(uint64_t address, uint64_t size, int32_t device) {
+struct arena_block *block_add(uint64_t address, uint64_t size, int32_t device) {
     struct arena_block *block = NULL;
-    here();
+    reset_if_forked();
     pthread_mutex_lock(&mutex);
     uint32_t so_far = atomic_load(&used);
     if (unused != 0) {
@@ -67,20 +67,20 @@ struct arena_block *block_enter(uint64_t address, uint64_t size, int32_t device)
         atomic_store(&block->address, address);
         atomic_store(&block->size, size);
         atomic_store(&block->device, device);
-        atomic_store(&block->gone, 0);
+        atomic_store(&block->released, 0);
         atomic_store(&block->shared, 0);
         atomic_store(&block->state, BLOCK_LIVE);
-        link_in(block);
+        chain_insert(block);
         if (entry_of(block) == so_far)
             atomic_store(&used, so_far + 1);
-        atomic_fetch_add(&held, 1);
+        atomic_fetch_add(&in_use, 1);
     }
     pthread_mutex_unlock(&mutex);
     return block;
 }
 
 struct arena_block *block_at(uint64_t address) {
-    if (blocks_held() == 0)
+    if (blocks_in_use() == 0)
         return NULL;
     pthread_mutex_lock(&mutex);
     uint32_t at = *chain_of(address);
@@ -90,7 +90,7 @@ struct arena_block *block_at(uint64_t address) {
     return at != 0 ? &blocks[at - 1] : NULL;
 }
 
-struct arena_block *block_around(uint64_t address) {
+struct arena_block *block_containing(uint64_t address) {
     for (uint32_t i = 0; i < blocks_used(); i++) {
         uint64_t from = atomic_load(&blocks[i].address);
         if (atomic_load(&blocks[i].state) == BLOCK_LIVE && address >= from &&
@@ -102,40 +102,40 @@ struct arena_block *block_around(uint64_t address) {
 
 bool block_claim(struct arena_block *block, enum block_state from, enum block_state to) {
     pthread_mutex_lock(&mutex);
-    bool ours = atomic_load(&block->state) == from;
-    if (ours) {
+    bool claimed = atomic_load(&block->state) == from;
+    if (claimed) {
         if (from == BLOCK_LIVE)
-            link_out(block);
+            chain_remove(block);
         atomic_store(&block->state, to);
     }
     pthread_mutex_unlock(&mutex);
-    return ours;
+    return claimed;
 }
 
-void block_put_back(struct arena_block *block) {
+void block_restore(struct arena_block *block) {
     pthread_mutex_lock(&mutex);
-    link_in(block);
+    chain_insert(block);
     atomic_store(&block->state, BLOCK_LIVE);
     pthread_mutex_unlock(&mutex);
 }
 
-void block_forget(struct arena_block *block) {
+void block_remove(struct arena_block *block) {
     pthread_mutex_lock(&mutex);
     atomic_store(&block->state, BLOCK_NONE);
     block->next = unused;
     unused = entry_of(block) + 1;
-    atomic_fetch_sub(&held, 1);
+    atomic_fetch_sub(&in_use, 1);
     pthread_mutex_unlock(&mutex);
 }
 
 uint32_t blocks_used(void) {
-    here();
+    reset_if_forked();
     return atomic_load(&used);
 }
 
-struct arena_block *block_number(uint32_t which) { return &blocks[which]; }
+struct arena_block *block_by_index(uint32_t which) { return &blocks[which]; }
 
-uint32_t blocks_held(void) {
-    here();
-    return atomic_load_explicit(&held, memory_order_relaxed);
+uint32_t blocks_in_use(void) {
+    reset_if_forked();
+    return atomic_load_explicit(&in_use, memory_order_relaxed);
 }

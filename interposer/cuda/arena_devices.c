@@ -10,7 +10,7 @@
 /* Sets of devices, as bits: those that may access a device's memory, and those on which the arena
    may have allocated. */
 static _Atomic uint64_t accessors[ARENA_DEVICES];
-static _Atomic uint64_t served;
+static _Atomic uint64_t used_devices;
 
 static uint64_t bit(int32_t device) { return (uint64_t)1 << device; }
 
@@ -33,7 +33,7 @@ static bool all_are_peers(void) {
     return true;
 }
 
-bool arena_serves(int32_t device) {
+bool arena_supports(int32_t device) {
     enum { UNKNOWN, YES, NO };
     static _Atomic int peers;
     if (device < 0 || device >= ARENA_DEVICES)
@@ -42,7 +42,7 @@ bool arena_serves(int32_t device) {
         atomic_store(&peers, all_are_peers() ? YES : NO);
     if (atomic_load(&peers) == NO)
         return false;
-    uint64_t before = atomic_fetch_or(&served, bit(device));
+    uint64_t before = atomic_fetch_or(&used_devices, bit(device));
     if ((before & bit(device)) == 0)
         for (int32_t other = 0; other < ARENA_DEVICES; other++)
             if ((before & bit(other)) != 0 && are_peers(device, other)) {
@@ -65,9 +65,9 @@ void arena_peer(int32_t device, int32_t other, bool may) {
     else
         atomic_fetch_and(&accessors[other], ~bit(device));
     for (uint32_t i = 0; i < blocks_used(); i++) {
-        struct arena_block *block = block_number(i);
+        struct arena_block *block = block_by_index(i);
         if (atomic_load(&block->state) == BLOCK_LIVE && atomic_load(&block->device) == other &&
-            atomic_load(&block->gone) == 0)
+            atomic_load(&block->released) == 0)
             memory_allow(atomic_load(&block->address), atomic_load(&block->size), other,
                          arena_accessors(other), may ? 0 : bit(device));
     }
@@ -91,5 +91,5 @@ void arena_forget_peers(int32_t device) {
     for (int32_t other = 0; other < ARENA_DEVICES; other++)
         if ((arena_accessors(other) & bit(device)) != 0)
             arena_peer(device, other, false);
-    atomic_fetch_and(&served, ~bit(device));
+    atomic_fetch_and(&used_devices, ~bit(device));
 }

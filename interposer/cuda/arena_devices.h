@@ -18,7 +18,7 @@
 #define ARENA_DEVICES 64 /* bits of a set */
 
 /* Whether the arena may use this device's memory. The caller asks before each allocation. */
-bool arena_serves(int32_t device);
+bool arena_supports(int32_t device);
 
 /* The devices that may access the memory of this device, as bits. */
 uint64_t arena_accessors(int32_t device);

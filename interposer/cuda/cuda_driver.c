@@ -9,7 +9,8 @@
 #include "cuda_driver.h"
 
 static void device_memory(address_t address, size_t size) {
-    made(LEDGER_POINTER, LIVESHIFT_MEMORY_DEVICE, driver_device(), address, size, 0, 0);
+    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_DEVICE, driver_device(), address, size, 0,
+                      0);
 }
 
 HOOK(cuMemAlloc_v2)(address_t *address, size_t size) {
@@ -33,7 +34,8 @@ HOOK(cuMemAllocManaged)(address_t *address, size_t size, unsigned flags) {
     DRIVER(cuMemAllocManaged);
     int result = CUDA_CALL(real(address, size, flags));
     if (RECORDED(result))
-        made(LEDGER_POINTER, LIVESHIFT_MEMORY_MANAGED, driver_device(), *address, size, 0, flags);
+        record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_MANAGED, driver_device(), *address, size,
+                          0, flags);
     return result;
 }
 
@@ -44,7 +46,8 @@ HOOK(cuMemFree_v2)(address_t address) {
 
 static void pool_memory(address_t address, size_t size, void *stream) {
     int32_t device = stream_device(number(stream), driver_device());
-    made(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL, device, address, size, number(stream), 0);
+    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL, device, address, size, number(stream),
+                      0);
 }
 
 #define POOLED(suffix)                                                                             \
@@ -74,7 +77,8 @@ HOOK(cuMemPoolExportToShareableHandle)(void *handle, void *pool, int type, addre
     DRIVER(cuMemPoolExportToShareableHandle);
     int result = CUDA_CALL(real(handle, pool, type, flags));
     if (RECORDED(result))
-        made(LEDGER_POOL, LIVESHIFT_MEMORY_EXPORTED, -1, number(pool), 0, 0, (unsigned)type);
+        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_EXPORTED, -1, number(pool), 0, 0,
+                          (unsigned)type);
     return result;
 }
 
@@ -82,7 +86,8 @@ HOOK(cuMemPoolImportFromShareableHandle)(void **pool, void *handle, int type, ad
     DRIVER(cuMemPoolImportFromShareableHandle);
     int result = CUDA_CALL(real(pool, handle, type, flags));
     if (RECORDED(result))
-        made(LEDGER_POOL, LIVESHIFT_MEMORY_IMPORTED, -1, number(*pool), 0, 0, (unsigned)type);
+        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_IMPORTED, -1, number(*pool), 0, 0,
+                          (unsigned)type);
     return result;
 }
 
@@ -92,7 +97,8 @@ HOOK(cuMemPoolDestroy)(void *pool) {
 }
 
 static void pinned_memory(void *pointer, size_t size, unsigned flags) {
-    made(LEDGER_POINTER, LIVESHIFT_MEMORY_PINNED, driver_device(), number(pointer), size, 0, flags);
+    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_PINNED, driver_device(), number(pointer),
+                      size, 0, flags);
 }
 
 HOOK(cuMemAllocHost_v2)(void **pointer, size_t size) {
@@ -120,8 +126,8 @@ HOOK(cuMemHostRegister_v2)(void *pointer, size_t size, unsigned flags) {
     DRIVER(cuMemHostRegister_v2);
     int result = CUDA_CALL(real(pointer, size, flags));
     if (RECORDED(result))
-        made(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, driver_device(), number(pointer), size,
-             0, flags);
+        record_allocation(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, driver_device(),
+                          number(pointer), size, 0, flags);
     return result;
 }
 
@@ -136,7 +142,7 @@ HOOK(cuIpcGetMemHandle)(struct ipc_handle *handle, address_t address) {
     if (RECORDED(result))
         exported_memory(address);
     else if (cuda_depth == 0)
-        arena_not_shared(address);
+        arena_ipc_refused(address);
     return result;
 }
 
@@ -158,7 +164,7 @@ HOOK(cuMemAddressReserve)(address_t *address, size_t size, size_t alignment, add
     DRIVER(cuMemAddressReserve);
     int result = CUDA_CALL(real(address, size, alignment, hint, flags));
     if (RECORDED(result))
-        made(LEDGER_RESERVED, LIVESHIFT_MEMORY_RESERVED, -1, *address, size, 0, flags);
+        record_allocation(LEDGER_RESERVED, LIVESHIFT_MEMORY_RESERVED, -1, *address, size, 0, flags);
     return result;
 }
 
@@ -172,9 +178,9 @@ HOOK(cuMemCreate)(handle_t *handle, size_t size, const struct allocation_propert
     DRIVER(cuMemCreate);
     int result = CUDA_CALL(real(handle, size, properties, flags));
     if (RECORDED(result))
-        made_of_handle(LIVESHIFT_MEMORY_PHYSICAL,
-                       properties->location.type == LOCATION_DEVICE ? properties->location.id : -1,
-                       *handle, size, (unsigned)properties->handle_types);
+        record_handle(LIVESHIFT_MEMORY_PHYSICAL,
+                      properties->location.type == LOCATION_DEVICE ? properties->location.id : -1,
+                      *handle, size, (unsigned)properties->handle_types);
     return result;
 }
 
@@ -224,7 +230,7 @@ HOOK(cuMemImportFromShareableHandle)(handle_t *handle, void *shareable, int type
     DRIVER(cuMemImportFromShareableHandle);
     int result = CUDA_CALL(real(handle, shareable, type));
     if (RECORDED(result))
-        made_of_handle(LIVESHIFT_MEMORY_IMPORTED, driver_device(), *handle, 0, (unsigned)type);
+        record_handle(LIVESHIFT_MEMORY_IMPORTED, driver_device(), *handle, 0, (unsigned)type);
     return result;
 }
 
@@ -232,7 +238,7 @@ HOOK(cuMulticastCreate)(handle_t *handle, const void *properties) {
     DRIVER(cuMulticastCreate);
     int result = CUDA_CALL(real(handle, properties));
     if (RECORDED(result)) /* CUmulticastObjectProp begins with numDevices and size */
-        made_of_handle(LIVESHIFT_MEMORY_MULTICAST, -1, *handle, ((const size_t *)properties)[1], 0);
+        record_handle(LIVESHIFT_MEMORY_MULTICAST, -1, *handle, ((const size_t *)properties)[1], 0);
     return result;
 }
 
@@ -248,7 +254,7 @@ HOOK(cuDevicePrimaryCtxReset_v2)(int device) {
 HOOK(cuDevicePrimaryCtxRelease_v2)(int device) {
     DRIVER(cuDevicePrimaryCtxRelease_v2);
     int result = CUDA_CALL(real(device));
-    if (RECORDED(result) && arena_outlived(device))
+    if (RECORDED(result) && arena_is_stale(device))
         device_was_reset(device);
     return result;
 }

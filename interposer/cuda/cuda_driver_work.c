@@ -8,7 +8,7 @@ HOOK(cuStreamCreate)(void **stream, unsigned flags) {
     DRIVER(cuStreamCreate);
     int result = CUDA_CALL(real(stream, flags));
     if (RECORDED(result))
-        stream_made(number(*stream), driver_device(), flags, 0);
+        stream_created(number(*stream), driver_device(), flags, 0);
     return result;
 }
 
@@ -16,7 +16,7 @@ HOOK(cuStreamCreateWithPriority)(void **stream, unsigned flags, int priority) {
     DRIVER(cuStreamCreateWithPriority);
     int result = CUDA_CALL(real(stream, flags, priority));
     if (RECORDED(result))
-        stream_made(number(*stream), driver_device(), flags, priority);
+        stream_created(number(*stream), driver_device(), flags, priority);
     return result;
 }
 
@@ -29,7 +29,7 @@ HOOK(cuEventCreate)(void **event, unsigned flags) {
     DRIVER(cuEventCreate);
     int result = CUDA_CALL(real(event, flags));
     if (RECORDED(result))
-        counted(+1);
+        count_events(+1);
     return result;
 }
 
@@ -37,7 +37,7 @@ HOOK(cuEventDestroy_v2)(void *event) {
     DRIVER(cuEventDestroy_v2);
     int result = FREES(LEDGER_EVENT, number(event), real(event));
     if (RECORDED(result))
-        counted(-1);
+        count_events(-1);
     return result;
 }
 
@@ -45,7 +45,8 @@ HOOK(cuIpcGetEventHandle)(struct ipc_handle *handle, void *event) {
     DRIVER(cuIpcGetEventHandle);
     int result = CUDA_CALL(real(handle, event));
     if (RECORDED(result))
-        made(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, driver_device(), number(event), 0, 0, 0);
+        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, driver_device(), number(event), 0,
+                          0, 0);
     return result;
 }
 
@@ -53,8 +54,9 @@ HOOK(cuIpcOpenEventHandle)(void **event, struct ipc_handle handle) {
     DRIVER(cuIpcOpenEventHandle);
     int result = CUDA_CALL(real(event, handle));
     if (RECORDED(result)) {
-        made(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, driver_device(), number(*event), 0, 0, 1);
-        counted(+1);
+        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, driver_device(), number(*event), 0,
+                          0, 1);
+        count_events(+1);
     }
     return result;
 }
@@ -93,7 +95,7 @@ HOOK(cuGraphCreate)(void **graph, unsigned flags) {
     DRIVER(cuGraphCreate);
     int result = CUDA_CALL(real(graph, flags));
     if (RECORDED(result))
-        graph_made(number(*graph));
+        graph_created(number(*graph));
     return result;
 }
 

@@ -43,31 +43,32 @@ struct ipc_handle {
 
 static inline uint64_t number(const void *handle) { return (uint64_t)(uintptr_t)handle; }
 
-/* Records in the ledger that memory was made under this name. */
-static inline void made(enum ledger_name name, enum liveshift_memory kind, int32_t device,
-                        uint64_t address, uint64_t size, uint64_t stream, uint64_t flags) {
-    struct ledger_made it = {kind, device, address, size, 0, stream, flags};
-    ledger_add(name, &it);
+/* Records new memory in the ledger. */
+static inline void record_allocation(enum ledger_key key, enum liveshift_memory kind,
+                                     int32_t device, uint64_t address, uint64_t size,
+                                     uint64_t stream, uint64_t flags) {
+    struct ledger_record it = {kind, device, address, size, 0, stream, flags};
+    ledger_add(key, &it);
     if (kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_POOL ||
         kind == LIVESHIFT_MEMORY_ARENA)
         service_for_memory();
 }
 
-static inline void made_of_handle(enum liveshift_memory kind, int32_t device, uint64_t handle,
-                                  uint64_t size, uint64_t flags) {
-    struct ledger_made it = {kind, device, handle, size, handle, 0, flags};
+static inline void record_handle(enum liveshift_memory kind, int32_t device, uint64_t handle,
+                                 uint64_t size, uint64_t flags) {
+    struct ledger_record it = {kind, device, handle, size, handle, 0, flags};
     ledger_add(LEDGER_HANDLE, &it);
 }
 
-/* Makes `call`, which frees the memory of that name and address, and keeps the ledger right. The
+/* Makes `call`, which frees the memory of that key and address, and keeps the ledger right. The
    value is the result of `call`. */
-#define FREES(name, address, call)                                                                 \
+#define FREES(key, address, call)                                                                  \
     ({                                                                                             \
-        struct ledger_leaving leaving_ = {0};                                                      \
+        struct ledger_free leaving_ = {0};                                                         \
         if (cuda_depth == 0)                                                                       \
-            leaving_ = ledger_leave(name, address);                                                \
+            leaving_ = ledger_free_begin(key, address);                                            \
         int result_ = CUDA_CALL(call);                                                             \
-        ledger_left(leaving_, result_ == 0);                                                       \
+        ledger_free_end(leaving_, result_ == 0);                                                   \
         result_;                                                                                   \
     })
 
@@ -77,19 +78,20 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
 
 #define DESTROYS_STREAM(stream, call)                                                              \
     ({                                                                                             \
-        struct liveshift_stream *row_ = cuda_depth == 0 ? stream_leave(number(stream)) : NULL;     \
+        struct liveshift_stream *row_ =                                                            \
+            cuda_depth == 0 ? stream_destroy_begin(number(stream)) : NULL;                         \
         int result_ = CUDA_CALL(call);                                                             \
-        stream_left(row_, number(stream), result_ == 0);                                           \
+        stream_destroy_end(row_, number(stream), result_ == 0);                                    \
         result_;                                                                                   \
     })
 
 #define DESTROYS_GRAPH(graph, executable, call)                                                    \
     ({                                                                                             \
         bool ours_ = cuda_depth == 0;                                                              \
-        bool nccl_ = ours_ && graph_leave(number(graph), executable);                              \
+        bool nccl_ = ours_ && graph_destroy_begin(number(graph), executable);                      \
         int result_ = CUDA_CALL(call);                                                             \
         if (ours_ && result_ != 0)                                                                 \
-            graph_back(number(graph), executable, nccl_);                                          \
+            graph_destroy_failed(number(graph), executable, nccl_);                                \
         result_;                                                                                   \
     })
 
@@ -104,8 +106,8 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
         result_;                                                                                   \
     })
 
-static inline void counted(int by) {
-    _Atomic uint64_t *events = &gate_here()->page->ledger.events;
+static inline void count_events(int by) {
+    _Atomic uint64_t *events = &current_gate()->page->ledger.events;
     if (by > 0 || atomic_load(events) > 0)
         atomic_fetch_add(events, (uint64_t)(int64_t)by);
 }
@@ -118,14 +120,14 @@ static inline void device_was_reset(int32_t device) {
 static inline void exported_memory(uint64_t address) {
     uint64_t base = address, size;
     if (!ledger_find(LEDGER_POINTER, address, NULL))
-        allocation_around(address, &base, &size);
+        allocation_containing(address, &base, &size);
     ledger_exported(LEDGER_POINTER, base, 0);
 }
 
 static inline void opened_memory(uint64_t address, int32_t device, uint64_t flags) {
     uint64_t base = address, size = 0;
-    allocation_around(address, &base, &size);
-    made(LEDGER_OPENED, LIVESHIFT_MEMORY_IMPORTED, device, address, size, 0, flags);
+    allocation_containing(address, &base, &size);
+    record_allocation(LEDGER_OPENED, LIVESHIFT_MEMORY_IMPORTED, device, address, size, 0, flags);
 }
 
 #endif

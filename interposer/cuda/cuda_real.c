@@ -27,8 +27,8 @@ void *driver_function(_Atomic(void *) *known, const char *name) {
 }
 
 int cuda_missing(const char *name) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&said))
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&warned))
         dprintf(STDERR_FILENO,
                 "liveshift: %s was called, but no CUDA library that has it is loaded in this "
                 "process\n",
@@ -83,7 +83,7 @@ uint64_t capture_number(uint64_t stream) {
     return status != 0 ? number : 0;
 }
 
-bool allocation_around(uint64_t address, uint64_t *base, uint64_t *size) {
+bool allocation_containing(uint64_t address, uint64_t *base, uint64_t *size) {
     static _Atomic(void *) known;
     int (*get)(unsigned long long *, size_t *, unsigned long long) =
         driver_function(&known, "cuMemGetAddressRange_v2");

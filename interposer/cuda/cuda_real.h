@@ -47,6 +47,6 @@ uint32_t runtime_version(void);
 uint64_t capture_number(uint64_t stream);
 
 /* Finds the allocation in which an address lies; false: the driver knows none. */
-bool allocation_around(uint64_t address, uint64_t *base, uint64_t *size);
+bool allocation_containing(uint64_t address, uint64_t *base, uint64_t *size);
 
 #endif

@@ -19,25 +19,28 @@ struct pitched_pointer {
 };
 
 static void device_memory(void *pointer, size_t size) {
-    made(LEDGER_POINTER, LIVESHIFT_MEMORY_DEVICE, runtime_device(), number(pointer), size, 0, 0);
+    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_DEVICE, runtime_device(), number(pointer),
+                      size, 0, 0);
 }
 
 static void pinned_memory(void *pointer, size_t size, unsigned flags) {
-    made(LEDGER_POINTER, LIVESHIFT_MEMORY_PINNED, runtime_device(), number(pointer), size, 0,
-         flags);
+    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_PINNED, runtime_device(), number(pointer),
+                      size, 0, flags);
 }
 
 static void pool_memory(void *pointer, size_t size, void *stream) {
     int32_t device = stream_device(number(stream), runtime_device());
-    made(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL, device, number(pointer), size, number(stream), 0);
+    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL, device, number(pointer), size,
+                      number(stream), 0);
 }
 
 EXPORTED int cudaMalloc(void **pointer, size_t size) {
     RUNTIME(cudaMalloc);
-    struct arena_made block;
+    struct arena_allocation block;
     if (cuda_depth == 0 && pointer != NULL && arena_allocate(size, &block)) {
         *pointer = (void *)(uintptr_t)block.address;
-        made(LEDGER_POINTER, LIVESHIFT_MEMORY_ARENA, block.device, block.address, block.size, 0, 0);
+        record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_ARENA, block.device, block.address,
+                          block.size, 0, 0);
         return 0;
     }
     int result = CUDA_CALL(real(pointer, size));
@@ -66,8 +69,8 @@ EXPORTED int cudaMallocManaged(void **pointer, size_t size, unsigned flags) {
     RUNTIME(cudaMallocManaged);
     int result = CUDA_CALL(real(pointer, size, flags));
     if (RECORDED(result))
-        made(LEDGER_POINTER, LIVESHIFT_MEMORY_MANAGED, runtime_device(), number(*pointer), size, 0,
-             flags);
+        record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_MANAGED, runtime_device(),
+                          number(*pointer), size, 0, flags);
     return result;
 }
 
@@ -125,8 +128,8 @@ EXPORTED int cudaHostRegister(void *pointer, size_t size, unsigned flags) {
     RUNTIME(cudaHostRegister);
     int result = CUDA_CALL(real(pointer, size, flags));
     if (RECORDED(result))
-        made(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, runtime_device(), number(pointer),
-             size, 0, flags);
+        record_allocation(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, runtime_device(),
+                          number(pointer), size, 0, flags);
     return result;
 }
 
@@ -141,7 +144,7 @@ EXPORTED int cudaIpcGetMemHandle(struct ipc_handle *handle, void *pointer) {
     if (RECORDED(result))
         exported_memory(number(pointer));
     else if (cuda_depth == 0)
-        arena_not_shared(number(pointer));
+        arena_ipc_refused(number(pointer));
     return result;
 }
 
@@ -163,7 +166,8 @@ EXPORTED int cudaMemPoolExportToShareableHandle(void *handle, void *pool, int ty
     RUNTIME(cudaMemPoolExportToShareableHandle);
     int result = CUDA_CALL(real(handle, pool, type, flags));
     if (RECORDED(result))
-        made(LEDGER_POOL, LIVESHIFT_MEMORY_EXPORTED, -1, number(pool), 0, 0, (unsigned)type);
+        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_EXPORTED, -1, number(pool), 0, 0,
+                          (unsigned)type);
     return result;
 }
 
@@ -172,7 +176,8 @@ EXPORTED int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int
     RUNTIME(cudaMemPoolImportFromShareableHandle);
     int result = CUDA_CALL(real(pool, handle, type, flags));
     if (RECORDED(result))
-        made(LEDGER_POOL, LIVESHIFT_MEMORY_IMPORTED, -1, number(*pool), 0, 0, (unsigned)type);
+        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_IMPORTED, -1, number(*pool), 0, 0,
+                          (unsigned)type);
     return result;
 }
 

@@ -7,7 +7,7 @@ EXPORTED int cudaStreamCreate(void **stream) {
     RUNTIME(cudaStreamCreate);
     int result = CUDA_CALL(real(stream));
     if (RECORDED(result))
-        stream_made(number(*stream), runtime_device(), 0, 0);
+        stream_created(number(*stream), runtime_device(), 0, 0);
     return result;
 }
 
@@ -15,7 +15,7 @@ EXPORTED int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     RUNTIME(cudaStreamCreateWithFlags);
     int result = CUDA_CALL(real(stream, flags));
     if (RECORDED(result))
-        stream_made(number(*stream), runtime_device(), flags, 0);
+        stream_created(number(*stream), runtime_device(), flags, 0);
     return result;
 }
 
@@ -23,7 +23,7 @@ EXPORTED int cudaStreamCreateWithPriority(void **stream, unsigned flags, int pri
     RUNTIME(cudaStreamCreateWithPriority);
     int result = CUDA_CALL(real(stream, flags, priority));
     if (RECORDED(result))
-        stream_made(number(*stream), runtime_device(), flags, priority);
+        stream_created(number(*stream), runtime_device(), flags, priority);
     return result;
 }
 
@@ -36,7 +36,7 @@ EXPORTED int cudaEventCreate(void **event) {
     RUNTIME(cudaEventCreate);
     int result = CUDA_CALL(real(event));
     if (RECORDED(result))
-        counted(+1);
+        count_events(+1);
     return result;
 }
 
@@ -44,7 +44,7 @@ EXPORTED int cudaEventCreateWithFlags(void **event, unsigned flags) {
     RUNTIME(cudaEventCreateWithFlags);
     int result = CUDA_CALL(real(event, flags));
     if (RECORDED(result))
-        counted(+1);
+        count_events(+1);
     return result;
 }
 
@@ -52,7 +52,7 @@ EXPORTED int cudaEventDestroy(void *event) {
     RUNTIME(cudaEventDestroy);
     int result = FREES(LEDGER_EVENT, number(event), real(event));
     if (RECORDED(result))
-        counted(-1);
+        count_events(-1);
     return result;
 }
 
@@ -60,7 +60,8 @@ EXPORTED int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event) {
     RUNTIME(cudaIpcGetEventHandle);
     int result = CUDA_CALL(real(handle, event));
     if (RECORDED(result))
-        made(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, runtime_device(), number(event), 0, 0, 0);
+        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, runtime_device(), number(event), 0,
+                          0, 0);
     return result;
 }
 
@@ -68,8 +69,9 @@ EXPORTED int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle) {
     RUNTIME(cudaIpcOpenEventHandle);
     int result = CUDA_CALL(real(event, handle));
     if (RECORDED(result)) {
-        made(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, runtime_device(), number(*event), 0, 0, 1);
-        counted(+1);
+        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, runtime_device(), number(*event), 0,
+                          0, 1);
+        count_events(+1);
     }
     return result;
 }
@@ -129,7 +131,7 @@ EXPORTED int cudaGraphCreate(void **graph, unsigned flags) {
     RUNTIME(cudaGraphCreate);
     int result = CUDA_CALL(real(graph, flags));
     if (RECORDED(result))
-        graph_made(number(*graph));
+        graph_created(number(*graph));
     return result;
 }
 

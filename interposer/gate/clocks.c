@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Threads give out and take back rows under it, and never hold it across a call of the library. */
 static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
@@ -43,37 +42,31 @@ uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to) {
     return from < 0 ? communicator : hash64(communicator, pair, sizeof pair);
 }
 
-static void no_room(const char *what, const char *why) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&said))
-        dprintf(STDERR_FILENO,
-                "liveshift: no room for another %s in this process's page: %s; "
-                "it can't be brought to a collective boundary\n",
-                what, why);
-}
-
 /* The next row of a table of which `used` are in use; UINT32_MAX: none. It reserves storage for 32
    KiB of rows at a time. */
 static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
                          const char *what) {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
     uint32_t step = (uint32_t)(32768 / size);
-    if (used >= most)
-        no_room(what, "the table is full");
-    else if (used % step != 0 || process_reserve(gate, at + used * size, step * size))
-        return used;
-    else
-        no_room(what, strerror(errno));
+    const char *why = "the table is full";
+    if (used < most) {
+        if (used % step != 0 || process_reserve(gate, at + used * size, step * size))
+            return used;
+        why = strerror(errno);
+    }
+    process_warn_full(&warned, what, why, "it can't be brought to a collective boundary");
     return UINT32_MAX;
 }
 
 struct liveshift_communicator *communicator_add(struct gate *gate,
-                                                const struct communicator_made *made) {
+                                                const struct communicator_info *made) {
     struct liveshift_page *page = gate->page;
     struct liveshift_communicator *table = liveshift_communicators(page), *row = NULL;
     pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&page->communicators);
     uint32_t at = 0;
-    /* We use the row of an ended one again only when all are taken: people may still read it. */
+    /* We use the row of an ended one again only when all are in use: its last state may still be
+       shown. */
     if (used >= LIVESHIFT_PAGE_COMMUNICATORS)
         while (at < used && atomic_load(&table[at].state) != LIVESHIFT_COMM_ENDED)
             at++;
@@ -104,11 +97,11 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
 }
 
 /* The target that the agent asks for on a clock that is being made; 0: none. */
-static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
-    uint32_t asked = atomic_load(&page->order.asked);
-    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++)
-        if (atomic_load(&page->asks[i].id) == id)
-            return atomic_load(&page->asks[i].target);
+static uint64_t target_of_missing(struct liveshift_page *page, uint64_t id) {
+    uint32_t missing_count = atomic_load(&page->order.missing_count);
+    for (uint32_t i = 0; i < missing_count && i < LIVESHIFT_PAGE_MISSING_CLOCKS; i++)
+        if (atomic_load(&page->missing_clocks[i].id) == id)
+            return atomic_load(&page->missing_clocks[i].target);
     return 0;
 }
 
@@ -141,7 +134,7 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
         row->blocking = of->library == LIVESHIFT_GLOO;
         uint64_t id = clock_id(of->id, from, to);
         if (attempt != 0)
-            atomic_store(&row->target, asked_for(page, id));
+            atomic_store(&row->target, target_of_missing(page, id));
         atomic_store(&row->id, id);
         if (at == used)
             atomic_store(&page->clocks, used + 1);

@@ -6,7 +6,7 @@
 #include "process.h"
 
 /* What the caller says about a new communicator; see struct liveshift_communicator. */
-struct communicator_made {
+struct communicator_info {
     enum liveshift_library library;
     uint64_t id, parent;
     int32_t size, rank, device;
@@ -19,7 +19,7 @@ struct communicator_made {
    table is full or has no storage (one line on stderr says so). Then the communicator's operations
    pass the gate and count as unidentified. */
 struct liveshift_communicator *communicator_add(struct gate *gate,
-                                                const struct communicator_made *made);
+                                                const struct communicator_info *made);
 struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicator *of,
                                   int32_t from, int32_t to);
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* A thread at the gate looks again after this time, even if nothing wakes it. */
-#define LOOK_MS 20
+#define POLL_MS 20
 
 struct order {
     uint32_t want, attempt, version;
@@ -57,12 +57,12 @@ static uint32_t clocks_used(struct liveshift_page *page) {
 /* How many numbers threads have taken that have passed. A thread between its announcement and the
    mutex makes the result too high for a moment. This may hold other threads back for that moment,
    but lets none pass. */
-static uint64_t admitted(struct gate *gate, uint32_t row) {
+static uint64_t passed(struct gate *gate, uint32_t row) {
     uint64_t announced = atomic_load(&liveshift_clocks(gate->page)[row].announced);
     return announced > gate->waiting[row] ? announced - gate->waiting[row] : 0;
 }
 
-enum debt { NONE, OWN, ANOTHERS };
+enum pending { PENDING_NONE, PENDING_OWN, PENDING_OTHERS };
 
 static uint32_t row_of(struct gate *gate, uint64_t id) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
@@ -72,10 +72,10 @@ static uint32_t row_of(struct gate *gate, uint64_t id) {
     return row < used ? row : UINT32_MAX;
 }
 
-/* Which thread owes an operation on a clock of which no thread has taken a number: a thread that
+/* Who owns the pending operation on a clock of which no thread has taken a number: a thread that
    has used the communicator otherwise. If there is none: the only thread that ever came to the
    gate. */
-static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) {
+static enum pending pending_without_owner(struct gate *gate, uint32_t communicator, int32_t tid) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     bool alone = true, used = false;
     for (uint32_t row = 0; row < clocks_used(gate->page); row++) {
@@ -86,35 +86,36 @@ static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) 
         if (clocks[row].communicator != communicator)
             continue;
         if (owner == tid)
-            return OWN;
+            return PENDING_OWN;
         used = true;
     }
-    return alone && !used ? OWN : ANOTHERS;
+    return alone && !used ? PENDING_OWN : PENDING_OTHERS;
 }
 
-/* Whether this process owes an operation, and whether this thread owes it. */
-static enum debt debt_of(struct gate *gate, int32_t tid) {
+/* Whether an operation is pending in this process, and whether this thread owns one. */
+static enum pending pending_for(struct gate *gate, int32_t tid) {
     struct liveshift_page *page = gate->page;
     struct liveshift_clock *clocks = liveshift_clocks(page);
-    enum debt found = NONE;
+    enum pending found = PENDING_NONE;
     for (uint32_t row = 0; row < clocks_used(page); row++) {
         if (atomic_load(&clocks[row].id) == 0 ||
-            admitted(gate, row) >= atomic_load(&clocks[row].target))
+            passed(gate, row) >= atomic_load(&clocks[row].target))
             continue;
         int32_t owner = atomic_load(&clocks[row].owner);
-        found = owner == tid ? OWN
-                : owner != 0 ? ANOTHERS
-                             : unowned(gate, clocks[row].communicator, tid);
-        if (found == OWN)
-            return OWN;
+        found = owner == tid ? PENDING_OWN
+                : owner != 0 ? PENDING_OTHERS
+                             : pending_without_owner(gate, clocks[row].communicator, tid);
+        if (found == PENDING_OWN)
+            return PENDING_OWN;
     }
-    uint32_t asked = atomic_load(&page->order.asked);
-    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++) {
-        if (row_of(gate, atomic_load(&page->asks[i].id)) != UINT32_MAX)
+    uint32_t missing_count = atomic_load(&page->order.missing_count);
+    for (uint32_t i = 0; i < missing_count && i < LIVESHIFT_PAGE_MISSING_CLOCKS; i++) {
+        if (row_of(gate, atomic_load(&page->missing_clocks[i].id)) != UINT32_MAX)
             continue;
-        found = unowned(gate, atomic_load(&page->asks[i].communicator), tid);
-        if (found == OWN)
-            return OWN;
+        found =
+            pending_without_owner(gate, atomic_load(&page->missing_clocks[i].communicator), tid);
+        if (found == PENDING_OWN)
+            return PENDING_OWN;
     }
     return found;
 }
@@ -127,7 +128,7 @@ static bool within_targets(struct gate *gate, const struct gate_want *wants, uns
         for (unsigned j = 0; j < i; j++) /* the same clock twice in a group */
             if (wants[j].clock == wants[i].clock)
                 further += wants[j].count;
-        if (admitted(gate, wants[i].clock) + further > atomic_load(&clocks[wants[i].clock].target))
+        if (passed(gate, wants[i].clock) + further > atomic_load(&clocks[wants[i].clock].target))
             return false;
     }
     return true;
@@ -139,27 +140,28 @@ static bool in_flight(struct gate *gate, const struct gate_want *wants, unsigned
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     for (unsigned i = 0; i < n; i++)
         if (clocks[wants[i].clock].blocking &&
-            admitted(gate, wants[i].clock) > atomic_load(&clocks[wants[i].clock].returned))
+            passed(gate, wants[i].clock) > atomic_load(&clocks[wants[i].clock].returned))
             return true;
     return false;
 }
 
-/* How long a thread waits before it passes beyond the target; see gate.h. */
-static uint32_t patience_ms(struct gate *gate, const struct gate_want *wants, unsigned n,
-                            enum debt debt) {
+/* How long no thread may get a number before this one passes beyond its target; see gate.h. */
+static uint32_t stall_limit_ms(struct gate *gate, const struct gate_want *wants, unsigned n,
+                               enum pending pending) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     for (unsigned i = 0; i < n; i++)
         if (!clocks[wants[i].clock].blocking ||
-            (debt == NONE && clocks[wants[i].clock].from >= 0)) /* a program may send and send */
-            return GATE_PATIENCE_MS;
-    return GATE_PATIENCE_WORKERS_MS;
+            (pending == PENDING_NONE &&
+             clocks[wants[i].clock].from >= 0)) /* a program may send and send */
+            return GATE_STALL_LIMIT_MS;
+    return GATE_STALL_LIMIT_WORKERS_MS;
 }
 
-static void enter(struct gate *gate, struct gate_want *wants, unsigned n) {
+static void count_waiting(struct gate *gate, struct gate_want *wants, unsigned n) {
     for (unsigned i = 0; i < n; i++)
-        if (wants[i].announced && !wants[i].entered) {
+        if (wants[i].announced && !wants[i].counted) {
             gate->waiting[wants[i].clock] += wants[i].count;
-            wants[i].entered = true;
+            wants[i].counted = true;
         }
 }
 
@@ -179,7 +181,7 @@ static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t
             gate->waiting[wants[i].clock] -= wants[i].count;
         else
             atomic_fetch_add(&clock->announced, wants[i].count);
-        uint64_t number = admitted(gate, wants[i].clock);
+        uint64_t number = passed(gate, wants[i].clock);
         if (!open && number > atomic_load(&clock->target) && number > atomic_load(&clock->raised)) {
             atomic_store(&clock->raised, number);
             raised = true;
@@ -197,7 +199,7 @@ static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t
             if (!wants[i].announced)
                 atomic_fetch_add_explicit(&page->counters[wants[i].kind].started, wants[i].count,
                                           memory_order_relaxed);
-            wants[i].entered = false;
+            wants[i].counted = false;
         } else if (wants[i].announced)
             gate->waiting[wants[i].clock] += wants[i].count;
         else
@@ -209,70 +211,72 @@ static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t
 }
 
 /* Whether the agent has been silent for its lease, so that this thread must open the gate. */
-static bool lease_is_over(struct gate *gate, const struct order *o, struct gate_visit *visit) {
+static bool lease_is_over(struct gate *gate, const struct order *o, struct gate_waiter *waiter) {
     struct liveshift_page *page = gate->page;
-    uint32_t beat = atomic_load(&page->order.beat), lease = atomic_load(&page->order.lease_ms);
-    if (beat != visit->beat) {
-        visit->beat = beat;
-        visit->silent_ms = 0;
+    uint32_t heartbeat = atomic_load(&page->order.heartbeat),
+             lease = atomic_load(&page->order.lease_ms);
+    if (heartbeat != waiter->heartbeat) {
+        waiter->heartbeat = heartbeat;
+        waiter->silent_ms = 0;
     }
-    return lease != 0 && visit->silent_ms >= lease && o->want < LIVESHIFT_TEARDOWN &&
+    return lease != 0 && waiter->silent_ms >= lease && o->want < LIVESHIFT_TEARDOWN &&
            atomic_load(&page->answer.down) == 0;
 }
 
 enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid,
-                           struct gate_visit *visit) {
+                           struct gate_waiter *waiter) {
     enum gate_verdict verdict = GATE_GO;
-    pthread_mutex_lock(&gate->deciding);
-    enter(gate, wants, n);
+    pthread_mutex_lock(&gate->lock);
+    count_waiting(gate, wants, n);
     struct order o = order_of(gate->page);
-    if (o.want != LIVESHIFT_OPEN && lease_is_over(gate, &o, visit))
+    if (o.want != LIVESHIFT_OPEN && lease_is_over(gate, &o, waiter))
         atomic_store(&gate->page->answer.reopened, o.attempt);
     bool open = o.want == LIVESHIFT_OPEN || atomic_load(&gate->page->answer.reopened) == o.attempt;
     if (!open) {
-        if (gate->progress != visit->progress) {
-            visit->progress = gate->progress;
-            visit->stalled_ms = 0;
+        if (gate->progress != waiter->progress) {
+            waiter->progress = gate->progress;
+            waiter->stalled_ms = 0;
         }
         if (o.want == LIVESHIFT_ARMED)
             verdict = GATE_ARMED;
         else if (o.want != LIVESHIFT_TARGET)
-            verdict = GATE_SHUT;
+            verdict = GATE_CLOSED;
         else if (!within_targets(gate, wants, n)) {
-            enum debt debt = debt_of(gate, tid);
-            bool patient = visit->stalled_ms < patience_ms(gate, wants, n, debt);
-            if (debt == ANOTHERS && patient && visit->owed_ms < GATE_OWED_MS)
-                verdict = GATE_OWED;
-            else if (debt == NONE && (patient || !in_flight(gate, wants, n)))
+            enum pending pending = pending_for(gate, tid);
+            bool within_limit = waiter->stalled_ms < stall_limit_ms(gate, wants, n, pending);
+            if (pending == PENDING_OTHERS && within_limit &&
+                waiter->pending_ms < GATE_PENDING_LIMIT_MS)
+                verdict = GATE_PENDING;
+            else if (pending == PENDING_NONE && (within_limit || !in_flight(gate, wants, n)))
                 verdict = GATE_PARK;
         }
     }
     if (verdict == GATE_GO && !take(gate, wants, n, tid, &o, open))
         verdict = GATE_ARMED;
-    pthread_mutex_unlock(&gate->deciding);
+    pthread_mutex_unlock(&gate->lock);
     return verdict;
 }
 
-bool gate_hold_shut(struct gate *gate, uint32_t attempt) {
-    pthread_mutex_lock(&gate->deciding);
-    bool shut = atomic_load(&gate->page->answer.reopened) != attempt;
-    if (shut)
+bool gate_keep_closed(struct gate *gate, uint32_t attempt) {
+    pthread_mutex_lock(&gate->lock);
+    bool closed = atomic_load(&gate->page->answer.reopened) != attempt;
+    if (closed)
         atomic_store(&gate->page->answer.down, 1);
-    pthread_mutex_unlock(&gate->deciding);
-    return shut;
+    pthread_mutex_unlock(&gate->lock);
+    return closed;
 }
 
 void gate_init(struct gate *gate, struct liveshift_page *page) {
     memset(gate, 0, sizeof *gate);
     gate->page = page;
-    pthread_mutex_init(&gate->deciding, NULL);
+    pthread_mutex_init(&gate->lock, NULL);
 }
 
 /* A row of the page that shows the agent where this thread is; NULL: all rows are taken. */
-static struct liveshift_thread *seat(struct liveshift_page *page, int32_t tid) {
+static struct liveshift_thread *take_thread_row(struct liveshift_page *page, int32_t tid) {
     for (unsigned i = 0; i < LIVESHIFT_PAGE_THREADS; i++) {
-        int32_t nobody = 0;
-        if (atomic_compare_exchange_strong(&page->threads[i].tid, &nobody, tid))
+        int32_t free_row = 0;
+        if (atomic_compare_exchange_strong(&page->threads[i].tid, &free_row, tid))
             return &page->threads[i];
     }
     return NULL;
@@ -288,7 +292,7 @@ static uint32_t elapsed_ms(const struct timespec *since, uint32_t most) {
 }
 
 /* Sleeps until the agent's order changes, at most `ms`; returns how many milliseconds it slept. */
-static uint32_t doze(struct liveshift_page *page, uint32_t check, uint32_t ms) {
+static uint32_t wait_for_order(struct liveshift_page *page, uint32_t check, uint32_t ms) {
     const struct timespec look = {0, ms * 1000000L};
     struct timespec began;
     clock_gettime(CLOCK_MONOTONIC, &began);
@@ -299,33 +303,33 @@ static uint32_t doze(struct liveshift_page *page, uint32_t check, uint32_t ms) {
 
 void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid) {
     static const char state_of[] = {
-        [GATE_ARMED] = 'A', [GATE_PARK] = 'P', [GATE_OWED] = 'O', [GATE_SHUT] = 'C'};
+        [GATE_ARMED] = 'A', [GATE_PARK] = 'P', [GATE_PENDING] = 'O', [GATE_CLOSED] = 'C'};
     struct liveshift_page *page = gate->page;
-    struct gate_visit visit = {.beat = atomic_load(&page->order.beat)};
+    struct gate_waiter waiter = {.heartbeat = atomic_load(&page->order.heartbeat)};
     struct liveshift_thread *row = NULL;
     int before = errno;
     for (;;) {
         uint32_t check = atomic_load(&page->order.check);
-        enum gate_verdict verdict = gate_try(gate, wants, n, tid, &visit);
+        enum gate_verdict verdict = gate_try(gate, wants, n, tid, &waiter);
         if (verdict == GATE_GO)
             break;
-        if (row == NULL && (row = seat(page, tid)) != NULL) {
+        if (row == NULL && (row = take_thread_row(page, tid)) != NULL) {
             atomic_store(&row->clock, wants[0].clock);
             atomic_store(&row->wants, n);
             atomic_store(&row->kind, wants[0].kind);
         }
         if (row != NULL)
             atomic_store(&row->state, (uint32_t)state_of[verdict]);
-        void (*errand)(uint32_t) = atomic_load(&gate->errand);
-        if (errand != NULL && verdict == GATE_SHUT)
-            errand(wants[0].kind);
-        bool looking = verdict == GATE_PARK || verdict == GATE_OWED;
-        bool soon = looking && visit.stalled_ms < GATE_PATIENCE_MS;
-        uint32_t slept = doze(page, check, soon ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
-        /* Time spent waiting for targets, or behind a shut gate, does not count as patience. */
-        visit.stalled_ms = looking ? visit.stalled_ms + slept : 0;
-        visit.owed_ms = verdict == GATE_OWED ? visit.owed_ms + slept : 0;
-        visit.silent_ms += slept;
+        void (*callback)(uint32_t) = atomic_load(&gate->callback);
+        if (callback != NULL && verdict == GATE_CLOSED)
+            callback(wants[0].kind);
+        bool may_pass_later = verdict == GATE_PARK || verdict == GATE_PENDING;
+        bool soon = may_pass_later && waiter.stalled_ms < GATE_STALL_LIMIT_MS;
+        uint32_t slept = wait_for_order(page, check, soon ? GATE_STALL_LIMIT_WORKERS_MS : POLL_MS);
+        /* Time spent waiting for targets, or behind a closed gate, does not count as stalled. */
+        waiter.stalled_ms = may_pass_later ? waiter.stalled_ms + slept : 0;
+        waiter.pending_ms = verdict == GATE_PENDING ? waiter.pending_ms + slept : 0;
+        waiter.silent_ms += slept;
     }
     if (row != NULL)
         atomic_store(&row->tid, 0);

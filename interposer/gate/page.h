@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shared-memory page: the interposer's one contract with the rest of liveshift.
+ * The shared-memory page: the only contract between the interposer and the rest of liveshift.
  *
- * Every process that calls a collective, makes a communicator or allocates device memory has one,
- * the file $LIVESHIFT_PAGES/<pid>, mapped MAP_SHARED. The directory belongs to one capsule, so
- * <pid> is the process's number inside the capsule's pid namespace, which a migration doesn't
- * change, and the file moves with the capsule. It appears complete (by rename). A forked child gets
- * a page of its own; a program that was exec'ed replaces the page of its predecessor. The file
- * outlives the process: its last state tells how far a dead rank had come.
+ * Every process that calls a collective, makes a communicator or allocates device memory has a
+ * page: the file $LIVESHIFT_PAGES/<pid>, mapped MAP_SHARED. The directory belongs to one capsule.
+ * <pid> is the process's pid in the capsule's pid namespace, which a migration does not change. The
+ * file moves with the capsule. A rename makes the file appear when it is complete. A forked child
+ * gets its own page. A program that was exec'ed replaces the page of the program before it. The
+ * file stays after the process, so it shows how far a dead rank had come.
  *
- * "interposer" below is the process that owns the page, inside a hook or its service thread;
+ * "interposer" below is the process that owns the page, inside a hook or its service thread.
  * "agent" is the host's agent, through liveshift.interposer: `layout` is the Python mirror of this
- * header (tests/test_page_layout.py holds the two equal), `page` reads, `orders` writes. Numbers
- * are little-endian; all places are naturally aligned. Each field has one writer, and nothing here
- * is a lock, so that either side may die at any moment.
+ * header (tests/interposer/test_page_layout.py holds the two equal), `page` reads and `orders`
+ * writes. Numbers are little-endian, and all fields are naturally aligned. Each field has one
+ * writer, and no field is a lock, so either side may die at any moment.
  *
- * The agent reads and writes the file by pread and pwrite: it must not map what the job's user can
- * truncate. A write of several fields may be seen in part; `order.check` says that it is whole.
+ * The agent reads and writes the file by pread and pwrite, because the job's user can truncate the
+ * file, and an access to a mapping would then kill the agent. A reader may see only a part of a
+ * write of several fields; `order.check` shows whether an order is whole.
  *
- * The tables lie at fixed places. A table's storage is reserved before a row of it is used: a full
- * tmpfs is an error there, and would be a SIGBUS in the mapping. The last table, the allocations,
- * grows the file; the mapping is as long as the file can become.
+ * The tables lie at fixed offsets. The interposer reserves a table's storage before it uses a row:
+ * on a full tmpfs the reservation gives an error, and an access to the mapping would be a SIGBUS.
+ * The last table, the allocations, makes the file grow. The mapping has the file's largest size.
  */
 #ifndef LIVESHIFT_INTERPOSER_PAGE_H
 #define LIVESHIFT_INTERPOSER_PAGE_H
@@ -31,25 +32,26 @@
 #define LIVESHIFT_PAGE_MAGIC "LIVESHFT"
 
 /*
- * Increase by one whenever a reader of the number before would misread a page: a field moves,
- * changes size or meaning. A new kind of collective, allocation or communicator needs no increase.
- * A running job keeps the library it began with, so after an upgrade the agent meets pages with the
- * old number; it must refuse them by name, not guess.
+ * Increase it by one if a reader of the number before would misread a page, because a field moves
+ * or changes its size or meaning. A new kind of collective, allocation or communicator needs no
+ * increase. A running job keeps the library with which it began. So after an upgrade the agent
+ * finds pages with the old number, and must refuse them with a message that names the number.
  */
 #define LIVESHIFT_PAGE_LAYOUT 2
 
 #define LIVESHIFT_PAGE_COUNTERS 64
 #define LIVESHIFT_PAGE_THREADS 64
-#define LIVESHIFT_PAGE_ASKS 128
+#define LIVESHIFT_PAGE_MISSING_CLOCKS 128
 #define LIVESHIFT_PAGE_CLOCKS 4096
 #define LIVESHIFT_PAGE_COMMUNICATORS 512
 #define LIVESHIFT_PAGE_STREAMS 1024
 #define LIVESHIFT_PAGE_ALLOCATIONS 65536
 
-/* What the agent wants; every one but OPEN closes the gate. Only ever written after the one above
-   it, or OPEN after any of them; back from CLOSED to TARGET when a rank was further than known, and
-   from REBUILD to TEARDOWN when it failed. The last four are done by the service thread, which
-   processes have that hold NCCL communicators or device memory. */
+/* What the agent orders. Every order but OPEN closes the gate. The agent gives each order only
+   after the one above it, with these exceptions: OPEN may follow every order; TARGET follows CLOSED
+   if a rank had begun more than the agent knew; TEARDOWN follows REBUILD if the rebuild failed. The
+   service thread carries out the last four. Only processes with NCCL communicators or device memory
+   have one. */
 enum liveshift_want {
     LIVESHIFT_OPEN = 0,     /* operations pass */
     LIVESHIFT_ARMED = 1,    /* new operations wait for targets */
@@ -57,68 +59,74 @@ enum liveshift_want {
     LIVESHIFT_CLOSED = 3,   /* nothing passes; the streams that carried communication are drained */
     LIVESHIFT_TEARDOWN = 4, /* communicators are finalized and destroyed; their handles stay */
     LIVESHIFT_FRESH_IDS =
-        5,                 /* where a communicator that is down has rank 0: a new `fresh_id`, which
-                                holds the address of where the process lives now */
+        5,                 /* rank 0 of each communicator that is down makes a new `fresh_id`, which
+                                contains the process's present address */
     LIVESHIFT_REBUILD = 6, /* communicators are made again from `rebuild_id`, in `rebuild_order` */
     LIVESHIFT_DEVICES = 7, /* a device session is served, see device_session.h. After CLOSED or any
                               later one, again and again, each with a version of its own; nothing
                               else changes by it. */
 };
 
-/* Written by the agent as a whole, `check` last; read by the interposer. */
+/* The agent writes all fields, `check` last; the interposer reads them. */
 struct liveshift_order {
-    /* enum liveshift_want. What the fast path looks at. */
+    /* enum liveshift_want. The fast path reads only this field. */
     _Atomic uint32_t want;
-    /* Number of the attempt to quiesce; another for each, never 0 while the gate is closed. */
+    /* The number of the attempt to quiesce. Each attempt has another one. It is never 0 while the
+       gate is closed. */
     _Atomic uint32_t attempt;
-    /* Version of the targets within the attempt; grows. */
+    /* The version of the targets within the attempt. It grows. */
     _Atomic uint32_t version;
-    /* The agent's sign of life: a changing number. Parked threads that see it unchanged for
-       lease_ms of their own waking time open the gate themselves, unless communicators are down. */
-    _Atomic uint32_t beat;
-    /* Milliseconds; 0: never. */
+    /* A number that the agent changes again and again. If a waiting thread sees it unchanged for
+       lease_ms, in which the thread was awake, the thread opens the gate. It does not do so while
+       communicators are down. */
+    _Atomic uint32_t heartbeat;
+    /* Milliseconds. 0: no thread opens the gate by itself. */
     _Atomic uint32_t lease_ms;
-    /* Milliseconds that draining, teardown or rebuild may each take. */
+    /* The milliseconds that each of draining, teardown and rebuild may take. */
     _Atomic uint32_t limit_ms;
-    /* ~(want * 0x01000193 ^ attempt * 0x9e3779b1 ^ version): the three belong together. Written
-       last; also the futex on which threads wait for another order, woken by the agent. */
+    /* ~(want * 0x01000193 ^ attempt * 0x9e3779b1 ^ version). It shows that the three numbers belong
+       together. The agent writes it last, and wakes the threads that wait on it for another order:
+       it is their futex. */
     _Atomic uint32_t check;
-    /* How many of `asks` are meant. By the agent, before the order. */
-    _Atomic uint32_t asked;
+    /* How many rows of `missing_clocks` are in use. The agent writes it before the order. */
+    _Atomic uint32_t missing_count;
 };
 
 /*
- * An operation that was begun at its other end and is owed here, on a clock that this process does
- * not have yet (a pair's is made with its first operation). By the agent, before the order.
+ * The target of a clock that this process does not have yet. A pair's clock is made with the pair's
+ * first operation, which the other end of the pair has begun already. The agent writes the rows
+ * before the order.
  */
-struct liveshift_ask {
-    /* The clock's. */
+struct liveshift_missing_clock {
+    /* The id of the clock. */
     _Atomic uint64_t id;
     _Atomic uint64_t target;
-    /* Row of its communicator. */
+    /* The row of the clock's communicator. */
     _Atomic uint32_t communicator;
     uint32_t unused;
 };
 
-/* Written by the interposer, read by the agent. */
+/* The interposer writes these fields; the agent reads them. */
 struct liveshift_answer {
-    /* The attempt that this process has ended by itself because its agent fell silent. */
+    /* The attempt that this process has ended by itself, because its agent sent no heartbeat. */
     _Atomic uint32_t reopened;
-    /* Grows whenever a thread passes beyond a target, or a clock appears, while the gate is closed:
-       equal before and after reading the clocks, they were read as of one moment. */
+    /* Grows whenever a thread passes beyond a target, or a clock appears, while the gate is closed.
+       If it is equal before and after a reader reads the clocks, they are of one moment. */
     _Atomic uint32_t changes;
-    /* Groups (ncclGroupStart to the outermost ncclGroupEnd) that were begun with the gate open.
-       Their members are announced one by one, so clocks are exact only when this is 0. */
+    /* The number of groups under way (ncclGroupStart to the outermost ncclGroupEnd) that were begun
+       with the gate open. Their members are announced one by one, so the clocks are exact only when
+       this is 0. */
     _Atomic uint32_t groups;
-    /* Communication in flight that no clock counts (making a communicator, say). Not at a boundary
-       unless 0. */
+    /* The number of communications in flight that no clock counts, such as making a communicator.
+       While it is not 0, there is no boundary. */
     _Atomic uint32_t untracked;
-    /* Communications that came back on communicators without an agreed identity: while this
-       grows there is no boundary that holds for all ranks. */
+    /* The number of communications that came back on communicators without an agreed identity.
+       While it grows, no boundary holds for all ranks. */
     _Atomic uint64_t unidentified;
-    /* What the service thread has done last: attempt, version, want, 0 or an errno value. The
-       agent waits for its own attempt, version and want here; `done_want` is written last, and 0
-       while something is being done. EOPNOTSUPP after CLOSED: something here can't be torn down. */
+    /* The last order that the service thread has carried out, and the result: 0 or an errno value.
+       The agent waits until these are its own attempt, version and want. The interposer writes
+       `done_want` last; it is 0 while an order is being carried out. EOPNOTSUPP after CLOSED means
+       that something in this process can't be torn down. */
     _Atomic uint32_t done_attempt;
     _Atomic uint32_t done_version;
     _Atomic uint32_t done_result;
@@ -126,63 +134,68 @@ struct liveshift_answer {
     /* 1 from the moment a teardown begins until the rebuild is complete. */
     _Atomic uint32_t down;
     uint32_t unused;
-    /* How long draining, teardown and rebuild took last; nanoseconds. */
+    /* How long the last draining, teardown and rebuild took, in nanoseconds. */
     _Atomic uint64_t drained_ns, torn_down_ns, rebuilt_ns;
-    /* Why done_result is not 0, in words, NUL-padded; written before it. With 0, a remark. */
-    char trouble[160];
+    /* A text, NUL-padded: why done_result is not 0, or a remark if it is 0. It is written before
+       done_result. */
+    char message[160];
 };
 
 struct liveshift_counter {
-    /* Name of the operation, NUL-padded, e.g. "gloo.allreduce", "nccl.AllReduce".
-       Written once by the interposer when it makes the page, read by the agent. */
+    /* The operation's name, NUL-padded, such as "gloo.allreduce" or "nccl.AllReduce". The
+       interposer writes it once, when it makes the page. */
     char kind[24];
-    /* Calls begun. Written by the interposer before each call, read by the agent. */
+    /* The number of calls that have begun. The interposer counts before each call. */
     _Atomic uint64_t started;
 };
 
-/* A thread inside the gate. Written by the interposer (each row by its thread), read by the agent
-   to say where a rank's threads are. */
+/* A thread inside the gate. Each row is written by its thread. From the rows the agent knows where
+   a rank's threads are. */
 struct liveshift_thread {
-    /* gettid() in the capsule, 0: row free. */
+    /* gettid() in the capsule. 0: the row is free. */
     _Atomic int32_t tid;
-    /* 'A' the gate is armed, no targets yet; 'P' parked: nothing is owed here; 'O' waiting for the
-       thread that owes an operation; 'C' the gate is closed. */
+    /* 'A' the gate is armed, no targets yet; 'P' parked: nothing is pending in this process; 'O'
+       waiting for the thread that owns a pending operation; 'C' the gate is closed. */
     _Atomic uint32_t state;
-    /* Row of the first clock that it wants a number of; how many numbers, of how many clocks. */
+    /* The row of the first clock of which the thread wants a number, and how many wants it has. */
     _Atomic uint32_t clock;
     _Atomic uint32_t wants;
-    /* Index into `counters` of the operation. */
+    /* The index of the operation in `counters`. */
     _Atomic uint32_t kind;
     uint32_t unused;
 };
 
 /*
- * The clock of one key: a communicator's collectives, or one directed pair of ranks of it. A cache
- * line. Rows [0, page.clocks) have been used; one whose id is 0 is free.
+ * The clock of one key: of a communicator's collectives, or of one directed pair of its ranks. It
+ * takes one cache line. Rows [0, page.clocks) have been used. A row with the id 0 is free. The
+ * interposer writes all fields except `target`.
  */
 struct liveshift_clock {
-    /* The same number on every member (hash of the communicator's identity and the pair), unequal
-       for unequal keys; 0: free. Written by the interposer before `clocks` grows. */
+    /* The same number on every member: a hash of the communicator's identity and the pair.
+       Different keys have different numbers. 0: the row is free. It is written before `clocks`
+       grows. */
     _Atomic uint64_t id;
-    /* Operations begun, those that wait at the gate included. By the interposer. */
+    /* The number of operations that have begun, including those that wait at the gate. */
     _Atomic uint64_t announced;
-    /* Operations whose real call came back, by return or by exception. By the interposer. */
+    /* The number of operations whose real call came back, by return or by exception. */
     _Atomic uint64_t returned;
-    /* The number beyond `target` up to which a thread that owed something else has passed. By the
-       interposer, only while the gate is closed. */
+    /* The number beyond `target` up to which a thread has passed that owned a pending operation. It
+       is written only while the gate is closed. */
     _Atomic uint64_t raised;
-    /* Operations up to this number pass in LIVESHIFT_TARGET. By the agent, before the order; a
-       clock that is made while the gate is closed begins with what `asks` say. */
+    /* Operations up to this number pass under LIVESHIFT_TARGET. The agent writes it before the
+       order. A clock that is made while the gate is closed begins with its target in
+       `missing_clocks`. */
     _Atomic uint64_t target;
-    /* Row of the communicator. By the interposer, once. */
+    /* The row of the communicator. This field and the next line are written once. */
     uint32_t communicator;
-    /* Ranks within the communicator, sender and receiver; -1 and -1 for collectives. Once. */
+    /* Sender and receiver as ranks within the communicator; both are -1 for collectives. */
     int32_t from, to;
-    /* Thread that took the last number. By the interposer. */
+    /* The thread that took the last number. */
     _Atomic int32_t owner;
-    /* Index into `counters` of the last operation. By the interposer. */
+    /* The index of the last operation in `counters`. */
     _Atomic uint32_t kind;
-    /* 1: a call returns only when its peers have come (gloo); 0: it enqueues (NCCL). Once. */
+    /* 1: a call returns only when its peers have come (gloo). 0: a call enqueues (NCCL). Written
+       once. */
     uint32_t blocking;
 };
 
@@ -195,50 +208,55 @@ enum liveshift_communicator_state {
     LIVESHIFT_COMM_ENDED = 3 /* finalized, destroyed or aborted by the application */
 };
 
-/* Rows [0, page.communicators) have been used. Fields without a remark: by the interposer when the
-   communicator is made, read by the agent. */
+/* Rows [0, page.communicators) have been used. If a field's comment says nothing else, the
+   interposer writes the field when the communicator is made, and the agent reads it. */
 struct liveshift_communicator {
-    /* enum liveshift_communicator_state. By the interposer, the last field of a new row. */
+    /* enum liveshift_communicator_state. It is the last field that is written of a new row. */
     _Atomic uint32_t state;
     /* enum liveshift_library. */
     uint32_t library;
-    /* Agreed by all members and unequal for unequal communicators; 0 where none was agreed. */
+    /* The identity on which all members agree. Different communicators have different ones. 0: the
+       members agreed on none. */
     uint64_t id;
-    /* Of the communicator this one was split, shrunk or grown from; 0: none. */
+    /* The id of the communicator from which this one was split, shrunk or grown. 0: none. */
     uint64_t parent;
     int32_t size, rank;
-    /* CUDA device, -1: none. */
+    /* The CUDA device. -1: none. */
     int32_t device;
     /* 'I' init, 'A' initAll, 'S' scalable, 's' split, 'k' shrink, 'g' grow, 'G' gloo full mesh. */
     uint32_t made_by;
-    /* The how many-th communicator of this process; from 1. */
+    /* The number of this communicator among those of the process, from 1. */
     uint32_t ordinal;
-    /* How often it has been rebuilt. By the interposer. */
+    /* How often it has been rebuilt. The interposer counts. */
     _Atomic uint32_t generation;
-    /* For people: commName, or the group's name, NUL-padded. */
+    /* commName, or the group's name, for display; NUL-padded. */
     char name[64];
-    /* Why it can't be torn down, in words, NUL-padded; empty: nothing known. By the interposer. */
+    /* A text, NUL-padded: why the communicator can't be torn down. Empty: no reason is known. The
+       interposer writes it when it learns a reason. */
     char unsafe[128];
-    /* A fresh ncclUniqueId, by the interposer where `rank` is 0, for attempt `fresh_attempt`. */
+    /* A fresh ncclUniqueId for the attempt `fresh_attempt`. The interposer makes it if `rank` is
+       0. */
     uint8_t fresh_id[128];
-    /* The one to rebuild with, and when in the global order (from 1; 0: not at all, because a member
-       is gone: then operations on it fail, and it can still be destroyed). By the agent, before
-       the order LIVESHIFT_REBUILD. */
+    /* The unique id for the rebuild, and the communicator's place in the global order, from 1. With
+       place 0 it is not rebuilt, because a member is missing; then operations on it fail, and it
+       can still be destroyed. The agent writes both before the order LIVESHIFT_REBUILD. */
     uint8_t rebuild_id[128];
     _Atomic uint32_t fresh_attempt;
     _Atomic uint32_t rebuild_order;
-    /* Operations that have been launched on it in all. By the interposer. */
+    /* The number of all operations that have been launched on it. The interposer counts. */
     _Atomic uint64_t operations;
 };
 
-/* A stream of this process. By the interposer, read by the agent. Rows [0, page.streams). */
+/* A stream of this process. The interposer writes the row; the agent reads it. Rows
+   [0, page.streams) have been used. */
 struct liveshift_stream {
-    /* Handle; 0: free; UINT64_MAX: it is being destroyed. */
+    /* The handle. 0: the row is free. UINT64_MAX: the stream is being destroyed. */
     _Atomic uint64_t handle;
     int32_t device;
     uint32_t flags;
     int32_t priority;
-    /* 1: communication was enqueued here since the last drain; 2: captured into a graph now. */
+    /* Bits. 1: communication was enqueued here since the last drain. 2: the stream is being
+       captured into a graph. */
     _Atomic uint32_t use;
 };
 
@@ -253,90 +271,91 @@ enum liveshift_memory {
     LIVESHIFT_MEMORY_PHYSICAL = 8,   /* cuMemCreate: address is the handle */
     LIVESHIFT_MEMORY_MAPPED = 9,     /* cuMemMap */
     LIVESHIFT_MEMORY_IMPORTED = 10,  /* IPC or shareable handle of another process, opened here */
-    LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, given away */
+    LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, exported */
     LIVESHIFT_MEMORY_NCCL = 12,      /* ncclMemAlloc */
     LIVESHIFT_MEMORY_MULTICAST = 13, /* cuMulticastCreate: address is the handle */
     LIVESHIFT_MEMORY_EVENT = 14,     /* IPC handle of an event, made or opened here: no memory */
     LIVESHIFT_MEMORY_ARENA = 15,     /* cudaMalloc on memory that can be taken away, see arena.h */
 };
 
-/* One allocation. By the interposer, read by the agent; `kind` is written last and cleared first.
-   In no order: the interposer finds rows by an index of its own. */
+/* One allocation. The interposer writes the row, `kind` last, and clears `kind` first; the agent
+   reads it. The rows have no order: the interposer finds them by its own index. */
 struct liveshift_allocation {
     _Atomic uint64_t address;
     _Atomic uint64_t size;
-    /* Physical handle: of a mapped range, and of a shareable handle that was imported or exported;
-       0 otherwise, also for IPC handles. */
+    /* The handle of the physical memory, for a mapped range, and for a shareable handle that was
+       imported or exported. Otherwise 0, also for IPC handles. */
     _Atomic uint64_t handle;
-    /* Stream it was allocated on; 0 otherwise. */
+    /* The stream on which it was allocated. 0: none. */
     _Atomic uint64_t stream;
     /* enum liveshift_memory. */
     _Atomic uint32_t kind;
     _Atomic int32_t device;
-    /* Flags of the call that made it. */
+    /* The flags of the call that made it. */
     _Atomic uint64_t flags;
-    /* The how many-th allocation of the process. */
+    /* The number of this allocation among all of the process. */
     _Atomic uint64_t serial;
     uint64_t unused;
 };
 
-/* Totals that the ledger keeps besides the rows. By the interposer, read by the agent. */
+/* Totals that the ledger keeps besides the rows. The interposer writes them. */
 struct liveshift_ledger {
-    /* Allocations and frees so far; allocations and streams that found no free row (then rows are
-       not all). */
+    /* The numbers of allocations and frees so far, and of allocations and streams that found no
+       free row. If `missed` is not 0, the rows are incomplete. */
     _Atomic uint64_t made, freed, missed;
-    /* Live events, graphs and graph executables; graphs with NCCL operations captured in them. */
+    /* The numbers of events, graphs and graph executables that exist, and of graphs with captured
+       NCCL operations. */
     _Atomic uint64_t events, graphs, graph_execs, graphs_with_nccl;
-    /* Driver version (CUDA's number, 13000), 0: the driver was not loaded. */
+    /* The driver's version as CUDA's number, such as 13000. 0: no driver is loaded. */
     _Atomic uint32_t driver;
-    /* Rows of the table that have been used. */
+    /* How many rows of the table have been used. */
     _Atomic uint32_t rows;
 };
 
 struct liveshift_page {
-    /* Fields down to `command` are written once by the interposer, before the file has its name. */
+    /* The interposer writes the fields down to `command` once, before the file gets its name. */
 
-    /* LIVESHIFT_PAGE_MAGIC without its NUL. Read by the agent first. */
+    /* LIVESHIFT_PAGE_MAGIC without its NUL. The agent reads it first. */
     char magic[8];
-    /* LIVESHIFT_PAGE_LAYOUT. Read by the agent second; all that follows depends on it. */
+    /* LIVESHIFT_PAGE_LAYOUT. The agent reads it second, because all other fields depend on it. */
     uint32_t layout;
-    /* How many of `counters` are in use. Read by the agent. */
+    /* How many of `counters` are in use. */
     uint32_t kinds;
-    /* getpid() of the owner in its own pid namespace, like the file's name. Read by the agent. */
+    /* getpid() of the owner in its own pid namespace, like the file's name. */
     int32_t pid;
-    /* RANK, WORLD_SIZE and LOCAL_RANK from the environment, -1 where unset or not a number. Read by
-       the agent to name the rank. */
+    /* RANK, WORLD_SIZE and LOCAL_RANK from the environment. -1: it is not set, or not a number. The
+       agent names the rank by them. */
     int32_t rank;
     int32_t world_size;
     int32_t local_rank;
-    /* When the page was made; CLOCK_MONOTONIC, ns, of the owner's time namespace (in a capsule it
-       differs from the host's by an offset but doesn't jump over a migration). Read by the agent:
-       a changed value under the same pid is another program, whose counters began at 0. */
+    /* When the page was made: CLOCK_MONOTONIC in ns, in the owner's time namespace. In a capsule
+       this clock differs from the host's by an offset, and does not jump at a migration. Another
+       value under the same pid means another program, whose counters began at 0. */
     uint64_t created_ns;
-    /* Version of liveshift that the library was built from, NUL-padded. Read by the agent. */
+    /* The version of liveshift from which the library was built, NUL-padded. */
     char version[24];
-    /* Short name by which the program was called, NUL-padded ("python"). Read by the agent. */
+    /* The short name by which the program was called, such as "python"; NUL-padded. */
     char command[64];
 
     struct liveshift_order order;
     struct liveshift_answer answer;
     struct liveshift_ledger ledger;
 
-    /* Rows of the tables that have been used. By the interposer, read by the agent. */
+    /* How many rows of the tables have been used. The interposer writes these fields. */
     _Atomic uint32_t clocks;
     _Atomic uint32_t communicators;
     _Atomic uint32_t streams;
     uint32_t unused;
-    /* Operations that came back on clocks whose rows were freed since: the sum of `returned` over
-       all rows plus this never shrinks. By the interposer, read by the agent. */
+    /* The number of operations that came back on clocks whose rows were freed since. So the sum of
+       `returned` over all rows and of this never shrinks. The interposer writes it. */
     _Atomic uint64_t retired;
 
     struct liveshift_thread threads[LIVESHIFT_PAGE_THREADS];
     struct liveshift_counter counters[LIVESHIFT_PAGE_COUNTERS];
-    struct liveshift_ask asks[LIVESHIFT_PAGE_ASKS];
+    struct liveshift_missing_clock missing_clocks[LIVESHIFT_PAGE_MISSING_CLOCKS];
 };
 
-/* Where the tables lie in the file, in bytes. */
+/* The offsets of the tables in the file, in bytes. */
 #define LIVESHIFT_HEADER_SIZE 8192
 #define LIVESHIFT_CLOCKS_AT LIVESHIFT_HEADER_SIZE
 #define LIVESHIFT_COMMUNICATORS_AT (LIVESHIFT_CLOCKS_AT + LIVESHIFT_PAGE_CLOCKS * 64)

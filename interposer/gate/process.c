@@ -27,11 +27,11 @@ static _Atomic unsigned generation;
 
 /* Held while the page is made or grown, and across fork(), so that a child never inherits an
    unfinished page. */
-static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t page_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void) { pthread_mutex_lock(&making); }
+static void before_fork(void) { pthread_mutex_lock(&page_lock); }
 
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&making); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&page_lock); }
 
 static void after_fork_in_child(void) {
     struct gate *inherited = atomic_exchange(&process_gate, NULL);
@@ -42,7 +42,7 @@ static void after_fork_in_child(void) {
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     process_own_tid = 0;
     atomic_fetch_add(&generation, 1);
-    pthread_mutex_unlock(&making);
+    pthread_mutex_unlock(&page_lock);
 }
 
 AT_FORK(FORK_PROCESS, before_fork, after_fork_in_parent, after_fork_in_child)
@@ -66,7 +66,7 @@ static int32_t number_from_environment(const char *name) {
     return *text == '\0' && value <= INT32_MAX ? (int32_t)value : -1;
 }
 
-static void fill(struct liveshift_page *page, pid_t pid) {
+static void fill_header(struct liveshift_page *page, pid_t pid) {
     static const char *const kinds[] = {
 #define X(kind, symbol, need) "gloo." #kind,
         LIVESHIFT_GLOO_ENTRY_POINTS(X)
@@ -116,8 +116,8 @@ static struct liveshift_page *put_page(const char *draft, const char *path, pid_
     static union {
         struct liveshift_page page;
         char bytes[LIVESHIFT_HEADER_SIZE];
-    } first; /* under `making` */
-    fill(&first.page, pid);
+    } first; /* under `page_lock` */
+    fill_header(&first.page, pid);
     unlink(draft);
     int fd = open(draft, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd < 0)
@@ -144,19 +144,19 @@ static struct liveshift_page *put_page(const char *draft, const char *path, pid_
     return NULL;
 }
 
-static struct liveshift_page *unseen_page(void) {
+static struct liveshift_page *private_page(void) {
     struct liveshift_page *page = mmap(NULL, LIVESHIFT_PAGE_SIZE, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (page == MAP_FAILED)
         abort(); /* there are not even 5 MB of address space: malloc would fail next */
-    fill(page, getpid());
+    fill_header(page, getpid());
     return page;
 }
 
 static struct liveshift_page *make_page(void) {
     const char *directory = getenv("LIVESHIFT_PAGES");
     if (directory == NULL || *directory == '\0')
-        return unseen_page();
+        return private_page();
     char draft[PATH_MAX], path[PATH_MAX];
     struct liveshift_page *page = NULL;
     if (process_path(draft, ".", getpid()) && process_path(path, "", getpid()))
@@ -168,19 +168,19 @@ static struct liveshift_page *make_page(void) {
             "liveshift: cannot make the page %d in LIVESHIFT_PAGES=%s: %s; "
             "collectives of this process are not counted\n",
             getpid(), directory, strerror(errno));
-    return unseen_page();
+    return private_page();
 }
 
-struct gate *process_begin(void) {
+struct gate *process_init(void) {
     int before = errno;
-    pthread_mutex_lock(&making);
+    pthread_mutex_lock(&page_lock);
     struct gate *gate = atomic_load_explicit(&process_gate, memory_order_relaxed);
     if (gate == NULL) {
         gate = &the_gate;
         gate_init(gate, make_page());
         atomic_store_explicit(&process_gate, gate, memory_order_release);
     }
-    pthread_mutex_unlock(&making);
+    pthread_mutex_unlock(&page_lock);
     errno = before;
     return gate;
 }
@@ -188,15 +188,22 @@ struct gate *process_begin(void) {
 bool process_reserve(struct gate *gate, size_t at, size_t length) {
     char path[PATH_MAX];
     int failure = 0;
-    pthread_mutex_lock(&making);
-    bool seen = gate == atomic_load(&process_gate) && process_path(path, "", gate->page->pid);
-    int fd = seen ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
+    pthread_mutex_lock(&page_lock);
+    bool has_file = gate == atomic_load(&process_gate) && process_path(path, "", gate->page->pid);
+    int fd = has_file ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
     if (fd >= 0) { /* a private page needs no storage in a file */
         failure = posix_fallocate(fd, (off_t)at, (off_t)length);
         close(fd);
-    } else if (seen && errno != ENOENT)
+    } else if (has_file && errno != ENOENT)
         failure = errno;
-    pthread_mutex_unlock(&making);
+    pthread_mutex_unlock(&page_lock);
     errno = failure;
     return failure == 0;
+}
+
+void process_warn_full(atomic_flag *warned, const char *what, const char *why,
+                       const char *consequence) {
+    if (!atomic_flag_test_and_set(warned))
+        dprintf(STDERR_FILENO, "liveshift: no room for another %s in this process's page: %s; %s\n",
+                what, why, consequence);
 }

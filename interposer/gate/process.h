@@ -10,19 +10,19 @@
 extern _Atomic(struct gate *) process_gate; /* NULL until first needed, and again after a fork */
 extern __thread int32_t process_own_tid __attribute__((tls_model("initial-exec")));
 
-struct gate *process_begin(void);
+struct gate *process_init(void);
 int32_t process_tid(void);
 
 /* This process's gate; makes the page first if the process has none. Never fails: if no page can be
    made in $LIVESHIFT_PAGES, the process gets a private one that no agent sees, and its gate stays
    open. */
-static inline struct gate *gate_here(void) {
+static inline struct gate *current_gate(void) {
     struct gate *gate = atomic_load_explicit(&process_gate, memory_order_acquire);
-    return __builtin_expect(gate != NULL, 1) ? gate : process_begin();
+    return __builtin_expect(gate != NULL, 1) ? gate : process_init();
 }
 
 /* gettid() without its system call. */
-static inline int32_t tid_here(void) {
+static inline int32_t current_tid(void) {
     return __builtin_expect(process_own_tid != 0, 1) ? process_own_tid : process_tid();
 }
 
@@ -36,7 +36,7 @@ unsigned process_generation(void);
  * but run no handler (glibc 2.36 and later). Before a fork, handlers of a higher order run earlier.
  * So an inner lock, which is taken while another lock is held, needs the lower order.
  */
-enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_FLIGHTS, FORK_CONTEXTS };
+enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_OPERATIONS, FORK_CONTEXTS };
 #define AT_FORK(order, prepare, parent, child)                                                     \
     static __attribute__((constructor(order))) void handle_fork(void) {                            \
         pthread_atfork(prepare, parent, child);                                                    \
@@ -45,6 +45,11 @@ enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_FLIGHTS, FORK_CONTEXTS }
 /* Makes sure that bytes [at, at + length) of the page have storage; false, with errno, if the
    filesystem is full. Call it before rows there are first touched; more calls do no harm. */
 bool process_reserve(struct gate *gate, size_t at, size_t length);
+
+/* Writes to stderr, once for each flag, that the page has no room for another `what`, why, and what
+   follows for this process. */
+void process_warn_full(atomic_flag *warned, const char *what, const char *why,
+                       const char *consequence);
 
 /* Writes $LIVESHIFT_PAGES/<prefix><pid> into `path`; false, with errno set, if it cannot. */
 bool process_path(char *path, const char *prefix, int pid); /* path: PATH_MAX bytes */

@@ -21,25 +21,25 @@
 #define CLANG_SANITIZES 0
 #endif
 
-typedef int create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+typedef int create_function(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
-static create *real_create(void) {
+static create_function *real_pthread_create(void) {
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || CLANG_SANITIZES
     return pthread_create; /* the sanitizer must see the thread begin */
 #else
-    create *found = elf_lookup("libc.so.6", "pthread_create", NULL);
+    create_function *found = elf_lookup("libc.so.6", "pthread_create", NULL);
     return found != NULL ? found : elf_lookup("libpthread.so.0", "pthread_create", NULL);
 #endif
 }
 
-struct beginning {
+struct thread_arguments {
     const char *name;
     void (*body)(void *);
     void *argument;
 };
 
-static void *begin(void *of) {
-    struct beginning now = *(struct beginning *)of;
+static void *thread_main(void *of) {
+    struct thread_arguments now = *(struct thread_arguments *)of;
     free(of);
     prctl(PR_SET_NAME, now.name);
     now.body(now.argument);
@@ -47,13 +47,13 @@ static void *begin(void *of) {
 }
 
 int thread_start(const char *name, void (*body)(void *), void *argument) {
-    create *make = real_create();
-    if (make == NULL)
+    create_function *create_thread = real_pthread_create();
+    if (create_thread == NULL)
         return ENOSYS;
-    struct beginning *first = malloc(sizeof *first);
+    struct thread_arguments *first = malloc(sizeof *first);
     if (first == NULL)
         return ENOMEM;
-    *first = (struct beginning){name, body, argument};
+    *first = (struct thread_arguments){name, body, argument};
     pthread_attr_t attributes;
     int failure = pthread_attr_init(&attributes);
     if (failure == 0) {
@@ -64,7 +64,7 @@ int thread_start(const char *name, void (*body)(void *), void *argument) {
            is in libc only since 2.32. The new thread inherits the mask. */
         sigprocmask(SIG_SETMASK, &all, &before);
         pthread_t thread;
-        failure = make(&thread, &attributes, begin, first);
+        failure = create_thread(&thread, &attributes, thread_main, first);
         sigprocmask(SIG_SETMASK, &before, NULL);
         pthread_attr_destroy(&attributes);
     }

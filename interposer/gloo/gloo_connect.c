@@ -4,12 +4,12 @@
  *
  * While a context connects, its members say through a store where they listen. Each member writes
  * one blob (hostname, address of its listener, and one number for every peer, from a counter of the
- * listener) and reads the blobs of all others. The interposer overhears the blobs in the order of
+ * listener) and reads the blobs of all others. The interposer sees the blobs in the order of
  * ranks and hashes them. Every member hashes the same bytes. Two contexts that live at the same
  * time have different bytes: no two listeners have one address, and a listener uses no number
  * twice.
  *
- * The interposer sends nothing for this and adds no call. If it doesn't overhear a context's blobs
+ * The interposer sends nothing for this and adds no call. If it doesn't see a context's blobs
  * as expected, the context has no identity, and its operations pass as before. This is so for gloo
  * before torch 2.2, TORCH_GLOO_LAZY_INIT (members read blobs one by one, much later) and
  * GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER (blobs without the numbers, so two contexts may have the same
@@ -55,9 +55,9 @@ struct connecting {
     struct gate *gate;
     const void *object, *transport;
     int rank, size;
-    int heard; /* how many members' blobs are in the hash */
+    int members; /* how many members' blobs are in the hash */
     uint64_t hash, own;
-    bool odd;
+    bool unexpected;
 };
 static __thread struct connecting *connecting;
 
@@ -66,11 +66,11 @@ static __thread struct {
     struct liveshift_communicator *rows[4];
     unsigned n;
     bool named;
-} nameless;
+} unnamed;
 
 /* Whether the blob has the form that gloo writes: hostname and address, each after its length, then
    a number for each of `size` ranks. */
-static bool expected(const struct blob *blob, int size) {
+static bool is_expected(const struct blob *blob, int size) {
     size_t left = (size_t)(blob->end - blob->begin);
     const char *at = blob->begin;
     for (unsigned part = 0; part < 2; part++) {
@@ -88,8 +88,8 @@ static bool expected(const struct blob *blob, int size) {
 }
 
 static uint64_t hash_of(struct connecting *c, const struct blob *blob) {
-    if (blob->begin == NULL || blob->end < blob->begin || !expected(blob, c->size)) {
-        c->odd = true;
+    if (blob->begin == NULL || blob->end < blob->begin || !is_expected(blob, c->size)) {
+        c->unexpected = true;
         return 1;
     }
     return hash64(0, blob->begin, (size_t)(blob->end - blob->begin));
@@ -97,11 +97,11 @@ static uint64_t hash_of(struct connecting *c, const struct blob *blob) {
 
 static void add_member(struct connecting *c, uint64_t hash) {
     c->hash = hash64(c->hash, &hash, sizeof hash);
-    c->heard++;
+    c->members++;
 }
 
 static void add_own_if_next(struct connecting *c) {
-    if (c->heard == c->rank && c->own != 0)
+    if (c->members == c->rank && c->own != 0)
         add_member(c, c->own);
 }
 
@@ -110,7 +110,7 @@ struct blob _ZNK4gloo9transport3tcp4Rank5bytesEv(const void *self) {
     struct blob blob = REAL(own_address, "_ZNK4gloo9transport3tcp4Rank5bytesEv")(self);
     struct connecting *c = connecting;
     if (c != NULL) {
-        c->odd |= c->own != 0 || c->heard != 0;
+        c->unexpected |= c->own != 0 || c->members != 0;
         c->own = hash_of(c, &blob);
     }
     return blob;
@@ -141,8 +141,8 @@ static void connected(struct connecting *c) {
     add_own_if_next(c);
     if (c->object == NULL || c->size < 1 || c->rank < 0 || c->rank >= c->size)
         return;
-    bool agreed = !c->odd && c->own != 0 && c->heard == c->size;
-    struct communicator_made made = {.library = LIVESHIFT_GLOO,
+    bool agreed = !c->unexpected && c->own != 0 && c->members == c->size;
+    struct communicator_info made = {.library = LIVESHIFT_GLOO,
                                      .id = agreed ? c->hash : 0,
                                      .size = c->size,
                                      .rank = c->rank,
@@ -150,11 +150,11 @@ static void connected(struct connecting *c) {
                                      .made_by = 'G'};
     const void *keys[2] = {c->object, c->transport};
     struct gloo_context *context = gloo_context_add(c->gate, &made, keys);
-    if (nameless.named)
-        nameless.n = 0;
-    nameless.named = false;
-    if (context != NULL && nameless.n < sizeof nameless.rows / sizeof nameless.rows[0])
-        nameless.rows[nameless.n++] = context->row;
+    if (unnamed.named)
+        unnamed.n = 0;
+    unnamed.named = false;
+    if (context != NULL && unnamed.n < sizeof unnamed.rows / sizeof unnamed.rows[0])
+        unnamed.rows[unnamed.n++] = context->row;
 }
 
 static void end_connecting(struct connecting *c) {
@@ -166,7 +166,7 @@ EXPORTED connect_full_mesh
     _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE;
 void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE(
     void *self, void *store, void *device) {
-    __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = gate_here()};
+    __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = current_gate()};
     gate_untracked_begin(c.gate);
     /* gloo::Context is a base of gloo::rendezvous::Context, at its beginning or after its vtable
        pointer. Collectives have the address of the base. */
@@ -194,21 +194,21 @@ void *_ZN4gloo7ContextC2Eiii(void *self, int rank, int size, int base) {
 EXPORTED context_end _ZN4gloo7ContextD2Ev;
 void *_ZN4gloo7ContextD2Ev(void *self) {
     if (gloo_context_of(self) != NULL)
-        gloo_context_end(gate_here(), self);
+        gloo_context_end(current_gate(), self);
     return REAL(context_end, "_ZN4gloo7ContextD2Ev")(self);
 }
 
 static void name(const struct text *text, bool description) {
     static const char none[] = "undefined"; /* torch's text for a group without description */
-    size_t length = text->length < sizeof nameless.rows[0]->name - 1
+    size_t length = text->length < sizeof unnamed.rows[0]->name - 1
                         ? text->length
-                        : sizeof nameless.rows[0]->name - 1;
+                        : sizeof unnamed.rows[0]->name - 1;
     if (description &&
         (length == 0 || (length == sizeof none - 1 && memcmp(text->data, none, length) == 0)))
         return;
-    for (unsigned i = 0; i < nameless.n; i++) {
-        char *to = nameless.rows[i]->name;
-        memset(to, 0, sizeof nameless.rows[i]->name);
+    for (unsigned i = 0; i < unnamed.n; i++) {
+        char *to = unnamed.rows[i]->name;
+        memset(to, 0, sizeof unnamed.rows[i]->name);
         memcpy(to, text->data, length);
     }
 }
@@ -217,9 +217,9 @@ EXPORTED group_text
     _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE;
 void _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE(
     void *self, const struct text *text) {
-    if (!nameless.named)
+    if (!unnamed.named)
         name(text, false);
-    nameless.named = true;
+    unnamed.named = true;
     REAL(group_text, "_ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_"
                      "traitsIcESaIcEEE")(self, text);
 }
@@ -229,7 +229,7 @@ EXPORTED group_text
 void _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE(
     void *self, const struct text *text) {
     name(text, true);
-    nameless.n = 0;
+    unnamed.n = 0;
     REAL(group_text, "_ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_"
                      "traitsIcESaIcEEE")(self, text);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gloo_contexts.h"
-#include "gloo_flights.h"
+#include "gloo_operations.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,27 +10,27 @@ __thread unsigned gloo_depth __attribute__((tls_model("initial-exec")));
 struct gloo_slot gloo_slots[GLOO_SLOTS];
 
 /* A slot's key after its context has ended: searches go past the slot, and it can be used again. */
-static const char was_used;
+static const char tombstone;
 
-/* Taken to write to the slots, before the locks of the flights, the rows and the page. Held across
-   fork(), so that a child never inherits it from a thread that the child doesn't have. */
-static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+/* Taken to write to the slots, before the locks of the operations, the rows and the page. Held
+   across fork(), so that a child never inherits it from a thread that the child doesn't have. */
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Whether there has been a context; under `writing`. */
-static bool known;
+/* Whether there has been a context; under `slots_lock`. */
+static bool has_contexts;
 
-static void before_fork(void) { pthread_mutex_lock(&writing); }
+static void before_fork(void) { pthread_mutex_lock(&slots_lock); }
 
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&writing); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&slots_lock); }
 
 /* The child can't use the parent's contexts: both would read from the same connections. If it does
    so all the same, its operations pass unidentified. */
 static void after_fork_in_child(void) {
-    if (known)
+    if (has_contexts)
         memset(gloo_slots, 0, sizeof gloo_slots);
-    known = false;
+    has_contexts = false;
     gloo_depth = 0;
-    pthread_mutex_unlock(&writing);
+    pthread_mutex_unlock(&slots_lock);
 }
 
 AT_FORK(FORK_CONTEXTS, before_fork, after_fork_in_parent, after_fork_in_child)
@@ -58,7 +58,7 @@ static struct gloo_slot *slot_for(const void *key) {
         const void *seen = atomic_load(&slot->key);
         if (seen == key)
             return slot;
-        if (free == NULL && (seen == NULL || seen == &was_used))
+        if (free == NULL && (seen == NULL || seen == &tombstone))
             free = slot;
         if (seen == NULL)
             break;
@@ -66,19 +66,19 @@ static struct gloo_slot *slot_for(const void *key) {
     return free;
 }
 
-/* Under `writing`. */
-static void forget(struct gate *gate, struct gloo_context *context) {
+/* Under `slots_lock`. */
+static void remove_context(struct gate *gate, struct gloo_context *context) {
     for (unsigned i = 0; i < 2; i++) {
         struct gloo_slot *slot = context->keys[i] != NULL ? slot_for(context->keys[i]) : NULL;
         if (slot != NULL && slot->context == context)
-            atomic_store(&slot->key, (const void *)&was_used);
+            atomic_store(&slot->key, (const void *)&tombstone);
     }
-    gloo_flights_drop(context);
+    gloo_operations_drop(context);
     communicator_end(gate, context->row);
     free(context);
 }
 
-struct gloo_context *gloo_context_add(struct gate *gate, const struct communicator_made *made,
+struct gloo_context *gloo_context_add(struct gate *gate, const struct communicator_info *made,
                                       const void *const keys[2]) {
     size_t pairs = 2 * (size_t)made->size;
     struct gloo_context *context = calloc(1, sizeof *context + pairs * sizeof context->pairs[0]);
@@ -87,8 +87,8 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
     context->gate = gate;
     context->rank = made->rank;
     context->size = made->size;
-    pthread_mutex_lock(&writing);
-    known = true;
+    pthread_mutex_lock(&slots_lock);
+    has_contexts = true;
     context->row = communicator_add(gate, made);
     if (context->row != NULL && made->id != 0)
         context->clock = clock_add(gate, context->row, -1, -1);
@@ -97,12 +97,12 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
         if (slot == NULL)
             continue;
         if (atomic_load(&slot->key) == keys[i]) /* we did not see its predecessor's end */
-            forget(gate, slot->context);
+            remove_context(gate, slot->context);
         context->keys[i] = keys[i];
         slot->context = context;
         atomic_store_explicit(&slot->key, keys[i], memory_order_release);
     }
-    pthread_mutex_unlock(&writing);
+    pthread_mutex_unlock(&slots_lock);
     if (context->row != NULL)
         return context;
     free(context);
@@ -110,11 +110,11 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
 }
 
 void gloo_context_end(struct gate *gate, const void *key) {
-    pthread_mutex_lock(&writing);
+    pthread_mutex_lock(&slots_lock);
     struct gloo_context *context = gloo_context_of(key);
     if (context != NULL)
-        forget(gate, context);
-    pthread_mutex_unlock(&writing);
+        remove_context(gate, context);
+    pthread_mutex_unlock(&slots_lock);
 }
 
 struct liveshift_clock *gloo_pair_clock(struct gate *gate, struct gloo_context *context,
@@ -122,14 +122,14 @@ struct liveshift_clock *gloo_pair_clock(struct gate *gate, struct gloo_context *
     int32_t peer = from == context->rank ? to : from;
     if (context->clock == NULL || peer < 0 || peer >= context->size)
         return NULL;
-    _Atomic(struct liveshift_clock *) *kept = &context->pairs[2 * peer + (from == context->rank)];
-    struct liveshift_clock *clock = atomic_load_explicit(kept, memory_order_acquire);
+    _Atomic(struct liveshift_clock *) *place = &context->pairs[2 * peer + (from == context->rank)];
+    struct liveshift_clock *clock = atomic_load_explicit(place, memory_order_acquire);
     if (clock != NULL)
         return clock;
-    pthread_mutex_lock(&writing);
-    clock = atomic_load(kept);
+    pthread_mutex_lock(&slots_lock);
+    clock = atomic_load(place);
     if (clock == NULL && (clock = clock_add(gate, context->row, from, to)) != NULL)
-        atomic_store_explicit(kept, clock, memory_order_release);
-    pthread_mutex_unlock(&writing);
+        atomic_store_explicit(place, clock, memory_order_release);
+    pthread_mutex_unlock(&slots_lock);
     return clock;
 }

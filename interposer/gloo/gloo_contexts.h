@@ -44,7 +44,7 @@ struct gloo_context *gloo_context_of(const void *key);
 
 /* Adds a context that has connected, as `made` describes it (id 0: its members agreed on none).
    From now on these objects find it. NULL: the page has no room, or memory ran out. */
-struct gloo_context *gloo_context_add(struct gate *gate, const struct communicator_made *made,
+struct gloo_context *gloo_context_add(struct gate *gate, const struct communicator_info *made,
                                       const void *const keys[2]);
 
 /* The object ends, and its context with it. Does nothing if the object belongs to no context. */

@@ -13,7 +13,7 @@
  * does both.
  */
 
-#include "gloo_flights.h"
+#include "gloo_operations.h"
 #include "hooks/exported.h"
 #include "hooks/forward.h"
 
@@ -46,16 +46,16 @@ struct posting {
 };
 
 /* gloo threw an exception instead of taking the operation. (It may have completed just before.) */
-static void unless_posted(struct posting *posting) {
+static void remove_unless_posted(struct posting *posting) {
     if (!posting->posted)
-        gloo_flights_arrive(posting->buffer, posting->sending, posting->peer);
+        gloo_operations_complete(posting->buffer, posting->sending, posting->peer);
 }
 
-static void unidentified_back(struct gate **gate) { unidentified_end(*gate); }
+static void end_unidentified(struct gate **gate) { unidentified_end(*gate); }
 
 static void pass_unidentified(enum kind kind, post *real, void *buffer, int peer, uint64_t slot,
                               size_t offset, size_t length) {
-    __attribute__((cleanup(unidentified_back))) struct gate *gate = gate_here();
+    __attribute__((cleanup(end_unidentified))) struct gate *gate = current_gate();
     atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
     real(buffer, peer, slot, offset, length);
 }
@@ -63,7 +63,7 @@ static void pass_unidentified(enum kind kind, post *real, void *buffer, int peer
 static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot, size_t offset,
                  size_t length) {
     enum kind kind = sending ? GLOO_send : GLOO_recv;
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct gloo_context *context = context_of(buffer);
     struct liveshift_clock *clock = NULL;
     if (context != NULL)
@@ -73,18 +73,18 @@ static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot
         pass_unidentified(kind, real, buffer, peer, slot, offset, length);
         return;
     }
-    int32_t tid = tid_here();
+    int32_t tid = current_tid();
     atomic_fetch_add_explicit(&context->row->operations, 1, memory_order_relaxed);
     gate_begin(gate, clock, kind, tid);
-    struct gloo_flight flight = {.buffer = buffer,
-                                 .context = context,
-                                 .clock = clock,
-                                 .peer = peer,
-                                 .tid = tid,
-                                 .sending = sending};
-    if (!gloo_flights_add(&flight)) /* no room: count it as come back */
+    struct gloo_operation operation = {.buffer = buffer,
+                                       .context = context,
+                                       .clock = clock,
+                                       .peer = peer,
+                                       .tid = tid,
+                                       .sending = sending};
+    if (!gloo_operations_add(&operation)) /* no room: count it as come back */
         gate_end(clock);
-    __attribute__((cleanup(unless_posted))) struct posting posting = {
+    __attribute__((cleanup(remove_unless_posted))) struct posting posting = {
         .buffer = buffer, .peer = peer, .sending = sending};
     real(buffer, peer, slot, offset, length);
     posting.posted = true;
@@ -123,35 +123,35 @@ void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffe
     }
     for (const int *peer = peers->begin; peer < peers->end; peer++)
         if (*peer != context->rank)
-            gloo_pair_clock(gate_here(), context, *peer, context->rank);
-    struct gloo_flight flight = {
-        .buffer = buffer, .context = context, .peer = GLOO_ANY_PEER, .tid = tid_here()};
-    __attribute__((cleanup(unless_posted))) struct posting posting = {.buffer = buffer,
-                                                                      .peer = GLOO_ANY_PEER};
-    gloo_flights_add(&flight);
+            gloo_pair_clock(current_gate(), context, *peer, context->rank);
+    struct gloo_operation operation = {
+        .buffer = buffer, .context = context, .peer = GLOO_ANY_PEER, .tid = current_tid()};
+    __attribute__((cleanup(remove_unless_posted))) struct posting posting = {.buffer = buffer,
+                                                                             .peer = GLOO_ANY_PEER};
+    gloo_operations_add(&operation);
     real(buffer, peers, slot, offset, length);
     posting.posted = true;
 }
 
-/* Ends the flight before the real function: when that returns, another buffer may have this
+/* Ends the operation before the real function: when that returns, another buffer may have this
    address. */
 EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi;
 void _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi(void *buffer, int peer) {
-    gloo_flights_arrive(buffer, true, peer);
+    gloo_operations_complete(buffer, true, peer);
     REAL(complete, SENT)(buffer, peer);
 }
 
 EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi;
 void _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi(void *buffer, int peer) {
-    gloo_flights_arrive(buffer, false, peer);
+    gloo_operations_complete(buffer, false, peer);
     REAL(complete, RECEIVED)(buffer, peer);
 }
 
-/* Ends the flights after the real function, which waits until gloo's threads no longer use the
+/* Ends the operations after the real function, which waits until gloo's threads no longer use the
    buffer. */
 EXPORTED buffer_end _ZN4gloo9transport3tcp13UnboundBufferD1Ev;
 void *_ZN4gloo9transport3tcp13UnboundBufferD1Ev(void *buffer) {
     void *result = REAL(buffer_end, BUFFER_END)(buffer);
-    gloo_flights_end(buffer);
+    gloo_operations_end_buffer(buffer);
     return result;
 }

@@ -94,7 +94,7 @@ static bool is_called(const struct image *image, const char *path, const char *w
 }
 
 /* Whether this row defines the name, so that the linker would bind another library to it. */
-static bool fits(const struct image *image, uint32_t row, const char *name) {
+static bool defines(const struct image *image, uint32_t row, const char *name) {
     const ElfW(Sym) *symbol = &image->symbols[row];
     if (symbol->st_shndx == SHN_UNDEF || strcmp(image->strings + symbol->st_name, name) != 0)
         return false;
@@ -125,7 +125,7 @@ static const ElfW(Sym) * by_gnu_hash(const struct image *image, const char *name
     for (uint32_t row = buckets[hashed % bucket_count]; row >= first; row++) {
         uint32_t link = chains[row - first];
         /* The lowest bit only marks the end of a chain. */
-        if ((link | 1) == (hashed | 1) && fits(image, row, name))
+        if ((link | 1) == (hashed | 1) && defines(image, row, name))
             return &image->symbols[row];
         if (link & 1)
             break;
@@ -145,7 +145,7 @@ static const ElfW(Sym) * by_sysv_hash(const struct image *image, const char *nam
     if (bucket_count == 0)
         return NULL;
     for (uint32_t row = buckets[hashed % bucket_count]; row != STN_UNDEF; row = chains[row])
-        if (fits(image, row, name))
+        if (defines(image, row, name))
             return &image->symbols[row];
     return NULL;
 }
@@ -159,7 +159,7 @@ struct search {
 };
 
 /* Runs under the dynamic linker's lock, so the library is not unloaded meanwhile. */
-static int look(struct dl_phdr_info *info, size_t size, void *of) {
+static int search_image(struct dl_phdr_info *info, size_t size, void *of) {
     struct search *search = of;
     struct image image;
     (void)size;
@@ -182,7 +182,7 @@ void *elf_lookup(const char *library, const char *symbol, const char **why) {
     const char *ignored;
     if (why == NULL)
         why = &ignored;
-    dl_iterate_phdr(look, &search);
+    dl_iterate_phdr(search_image, &search);
     if (!search.found) {
         *why = search.loaded ? "it does not export that name" : "it is not loaded in this process";
         return NULL;

@@ -46,7 +46,7 @@
     X(buffer_end, _ZN4gloo9transport3tcp13UnboundBufferD1Ev, identity)
 
 /* How a context (gloo's communicator) is made, connects to its peers and ends. The last two give it
-   a name for people. X(name, mangled name, need) */
+   a name for display. X(name, mangled name, need) */
 #define LIVESHIFT_GLOO_CONTEXT_POINTS(X)                                                                    \
     X(context_make, _ZN4gloo7ContextC2Eiii, identity)                                                       \
     X(context_end, _ZN4gloo7ContextD2Ev, identity)                                                          \

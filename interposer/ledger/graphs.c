@@ -27,7 +27,7 @@ void graphs_forked(void) {
     captures.count = into_graphs.count = with_nccl[0].count = with_nccl[1].count = 0;
 }
 
-static bool has(struct list *list, uint64_t item) {
+static bool contains(struct list *list, uint64_t item) {
     pthread_mutex_lock(&lists);
     unsigned at = 0;
     while (at < list->count && list->items[at] != item)
@@ -37,7 +37,7 @@ static bool has(struct list *list, uint64_t item) {
     return found;
 }
 
-static bool take(struct list *list, uint64_t item) {
+static bool remove_item(struct list *list, uint64_t item) {
     pthread_mutex_lock(&lists);
     unsigned at = 0;
     while (at < list->count && list->items[at] != item)
@@ -49,23 +49,23 @@ static bool take(struct list *list, uint64_t item) {
     return found;
 }
 
-static void put(struct list *list, uint64_t item) {
+static void add_item(struct list *list, uint64_t item) {
     pthread_mutex_lock(&lists);
     if (list->count < MOST)
         list->items[list->count++] = item;
     pthread_mutex_unlock(&lists);
 }
 
-static struct liveshift_ledger *totals(void) { return &gate_here()->page->ledger; }
+static struct liveshift_ledger *totals(void) { return &current_gate()->page->ledger; }
 
 static _Atomic uint64_t *count_of(bool executable) {
     return executable ? &totals()->graph_execs : &totals()->graphs;
 }
 
-static void has_nccl(uint64_t graph, bool executable) {
-    if (has(&with_nccl[executable], graph))
+static void mark_nccl(uint64_t graph, bool executable) {
+    if (contains(&with_nccl[executable], graph))
         return;
-    put(&with_nccl[executable], graph);
+    add_item(&with_nccl[executable], graph);
     atomic_fetch_add(&totals()->graphs_with_nccl, 1);
 }
 
@@ -73,15 +73,15 @@ void capture_begun(uint64_t stream, int32_t device, bool into_graph) {
     struct liveshift_stream *row = stream_row(stream, device);
     if (row == NULL || (atomic_fetch_or(&row->use, STREAM_CAPTURING) & STREAM_CAPTURING) == 0)
         atomic_fetch_add(&captures_under_way, 1);
-    vcomms_not_quick(); /* other streams may join the capture */
+    vcomms_clear_fast_stream(); /* other streams may join the capture */
     if (into_graph)
-        put(&into_graphs, stream);
+        add_item(&into_graphs, stream);
 }
 
 void ledger_capture_has_nccl(uint64_t stream) {
     uint64_t capture = capture_number(stream);
-    if (capture != 0 && !has(&captures, capture))
-        put(&captures, capture);
+    if (capture != 0 && !contains(&captures, capture))
+        add_item(&captures, capture);
 }
 
 uint64_t capture_ending(uint64_t stream) { return capture_number(stream); }
@@ -92,31 +92,31 @@ void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t g
     struct liveshift_stream *row = stream_row(stream, device);
     if (row != NULL && (atomic_fetch_and(&row->use, ~STREAM_CAPTURING) & STREAM_CAPTURING) != 0)
         atomic_fetch_sub(&captures_under_way, 1);
-    bool counted = take(&into_graphs, stream);
-    bool nccl = capture != 0 && take(&captures, capture);
+    bool counted = remove_item(&into_graphs, stream);
+    bool nccl = capture != 0 && remove_item(&captures, capture);
     if (graph == 0)
         return;
     if (!counted)
-        graph_made(graph);
+        graph_created(graph);
     if (nccl)
-        has_nccl(graph, false);
+        mark_nccl(graph, false);
 }
 
-void graph_made(uint64_t graph) {
+void graph_created(uint64_t graph) {
     (void)graph;
     atomic_fetch_add(count_of(false), 1);
 }
 
 void graph_copied(uint64_t graph, uint64_t copy, bool executable) {
     atomic_fetch_add(count_of(executable), 1);
-    if (has(&with_nccl[false], graph))
-        has_nccl(copy, executable);
+    if (contains(&with_nccl[false], graph))
+        mark_nccl(copy, executable);
 }
 
-bool graph_leave(uint64_t graph, bool executable) {
+bool graph_destroy_begin(uint64_t graph, bool executable) {
     if (atomic_load(&process_gate) == NULL)
         return false;
-    bool nccl = take(&with_nccl[executable], graph);
+    bool nccl = remove_item(&with_nccl[executable], graph);
     if (atomic_load(count_of(executable)) > 0)
         atomic_fetch_sub(count_of(executable), 1);
     if (nccl)
@@ -124,8 +124,8 @@ bool graph_leave(uint64_t graph, bool executable) {
     return nccl;
 }
 
-void graph_back(uint64_t graph, bool executable, bool had_nccl) {
+void graph_destroy_failed(uint64_t graph, bool executable, bool had_nccl) {
     atomic_fetch_add(count_of(executable), 1);
     if (had_nccl)
-        has_nccl(graph, executable);
+        mark_nccl(graph, executable);
 }

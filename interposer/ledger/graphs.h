@@ -26,13 +26,14 @@ void ledger_capture_has_nccl(uint64_t stream);
 uint64_t capture_ending(uint64_t stream);
 void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t graph);
 
-void graph_made(uint64_t graph);
+void graph_created(uint64_t graph);
 /* `copy` was made from `graph`: by cloning it, or (`executable`) by instantiating it. */
 void graph_copied(uint64_t graph, uint64_t copy, bool executable);
-/* Call graph_leave before the call that destroys a graph; it returns whether the graph contains
-   NCCL operations. If that call fails, call graph_back, which enters the graph again. */
-bool graph_leave(uint64_t graph, bool executable);
-void graph_back(uint64_t graph, bool executable, bool had_nccl);
+/* Call graph_destroy_begin before the call that destroys a graph; it returns whether the graph
+   contains NCCL operations. If that call fails, call graph_destroy_failed, which enters the graph
+   again. */
+bool graph_destroy_begin(uint64_t graph, bool executable);
+void graph_destroy_failed(uint64_t graph, bool executable, bool had_nccl);
 
 void graphs_forked(void);
 

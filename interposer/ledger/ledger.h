@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ledger: what this process holds of CUDA's memory, as rows of the page; page.h has their form.
+ * The ledger: the CUDA memory of this process, as rows of the page. page.h describes a row.
  *
- * A row is found again, when its memory is freed, by name and address in an index of this process's
- * own: 65,536 chains under 64 locks, each held for a few instructions and never across a call. What
- * is freed leaves the index before the call that frees it, because the address may belong to
- * another thread's allocation before that call is back; the row stays until the call has succeeded.
+ * When memory is freed, the ledger finds its row by key and address in an index of this process.
+ * The index has 65,536 chains under 64 locks. A thread holds a lock for a few instructions, and
+ * never across a call. An allocation leaves the index before the call that frees it, because
+ * another thread's allocation may get the address before that call returns. The row stays until the
+ * call has succeeded.
  *
- * Recording never fails a call: where there is no room, `missed` says so. A forked child begins
- * empty (CUDA doesn't work in it anyway), an exec'ed program has a page of its own.
+ * Recording never makes a call fail. If there is no room, `missed` counts the allocation. A forked
+ * child begins with an empty ledger, since CUDA does not work in it. An exec'ed program has its own
+ * page.
  */
 #ifndef LIVESHIFT_INTERPOSER_LEDGER_H
 #define LIVESHIFT_INTERPOSER_LEDGER_H
@@ -19,9 +21,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The kind of name that finds a row. A function that frees takes one kind of name, no matter which
-   function allocated. */
-enum ledger_name {
+/* The kind of key by which a row is found. A function that frees memory takes one kind of key, no
+   matter which function allocated the memory. */
+enum ledger_key {
     LEDGER_POINTER = 1, /* device, pool, managed and pinned memory */
     LEDGER_REGISTERED,  /* cudaHostRegister */
     LEDGER_RESERVED,    /* cuMemAddressReserve */
@@ -34,31 +36,31 @@ enum ledger_name {
 };
 
 /* What a hook records about an allocation; see struct liveshift_allocation. */
-struct ledger_made {
+struct ledger_record {
     enum liveshift_memory kind;
     int32_t device; /* -1: none */
     uint64_t address, size, handle, stream, flags;
 };
 
 /* An allocation that is about to be freed. */
-struct ledger_leaving {
+struct ledger_free {
     uint32_t row;   /* row + 1; 0: the allocation isn't known */
     bool last;      /* this is its last holder, so the row goes when the call succeeds */
-    uint64_t which; /* name and address */
+    uint64_t which; /* key and address */
 };
 
-void ledger_add(enum ledger_name name, const struct ledger_made *made);
+void ledger_add(enum ledger_key key, const struct ledger_record *made);
 
-/* A hook calls ledger_leave before the call that frees, and ledger_left after it. */
-struct ledger_leaving ledger_leave(enum ledger_name name, uint64_t address);
-void ledger_left(struct ledger_leaving leaving, bool freed);
+/* A hook calls ledger_free_begin before the call that frees, and ledger_free_end after it. */
+struct ledger_free ledger_free_begin(enum ledger_key key, uint64_t address);
+void ledger_free_end(struct ledger_free leaving, bool freed);
 
-/* Whether the ledger knows an allocation of that name; `found`, unless NULL, gets the row. */
-bool ledger_find(enum ledger_name name, uint64_t address, struct ledger_made *found);
+/* Whether the ledger has an allocation of that key; `found`, unless NULL, gets the row. */
+bool ledger_find(enum ledger_key key, uint64_t address, struct ledger_record *found);
 
 /* The process gave away an IPC or shareable handle of this allocation. The ledger adds an exported
    row, which stays as long as the allocation's own row. */
-void ledger_exported(enum ledger_name name, uint64_t address, uint64_t flags);
+void ledger_exported(enum ledger_key key, uint64_t address, uint64_t flags);
 
 /* Physical memory. retained: the driver gave out another handle of it. mapped: it was mapped at an
    address. unmapped: nothing is mapped in this range any more. Physical memory lives while it has a

@@ -4,16 +4,15 @@
 #include "gate/process.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define STEP 512 /* rows that get storage at a time: 32 KiB */
 
 /* The free rows, a stack. The low half is the top row + 1. The high half is a number that changes
    with every push: so a thread notices that a row left the stack and came back. */
 static _Atomic uint64_t free_rows;
-static _Atomic uint32_t below[LIVESHIFT_PAGE_ALLOCATIONS]; /* row + 1; touched as rows are freed */
+static _Atomic uint32_t
+    next_free[LIVESHIFT_PAGE_ALLOCATIONS]; /* row + 1; touched as rows are freed */
 
 /* Held while the table grows. */
 static pthread_mutex_t growing = PTHREAD_MUTEX_INITIALIZER;
@@ -23,19 +22,15 @@ void rows_forked(void) {
     growing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
-void no_row(const char *what, const char *why) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&said))
-        dprintf(STDERR_FILENO,
-                "liveshift: no room for another %s in this process's page: %s; "
-                "its device state is not known in full\n",
-                what, why);
+void warn_no_row(const char *what, const char *why) {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    process_warn_full(&warned, what, why, "its device state is not known in full");
 }
 
 static bool pop(uint32_t *row) {
     uint64_t top = atomic_load_explicit(&free_rows, memory_order_acquire);
     while ((uint32_t)top != 0) {
-        uint32_t next = atomic_load_explicit(&below[(uint32_t)top - 1], memory_order_relaxed);
+        uint32_t next = atomic_load_explicit(&next_free[(uint32_t)top - 1], memory_order_relaxed);
         uint64_t then = (top & ~(uint64_t)UINT32_MAX) | next;
         if (atomic_compare_exchange_weak(&free_rows, &top, then)) {
             *row = (uint32_t)top - 1;
@@ -46,7 +41,7 @@ static bool pop(uint32_t *row) {
 }
 
 static bool grow(uint32_t *row) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct liveshift_ledger *totals = &gate->page->ledger;
     const char *why = NULL;
     pthread_mutex_lock(&growing);
@@ -63,17 +58,17 @@ static bool grow(uint32_t *row) {
     pthread_mutex_unlock(&growing);
     *row = used;
     if (why != NULL)
-        no_row("allocation", why);
+        warn_no_row("allocation", why);
     return why == NULL;
 }
 
-bool row_take(uint32_t *row) { return pop(row) || grow(row); }
+bool row_allocate(uint32_t *row) { return pop(row) || grow(row); }
 
 static struct liveshift_allocation *row_at(uint32_t row) {
-    return &liveshift_allocations(gate_here()->page)[row];
+    return &liveshift_allocations(current_gate()->page)[row];
 }
 
-void row_write(uint32_t row, const struct ledger_made *made, uint64_t serial) {
+void row_write(uint32_t row, const struct ledger_record *made, uint64_t serial) {
     struct liveshift_allocation *to = row_at(row);
     atomic_store_explicit(&to->address, made->address, memory_order_relaxed);
     atomic_store_explicit(&to->size, made->size, memory_order_relaxed);
@@ -89,16 +84,16 @@ void row_resize(uint32_t row, uint64_t size) { atomic_store(&row_at(row)->size, 
 
 void row_free(uint32_t row) {
     atomic_store_explicit(&row_at(row)->kind, LIVESHIFT_MEMORY_FREE, memory_order_release);
-    atomic_fetch_add_explicit(&gate_here()->page->ledger.freed, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&current_gate()->page->ledger.freed, 1, memory_order_relaxed);
     uint64_t top = atomic_load_explicit(&free_rows, memory_order_relaxed), then;
     do {
-        atomic_store_explicit(&below[row], (uint32_t)top, memory_order_relaxed);
+        atomic_store_explicit(&next_free[row], (uint32_t)top, memory_order_relaxed);
         then = (((top >> 32) + 1) << 32) | (row + 1);
     } while (!atomic_compare_exchange_weak(&free_rows, &top, then));
 }
 
-bool row_read(uint32_t row, struct ledger_made *found) {
-    if (row >= atomic_load(&gate_here()->page->ledger.rows))
+bool row_read(uint32_t row, struct ledger_record *found) {
+    if (row >= atomic_load(&current_gate()->page->ledger.rows))
         return false;
     struct liveshift_allocation *from = row_at(row);
     found->kind = atomic_load_explicit(&from->kind, memory_order_acquire);

@@ -21,9 +21,9 @@ static _Atomic uint32_t cache[CACHE];
 
 void streams_forked(void) { rows = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
 
-static struct liveshift_stream *table(void) { return liveshift_streams(gate_here()->page); }
+static struct liveshift_stream *table(void) { return liveshift_streams(current_gate()->page); }
 
-static bool is(struct liveshift_stream *row, uint64_t handle, int32_t device) {
+static bool matches(struct liveshift_stream *row, uint64_t handle, int32_t device) {
     return atomic_load_explicit(&row->handle, memory_order_acquire) == handle &&
            (handle > STREAM_PER_THREAD || row->device == device);
 }
@@ -36,17 +36,17 @@ static _Atomic uint32_t *hint_for(uint64_t handle, int32_t device) {
 
 /* The row of a stream. NULL: the stream is unknown or, with `add`, there is no room. */
 static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct liveshift_stream *all = table(), *found = NULL;
     _Atomic uint32_t *hint = hint_for(handle, device);
     uint32_t at = atomic_load_explicit(hint, memory_order_relaxed);
-    if (at != 0 && at <= atomic_load(&gate->page->streams) && is(&all[at - 1], handle, device))
+    if (at != 0 && at <= atomic_load(&gate->page->streams) && matches(&all[at - 1], handle, device))
         return &all[at - 1];
     const char *why = NULL;
     uint32_t unused = UINT32_MAX;
     pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&gate->page->streams);
-    for (at = 0; at < used && !is(&all[at], handle, device); at++)
+    for (at = 0; at < used && !matches(&all[at], handle, device); at++)
         if (unused == UINT32_MAX && atomic_load(&all[at].handle) == 0)
             unused = at;
     if (at < used)
@@ -76,7 +76,7 @@ static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) 
         atomic_store_explicit(hint, at + 1, memory_order_relaxed);
     if (why != NULL) {
         atomic_fetch_add(&gate->page->ledger.missed, 1);
-        no_row("stream", why);
+        warn_no_row("stream", why);
     }
     return found;
 }
@@ -85,7 +85,7 @@ struct liveshift_stream *stream_row(uint64_t handle, int32_t device) {
     return find(handle != 0 ? handle : STREAM_LEGACY, device, true);
 }
 
-void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priority) {
+void stream_created(uint64_t handle, int32_t device, uint32_t flags, int32_t priority) {
     struct liveshift_stream *row = stream_row(handle, device);
     if (row == NULL)
         return;
@@ -105,27 +105,27 @@ int32_t stream_device(uint64_t handle, int32_t device) {
     return row != NULL ? row->device : device;
 }
 
-struct liveshift_stream *stream_leave(uint64_t handle) {
+struct liveshift_stream *stream_destroy_begin(uint64_t handle) {
     if (handle <= STREAM_PER_THREAD || atomic_load(&process_gate) == NULL)
         return NULL;
     struct liveshift_stream *row = find(handle, -1, false);
     /* Another stream may get the handle before the call is back. */
     if (row != NULL) {
         atomic_store(&row->handle, UINT64_MAX);
-        vcomms_not_quick();
+        vcomms_clear_fast_stream();
     }
     return row;
 }
 
-void stream_left(struct liveshift_stream *row, uint64_t handle, bool destroyed) {
+void stream_destroy_end(struct liveshift_stream *row, uint64_t handle, bool destroyed) {
     if (row != NULL)
         atomic_store(&row->handle, destroyed ? 0 : handle);
 }
 
 void streams_reset(int32_t device) {
     struct liveshift_stream *all = table();
-    for (uint32_t at = 0; at < atomic_load(&gate_here()->page->streams); at++)
+    for (uint32_t at = 0; at < atomic_load(&current_gate()->page->streams); at++)
         if (all[at].device == device)
             atomic_store(&all[at].handle, 0);
-    vcomms_not_quick();
+    vcomms_clear_fast_stream();
 }

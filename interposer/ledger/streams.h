@@ -16,10 +16,10 @@
 #define STREAM_PER_THREAD 2u /* cudaStreamPerThread */
 
 /* Bits of `use`. */
-#define STREAM_CARRIED 1u   /* communication was enqueued since the last drain */
+#define STREAM_DIRTY 1u     /* communication was enqueued since the last drain */
 #define STREAM_CAPTURING 2u /* captured into a graph now */
 
-void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priority);
+void stream_created(uint64_t handle, int32_t device, uint32_t flags, int32_t priority);
 
 /* The row of a stream; adds one if the stream is unknown. NULL: there is no room (one line on
    stderr says so, and ledger.missed counts it). `handle` 0 means STREAM_LEGACY. `device` selects
@@ -34,9 +34,10 @@ bool stream_seen(const struct liveshift_stream *row);
 /* The device of a stream that is in the table, otherwise `device`. */
 int32_t stream_device(uint64_t handle, int32_t device);
 
-/* A hook calls stream_leave before the call that destroys a stream, and stream_left after it. */
-struct liveshift_stream *stream_leave(uint64_t handle);
-void stream_left(struct liveshift_stream *row, uint64_t handle, bool destroyed);
+/* A hook calls stream_destroy_begin before the call that destroys a stream, and stream_destroy_end
+   after it. */
+struct liveshift_stream *stream_destroy_begin(uint64_t handle);
+void stream_destroy_end(struct liveshift_stream *row, uint64_t handle, bool destroyed);
 
 void streams_reset(int32_t device);
 void streams_forked(void);

@@ -25,19 +25,19 @@ static bool graphs_left(struct liveshift_page *page) {
 static void refuse_what_is_unsafe(struct task *task) {
     const char *process = atomic_load(&vcomms_unsafe);
     if (process != NULL)
-        task_fails(task, EOPNOTSUPP, "%s", process);
+        task_fail(task, EOPNOTSUPP, "%s", process);
     unsigned many;
-    struct vcomm **all = vcomms_now(&many);
+    struct vcomm **all = vcomms_snapshot(&many);
     for (unsigned i = 0; i < many; i++) {
         char name[80], why[VCOMM_WHY];
         uint32_t state = atomic_load(&all[i]->state);
         if (!graphs_left(task->gate->page))
             vcomm_not_captured(all[i]);
         if (vcomm_is_unsafe(all[i], why))
-            task_fails(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), why);
+            task_fail(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), why);
         else if (all[i]->row == NULL && state != VCOMM_BROKEN && state != VCOMM_STARTING)
-            task_fails(task, EOPNOTSUPP, "%s has no identity that its members agree on",
-                       task_name(all[i], name));
+            task_fail(task, EOPNOTSUPP, "%s has no identity that its members agree on",
+                      task_name(all[i], name));
     }
     free(all);
 }
@@ -46,11 +46,11 @@ static void refuse_what_is_unsafe(struct task *task) {
 static bool idle(struct task *task, struct liveshift_stream *row) {
     uint64_t number = atomic_load(&row->handle);
     void *stream = (void *)(uintptr_t)number;
-    if (number == 0 || number == UINT64_MAX || (atomic_load(&row->use) & STREAM_CARRIED) == 0)
+    if (number == 0 || number == UINT64_MAX || (atomic_load(&row->use) & STREAM_DIRTY) == 0)
         return true;
     if (number == STREAM_PER_THREAD) {
-        task_fails(task, EOPNOTSUPP,
-                   "NCCL was used on the per-thread default stream, which no other thread can see");
+        task_fail(task, EOPNOTSUPP,
+                  "NCCL was used on the per-thread default stream, which no other thread can see");
         return true;
     }
     cuda_use_device(row->device); /* this thread has no context of its own */
@@ -60,11 +60,11 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
     if (state == CUDA_BUSY)
         return false;
     if (state == CUDA_OK)
-        atomic_fetch_and(&row->use, ~STREAM_CARRIED);
+        atomic_fetch_and(&row->use, ~STREAM_DIRTY);
     else
-        task_fails(task, EIO,
-                   "cuStreamQuery failed with error %d on a stream that carried NCCL operations",
-                   state);
+        task_fail(task, EIO,
+                  "cuStreamQuery failed with error %d on a stream that carried NCCL operations",
+                  state);
     return true;
 }
 
@@ -72,7 +72,7 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
    threads of its own, after the call has come back. */
 static bool enqueued(void) {
     unsigned many;
-    struct vcomm **all = vcomms_now(&many);
+    struct vcomm **all = vcomms_snapshot(&many);
     bool busy = false;
     for (unsigned i = 0; i < many && !busy; i++)
         if (vcomm_enter(all[i])) {
@@ -89,7 +89,7 @@ static bool enqueued(void) {
 void drain(struct task *task) {
     struct liveshift_page *page = task->gate->page;
     struct liveshift_stream *streams = liveshift_streams(page);
-    vcomms_not_quick(); /* the next operation must mark its stream again */
+    vcomms_clear_fast_stream(); /* the next operation must mark its stream again */
     refuse_what_is_unsafe(task);
     int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
     uint32_t at = 0;
@@ -100,12 +100,12 @@ void drain(struct task *task) {
         else if (all_enqueued && idle(task, &streams[at]))
             at++;
         else if (task_obsolete(task))
-            task_fails(task, ECANCELED, "another order came while the streams were drained");
-        else if (task_late(task) && !all_enqueued)
-            task_fails(task, ETIMEDOUT, "an operation of a non-blocking communicator goes on");
-        else if (task_late(task))
-            task_fails(task, ETIMEDOUT, "a stream with NCCL operations on device %d is not idle",
-                       streams[at].device);
+            task_fail(task, ECANCELED, "another order came while the streams were drained");
+        else if (task_timed_out(task) && !all_enqueued)
+            task_fail(task, ETIMEDOUT, "an operation of a non-blocking communicator goes on");
+        else if (task_timed_out(task))
+            task_fail(task, ETIMEDOUT, "a stream with NCCL operations on device %d is not idle",
+                      streams[at].device);
         else
             task_pause();
     }

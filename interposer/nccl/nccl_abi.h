@@ -2,8 +2,8 @@
 /*
  * Our own declarations of the part of NCCL's C interface, 2.26 to 2.32, that the interposer needs.
  * The job brings the NCCL it was built with, and liveshift is built without NCCL. Values and
- * layouts are NCCL's ABI (nccl.h of 2.29.7 and 2.32.3); tests/test_nccl_adapter.py compares them
- * with the headers from which the simulated NCCL was built.
+ * layouts are NCCL's ABI (nccl.h of 2.29.7 and 2.32.3); tests/interposer/nccl/test_nccl_adapter.py
+ * compares them with the headers from which the simulated NCCL was built.
  */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_ABI_H
 #define LIVESHIFT_INTERPOSER_NCCL_ABI_H

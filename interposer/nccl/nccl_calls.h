@@ -39,17 +39,18 @@ struct nccl_call {
 ncclResult_t nccl_pass(struct nccl_call *call);
 
 /* Makes a collective's call that has announced its number. It may have to wait at the gate. */
-ncclResult_t nccl_admitted(struct nccl_call *call);
+ncclResult_t nccl_call_announced(struct nccl_call *call);
 
-/* Announces a single collective. True: it may go the short way, on which only the real call is left
-   to do. `quick` must be read after the order, because it may change while the gate is closed. */
-static inline bool nccl_short_way(struct vcomm *v, struct liveshift_clock *clock, enum kind kind,
+/* Announces a single collective. True: it may take the fast path, on which only the real call is
+   left to do. `fast_stream` must be read after the order, because it may change while the gate is
+   closed. */
+static inline bool nccl_fast_path(struct vcomm *v, struct liveshift_clock *clock, enum kind kind,
                                   int32_t tid, nccl_stream stream) {
     struct gate *gate = v->gate;
     struct liveshift_page *page = gate->page;
     gate_announce(gate, clock, kind, tid);
     return atomic_load(&page->order.want) == LIVESHIFT_OPEN &&
-           atomic_load_explicit(&v->quick, memory_order_acquire) == (uintptr_t)stream;
+           atomic_load_explicit(&v->fast_stream, memory_order_acquire) == (uintptr_t)stream;
 }
 
 /* The real call, on the real communicator as it is now. nccl_launch.c */
@@ -59,30 +60,30 @@ ncclResult_t nccl_launch(const struct nccl_call *call);
 struct liveshift_clock *nccl_clock(const struct nccl_call *call);
 
 /* Does what must follow a call. Called after the call or its group has come back. */
-void nccl_settle(struct nccl_call *call, ncclResult_t result);
+void nccl_complete(struct nccl_call *call, ncclResult_t result);
 
 /* Creations of communicators: the real call, and what follows it. nccl_create.c */
 ncclResult_t creation_launch(struct vcomm *made);
-void creation_settle(struct vcomm *made, ncclResult_t result);
+void creation_complete(struct vcomm *made, ncclResult_t result);
 /* Looks whether a non-blocking creation has ended. */
 void creation_poll(struct vcomm *made);
 
 /* Endings of communicators: the real call, and what follows it. nccl_end.c */
 ncclResult_t ending_launch(const struct nccl_call *call);
-void ending_settle(const struct nccl_call *call, ncclResult_t result);
+void ending_complete(const struct nccl_call *call, ncclResult_t result);
 
-/* Objects of a communicator: the real handle that the application's handle stands for now.
+/* Objects of a communicator: the real handle behind the application's handle.
    nccl_records.c */
-ncclRedOp_t reduction_now(struct vcomm *v, ncclRedOp_t handle);
-ncclWindow_t window_now(struct vcomm *v, ncclWindow_t handle);
-/* The real window behind a handle that the application passes on. Its communicator can no longer be
-   torn down. */
-ncclWindow_t window_given_away(ncclWindow_t handle);
+ncclRedOp_t reduction_real(struct vcomm *v, ncclRedOp_t handle);
+ncclWindow_t window_real(struct vcomm *v, ncclWindow_t handle);
+/* Returns the real window behind a handle whose address the application passes to other code. Its
+   communicator can no longer be torn down. */
+ncclWindow_t window_exported(ncclWindow_t handle);
 /* Makes registrations, windows and operators again on a rebuilt communicator. Returns ncclSuccess,
    or the first error, with the step that failed in *what (words in static storage). */
 ncclResult_t records_replay(struct vcomm *v, const char **what);
 
 ncclResult_t window_launch(const struct nccl_call *call);
-void window_settle(const struct nccl_call *call, ncclResult_t result);
+void window_complete(const struct nccl_call *call, ncclResult_t result);
 
 #endif

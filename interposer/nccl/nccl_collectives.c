@@ -9,7 +9,7 @@
     EXPORTED ncclResult_t nccl##name(__VA_ARGS__);                                                 \
     ncclResult_t nccl##name(__VA_ARGS__)
 
-#define LONG_WAY(name, counted, ...)                                                               \
+#define CALL_FIELDS(name, counted, ...)                                                            \
     {.function = NCCL_DO_##name,                                                                   \
      .kind = NCCL_##counted,                                                                       \
      .comm = comm,                                                                                 \
@@ -17,23 +17,23 @@
      __VA_ARGS__}
 
 #define PASS(name, counted, ...)                                                                   \
-    struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                                  \
+    struct nccl_call call = CALL_FIELDS(name, counted, __VA_ARGS__);                               \
     return nccl_pass(&call)
 
-/* A collective. The exported function is the short way, which training takes all the time: it calls
+/* A collective. The exported function is the fast path, which training takes all the time: it calls
    nothing but the real function. It is taken only if `simple` holds. All else is in functions of
    their own with the same parameters, so that the compiler need not keep registers for it. `before`
    and `after` are the arguments before and after communicator and stream. */
 #define COLLECTIVE(name, counted, simple, parameters, before, after, ...)                          \
     static ASIDE ncclResult_t pass_##name parameters {                                             \
-        struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
+        struct nccl_call call = CALL_FIELDS(name, counted, __VA_ARGS__);                           \
         return nccl_pass(&call);                                                                   \
     }                                                                                              \
-    static ASIDE ncclResult_t admitted_##name parameters {                                         \
-        struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
+    static ASIDE ncclResult_t announced_##name parameters {                                        \
+        struct nccl_call call = CALL_FIELDS(name, counted, __VA_ARGS__);                           \
         call.v = vcomm_of(comm);                                                                   \
         call.clock = call.v->clock;                                                                \
-        return nccl_admitted(&call);                                                               \
+        return nccl_call_announced(&call);                                                         \
     }                                                                                              \
     EXPORTED ncclResult_t nccl##name parameters;                                                   \
     ncclResult_t nccl##name parameters {                                                           \
@@ -45,9 +45,9 @@
         if (UNLIKELY(v == NULL || real == NULL || tid == 0 || !(simple) ||                         \
                      (clock = atomic_load_explicit(&v->clock, memory_order_relaxed)) == NULL))     \
             return pass_##name(UNPACKED before, comm, stream UNPACKED after);                      \
-        if (UNLIKELY(!nccl_short_way(v, clock, NCCL_##counted, tid, stream)))                      \
-            return admitted_##name(UNPACKED before, comm, stream UNPACKED after);                  \
-        vcomm_counts(v);                                                                           \
+        if (UNLIKELY(!nccl_fast_path(v, clock, NCCL_##counted, tid, stream)))                      \
+            return announced_##name(UNPACKED before, comm, stream UNPACKED after);                 \
+        vcomm_count_operation(v);                                                                  \
         thread->inside++;                                                                          \
         ncclResult_t result = real(UNPACKED before, v->real, stream UNPACKED after);               \
         thread->inside--;                                                                          \

@@ -24,77 +24,80 @@ static struct nccl_config *parents_config(struct vcomm *parent) {
 }
 
 /* Makes the vcomm, and records what all kinds of creation have in common. */
-static struct vcomm *begin(enum nccl_function function, char made_by, ncclComm_t *out,
-                           struct vcomm *parent, void *config) {
+static struct vcomm *new_vcomm(enum nccl_function function, char made_by, ncclComm_t *out,
+                               struct vcomm *parent, void *config) {
     struct vcomm *v = vcomm_new();
     if (v == NULL)
         return NULL;
     v->made_by = made_by;
-    v->how.function = function;
-    v->how.parent = parent;
+    v->creation.function = function;
+    v->creation.parent = parent;
     v->parent = parent != NULL ? parent->id : 0;
-    v->how.given = config_copy(config);
-    if (v->how.given == NULL)
-        v->how.raw = config;
+    v->creation.given = config_copy(config);
+    if (v->creation.given == NULL)
+        v->creation.raw = config;
     v->config = config != NULL ? config_copy(config) : parents_config(parent);
     v->blocking = config_blocks(v->config);
-    v->how.out = out;
+    v->creation.out = out;
     return v;
 }
 
-static ncclResult_t make(struct vcomm *v, enum kind kind, ncclComm_t parent) {
-    struct nccl_call call = {.function = v->how.function, .kind = kind, .comm = parent, .made = v};
-    if (v->how.out != NULL)
-        *v->how.out = vcomm_handle(v);
+static ncclResult_t pass_creation(struct vcomm *v, enum kind kind, ncclComm_t parent) {
+    struct nccl_call call = {
+        .function = v->creation.function, .kind = kind, .comm = parent, .made = v};
+    if (v->creation.out != NULL)
+        *v->creation.out = vcomm_handle(v);
     return nccl_pass(&call);
 }
 
 static ncclResult_t init(struct vcomm *v, int size, int rank, const ncclUniqueId *ids, int count) {
     if (v == NULL)
         return ncclSystemError;
-    v->size = v->how.size = size;
-    v->rank = v->how.rank = rank;
-    v->how.ids = copy_of(ids, (size_t)count * sizeof *ids);
-    v->how.id_count = count;
+    v->size = v->creation.size = size;
+    v->rank = v->creation.rank = rank;
+    v->creation.ids = copy_of(ids, (size_t)count * sizeof *ids);
+    v->creation.id_count = count;
     v->id = hash64(0, ids, (size_t)count * sizeof *ids);
     vcomm_list(v, true); /* now, because the creation counts on the new communicator's own clock */
-    return make(v, NCCL_CommInit, NULL);
+    return pass_creation(v, NCCL_CommInit, NULL);
 }
 
 ncclResult_t creation_launch(struct vcomm *v) {
-    struct creation *how = &v->how;
-    void *config = how->given != NULL ? how->given : how->raw;
-    ncclComm_t parent = how->parent != NULL ? vcomm_real(how->parent) : NULL;
-    if (!how->untracked) {
-        how->untracked = true;
-        gate_untracked_begin(gate_here());
+    struct creation *creation = &v->creation;
+    void *config = creation->given != NULL ? creation->given : creation->raw;
+    ncclComm_t parent = creation->parent != NULL ? vcomm_real(creation->parent) : NULL;
+    if (!creation->untracked) {
+        creation->untracked = true;
+        gate_untracked_begin(current_gate());
     }
-    switch (how->function) {
+    switch (creation->function) {
     case NCCL_DO_CommInitRank:
-        return NCCL_CALL(CommInitRank, &v->real, how->size, how->ids[0], how->rank);
+        return NCCL_CALL(CommInitRank, &v->real, creation->size, creation->ids[0], creation->rank);
     case NCCL_DO_CommInitRankConfig:
-        return NCCL_CALL(CommInitRankConfig, &v->real, how->size, how->ids[0], how->rank, config);
+        return NCCL_CALL(CommInitRankConfig, &v->real, creation->size, creation->ids[0],
+                         creation->rank, config);
     case NCCL_DO_CommInitRankScalable:
-        return NCCL_CALL(CommInitRankScalable, &v->real, how->size, how->rank, how->id_count,
-                         how->ids, config);
+        return NCCL_CALL(CommInitRankScalable, &v->real, creation->size, creation->rank,
+                         creation->id_count, creation->ids, config);
     case NCCL_DO_CommSplit:
-        return NCCL_CALL(CommSplit, parent, how->color, how->key, &v->real, config);
+        return NCCL_CALL(CommSplit, parent, creation->color, creation->key, &v->real, config);
     case NCCL_DO_CommShrink:
-        return NCCL_CALL(CommShrink, parent, how->excluded, how->excluded_count, &v->real, config,
-                         how->flags);
+        return NCCL_CALL(CommShrink, parent, creation->excluded, creation->excluded_count, &v->real,
+                         config, creation->flags);
     default:
-        return NCCL_CALL(CommGrow, parent, how->size, how->ids, how->rank, &v->real, config);
+        return NCCL_CALL(CommGrow, parent, creation->size, creation->ids, creation->rank, &v->real,
+                         config);
     }
 }
 
-static void tracked_again(struct vcomm *v) {
-    if (v->how.untracked)
-        gate_untracked_end(gate_here());
-    v->how.untracked = false;
+static void end_untracked(struct vcomm *v) {
+    if (v->creation.untracked)
+        gate_untracked_end(current_gate());
+    v->creation.untracked = false;
 }
 
 /* The real communicator is complete: fills in the vcomm and its row. */
-static void made(struct vcomm *v) {
+static void creation_finished(struct vcomm *v) {
     NCCL_CALL(CommUserRank, v->real, &v->rank);
     NCCL_CALL(CommCount, v->real, &v->size);
     NCCL_CALL(CommCuDevice, v->real, &v->device);
@@ -107,7 +110,7 @@ static void made(struct vcomm *v) {
         atomic_store(&v->row->state, LIVESHIFT_COMM_LIVE);
     }
     atomic_store(&v->state, VCOMM_LIVE);
-    tracked_again(v);
+    end_untracked(v);
 }
 
 /* Reads v->real, which a thread of NCCL's may be writing. */
@@ -120,7 +123,7 @@ static ncclComm_t real_so_far(struct vcomm *v) {
 static ncclResult_t progress(struct vcomm *v) {
     ncclResult_t state = ncclInternalError;
     ncclComm_t real = real_so_far(v);
-    struct vcomm *parent = v->how.parent;
+    struct vcomm *parent = v->creation.parent;
     if (real != NULL)
         return NCCL_CALL(CommGetAsyncError, real, &state) == ncclSuccess ? state : ncclSystemError;
     if (parent == NULL || !vcomm_enter(parent))
@@ -133,26 +136,26 @@ static ncclResult_t progress(struct vcomm *v) {
 
 /* Whether the call came back before the communicator was complete. A split of a non-blocking
    communicator returns ncclSuccess even then. */
-static bool goes_on(struct vcomm *v, ncclResult_t result) {
-    bool child = v->how.parent != NULL &&
-                 !(v->how.function == NCCL_DO_CommSplit && v->how.color == NCCL_SPLIT_NOCOLOR);
+static bool is_in_progress(struct vcomm *v, ncclResult_t result) {
+    bool child = v->creation.parent != NULL && !(v->creation.function == NCCL_DO_CommSplit &&
+                                                 v->creation.color == NCCL_SPLIT_NOCOLOR);
     if (real_so_far(v) != NULL)
         return result == ncclInProgress;
     return child && (result == ncclSuccess || result == ncclInProgress) &&
            progress(v) == ncclInProgress;
 }
 
-void creation_settle(struct vcomm *v, ncclResult_t result) {
-    ncclComm_t *out = v->how.out;
-    v->how.out = NULL;
-    if (goes_on(v, result)) {
+void creation_complete(struct vcomm *v, ncclResult_t result) {
+    ncclComm_t *out = v->creation.out;
+    v->creation.out = NULL;
+    if (is_in_progress(v, result)) {
         vcomm_list(v, false);
         atomic_store(&v->state, VCOMM_MAKING);
         service_begin(); /* its thread notices the end if the application doesn't ask */
         return;
     }
     if (result == ncclSuccess && v->real != NULL) {
-        made(v);
+        creation_finished(v);
         return;
     }
     if (v->real == NULL) { /* this rank has no part in the split, or the creation failed */
@@ -163,7 +166,7 @@ void creation_settle(struct vcomm *v, ncclResult_t result) {
         vcomm_list(v, false);
         atomic_store(&v->state, VCOMM_BROKEN);
     }
-    tracked_again(v);
+    end_untracked(v);
 }
 
 void creation_poll(struct vcomm *v) {
@@ -173,7 +176,7 @@ void creation_poll(struct vcomm *v) {
     pthread_mutex_lock(&polling); /* the application and the service thread may both ask */
     ncclResult_t state;
     if (atomic_load(&v->state) == VCOMM_MAKING && (state = progress(v)) != ncclInProgress)
-        creation_settle(v, state);
+        creation_complete(v, state);
     pthread_mutex_unlock(&polling);
 }
 
@@ -181,7 +184,7 @@ EXPORTED ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) {
     if (nccl_thread.inside > 0 || comm == NULL)
         return NCCL_CALL(CommInitRank, comm, size, id, rank);
-    return init(begin(NCCL_DO_CommInitRank, 'I', comm, NULL, NULL), size, rank, &id, 1);
+    return init(new_vcomm(NCCL_DO_CommInitRank, 'I', comm, NULL, NULL), size, rank, &id, 1);
 }
 
 EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
@@ -190,7 +193,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
                                     void *config) {
     if (nccl_thread.inside > 0 || comm == NULL)
         return NCCL_CALL(CommInitRankConfig, comm, size, id, rank, config);
-    return init(begin(NCCL_DO_CommInitRankConfig, 'I', comm, NULL, config), size, rank, &id, 1);
+    return init(new_vcomm(NCCL_DO_CommInitRankConfig, 'I', comm, NULL, config), size, rank, &id, 1);
 }
 
 EXPORTED ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int count,
@@ -199,7 +202,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int 
                                       ncclUniqueId *ids, void *config) {
     if (nccl_thread.inside > 0 || comm == NULL || ids == NULL || count <= 0)
         return NCCL_CALL(CommInitRankScalable, comm, size, rank, count, ids, config);
-    return init(begin(NCCL_DO_CommInitRankScalable, 'S', comm, NULL, config), size, rank, ids,
+    return init(new_vcomm(NCCL_DO_CommInitRankScalable, 'S', comm, NULL, config), size, rank, ids,
                 count);
 }
 
@@ -208,7 +211,7 @@ EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *d
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     if (nccl_thread.inside > 0 || comms == NULL || count <= 0)
         return NCCL_CALL(CommInitAll, comms, count, devices);
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct vcomm **made_here = calloc((size_t)count, sizeof *made_here);
     struct gate_want *wants = calloc((size_t)count, sizeof *wants);
     ncclComm_t *reals = calloc((size_t)count, sizeof *reals);
@@ -220,7 +223,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
         getrandom(&id, sizeof id, 0) != sizeof id)
         goto out;
     for (; begun < count; begun++) {
-        struct vcomm *v = begin(NCCL_DO_CommInitAll, 'A', NULL, NULL, NULL);
+        struct vcomm *v = new_vcomm(NCCL_DO_CommInitAll, 'A', NULL, NULL, NULL);
         if (v == NULL)
             goto undo;
         made_here[begun] = v;
@@ -235,7 +238,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
                                    .count = 1};
     }
     if (n > 0)
-        gate_pass(gate, wants, n, tid_here());
+        gate_pass(gate, wants, n, current_tid());
     gate_untracked_begin(gate);
     result = NCCL_CALL(CommInitAll, reals, count, devices);
     for (int i = 0; i < count; i++) {
@@ -245,7 +248,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
         if (v->clock != NULL)
             gate_end(v->clock);
         if (result == ncclSuccess)
-            made(v);
+            creation_finished(v);
     }
     gate_untracked_end(gate);
 undo:
@@ -260,7 +263,7 @@ out:
 
 static ncclResult_t child(struct vcomm *v, enum kind kind, uint64_t seed, ncclComm_t parent) {
     v->id = v->parent != 0 ? seed : 0;
-    return make(v, kind, parent);
+    return pass_creation(v, kind, parent);
 }
 
 EXPORTED ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
@@ -269,12 +272,12 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     struct vcomm *parent = vcomm_of(comm);
     if (nccl_thread.inside > 0 || out == NULL || parent == NULL)
         return NCCL_CALL(CommSplit, comm, color, key, out, config);
-    struct vcomm *v = begin(NCCL_DO_CommSplit, 's', out, parent, config);
+    struct vcomm *v = new_vcomm(NCCL_DO_CommSplit, 's', out, parent, config);
     if (v == NULL)
         return ncclSystemError;
     uint32_t identity[] = {'s', atomic_fetch_add(&parent->children, 1), (uint32_t)color};
-    v->how.color = color;
-    v->how.key = key;
+    v->creation.color = color;
+    v->creation.key = key;
     return child(v, NCCL_CommSplit, hash64(parent->id, identity, sizeof identity), comm);
 }
 
@@ -290,23 +293,23 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_
     struct vcomm *parent = vcomm_of(comm);
     if (nccl_thread.inside > 0 || out == NULL || parent == NULL || excluded == NULL || count <= 0)
         return NCCL_CALL(CommShrink, comm, excluded, count, out, config, flags);
-    struct vcomm *v = begin(NCCL_DO_CommShrink, 'k', out, parent, config);
+    struct vcomm *v = new_vcomm(NCCL_DO_CommShrink, 'k', out, parent, config);
     if (v == NULL)
         return ncclSystemError;
-    v->how.excluded = copy_of(excluded, (size_t)count * sizeof *excluded);
-    if (v->how.excluded == NULL)
+    v->creation.excluded = copy_of(excluded, (size_t)count * sizeof *excluded);
+    if (v->creation.excluded == NULL)
         return ncclSystemError;
-    v->how.excluded_count = count;
-    v->how.flags = flags;
-    qsort(v->how.excluded, (size_t)count, sizeof *excluded, by_number);
+    v->creation.excluded_count = count;
+    v->creation.flags = flags;
+    qsort(v->creation.excluded, (size_t)count, sizeof *excluded, by_number);
     /* The excluded ranks don't call this. So a shrink counts neither on the parent's clock nor in
        its `children`. Like an init, it counts on the new communicator's own clock. */
-    uint64_t seed = hash64(parent->id, v->how.excluded, (size_t)count * sizeof *excluded);
+    uint64_t seed = hash64(parent->id, v->creation.excluded, (size_t)count * sizeof *excluded);
     uint32_t identity[] = {'k', atomic_fetch_add(&parent->shrinks, 1)};
     v->id = hash64(seed, identity, sizeof identity);
     v->size = parent->size - count;
     vcomm_list(v, true);
-    return make(v, NCCL_CommShrink, comm);
+    return pass_creation(v, NCCL_CommShrink, comm);
 }
 
 /*
@@ -317,7 +320,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_
 #define GROW_MARK "LIVESHFT"
 #define GROW_AT (sizeof(ncclUniqueId) - 16)
 
-static uint64_t grown(const struct vcomm *parent, uint32_t ordinal) {
+static uint64_t grow_identity(const struct vcomm *parent, uint32_t ordinal) {
     uint32_t identity[] = {'g', ordinal};
     return hash64(parent->id, identity, sizeof identity);
 }
@@ -332,7 +335,7 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id) {
         return ncclInvalidArgument;
     ncclResult_t result = NCCL_CALL(CommGetUniqueId, parent->real, id);
     if (result == ncclSuccess && memcmp(id->internal + GROW_AT, nothing, sizeof nothing) == 0) {
-        uint64_t identity = grown(parent, atomic_load(&parent->grows));
+        uint64_t identity = grow_identity(parent, atomic_load(&parent->grows));
         memcpy(id->internal + GROW_AT, GROW_MARK, 8);
         memcpy(id->internal + GROW_AT + 8, &identity, sizeof identity);
     }
@@ -347,19 +350,20 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int
     struct vcomm *parent = vcomm_of(comm);
     if (nccl_thread.inside > 0 || out == NULL || (comm != NULL && parent == NULL))
         return NCCL_CALL(CommGrow, comm, size, id, rank, out, config);
-    struct vcomm *v = begin(NCCL_DO_CommGrow, 'g', out, parent, config);
+    struct vcomm *v = new_vcomm(NCCL_DO_CommGrow, 'g', out, parent, config);
     if (v == NULL)
         return ncclSystemError;
-    v->how.size = size;
-    v->how.rank = rank;
-    v->how.ids = copy_of(id, sizeof *id);
+    v->creation.size = size;
+    v->creation.rank = rank;
+    v->creation.ids = copy_of(id, sizeof *id);
     uint64_t identity = 0;
-    if (v->how.ids != NULL && memcmp(v->how.ids->internal + GROW_AT, GROW_MARK, 8) == 0) {
-        memcpy(&identity, v->how.ids->internal + GROW_AT + 8, sizeof identity);
-        memset(v->how.ids->internal + GROW_AT, 0, 16);
+    if (v->creation.ids != NULL && memcmp(v->creation.ids->internal + GROW_AT, GROW_MARK, 8) == 0) {
+        memcpy(&identity, v->creation.ids->internal + GROW_AT + 8, sizeof identity);
+        memset(v->creation.ids->internal + GROW_AT, 0, 16);
     }
     if (parent != NULL)
-        return child(v, NCCL_CommGrow, grown(parent, atomic_fetch_add(&parent->grows, 1)), comm);
+        return child(v, NCCL_CommGrow, grow_identity(parent, atomic_fetch_add(&parent->grows, 1)),
+                     comm);
     v->id = identity;
-    return make(v, NCCL_CommGrow, NULL);
+    return pass_creation(v, NCCL_CommGrow, NULL);
 }

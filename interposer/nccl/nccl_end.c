@@ -55,7 +55,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 }
 
 static ncclResult_t abort_now(struct vcomm *v) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     /* A teardown changes LIVE to DOWN in the same way. So only one of the two ends the real one. */
     if (!vcomm_enter(v))
         return ncclSuccess; /* DOWN: there is no real communicator */
@@ -63,7 +63,7 @@ static ncclResult_t abort_now(struct vcomm *v) {
     while (state != VCOMM_DOWN && state != VCOMM_ENDED &&
            !atomic_compare_exchange_weak(&v->state, &state, VCOMM_ENDED))
         ;
-    atomic_store(&v->quick, QUICK_NONE);
+    atomic_store(&v->fast_stream, FAST_STREAM_NONE);
     ncclResult_t result = ncclSuccess;
     /* Gives other threads 100 ms to leave. The service thread may be asking NCCL something. An
        application's thread may be stuck inside for ever: the abort must free it. */
@@ -82,12 +82,12 @@ static ncclResult_t abort_now(struct vcomm *v) {
 ncclResult_t ending_launch(const struct nccl_call *call) {
     struct vcomm *v = call->v;
     ncclComm_t comm = v != NULL ? vcomm_real(v) : call->comm;
-    bool gone = v != NULL && comm == NULL;
+    bool has_ended = v != NULL && comm == NULL;
     switch (call->function) {
     case NCCL_DO_CommFinalize:
-        return gone ? ncclSuccess : NCCL_CALL(CommFinalize, comm);
+        return has_ended ? ncclSuccess : NCCL_CALL(CommFinalize, comm);
     case NCCL_DO_CommDestroy:
-        return gone ? ncclSuccess : NCCL_CALL(CommDestroy, comm);
+        return has_ended ? ncclSuccess : NCCL_CALL(CommDestroy, comm);
     case NCCL_DO_CommAbort:
         return v != NULL ? abort_now(v) : NCCL_CALL(CommAbort, comm);
     case NCCL_DO_CommSuspend:
@@ -99,7 +99,7 @@ ncclResult_t ending_launch(const struct nccl_call *call) {
     }
 }
 
-void ending_settle(const struct nccl_call *call, ncclResult_t result) {
+void ending_complete(const struct nccl_call *call, ncclResult_t result) {
     struct vcomm *v = call->v;
     bool ended = call->function == NCCL_DO_CommDestroy || call->function == NCCL_DO_CommAbort;
     if (v != NULL && ended && (result == ncclSuccess || result == ncclInProgress))

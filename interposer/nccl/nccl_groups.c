@@ -3,12 +3,12 @@
  * How a call passes the gate, alone or as a member of a group. A group passes it once, as a whole.
  *
  * If the gate is open when the group begins, its members are announced and made one by one. All are
- * announced before the real ncclGroupEnd, so the clocks are exact from there on. What that call
- * waits for (peers, when it connects to them), the peers owe.
+ * announced before the real ncclGroupEnd, so the clocks are exact from there on. That call may wait
+ * for peers when it connects to them; their part is then pending at the peers.
  *
  * If the gate is closed when the group begins, its members are only collected. The thread waits at
  * ncclGroupEnd, before it makes the calls. It never waits inside a real group, because there it
- * would hold up the operations that it owes.
+ * would hold up the pending operations that it owns.
  */
 
 #include "hooks/exported.h"
@@ -32,7 +32,7 @@ static void *copy_of(const void *bytes, size_t size) {
 }
 
 /* Copies the caller's structures, which are valid only during the call. */
-static void keep_arguments(struct nccl_call *call) {
+static void copy_arguments(struct nccl_call *call) {
     call->collected = true;
     if (call->waits != NULL)
         call->waits = copy_of(call->waits, call->count * sizeof *call->waits);
@@ -47,7 +47,7 @@ static void keep_arguments(struct nccl_call *call) {
     }
 }
 
-static void drop_arguments(struct nccl_call *call) {
+static void free_arguments(struct nccl_call *call) {
     if (!call->collected)
         return;
     free(call->waits);
@@ -58,7 +58,7 @@ static void drop_arguments(struct nccl_call *call) {
     free(config);
 }
 
-static ncclResult_t member(struct nccl_call *call) {
+static ncclResult_t add_to_group(struct nccl_call *call) {
     if (group.count == group.capacity) {
         size_t capacity = group.capacity != 0 ? 2 * group.capacity : 16;
         struct nccl_call *more = realloc(group.calls, capacity * sizeof *more);
@@ -70,50 +70,50 @@ static ncclResult_t member(struct nccl_call *call) {
     struct nccl_call *kept = &group.calls[group.count++];
     *kept = *call;
     if (group.collecting) {
-        keep_arguments(kept);
+        copy_arguments(kept);
         return ncclSuccess;
     }
     if (kept->clock != NULL)
-        gate_announce(gate_here(), kept->clock, kept->kind, tid_here());
+        gate_announce(current_gate(), kept->clock, kept->kind, current_tid());
     ncclResult_t result = nccl_launch(kept);
     if (result == ncclInProgress)
         result = ncclSuccess; /* ncclGroupEnd reports it */
     return result;
 }
 
-void nccl_settle(struct nccl_call *call, ncclResult_t result) {
+void nccl_complete(struct nccl_call *call, ncclResult_t result) {
     struct liveshift_clock *clock = call->clock;
     if (clock != NULL)
         gate_end(clock);
     else
-        unidentified_end(gate_here());
+        unidentified_end(current_gate());
     if (call->made != NULL)
-        creation_settle(call->made, result);
+        creation_complete(call->made, result);
     else if (call->window_made != NULL)
-        window_settle(call, result);
+        window_complete(call, result);
     else if (call->kind >= NCCL_CommFinalize)
-        ending_settle(call, result);
+        ending_complete(call, result);
 }
 
-static ncclResult_t alone(struct nccl_call *call) {
-    struct gate *gate = gate_here();
-    nccl_thread.tid = tid_here();
+static ncclResult_t pass_single(struct nccl_call *call) {
+    struct gate *gate = current_gate();
+    nccl_thread.tid = current_tid();
     if (__builtin_expect(call->clock != NULL, 1))
-        gate_begin(gate, call->clock, call->kind, tid_here());
+        gate_begin(gate, call->clock, call->kind, current_tid());
     else
         atomic_fetch_add_explicit(&gate->page->counters[call->kind].started, 1,
                                   memory_order_relaxed);
     ncclResult_t result = nccl_launch(call);
-    nccl_settle(call, result);
+    nccl_complete(call, result);
     return result;
 }
 
-ncclResult_t nccl_admitted(struct nccl_call *call) {
-    struct gate *gate = gate_here();
+ncclResult_t nccl_call_announced(struct nccl_call *call) {
+    struct gate *gate = current_gate();
     if (atomic_load(&gate->page->order.want) != LIVESHIFT_OPEN)
-        gate_wait(gate, call->clock, call->kind, tid_here());
+        gate_wait(gate, call->clock, call->kind, current_tid());
     ncclResult_t result = nccl_launch(call);
-    nccl_settle(call, result);
+    nccl_complete(call, result);
     return result;
 }
 
@@ -129,7 +129,7 @@ ncclResult_t nccl_pass(struct nccl_call *call) {
     if (call->v != NULL && atomic_load(&call->v->state) == VCOMM_ENDED)
         return ncclInvalidArgument;
     call->clock = nccl_clock(call);
-    return nccl_thread.groups > 0 ? member(call) : alone(call);
+    return nccl_thread.groups > 0 ? add_to_group(call) : pass_single(call);
 }
 
 EXPORTED ncclResult_t ncclGroupStart(void);
@@ -139,7 +139,7 @@ ncclResult_t ncclGroupStart(void) {
     if (nccl_thread.groups++ > 0)
         return ncclSuccess;
     nccl_thread.tid = 0;
-    group.collecting = !gate_group_begin(gate_here());
+    group.collecting = !gate_group_begin(current_gate());
     return group.collecting ? ncclSuccess : NCCL_CALL(GroupStart);
 }
 
@@ -163,7 +163,7 @@ static void pass_collected(struct gate *gate) {
         wants[at].count++;
     }
     if (n > 0)
-        gate_pass(gate, wants, n, tid_here());
+        gate_pass(gate, wants, n, current_tid());
     free(wants);
 }
 
@@ -171,39 +171,40 @@ static void pass_collected(struct gate *gate) {
    calls take no numbers, or give them back before gate_group_end: until then the agent does not
    rely on the clocks. */
 static ncclResult_t simulate(void *info) {
-    struct group whole = group;
+    struct group ended_group = group;
     ncclResult_t result = ncclSuccess;
-    size_t held = 0;
-    if (whole.collecting) {
-        for (; held < whole.count && result == ncclSuccess; held++)
-            if (whole.calls[held].v != NULL && !vcomm_enter_waiting(whole.calls[held].v))
+    size_t entered = 0;
+    if (ended_group.collecting) {
+        for (; entered < ended_group.count && result == ncclSuccess; entered++)
+            if (ended_group.calls[entered].v != NULL &&
+                !vcomm_enter_waiting(ended_group.calls[entered].v))
                 result = ncclInvalidArgument;
-        held -= result != ncclSuccess;
+        entered -= result != ncclSuccess;
         if (result == ncclSuccess)
             result = NCCL_CALL(GroupStart);
-        for (size_t i = 0; i < whole.count && result == ncclSuccess; i++)
-            result = nccl_launch(&whole.calls[i]);
+        for (size_t i = 0; i < ended_group.count && result == ncclSuccess; i++)
+            result = nccl_launch(&ended_group.calls[i]);
     }
     group = (struct group){0};
-    if (!whole.collecting || held == whole.count) {
-        ncclResult_t said = NCCL_CALL(GroupSimulateEnd, info);
-        result = result == ncclSuccess ? said : result;
+    if (!ended_group.collecting || entered == ended_group.count) {
+        ncclResult_t simulated = NCCL_CALL(GroupSimulateEnd, info);
+        result = result == ncclSuccess ? simulated : result;
     }
-    for (size_t i = 0; i < whole.count; i++) {
-        struct nccl_call *call = &whole.calls[i];
-        if (whole.collecting && i < held && call->v != NULL)
+    for (size_t i = 0; i < ended_group.count; i++) {
+        struct nccl_call *call = &ended_group.calls[i];
+        if (ended_group.collecting && i < entered && call->v != NULL)
             vcomm_leave(call->v);
-        else if (!whole.collecting && call->clock != NULL)
+        else if (!ended_group.collecting && call->clock != NULL)
             atomic_fetch_sub(&call->clock->announced, 1);
         if (call->made != NULL)
-            creation_settle(call->made, ncclInvalidUsage);
+            creation_complete(call->made, ncclInvalidUsage);
         else if (call->window_made != NULL)
-            window_settle(call, ncclInvalidUsage);
-        drop_arguments(call);
+            window_complete(call, ncclInvalidUsage);
+        free_arguments(call);
     }
-    if (!whole.collecting)
-        gate_group_end(gate_here());
-    free(whole.calls);
+    if (!ended_group.collecting)
+        gate_group_end(current_gate());
+    free(ended_group.calls);
     return result;
 }
 
@@ -213,29 +214,29 @@ ncclResult_t ncclGroupEnd(void) {
         return NCCL_CALL(GroupEnd);
     if (--nccl_thread.groups > 0)
         return ncclSuccess;
-    nccl_thread.tid = tid_here();
-    struct group whole = group;
+    nccl_thread.tid = current_tid();
+    struct group ended_group = group;
     ncclResult_t first = ncclSuccess;
-    if (whole.collecting) {
-        if (whole.count > 0)
-            pass_collected(gate_here());
+    if (ended_group.collecting) {
+        if (ended_group.count > 0)
+            pass_collected(current_gate());
         first = NCCL_CALL(GroupStart);
-        for (size_t i = 0; i < whole.count && first == ncclSuccess; i++) {
-            ncclResult_t result = nccl_launch(&whole.calls[i]);
+        for (size_t i = 0; i < ended_group.count && first == ncclSuccess; i++) {
+            ncclResult_t result = nccl_launch(&ended_group.calls[i]);
             if (result != ncclInProgress)
                 first = result;
         }
     } else
-        gate_group_end(gate_here());
+        gate_group_end(current_gate());
     group = (struct group){0};
     ncclResult_t result = NCCL_CALL(GroupEnd);
     if (first == ncclSuccess)
         first = result;
-    for (size_t i = 0; i < whole.count; i++) {
-        nccl_settle(&whole.calls[i], first);
-        drop_arguments(&whole.calls[i]);
+    for (size_t i = 0; i < ended_group.count; i++) {
+        nccl_complete(&ended_group.calls[i], first);
+        free_arguments(&ended_group.calls[i]);
     }
-    free(whole.calls);
+    free(ended_group.calls);
     return first;
 }
 
@@ -245,6 +246,6 @@ ncclResult_t ncclGroupSimulateEnd(void *info) {
         return NCCL_CALL(GroupSimulateEnd, info);
     if (--nccl_thread.groups > 0)
         return ncclSuccess;
-    nccl_thread.tid = tid_here();
+    nccl_thread.tid = current_tid();
     return simulate(info);
 }

@@ -25,7 +25,7 @@ struct liveshift_clock *nccl_clock(const struct nccl_call *call) {
 
 /* Communication is about to be enqueued: marks the stream, so that it is drained before the next
    teardown. */
-static void carries(struct vcomm *v, nccl_stream stream) {
+static void mark_stream(struct vcomm *v, nccl_stream stream) {
     uint64_t handle = stream != NULL ? (uint64_t)(uintptr_t)stream : STREAM_LEGACY;
     struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
     if (row == NULL || atomic_load_explicit(&row->handle, memory_order_relaxed) != handle) {
@@ -35,16 +35,16 @@ static void carries(struct vcomm *v, nccl_stream stream) {
     if (row == NULL)
         vcomm_unsafe(v, "there is no room in the page for the streams it was used on");
     else {
-        if ((atomic_load_explicit(&row->use, memory_order_relaxed) & STREAM_CARRIED) == 0)
-            atomic_fetch_or(&row->use, STREAM_CARRIED);
+        if ((atomic_load_explicit(&row->use, memory_order_relaxed) & STREAM_DIRTY) == 0)
+            atomic_fetch_or(&row->use, STREAM_DIRTY);
         if (stream_seen(row))
-            vcomm_quick(v, stream);
+            vcomm_set_fast_stream(v, stream);
     }
 }
 
 /* Records what must be known before a call is made. False: there is nothing to call, and *result is
    the answer. */
-static bool before(const struct nccl_call *call, ncclResult_t *result) {
+static bool prepare(const struct nccl_call *call, ncclResult_t *result) {
     struct vcomm *v = call->v;
     uint32_t state = atomic_load_explicit(&v->state, memory_order_acquire);
     if (state == VCOMM_DOWN || state == VCOMM_ENDED) {
@@ -52,12 +52,12 @@ static bool before(const struct nccl_call *call, ncclResult_t *result) {
         return false;
     }
     if (v->row != NULL)
-        vcomm_counts(v);
+        vcomm_count_operation(v);
     if (__builtin_expect(cuda_captures(call->stream), 0)) {
         ledger_capture_has_nccl((uintptr_t)call->stream);
         vcomm_captured(v);
     } else
-        carries(v, call->stream);
+        mark_stream(v, call->stream);
     return true;
 }
 
@@ -72,7 +72,7 @@ static ncclResult_t one_sided(const struct nccl_call *call, ncclComm_t comm) {
                          call->stream);
     if (call->function == NCCL_DO_WaitSignal)
         return NCCL_CALL(WaitSignal, (int)call->count, call->waits, comm, call->stream);
-    ncclWindow_t window = v != NULL ? window_now(v, call->window) : call->window;
+    ncclWindow_t window = v != NULL ? window_real(v, call->window) : call->window;
     return NCCL_CALL(PutSignal, call->send, call->count, call->type, call->peer, window,
                      call->offset, call->signal, call->context, call->flags, comm, call->stream);
 }
@@ -95,11 +95,11 @@ ncclResult_t nccl_launch(const struct nccl_call *call) {
         break;
     }
     ncclResult_t refused;
-    if (v != NULL && !before(call, &refused))
+    if (v != NULL && !prepare(call, &refused))
         return refused;
     ncclComm_t comm = v != NULL ? v->real : call->comm;
     nccl_stream stream = call->stream;
-    ncclRedOp_t op = call->op >= NCCL_NUM_OPS && v != NULL ? reduction_now(v, call->op) : call->op;
+    ncclRedOp_t op = call->op >= NCCL_NUM_OPS && v != NULL ? reduction_real(v, call->op) : call->op;
     switch (call->function) {
     case NCCL_DO_AllReduce:
         return NCCL_CALL(AllReduce, DATA, op, comm, stream);

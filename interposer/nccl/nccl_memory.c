@@ -12,10 +12,10 @@ EXPORTED ncclResult_t ncclMemAlloc(void **pointer, size_t size);
 ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
     ncclResult_t result = CUDA_CALL(NCCL_CALL(MemAlloc, pointer, size));
     if (result == ncclSuccess && *pointer != NULL && nccl_thread.inside == 0) {
-        struct ledger_made made = {.kind = LIVESHIFT_MEMORY_NCCL,
-                                   .device = driver_device(),
-                                   .address = (uint64_t)(uintptr_t)*pointer,
-                                   .size = size};
+        struct ledger_record made = {.kind = LIVESHIFT_MEMORY_NCCL,
+                                     .device = driver_device(),
+                                     .address = (uint64_t)(uintptr_t)*pointer,
+                                     .size = size};
         ledger_add(LEDGER_NCCL, &made);
     }
     return result;
@@ -23,10 +23,10 @@ ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
 
 EXPORTED ncclResult_t ncclMemFree(void *pointer);
 ncclResult_t ncclMemFree(void *pointer) {
-    struct ledger_leaving leaving = {0};
+    struct ledger_free leaving = {0};
     if (nccl_thread.inside == 0)
-        leaving = ledger_leave(LEDGER_NCCL, (uint64_t)(uintptr_t)pointer);
+        leaving = ledger_free_begin(LEDGER_NCCL, (uint64_t)(uintptr_t)pointer);
     ncclResult_t result = CUDA_CALL(NCCL_CALL(MemFree, pointer));
-    ledger_left(leaving, result == ncclSuccess);
+    ledger_free_end(leaving, result == ncclSuccess);
     return result;
 }

@@ -67,11 +67,11 @@ const char *ncclGetLastError(ncclComm_t comm) {
     if (real == NULL || (v != NULL && !vcomm_enter(v)))
         return "";
     nccl_thread.inside++;
-    const char *said = real(v != NULL ? v->real : comm); /* static or per thread, not the comm's */
+    const char *text = real(v != NULL ? v->real : comm); /* static or per thread, not the comm's */
     nccl_thread.inside--;
     if (v != NULL)
         vcomm_leave(v);
-    return said;
+    return text;
 }
 
 /* Calls a function with the real communicator in place of the vcomm. */
@@ -122,32 +122,34 @@ ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, i
 
 EXPORTED ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **pointer);
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **pointer) {
-    ncclWindow_t now = window_given_away(window);
+    ncclWindow_t now = window_exported(window);
     WITH_REAL(NCCL_CALL(WinGetUserPtr, real, now, pointer));
 }
 
-#define GIVE_AWAY(name, parameters, ...)                                                           \
+#define EXPORT_WINDOW(name, parameters, ...)                                                       \
     EXPORTED ncclResult_t nccl##name parameters;                                                   \
     ncclResult_t nccl##name parameters {                                                           \
-        window = window_given_away(window);                                                        \
+        window = window_exported(window);                                                          \
         return NCCL_CALL(name, __VA_ARGS__);                                                       \
     }
 
-GIVE_AWAY(GetLsaDevicePointer, (ncclWindow_t window, size_t at, int rank, void **out), window, at,
-          rank, out)
-GIVE_AWAY(GetPeerDevicePointer, (ncclWindow_t window, size_t at, int peer, void **out), window, at,
-          peer, out)
-GIVE_AWAY(GetLsaMultimemDevicePointer, (ncclWindow_t window, size_t at, void **out), window, at,
-          out)
-GIVE_AWAY(GetMultimemDevicePointer, (ncclWindow_t window, size_t at, void *multimem, void **out),
-          window, at, multimem, out)
-GIVE_AWAY(GetMultimemDeviceLeInfo, (ncclWindow_t window, size_t at, uint32_t *id, size_t *le),
-          window, at, id, le)
-GIVE_AWAY(GetCftDeviceLeInfo,
-          (ncclWindow_t window, size_t at, int peer, ncclTeam_t team, uint32_t *id, size_t *le),
-          window, at, peer, team, id, le)
-GIVE_AWAY(GetPeerDeviceLeInfo, (ncclWindow_t window, size_t at, int peer, uint32_t *id, size_t *le),
-          window, at, peer, id, le)
+EXPORT_WINDOW(GetLsaDevicePointer, (ncclWindow_t window, size_t at, int rank, void **out), window,
+              at, rank, out)
+EXPORT_WINDOW(GetPeerDevicePointer, (ncclWindow_t window, size_t at, int peer, void **out), window,
+              at, peer, out)
+EXPORT_WINDOW(GetLsaMultimemDevicePointer, (ncclWindow_t window, size_t at, void **out), window, at,
+              out)
+EXPORT_WINDOW(GetMultimemDevicePointer,
+              (ncclWindow_t window, size_t at, void *multimem, void **out), window, at, multimem,
+              out)
+EXPORT_WINDOW(GetMultimemDeviceLeInfo, (ncclWindow_t window, size_t at, uint32_t *id, size_t *le),
+              window, at, id, le)
+EXPORT_WINDOW(GetCftDeviceLeInfo,
+              (ncclWindow_t window, size_t at, int peer, ncclTeam_t team, uint32_t *id, size_t *le),
+              window, at, peer, team, id, le)
+EXPORT_WINDOW(GetPeerDeviceLeInfo,
+              (ncclWindow_t window, size_t at, int peer, uint32_t *id, size_t *le), window, at,
+              peer, id, le)
 
 EXPORTED ncclResult_t ncclSetEncryption(const void *config);
 ncclResult_t ncclSetEncryption(const void *config) {

@@ -20,14 +20,14 @@ static const char *const names[] = {
 };
 
 void *nccl_find(enum nccl_function which) {
-    static atomic_flag said[NCCL_FUNCTIONS]; /* clear */
+    static atomic_flag warned[NCCL_FUNCTIONS]; /* clear */
     const char *why = "";
     /* Not RTLD_NEXT: Python loads libnccl RTLD_LOCAL, and RTLD_NEXT would not search there. pncclX,
        because our own functions stand in front of ncclX. */
     void *found = elf_lookup(NCCL_LIBRARY, names[which], &why);
     if (found != NULL)
         atomic_store_explicit(&nccl_reals[which], found, memory_order_relaxed);
-    else if (!atomic_flag_test_and_set(&said[which]))
+    else if (!atomic_flag_test_and_set(&warned[which]))
         dprintf(STDERR_FILENO, "liveshift: %s was called, but there is no %s in %s: %s\n",
                 names[which] + 1, names[which], NCCL_LIBRARY, why);
     return found;

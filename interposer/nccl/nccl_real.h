@@ -105,9 +105,9 @@ NCCL_REAL_FUNCTIONS(X)
 
 extern _Atomic(void *) nccl_reals[NCCL_FUNCTIONS];
 
-/* What a thread is doing. It is one variable, so the short way of a collective looks it up once. */
+/* What a thread is doing. It is one variable, so the fast path of a collective looks it up once. */
 struct nccl_thread {
-    /* gettid(). 0: not asked for yet, or the thread is in a group; then it takes no short way. */
+    /* gettid(). 0: not asked for yet, or the thread is in a group; then it takes no fast path. */
     int32_t tid;
     /* How many real functions the thread is inside. libnccl calls some of its own exports, and so
        reaches our functions with handles that the application never got. */

@@ -106,7 +106,7 @@ static struct window **window_place(struct vcomm *v, ncclWindow_t handle) {
     return at;
 }
 
-ncclWindow_t window_now(struct vcomm *v, ncclWindow_t handle) {
+ncclWindow_t window_real(struct vcomm *v, ncclWindow_t handle) {
     pthread_mutex_lock(&v->records);
     struct window *found = *window_place(v, handle);
     ncclWindow_t real = found != NULL ? found->real : handle;
@@ -115,7 +115,7 @@ ncclWindow_t window_now(struct vcomm *v, ncclWindow_t handle) {
 }
 
 /* Called after the end of the call's group, because only then NCCL writes the window. */
-void window_settle(const struct nccl_call *call, ncclResult_t result) {
+void window_complete(const struct nccl_call *call, ncclResult_t result) {
     struct window *made = call->window_made;
     struct vcomm *v = call->v;
     if (result != ncclSuccess || made->real == NULL) { /* NULL: NCCL has no windows here */
@@ -153,7 +153,7 @@ ncclResult_t window_launch(const struct nccl_call *call) {
     return result;
 }
 
-ncclWindow_t window_given_away(ncclWindow_t handle) {
+ncclWindow_t window_exported(ncclWindow_t handle) {
     ncclWindow_t real = handle;
     pthread_mutex_lock(&vcomms_lock);
     for (struct vcomm *v = vcomms; v != NULL; v = v->next) {
@@ -211,7 +211,7 @@ static struct reduction **reduction_place(struct vcomm *v, ncclRedOp_t handle) {
     return at;
 }
 
-ncclRedOp_t reduction_now(struct vcomm *v, ncclRedOp_t handle) {
+ncclRedOp_t reduction_real(struct vcomm *v, ncclRedOp_t handle) {
     pthread_mutex_lock(&v->records);
     struct reduction *found = *reduction_place(v, handle);
     ncclRedOp_t real = found != NULL ? found->real : handle;

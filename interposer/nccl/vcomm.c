@@ -23,8 +23,8 @@ struct vcomm *vcomm_new(void) {
         return NULL;
     v->magic = VCOMM_MAGIC;
     v->device = v->rank = -1;
-    v->quick = QUICK_NONE;
-    v->gate = gate_here();
+    v->fast_stream = FAST_STREAM_NONE;
+    v->gate = current_gate();
     pthread_mutex_init(&v->records, NULL);
     v->registrations_end = &v->registrations;
     v->windows_end = &v->windows;
@@ -33,9 +33,9 @@ struct vcomm *vcomm_new(void) {
 }
 
 void vcomm_list(struct vcomm *v, bool pending) {
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     if (v->row == NULL && v->id != 0) {
-        struct communicator_made made = {
+        struct communicator_info made = {
             .library = LIVESHIFT_NCCL,
             .id = v->id,
             .parent = v->parent,
@@ -58,7 +58,7 @@ void vcomm_list(struct vcomm *v, bool pending) {
     pthread_mutex_unlock(&vcomms_lock);
 }
 
-static void forget(struct vcomm *v) {
+static void free_records(struct vcomm *v) {
     for (struct registration *next, *at = v->registrations; at != NULL; at = next) {
         next = at->next;
         free(at);
@@ -75,13 +75,13 @@ static void forget(struct vcomm *v) {
     v->windows = NULL;
     v->reductions = NULL;
     config_free(v->config);
-    config_free(v->how.given);
-    free(v->how.ids);
-    free(v->how.excluded);
+    config_free(v->creation.given);
+    free(v->creation.ids);
+    free(v->creation.excluded);
     free(atomic_load(&v->pairs));
-    v->config = v->how.given = NULL;
-    v->how.ids = NULL;
-    v->how.excluded = NULL;
+    v->config = v->creation.given = NULL;
+    v->creation.ids = NULL;
+    v->creation.excluded = NULL;
     atomic_store(&v->pairs, NULL);
 }
 
@@ -96,15 +96,15 @@ void vcomm_end(struct vcomm *v) {
     ended = v;
     pthread_mutex_unlock(&vcomms_lock);
     bool down = atomic_exchange(&v->state, VCOMM_ENDED) == VCOMM_DOWN;
-    atomic_store(&v->quick, QUICK_NONE);
+    atomic_store(&v->fast_stream, FAST_STREAM_NONE);
     v->clock = NULL;
     if (v->row != NULL) /* v->row stays: a thread may be inside a call when the vcomm is aborted */
-        communicator_end(gate_here(), v->row);
+        communicator_end(current_gate(), v->row);
     if (down) /* a teardown or rebuild may still read what is known of it */
         return;
     v->real = NULL;
     pthread_mutex_lock(&v->records);
-    forget(v);
+    free_records(v);
     pthread_mutex_unlock(&v->records);
 }
 
@@ -130,25 +130,25 @@ struct liveshift_clock *vcomm_pair(struct vcomm *v, int peer, bool sends) {
     pthread_mutex_lock(&v->records);
     clock = atomic_load(place);
     if (clock == NULL) {
-        clock = clock_add(gate_here(), v->row, sends ? v->rank : peer, sends ? peer : v->rank);
+        clock = clock_add(current_gate(), v->row, sends ? v->rank : peer, sends ? peer : v->rank);
         atomic_store_explicit(place, clock, memory_order_release);
     }
     pthread_mutex_unlock(&v->records);
     return clock;
 }
 
-void vcomm_quick(struct vcomm *v, nccl_stream stream) {
+void vcomm_set_fast_stream(struct vcomm *v, nccl_stream stream) {
     if (atomic_load(&v->state) != VCOMM_LIVE || atomic_load(&captures_under_way) != 0)
         return;
-    atomic_store(&v->quick, (uintptr_t)stream);
+    atomic_store(&v->fast_stream, (uintptr_t)stream);
     if (atomic_load(&v->state) != VCOMM_LIVE || atomic_load(&captures_under_way) != 0)
-        atomic_store(&v->quick, QUICK_NONE);
+        atomic_store(&v->fast_stream, FAST_STREAM_NONE);
 }
 
-void vcomms_not_quick(void) {
+void vcomms_clear_fast_stream(void) {
     pthread_mutex_lock(&vcomms_lock);
     for (struct vcomm *v = vcomms; v != NULL; v = v->next)
-        atomic_store(&v->quick, QUICK_NONE);
+        atomic_store(&v->fast_stream, FAST_STREAM_NONE);
     pthread_mutex_unlock(&vcomms_lock);
 }
 
@@ -168,7 +168,7 @@ bool vcomm_enter(struct vcomm *v) {
 
 bool vcomm_enter_waiting(struct vcomm *v) {
     static const struct timespec look = {0, 20000000};
-    struct liveshift_page *page = gate_here()->page;
+    struct liveshift_page *page = current_gate()->page;
     for (;;) {
         uint32_t check = atomic_load(&page->order.check);
         if (vcomm_enter(v))

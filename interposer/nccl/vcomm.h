@@ -89,7 +89,7 @@ struct vcomm {
     ncclComm_t real;
     _Atomic uint32_t state;                       /* enum vcomm_state */
     _Atomic uint32_t uses;                        /* threads between vcomm_enter and vcomm_leave */
-    _Atomic uintptr_t quick;                      /* see below */
+    _Atomic uintptr_t fast_stream;                /* see below */
     struct gate *gate;                            /* of `clock` */
     _Atomic(struct liveshift_communicator *) row; /* NULL: no room in the page */
     _Atomic(struct liveshift_clock *) clock;      /* of its collectives; NULL: no room, or ENDED */
@@ -99,11 +99,11 @@ struct vcomm {
     int size, rank, device;
     char made_by;
     bool blocking;
-    _Atomic bool finalized;               /* the application has finalized it */
-    _Atomic bool captured;                /* operations of it were captured into a graph */
-    _Atomic bool real_claimed, real_gone; /* a thread is ending the real one; it has ended */
-    struct nccl_config *config;           /* a copy of its own, or of its parent's */
-    struct creation how;
+    _Atomic bool finalized;                /* the application has finalized it */
+    _Atomic bool captured;                 /* operations of it were captured into a graph */
+    _Atomic bool real_claimed, real_ended; /* a thread is ending the real one; it has ended */
+    struct nccl_config *config;            /* a copy of its own, or of its parent's */
+    struct creation creation;
     _Atomic uint32_t children, shrinks, grows; /* made from this one; same on all members */
     pthread_mutex_t records;                   /* of the three lists; never held across a call */
     struct registration *registrations, **registrations_end;
@@ -114,16 +114,16 @@ struct vcomm {
 };
 
 /*
- * `quick` is a stream on which a collective may take the short way: nothing has to be done before
- * the real call. Three conditions hold: the communicator is LIVE, the page already says that the
- * stream has carried communication since the last drain, and no stream is being captured, as far as
- * the hooks see captures begin (stream_seen in streams.h). QUICK_NONE: no such stream. Code that
- * ends one of these conditions clears `quick` afterwards; code that sets `quick` checks them again
- * afterwards.
+ * `fast_stream` is a stream on which a collective may take the fast path: nothing has to be done
+ * before the real call. Three conditions hold: the communicator is LIVE, the page already says that
+ * the stream has carried communication since the last drain, and no stream is being captured, as
+ * far as the hooks see captures begin (stream_seen in streams.h). FAST_STREAM_NONE: no such stream.
+ * Code that ends one of these conditions clears `fast_stream` afterwards; code that sets
+ * `fast_stream` checks them again afterwards.
  */
-#define QUICK_NONE UINTPTR_MAX
-void vcomm_quick(struct vcomm *v, nccl_stream stream);
-void vcomms_not_quick(void);
+#define FAST_STREAM_NONE UINTPTR_MAX
+void vcomm_set_fast_stream(struct vcomm *v, nccl_stream stream);
+void vcomms_clear_fast_stream(void);
 
 /* For the child of a fork: forgets the parent's vcomms, since none belongs to the child. */
 void vcomms_forked(void);
@@ -177,9 +177,9 @@ bool vcomm_is_unsafe(struct vcomm *v, char why[static VCOMM_WHY]);
 void vcomm_captured(struct vcomm *v);
 void vcomm_not_captured(struct vcomm *v);
 
-/* Counts one more operation, for people. Two threads at once may count only one; an atomic addition
-   on each call would cost too much for this. */
-static inline void vcomm_counts(struct vcomm *v) {
+/* Counts one more operation, for display. Two threads at once may count only one; an atomic
+   addition on each call would cost too much for this. */
+static inline void vcomm_count_operation(struct vcomm *v) {
     _Atomic uint64_t *count = &v->row->operations;
     atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1,
                           memory_order_relaxed);

@@ -23,7 +23,7 @@ int64_t task_now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-bool task_late(const struct task *task) { return task_now_ns() > task->deadline_ns; }
+bool task_timed_out(const struct task *task) { return task_now_ns() > task->deadline_ns; }
 
 bool task_obsolete(const struct task *task) {
     uint32_t attempt, version, want = gate_order(task->gate->page, &attempt, &version);
@@ -35,11 +35,11 @@ void task_pause(void) {
     nanosleep(&pause, NULL);
 }
 
-int task_fails(struct task *task, int result, const char *format, ...) {
+int task_fail(struct task *task, int result, const char *format, ...) {
     if (task->result == 0) {
         va_list arguments;
         va_start(arguments, format);
-        vsnprintf(task->trouble, sizeof task->trouble, format, arguments);
+        vsnprintf(task->message, sizeof task->message, format, arguments);
         va_end(arguments);
         task->result = result;
     }
@@ -53,7 +53,7 @@ const char *task_name(const struct vcomm *v, char text[static 80]) {
     return text;
 }
 
-struct vcomm **vcomms_now(unsigned *many) {
+struct vcomm **vcomms_snapshot(unsigned *many) {
     unsigned n = 0;
     pthread_mutex_lock(&vcomms_lock);
     for (struct vcomm *v = vcomms; v != NULL; v = v->next)
@@ -68,20 +68,20 @@ struct vcomm **vcomms_now(unsigned *many) {
 
 static void answer(struct task *task) {
     struct liveshift_answer *a = &task->gate->page->answer;
-    memcpy(a->trouble, task->trouble, sizeof a->trouble);
+    memcpy(a->message, task->message, sizeof a->message);
     atomic_store(&a->done_result, (uint32_t)task->result);
     atomic_store(&a->done_attempt, task->attempt);
     atomic_store(&a->done_version, task->version);
     atomic_store(&a->done_want, task->want);
 }
 
-static void carry_out(struct task *task) {
+static void execute(struct task *task) {
     struct liveshift_page *page = task->gate->page;
     struct liveshift_answer *a = &page->answer;
     uint32_t limit_ms = atomic_load(&page->order.limit_ms);
     int64_t began = task_now_ns(), limit = (int64_t)(limit_ms != 0 ? limit_ms : 60000) * 1000000;
     task->deadline_ns = began + limit * 4 / 5;
-    task->last_ns = began + limit + LAST_RESORT_NS;
+    task->abort_deadline_ns = began + limit + LAST_RESORT_NS;
     atomic_store(&a->done_want, 0);
     if (task->want == LIVESHIFT_CLOSED) {
         device_calls_find(); /* now no thread is stopped inside the dynamic linker */
@@ -101,11 +101,25 @@ static void carry_out(struct task *task) {
     answer(task);
 }
 
+/* Allocates nothing: all other threads may be stopped, one of them while it holds the allocator's
+   lock. */
+static bool any_creation(void) {
+    bool found = false;
+    pthread_mutex_lock(&vcomms_lock);
+    for (struct vcomm *v = vcomms; v != NULL && !found; v = v->next)
+        found = atomic_load(&v->state) == VCOMM_MAKING;
+    pthread_mutex_unlock(&vcomms_lock);
+    return found;
+}
+
 /* Looks at non-blocking creations, since the application may never ask about them. Returns whether
-   there are any. */
+   there are any. A boundary excludes creations, so vcomms_snapshot allocates only while no thread
+   is stopped. */
 static bool poll_creations(void) {
+    if (!any_creation())
+        return false;
     unsigned many, making = 0;
-    struct vcomm **all = vcomms_now(&many);
+    struct vcomm **all = vcomms_snapshot(&many);
     for (unsigned i = 0; i < many; i++)
         if (atomic_load(&all[i]->state) == VCOMM_MAKING && vcomm_enter(all[i])) {
             making++;
@@ -121,7 +135,7 @@ static void serve(void *unused) {
        example during a migration. */
     static const struct timespec rarely = {1, 0}, often = {0, 20000000};
     (void)unused;
-    struct gate *gate = gate_here();
+    struct gate *gate = current_gate();
     struct liveshift_page *page = gate->page;
     struct task done = {0};
     for (;;) {
@@ -131,7 +145,7 @@ static void serve(void *unused) {
         if (task.want >= LIVESHIFT_CLOSED &&
             (task.want != done.want || task.attempt != done.attempt ||
              task.version != done.version)) {
-            carry_out(&task);
+            execute(&task);
             done = task;
             continue;
         }
@@ -148,25 +162,25 @@ static void serve(void *unused) {
     }
 }
 
-static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
-static bool begun;
-static unsigned begun_in;
+static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool started;
+static unsigned started_in;
 
 void service_begin(void) {
-    pthread_mutex_lock(&beginning);
-    if (!begun || begun_in != process_generation()) { /* threads don't survive a fork */
+    pthread_mutex_lock(&start_lock);
+    if (!started || started_in != process_generation()) { /* threads don't survive a fork */
         int failure = thread_start("liveshift", serve, NULL);
-        begun = failure == 0;
-        begun_in = process_generation();
-        static bool said;
-        if (!begun && !said)
+        started = failure == 0;
+        started_in = process_generation();
+        static bool warned;
+        if (!started && !warned)
             dprintf(STDERR_FILENO,
                     "liveshift: cannot start a thread: %s; this process's communicators and "
                     "device memory can't be moved\n",
                     strerror(failure));
-        said |= !begun;
+        warned |= !started;
     }
-    pthread_mutex_unlock(&beginning);
+    pthread_mutex_unlock(&start_lock);
 }
 
 void service_for_memory(void) {

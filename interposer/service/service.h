@@ -20,22 +20,22 @@ void service_for_memory(void);
 struct task {
     struct gate *gate;
     uint32_t want, attempt, version;
-    int64_t deadline_ns; /* until then the thread waits for NCCL and for streams */
-    int64_t last_ns;     /* until then NCCL may abort what has not come back */
-    int result;          /* 0 or an errno value */
-    char trouble[160];
+    int64_t deadline_ns;       /* until then the thread waits for NCCL and for streams */
+    int64_t abort_deadline_ns; /* until then NCCL may abort what has not come back */
+    int result;                /* 0 or an errno value */
+    char message[160];
 };
 
 int64_t task_now_ns(void);
-bool task_late(const struct task *task);
+bool task_timed_out(const struct task *task);
 /* Whether the agent has given another order. */
 bool task_obsolete(const struct task *task);
 void task_pause(void); /* sleeps 1 ms */
 
 /* Records that the task failed, and why; the first reason stays. Returns the result. */
-int task_fails(struct task *task, int result, const char *format, ...)
+int task_fail(struct task *task, int result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Writes a communicator's name, or its number, into `text`, for people. */
+/* Writes a communicator's name, or its number, into `text`, for messages. */
 const char *task_name(const struct vcomm *v, char text[static 80]);
 
 void drain(struct task *task);         /* drain.c */
@@ -45,6 +45,6 @@ void rebuild(struct task *task);       /* rebuild.c */
 void serve_devices(struct task *task); /* device_session.c */
 
 /* An array of the `many` communicators in the order they were made; the caller frees it. */
-struct vcomm **vcomms_now(unsigned *many);
+struct vcomm **vcomms_snapshot(unsigned *many);
 
 #endif

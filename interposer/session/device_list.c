@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-static bool is_the_drivers(const struct ledger_made *row) {
+static bool is_the_drivers(const struct ledger_record *row) {
     return (row->kind == LIVESHIFT_MEMORY_DEVICE || row->kind == LIVESHIFT_MEMORY_POOL ||
             row->kind == LIVESHIFT_MEMORY_MAPPED) &&
            row->device >= 0 && row->size > 0;
@@ -19,17 +19,17 @@ static bool is_the_drivers(const struct ledger_made *row) {
 /* Whether the driver still has the row's memory. A thread may have been stopped after the driver
    freed the memory and before the row was freed, or have freed it in a way that the ledger doesn't
    see. Then the addresses may belong to something else by now. */
-static bool is_known(const struct ledger_made *row) {
+static bool is_known(const struct ledger_record *row) {
     unsigned long long base;
     size_t length;
     if (row->kind == LIVESHIFT_MEMORY_MAPPED)
-        return memory_here(row->address) == CUDA_OK;
+        return memory_is_mapped(row->address) == CUDA_OK;
     return DEVICE_CALL(cuMemGetAddressRange_v2, &base, &length, row->address) == CUDA_OK &&
            base == row->address && length >= row->size;
 }
 
 static bool next_row(struct device_cursor *cursor, struct liveshift_device_reply *reply) {
-    struct ledger_made row;
+    struct ledger_record row;
     while (row_read(cursor->row, &row)) {
         cursor->row++;
         if (!is_the_drivers(&row) || !is_known(&row))
@@ -48,20 +48,20 @@ static bool next_row(struct device_cursor *cursor, struct liveshift_device_reply
    unmapped the memory already. */
 static bool is_there(struct arena_block *block) {
     uint32_t state = atomic_load(&block->state);
-    return state != BLOCK_NONE && (state != BLOCK_FREEING || atomic_load(&block->gone) != 0 ||
-                                   memory_here(atomic_load(&block->address)) == CUDA_OK);
+    return state != BLOCK_NONE && (state != BLOCK_FREEING || atomic_load(&block->released) != 0 ||
+                                   memory_is_mapped(atomic_load(&block->address)) == CUDA_OK);
 }
 
 static bool next_block(struct device_cursor *cursor, struct liveshift_device_reply *reply) {
     while (cursor->block < blocks_used()) {
-        struct arena_block *block = block_number(cursor->block++);
+        struct arena_block *block = block_by_index(cursor->block++);
         if (!is_there(block))
             continue;
         reply->address = atomic_load(&block->address);
         reply->size = atomic_load(&block->size);
         reply->device = atomic_load(&block->device);
         reply->kind = LIVESHIFT_MEMORY_ARENA;
-        reply->value = atomic_load(&block->gone) == 0;
+        reply->value = atomic_load(&block->released) == 0;
         return true;
     }
     return false;

@@ -88,7 +88,7 @@ int memory_unreserve(uint64_t address, size_t size) {
     return DEVICE_CALL(cuMemAddressFree, address, size);
 }
 
-int memory_here(uint64_t address) {
+int memory_is_mapped(uint64_t address) {
     unsigned long long handle;
     int result = retain(address, &handle);
     if (result == CUDA_OK)

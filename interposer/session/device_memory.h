@@ -28,10 +28,10 @@ int memory_allow(uint64_t address, size_t size, int32_t device, uint64_t accesso
 int memory_unmap(uint64_t address, size_t size);
 int memory_unreserve(uint64_t address, size_t size);
 
-/* memory_export makes a descriptor of the memory mapped at an address. memory_here only checks.
-   Neither returns 0 if nothing is mapped there. */
+/* memory_export makes a descriptor of the memory mapped at an address. memory_is_mapped only
+   checks. Both return a CUDA error if nothing is mapped there. */
 int memory_export(uint64_t address, int *descriptor);
-int memory_here(uint64_t address);
+int memory_is_mapped(uint64_t address);
 
 /* Replaces the memory mapped at an address by new memory with the same bytes. For that moment it
    needs the same amount of device memory again. It needs a current context of the device. */

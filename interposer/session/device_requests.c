@@ -14,17 +14,17 @@
 
 #define ORDINAL_OF_POINTER 9 /* CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL */
 
-void device_says(struct liveshift_device_reply *reply, int result, const char *trouble) {
+void device_set_result(struct liveshift_device_reply *reply, int result, const char *message) {
     reply->result = result;
     if (result != 0)
-        snprintf(reply->trouble, sizeof reply->trouble, "%s", trouble);
+        snprintf(reply->message, sizeof reply->message, "%s", message);
 }
 
 static struct arena_block *find_block(struct device_session *session, uint64_t address) {
     uint32_t used = blocks_used();
     for (uint32_t i = 0; i < used; i++) {
         uint32_t at = (session->found + i) % used;
-        struct arena_block *block = block_number(at);
+        struct arena_block *block = block_by_index(at);
         if (atomic_load(&block->state) != BLOCK_NONE && atomic_load(&block->address) == address) {
             session->found = at;
             return block;
@@ -55,7 +55,7 @@ static void checksum(struct device_session *session, const struct liveshift_devi
     if (result == CUDA_OK)
         result = contexts_enter(&session->contexts, device, request->address);
     if (result != CUDA_OK) {
-        device_says(reply, result, "no device of this process holds that memory");
+        device_set_result(reply, result, "no device of this process holds that memory");
         return;
     }
     if (pieces == 0)
@@ -65,7 +65,7 @@ static void checksum(struct device_session *session, const struct liveshift_devi
                          LIVESHIFT_DEVICE_SAMPLE);
     reply->device = device;
     reply->value = checksum_of(&sum);
-    device_says(reply, result, "copying that memory to the host failed");
+    device_set_result(reply, result, "copying that memory to the host failed");
 }
 
 /* Exports a block's memory. Memory that came back by MAP was made by another process. No document
@@ -85,38 +85,38 @@ static int export_memory(struct device_session *session,
 
 static void export_block(struct device_session *session, struct arena_block *block,
                          struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->gone) != 0) {
-        device_says(reply, -EALREADY, "its memory was given up");
+    if (atomic_load(&block->released) != 0) {
+        device_set_result(reply, -EALREADY, "its memory was given up");
         return;
     }
     int result = export_memory(session, reply);
     if (result == CUDA_OK)
         atomic_store(&block->shared, 1);
-    device_says(reply, result, "the driver gave no descriptor of it");
+    device_set_result(reply, result, "the driver gave no descriptor of it");
 }
 
 static void release_block(struct arena_block *block, struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->gone) != 0) {
-        device_says(reply, -EALREADY, "its memory was given up");
+    if (atomic_load(&block->released) != 0) {
+        device_set_result(reply, -EALREADY, "its memory was given up");
         return;
     }
     /* Set before the unmapping: a thread that runs although it should be held then waits, too,
        before it unmaps the block (end_block in arena.c). */
-    atomic_store(&block->gone, 1);
+    atomic_store(&block->released, 1);
     int result = memory_unmap(reply->address, reply->size);
     if (result != CUDA_OK)
-        atomic_store(&block->gone, 0);
-    device_says(reply, result, "the driver did not unmap it");
+        atomic_store(&block->released, 0);
+    device_set_result(reply, result, "the driver did not unmap it");
 }
 
 static void map_block(struct device_session *session, struct arena_block *block, uint64_t size,
                       struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->gone) == 0)
-        device_says(reply, -EALREADY, "its memory is here");
+    if (atomic_load(&block->released) == 0)
+        device_set_result(reply, -EALREADY, "its memory is here");
     else if (size != reply->size)
-        device_says(reply, -EINVAL, "the block has another size");
+        device_set_result(reply, -EINVAL, "the block has another size");
     else if (session->descriptor < 0)
-        device_says(reply, -EBADF, "no descriptor came with the request");
+        device_set_result(reply, -EBADF, "no descriptor came with the request");
     else {
         int result = contexts_enter(&session->contexts, reply->device, 0);
         if (result == CUDA_OK)
@@ -124,16 +124,16 @@ static void map_block(struct device_session *session, struct arena_block *block,
                                    arena_accessors(reply->device), session->descriptor);
         if (result == CUDA_OK) {
             atomic_store(&block->shared, 1);
-            atomic_store(&block->gone, 0);
+            atomic_store(&block->released, 0);
         }
-        device_says(reply, result, "the driver did not map it");
+        device_set_result(reply, result, "the driver did not map it");
     }
 }
 
 static void own_block(struct device_session *session, struct arena_block *block,
                       struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->gone) != 0) {
-        device_says(reply, -EALREADY, "its memory was given up");
+    if (atomic_load(&block->released) != 0) {
+        device_set_result(reply, -EALREADY, "its memory was given up");
         return;
     }
     if (atomic_load(&block->shared) == 0)
@@ -144,7 +144,7 @@ static void own_block(struct device_session *session, struct arena_block *block,
                               arena_accessors(reply->device));
     if (result == CUDA_OK)
         atomic_store(&block->shared, 0);
-    device_says(reply, result, "it could not be copied to memory of its own");
+    device_set_result(reply, result, "it could not be copied to memory of its own");
 }
 
 /* Carries out a request that concerns one block. */
@@ -153,7 +153,7 @@ static void with_block(struct device_session *session,
                        struct liveshift_device_reply *reply) {
     struct arena_block *block = find_block(session, request->address);
     if (block == NULL) {
-        device_says(reply, -ENOENT, "no block of the arena begins there");
+        device_set_result(reply, -ENOENT, "no block of the arena begins there");
     } else {
         reply->size = atomic_load(&block->size);
         reply->device = atomic_load(&block->device);
@@ -166,7 +166,7 @@ static void with_block(struct device_session *session,
             own_block(session, block, reply);
         else
             map_block(session, block, request->size, reply);
-        reply->value = atomic_load(&block->gone) == 0;
+        reply->value = atomic_load(&block->released) == 0;
     }
 }
 
@@ -183,15 +183,16 @@ static void synchronise(struct device_session *session, struct liveshift_device_
             result = DEVICE_CALL(cuCtxSynchronize);
         reply->device = device;
     }
-    device_says(reply, result, "waiting for the device's work failed");
+    device_set_result(reply, result, "waiting for the device's work failed");
 }
 
-void device_answer(struct device_session *session, const struct liveshift_device_request *request,
-                   struct liveshift_device_reply *reply) {
+void device_handle_request(struct device_session *session,
+                           const struct liveshift_device_request *request,
+                           struct liveshift_device_reply *reply) {
     switch (request->op) {
     case LIVESHIFT_DEVICE_NEXT:
         if (!device_list(&session->cursor, request->argument, reply))
-            device_says(reply, -ENOENT, "there are no more allocations");
+            device_set_result(reply, -ENOENT, "there are no more allocations");
         break;
     case LIVESHIFT_DEVICE_CHECKSUM:
         checksum(session, request, reply);
@@ -206,6 +207,6 @@ void device_answer(struct device_session *session, const struct liveshift_device
         synchronise(session, reply);
         break;
     default:
-        device_says(reply, -ENOSYS, "this process's interposer doesn't know that request");
+        device_set_result(reply, -ENOSYS, "this process's interposer doesn't know that request");
     }
 }

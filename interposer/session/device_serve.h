@@ -44,9 +44,10 @@ struct device_session {
 };
 
 /* Carries a request out. The caller has filled in the fields that the reply repeats. */
-void device_answer(struct device_session *session, const struct liveshift_device_request *request,
-                   struct liveshift_device_reply *reply);
+void device_handle_request(struct device_session *session,
+                           const struct liveshift_device_request *request,
+                           struct liveshift_device_reply *reply);
 /* Sets the reply's result and, if it isn't 0, the text. */
-void device_says(struct liveshift_device_reply *reply, int result, const char *trouble);
+void device_set_result(struct liveshift_device_reply *reply, int result, const char *message);
 
 #endif

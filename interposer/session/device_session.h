@@ -15,8 +15,8 @@
  * lack an allocation whose making or freeing a stopped thread has begun and not finished: the
  * application does not use its bytes yet, or no longer.
  *
- * tests/test_device_session_layout.py holds liveshift.interposer.device_session, the Python mirror,
- * equal to this header.
+ * tests/interposer/session/test_device_session_layout.py holds the Python mirror,
+ * liveshift.interposer.device_session, equal to this header.
  */
 #ifndef LIVESHIFT_INTERPOSER_DEVICE_SESSION_H
 #define LIVESHIFT_INTERPOSER_DEVICE_SESSION_H
@@ -29,12 +29,12 @@
 
 enum liveshift_device_op {
     /* The process sends it once, first. `value`: its pid in the capsule; `kind`: the protocol. With
-       a `result` other than 0, `trouble` says why it can't serve, and it closes. */
+       a `result` other than 0, `message` says why it can't serve, and it closes. */
     LIVESHIFT_DEVICE_HELLO = 0,
     /* Returns the allocation of device memory number `argument`, from 0: `address`, `size`,
        `device` (this process's ordinal), that GPU's `uuid` as the process's driver reports it,
        `kind` (enum liveshift_memory: DEVICE, POOL, MAPPED or ARENA), and `value` (1: the process
-       has its memory, 0: it was given up). -ENOENT after the last. Numbers are valid for one
+       has its memory, 0: it was released). -ENOENT after the last. Numbers are valid for one
        session; EXPORT, RELEASE and MAP don't change them. (NVIDIA does not document whether the
        driver reports the new or the old GPU's uuid after a restore to another GPU.) */
     LIVESHIFT_DEVICE_NEXT = 1,
@@ -49,7 +49,7 @@ enum liveshift_device_op {
        reserved. -EALREADY: that was done before. From before RELEASE until after MAP, every thread
        that may use the memory must be stopped, or wait inside CUDA. */
     LIVESHIFT_DEVICE_RELEASE = 4,
-    /* Gives physical memory back to the arena block at `address`, which was given up: the memory
+    /* Gives physical memory back to the arena block at `address`, which was released: the memory
        behind the descriptor that comes with the request (SCM_RIGHTS). The block keeps its address,
        and the same devices may access it. `size` must be the block's. */
     LIVESHIFT_DEVICE_MAP = 5,
@@ -81,7 +81,7 @@ struct liveshift_device_reply {
     int32_t device;
     uint32_t kind;
     uint8_t uuid[16];
-    char trouble[96]; /* if `result` is not 0, in words, NUL-padded */
+    char message[96]; /* if `result` is not 0, in words, NUL-padded */
 };
 
 _Static_assert(sizeof(struct liveshift_device_request) == 32, "a request's size is the protocol's");

@@ -14,7 +14,7 @@ import psutil
 
 from ...errors import LiveshiftError, NotFound
 from ...runtime.agent.host.data_link import interfaces
-from ...runtime.config.cluster import Cluster, Host
+from ...runtime.config.cluster import Cluster, HostSettings
 from ...runtime.config.values import ORCHESTRATOR
 from ...runtime.control import keys
 from ..client.client import Client
@@ -22,13 +22,14 @@ from ..client.context import DAEMONS
 from .finding import Finding, Verdict
 
 CONNECT_S = 2.0
-"""Seconds after which a port gives no answer. In a cluster a connection takes milliseconds."""
+"""A port that takes longer than this many seconds counts as silent. In a cluster a connection takes
+milliseconds."""
 
-ASK_S = 3.0
+REQUEST_S = 3.0
 AT_ONCE = 32
 
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""File systems that belong to one machine alone, unless that machine exports them."""
+"""These file systems belong to one machine alone, unless that machine exports them."""
 
 
 def own_keys(cluster: Cluster | None) -> Iterator[Finding]:
@@ -59,7 +60,7 @@ def own_keys(cluster: Cluster | None) -> Iterator[Finding]:
         return
     if missing:
         found = f"no public key of {', '.join(missing)} in {directory}"
-        advice = "`liveshift keys add-host NAME` where they are made, then copy public/ anew"
+        advice = "`liveshift keys add-host NAME` where they are made, then copy public/ again"
         yield Finding("keys", found, needed, Verdict.WARN, advice)
         return
     yield Finding("keys", f"of {' and '.join(names)}, and public ones", needed, Verdict.OK)
@@ -76,9 +77,9 @@ def ports(cluster: Cluster | None) -> Iterator[Finding]:
         if here is None or host.name != here.name:
             targets |= {str(host.data): host.name, str(host.pages): host.name}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        troubles = dict(zip(targets, pool.map(_connect, targets), strict=True))
+        problems = dict(zip(targets, pool.map(_connect, targets), strict=True))
     needed = "TCP to the orchestrator's port and to each host's data_port and pages_port"
-    wrong = {address: why for address, why in troubles.items() if why}
+    wrong = {address: why for address, why in problems.items() if why}
     if not wrong:
         found = f"{len(targets)} connections to {len(set(targets.values()))} machines"
         yield Finding("ports", found, needed, Verdict.OK)
@@ -105,14 +106,14 @@ def equal_files(cluster: Cluster | None) -> Iterator[Finding]:
 
     try:
         with Client(socket_) as client:
-            rows = client.get(Status, GetStatus(), ASK_S).hosts
+            rows = client.get(Status, GetStatus(), REQUEST_S).hosts
     except LiveshiftError as error:
         found = f"not compared: {error}"
         yield Finding("cluster files", found, needed, Verdict.WARN, error.hint or "see its log")
         return
     other = [row.name for row in rows if row.other_file]
     if other:
-        advice = "copy the orchestrator's file there: the agent takes it up by itself"
+        advice = "copy the orchestrator's file there: the agent loads it by itself"
         found = f"{', '.join(other)} {'uses' if len(other) == 1 else 'use'} another file"
         yield Finding("cluster files", found, needed, Verdict.WARN, advice)
     else:
@@ -147,7 +148,7 @@ def shared_paths(cluster: Cluster | None) -> Iterator[Finding]:
         yield Finding("shared paths", found, needed, Verdict.OK)
 
 
-def this_host(cluster: Cluster) -> Host | None:
+def this_host(cluster: Cluster) -> HostSettings | None:
     """Return the host of the cluster that has one of this machine's addresses, or None."""
     mine = {address for interface in interfaces() for address in interface.addresses}
     return next((host for host in cluster.hosts if host.address in mine), None)
@@ -175,4 +176,4 @@ def _file_system(path: Path, mounts: dict[str, str]) -> str:
     for parent in (real, *real.parents):
         if str(parent) in mounts:
             return mounts[str(parent)]
-    raise NotFound(f"{path} is on no file system of /proc/mounts")
+    raise NotFound(f"{path} is not on any file system that /proc/mounts lists")

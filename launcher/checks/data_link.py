@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...runtime.agent.host.data_link import interfaces, look
+from ...runtime.agent.host.data_link import interfaces, read_link
 from ...runtime.config.cluster import Cluster
 from ...runtime.model import link_rates
 from ...runtime.model.link_rates import bits
@@ -25,13 +25,13 @@ def data_link(cluster: Cluster | None) -> Iterator[Finding]:
     if here is None:
         yield Finding(
             "data link",
-            "no host's address is this machine's; it has " + ", ".join(sorted(mine)),
+            "no host has an address of this machine, which has " + ", ".join(sorted(mine)),
             NEEDED,
             Verdict.WARN,
             "correct the addresses of the cluster file, unless this machine is none of its hosts",
         )
         return
-    link = look(here.name, here.address, link_rates.load(cluster.paths.run), among)
+    link = read_link(here.name, here.address, link_rates.load(cluster.paths.run), among)
     found = f"{here.name}: {here.address} on {link.interface}"
     found += f", {bits(link.speed)}" if link.speed else ", speed unknown"
     found += "" if link.up else ", down"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...runtime.config.timeouts import Timeouts
-from ..show import ladder
+from ..show import timeouts_view
 from .finding import Finding, Verdict
 
 LOOK_S = 0.5
@@ -34,12 +34,12 @@ def deadlines(timeouts: Timeouts, state: Path, source: str) -> Iterator[Finding]
     good = worst <= timeouts.heartbeat
     yield Finding(
         "deadlines",
-        f"{ladder.in_a_line(timeouts)} ({source}); at worst {', '.join(seen)}",
+        f"{timeouts_view.in_a_line(timeouts)} ({source}); at worst {', '.join(seen)}",
         f"at worst a heartbeat late: {timeouts.heartbeat:g} s",
         Verdict.OK if good else Verdict.WARN,
         ""
         if good
-        else f"a busy host would be taken for a lost one: set timeouts.suspicion to {5 * worst:.1f}"
+        else f"a busy host would count as lost: set timeouts.suspicion to {5 * worst:.1f}"
         " or more, or take load (or the journal) off this machine",
     )
 

@@ -22,7 +22,7 @@ from .finding import Check, Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 LEAST_WIDTH = 30
-"""The words of a finding get at least this many columns, however narrow the terminal is."""
+"""The text of a finding gets at least this many columns, even on a narrow terminal."""
 
 
 def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int:
@@ -39,8 +39,8 @@ def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int
     if output == "json":
         warnings = sum(finding.verdict is Verdict.WARN for finding in findings)
         checks = [asdict(finding) for finding in findings]
-        told = {"ok": not failed, "warnings": warnings, "checks": checks}
-        json.dump(told, sys.stdout, indent=2, ensure_ascii=False)
+        report = {"ok": not failed, "warnings": warnings, "checks": checks}
+        json.dump(report, sys.stdout, indent=2, ensure_ascii=False)
         sys.stdout.write("\n")
     else:
         _print(findings)
@@ -96,13 +96,13 @@ def _print(findings: list[Finding]) -> None:
             rows.append((" " * (first + 2) + "needed: ", finding.needed))
         if finding.advice:
             rows.append((" " * (first + 2) + "do: ", finding.advice))
-        for number, (head, words) in enumerate(rows):
+        for number, (head, text) in enumerate(rows):
             lead = Text.assemble(Text("    ") if number else verdict, "  ", head)
-            for part in _wrapped(words, width, len(lead.plain)):
+            for part in _wrapped(text, width, len(lead.plain)):
                 console.print(Text.assemble(lead, part), soft_wrap=True)
                 lead = Text(" " * len(lead.plain))
-    words, worst = summary(findings)
-    for part in _wrapped(words, width, 0):
+    text, worst = summary(findings)
+    for part in _wrapped(text, width, 0):
         console.print(Text(part, STYLES[worst]), soft_wrap=True)
 
 
@@ -119,9 +119,9 @@ def summary(findings: list[Finding]) -> tuple[str, Verdict]:
     return "The main job can run here.", Verdict.OK
 
 
-def _wrapped(words: str, width: int | None, indent: int) -> list[str]:
+def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
     """Break words into lines that fit a terminal after ``indent`` columns. A pipe (``width`` None)
     gets one line."""
     if width is None:
-        return [" ".join(words.split())]
-    return textwrap.wrap(words, max(LEAST_WIDTH, width - indent)) or [""]
+        return [" ".join(text.split())]
+    return textwrap.wrap(text, max(LEAST_WIDTH, width - indent)) or [""]

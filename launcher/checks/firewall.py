@@ -33,8 +33,9 @@ INTERFACES = BRIDGES.replace("*", "+")
 Rule = dict[str, Any]
 
 
-class Closed(NamedTuple):
-    """A chain that drops forwarded packets by default, and the commands that let capsules' pass."""
+class ClosedChain(NamedTuple):
+    """A chain that drops forwarded packets by default, and the commands that let packets of
+    capsules pass."""
 
     chain: str
     advice: str
@@ -44,23 +45,23 @@ def forwarding() -> Iterator[Finding]:
     """Look for chains at the forward hook that drop by default and have no rule for our bridges."""
     needed = f"what {BRIDGES} forward is accepted in every chain that drops by default"
     try:
-        ruleset = json.loads(_said("nft", "-j", "list", "ruleset") or '{"nftables": []}')
+        ruleset = json.loads(_output_of("nft", "-j", "list", "ruleset") or '{"nftables": []}')
         found = [*closed(ruleset["nftables"]), *closed_legacy(_legacy())]
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-        trouble = f"cannot read this machine's rules: {error}"
+        problem = f"cannot read this machine's rules: {error}"
         advice = "run as root; `nft -j list ruleset` must work"
-        yield Finding("forwarding", trouble, needed, Verdict.WARN, advice)
+        yield Finding("forwarding", problem, needed, Verdict.WARN, advice)
         return
     if found:
         names = ", ".join(chain for chain, _ in found)
         advice = "; ".join(advice for _, advice in found)
-        words = f"dropped by default in {names}"
-        yield Finding("forwarding", words, needed, Verdict.WARN, f"{advice}; keep the rules")
+        text = f"dropped by default in {names}"
+        yield Finding("forwarding", text, needed, Verdict.WARN, f"{advice}; keep the rules")
     else:
         yield Finding("forwarding", "no chain drops it", needed, Verdict.OK)
 
 
-def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
+def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[ClosedChain]:
     """Find chains that drop by default in the output of ``nft -j list ruleset``. A rule for our
     bridges counts anywhere in the chain's table."""
     known: list[dict[str, Any]] = [entry for entry in ruleset if len(entry) == 1]
@@ -77,21 +78,21 @@ def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
             continue
         names = {c["name"] for c in chains if (c["family"], c["table"]) == where}
         name = " ".join((*where, chain["name"]))
-        yield Closed(name, _advice(name, names))
+        yield ClosedChain(name, _advice(name, names))
 
 
-def closed_legacy(rules: str) -> Iterator[Closed]:
+def closed_legacy(rules: str) -> Iterator[ClosedChain]:
     """Find a chain that drops by default in the output of ``iptables -S``."""
     lines = [line.split() for line in rules.splitlines()]
-    accepting = [words for words in lines if words[-2:] == ["-j", "ACCEPT"]]
-    opened = {side for words in accepting for side in ("-i", "-o") if _has(words, side)}
+    accepting = [rule for rule in lines if rule[-2:] == ["-j", "ACCEPT"]]
+    opened = {side for rule in accepting for side in ("-i", "-o") if _has(rule, side)}
     if ["-P", FORWARDS, "DROP"] in lines and len(opened) < 2:
-        names = {words[1] for words in lines if words[0] == "-N"}
-        yield Closed(f"iptables {FORWARDS}", _advice("ip filter FORWARD", names))
+        names = {rule[1] for rule in lines if rule[0] == "-N"}
+        yield ClosedChain(f"iptables {FORWARDS}", _advice("ip filter FORWARD", names))
 
 
-def _has(words: list[str], side: str) -> bool:
-    return any(pair == (side, INTERFACES) for pair in itertools.pairwise(words))
+def _has(rule: list[str], side: str) -> bool:
+    return any(pair == (side, INTERFACES) for pair in itertools.pairwise(rule))
 
 
 def _advice(chain: str, names: set[str]) -> str:
@@ -127,10 +128,10 @@ def _legacy() -> str:
     asked, since that would load its kernel modules."""
     if not LEGACY_TABLES.exists() or "filter" not in LEGACY_TABLES.read_text().split():
         return ""
-    return _said(shutil.which("iptables-legacy") or "iptables", "-S")
+    return _output_of(shutil.which("iptables-legacy") or "iptables", "-S")
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode != 0:
         raise OSError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")

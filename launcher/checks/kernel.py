@@ -50,8 +50,8 @@ def namespaces() -> Iterator[Finding]:
     """Make every namespace of a capsule at once, in a child that ends at once. If that fails, try
     each by itself to name those that are refused."""
     needed = f"{', '.join(NAMESPACES)} namespaces"
-    trouble = attempt("unshare", "--fork", *(f"--{kind}" for kind in NAMESPACES), "true")
-    if trouble is None:
+    problem = attempt("unshare", "--fork", *(f"--{kind}" for kind in NAMESPACES), "true")
+    if problem is None:
         yield Finding("namespaces", "made all of them", needed, Verdict.OK)
         return
     kinds_by_reason: dict[str, list[str]] = {}
@@ -62,7 +62,7 @@ def namespaces() -> Iterator[Finding]:
     refused = [f"{', '.join(kinds)}: {reason}" for reason, kinds in kinds_by_reason.items()]
     yield Finding(
         "namespaces",
-        "; ".join(refused) or trouble,
+        "; ".join(refused) or problem,
         needed,
         Verdict.FAIL,
         "run as root, outside of containers that forbid namespaces; unshare is in util-linux",
@@ -71,11 +71,11 @@ def namespaces() -> Iterator[Finding]:
 
 def write_tracking() -> Iterator[Finding]:
     """Check what pre-copy needs, with the same probe as the agents."""
-    trouble = MemoryTracker.probe()
+    problem = MemoryTracker.probe()
     yield Finding(
         "write tracking",
-        trouble or "userfaultfd WP_ASYNC, PAGEMAP_SCAN",
+        problem or "userfaultfd WP_ASYNC, PAGEMAP_SCAN",
         "optional: pre-copy, Linux 6.7 or newer, x86-64",
-        Verdict.WARN if trouble else Verdict.OK,
-        "jobs move without it, but are paused longer" if trouble else "",
+        Verdict.WARN if problem else Verdict.OK,
+        "jobs move without it, but are paused longer" if problem else "",
     )

@@ -16,15 +16,24 @@ from .finding import Finding, Verdict
 
 # linux/capability.h
 NEEDED_CAPABILITIES = {
-    "CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "NET_ADMIN": 12,
-    "NET_RAW": 13, "SYS_CHROOT": 18, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
-}  # fmt: skip
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "NET_ADMIN": 12,
+    "NET_RAW": 13,
+    "SYS_CHROOT": 18,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+}
 SYS_RESOURCE = 24
 
 MIB = 1 << 20
 GIB = 1 << 30
 ENOUGH_MEMORY = 2 * GIB
-"""Bytes for two small ranks, an image of one of them, and a second copy while it is restored."""
+"""This many bytes are enough for two small ranks, an image of one of them, and a second copy while
+it is restored."""
 
 
 def privileges() -> Iterator[Finding]:

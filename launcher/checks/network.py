@@ -42,11 +42,11 @@ table inet lsdoc_lab {
 
 def links() -> Iterator[Finding]:
     """Try veth, bridge, VXLAN and nftables, then what only the lab's bad links need."""
-    with _namespace() as (name, trouble):
-        if trouble is not None:
+    with _namespace() as (name, problem):
+        if problem is not None:
             yield Finding(
                 "network namespace",
-                trouble,
+                problem,
                 "ip netns",
                 Verdict.FAIL,
                 "run as root; install iproute2",
@@ -60,11 +60,20 @@ def links() -> Iterator[Finding]:
         yield _tried(
             "VXLAN",
             attempt(
-                *ip, "vx0", "type", "vxlan", "id", "77", "dstport", "4789", "nolearning",
-                "local", "127.0.0.1",
+                *ip,
+                "vx0",
+                "type",
+                "vxlan",
+                "id",
+                "77",
+                "dstport",
+                "4789",
+                "nolearning",
+                "local",
+                "127.0.0.1",
             ),
             "vxlan",
-        )  # fmt: skip
+        )
         rules = attempt(*in_it, "nft", "-f", "-", script=LOCK_AND_MASQUERADE)
         yield Finding(
             "nftables",
@@ -104,13 +113,13 @@ def _bad_links(name: str, in_it: tuple[str, ...]) -> Finding:
     )
 
 
-def _tried(check: str, trouble: str | None, module: str) -> Finding:
+def _tried(check: str, problem: str | None, module: str) -> Finding:
     return Finding(
         check,
-        trouble or "made one",
+        problem or "made one",
         f"{module} links",
-        Verdict.FAIL if trouble else Verdict.OK,
-        f"modprobe {module}, or boot a kernel that has it" if trouble else "",
+        Verdict.FAIL if problem else Verdict.OK,
+        f"modprobe {module}, or boot a kernel that has it" if problem else "",
     )
 
 
@@ -120,11 +129,11 @@ def _namespace() -> Iterator[tuple[str, str | None]]:
     the end it is removed with everything in it."""
     _sweep()
     name = f"{PREFIX}{os.getpid()}"
-    trouble = attempt("ip", "netns", "add", name)
+    problem = attempt("ip", "netns", "add", name)
     try:
-        yield name, trouble
+        yield name, problem
     finally:
-        if trouble is None:
+        if problem is None:
             attempt("ip", "netns", "delete", name)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends a command's asks to a daemon: over its UNIX socket, or over TCP with an operator's key.
+"""Sends a command's requests to a daemon: over its UNIX socket, or over TCP with an operator's key.
 
-A client has one ask under way at a time. To wait for several answers, open several clients.
+A client has one request under way at a time. To wait for several answers, open several clients.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from ...errors import LiveshiftError, Unreachable, from_wire
-from ...runtime.messages import Frame, Message, encode_ask
-from ...runtime.messages.words import request_to
+from ...runtime.messages import Frame, Message, encode_request
+from ...runtime.messages.request_text import request_to
 from .context import Place, Remote
 
 ANSWER_S = 30.0
-"""An ask may take this many seconds, unless its caller gives another time."""
+"""A request may take this many seconds, unless its caller gives another time."""
 
 A = TypeVar("A", bound=Message)
 
 
-class Line(Protocol):
+class ClientConnection(Protocol):
     """A way to a daemon. It connects when first needed, and again after it broke."""
 
     name: str  # the daemon's name in errors
-    first: int  # the number of the first ask
+    first: int  # the number of the first request
 
     def exchange(self, number: int, frame: bytes, until: float) -> Frame:
-        """Send an ask and return its answer. Raises TimeoutError at ``until`` (monotonic seconds),
-        OSError or EOFError if the connection breaks."""
+        """Send a request and return its answer. Raises TimeoutError at ``until`` (monotonic
+        seconds), OSError or EOFError if the connection breaks."""
 
     def close(self) -> None:
         """Close the connection; the next exchange connects again."""
 
 
 class Client:
-    """Sends asks to the daemon at ``place``: the path of its socket, or an address with a key.
+    """Sends requests to the daemon at ``place``: the path of its socket, or an address with a key.
 
     Only one thread at a time may use it.
     """
 
     def __init__(self, place: Place | str | os.PathLike[str]) -> None:
         self.place = place if isinstance(place, Remote) else Path(place)
-        self._line = _line(self.place)
-        self._numbers = itertools.count(self._line.first)
+        self._connection = _connect(self.place)
+        self._numbers = itertools.count(self._connection.first)
 
     def __enter__(self) -> Client:
         return self
@@ -61,20 +61,20 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the next ask connects again."""
-        self._line.close()
+        """Close the connection; the next request connects again."""
+        self._connection.close()
 
-    def ask(self, message: Message, timeout: float = ANSWER_S) -> Message | None:
-        """Send an ask and return its answer, waiting at most ``timeout`` seconds.
+    def request(self, message: Message, timeout: float = ANSWER_S) -> Message | None:
+        """Send a request and return its answer, waiting at most ``timeout`` seconds.
 
         Raises the error with which the daemon answered; Unreachable if there is no daemon, if it
         hangs up, or if it takes too long; NotPermitted if the socket or the key is refused to us.
         """
         number = next(self._numbers)
-        kind, name = request_to(message), self._line.name
+        kind, name = request_to(message), self._connection.name
         until = time.monotonic() + timeout
         try:
-            answer = self._line.exchange(number, encode_ask(number, message), until)
+            answer = self._connection.exchange(number, encode_request(number, message), until)
         except TimeoutError:
             self.close()
             raise Unreachable(
@@ -89,31 +89,32 @@ class Client:
                 hint="it may have been restarted: try again; jobs are not touched by that",
             ) from error
         except BaseException:
-            self.close()  # no later ask may get the answer to this one
+            self.close()  # no later request may get the answer to this one
             raise
         if answer.error is not None:
             raise from_wire(*answer.error)
         if answer.id != number:
             self.close()
-            raise LiveshiftError(f"{name} answered ask {answer.id} when asked {number}, {kind}")
+            raise LiveshiftError(f"{name} answered request {answer.id} instead of {number}, {kind}")
         return answer.answer
 
     def get(self, answer: type[A], message: Message, timeout: float = ANSWER_S) -> A:
-        """Like :meth:`ask`, for an answer of a known type. Raises LiveshiftError for another."""
-        got = self.ask(message, timeout)
+        """Like :meth:`request`, for an answer of a known type. Raises LiveshiftError for
+        another."""
+        got = self.request(message, timeout)
         if not isinstance(got, answer):
             raise LiveshiftError(
-                f"{self._line.name} answered {request_to(message)} with {type(got).__name__},"
+                f"{self._connection.name} answered {request_to(message)} with {type(got).__name__},"
                 f" not {answer.__name__}"
             )
         return got
 
 
-def _line(place: Place) -> Line:
+def _connect(place: Place) -> ClientConnection:
     if isinstance(place, Remote):
-        from .curve_line import CurveLine
+        from .curve_connection import CurveConnection
 
-        return CurveLine(place)
-    from .unix_line import UnixLine
+        return CurveConnection(place)
+    from .unix_connection import UnixConnection
 
-    return UnixLine(place)
+    return UnixConnection(place)

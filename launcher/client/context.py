@@ -61,7 +61,7 @@ def find(
     match = re.fullmatch(r"(?:tcp://)?([^/:\s]+:[0-9]{1,5})", connect)
     if not match or int(match[1].rpartition(":")[2]) not in range(1, 65536):
         raise WrongUsage(
-            f'"{connect}" is no address of an orchestrator',
+            f'"{connect}" is not an address of an orchestrator',
             hint="write tcp://HOST:PORT; the port is that of cluster.orchestrator, 7400 perhaps",
         )
     key = key or environment.get(KEY_VARIABLE)
@@ -84,7 +84,7 @@ def find_socket(
 
     1. ``--socket`` or ``--lab``
     2. ``$LIVESHIFT_SOCKET``, then ``$LIVESHIFT_LAB``
-    3. this machine's own daemon: its orchestrator, else its agent, which passes asks on
+    3. this machine's own daemon: its orchestrator, else its agent, which passes requests on
     4. the one lab that runs here
 
     Raises Unreachable if there is none, WrongUsage if several labs run.

@@ -32,14 +32,14 @@ def cancel(
     tainted host is not tried again until the host is tainted or drained once more.
     """
     from ...runtime.messages import Cancel
-    from ...runtime.model.steps import Step
+    from ...runtime.model.steps import MigrationStep
     from ..client.client import Client
     from ..show import moves
 
     with Client(find(socket, lab, connect, key)) as client:
-        client.ask(Cancel(move))
+        client.request(Cancel(move))
         row = moves.follow(client, move)
-    if row.state != Step.FAILED.value:
+    if row.state != MigrationStep.FAILED.value:
         raise LiveshiftError(
             f"{move} was not cancelled: {moves.outcome(row)}",
             hint=f"its source had fallen silent; `liveshift events {move}` says more",

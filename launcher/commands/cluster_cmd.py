@@ -57,8 +57,8 @@ def validate(
 ) -> None:
     """Check a cluster file, and explain its deadlines.
 
-    Every mistake is told with its line, what was found and what was expected. Of a good file the
-    deadlines are shown: where each comes from, what happens when it is over, and what it has to
+    For every mistake it prints the line, what was found and what was expected. For a good file it
+    prints the deadlines: where each comes from, what happens when it is over, and what it has to
     fit into. All of them follow from timeouts.collective unless they are given.
     """
     from . import config_cmd
@@ -131,7 +131,7 @@ def revoke(
     ],
     config: Config = CONFIG,
 ) -> None:
-    """Take a host's or an operator's key out of use, for good.
+    """Take a host's or an operator's key out of use.
 
     The orchestrator hangs up on it within a second; a copy of the key put back does not count.
     Capsules on a revoked host run on, out of reach: drain it first.

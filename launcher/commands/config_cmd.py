@@ -13,7 +13,7 @@ from ...errors import WrongUsage
 from ...runtime.config.cluster import Reading, read, settings_of, toml_value
 from ...runtime.config.environment import in_effect
 from ...runtime.config.timeouts import RUNGS
-from ..show import ladder, render
+from ..show import render, timeouts_view
 
 
 def validate(path: Path, output: str = "text") -> None:
@@ -25,11 +25,11 @@ def validate(path: Path, output: str = "text") -> None:
     if output == "json":
         names = [host.name for host in cluster.hosts]
         head = {"file": str(path), "cluster": cluster.name, "hosts": names}
-        render.print_json(head | {"digest": cluster.digest} | ladder.as_data(reading))
+        render.print_json(head | {"digest": cluster.digest} | timeouts_view.as_data(reading))
         return
     hosts = render.count(len(cluster.hosts), "host")
     sys.stdout.write(f'{path}: good: cluster "{cluster.name}", {hosts}, {cluster.digest}\n\n')
-    render.show(*ladder.tables(reading))
+    render.show(*timeouts_view.tables(reading))
 
 
 def show(path: Path, output: str = "text") -> None:
@@ -95,7 +95,7 @@ def _row(reading: Reading, key: tuple[str, ...], value: object) -> str:
 def _derived(key: tuple[str, ...]) -> str:
     """Return what a value follows from if it is not given; "" if it has a default."""
     rung = RUNGS[key[-1]] if key[0] == "timeouts" else None
-    return rung.words if rung and rung.base else ""
+    return rung.text if rung and rung.base else ""
 
 
 def _as_json(reading: Reading) -> str:

@@ -77,7 +77,7 @@ def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
         else "%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
 
-    async def until_told() -> bool:
+    async def until_signalled() -> bool:
         """Return whether the daemon must start again."""
         task = asyncio.ensure_future(daemon)
         loop = asyncio.get_running_loop()
@@ -89,5 +89,5 @@ def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
         notify.stopping()
         return False
 
-    if asyncio.run(until_told()):
+    if asyncio.run(until_signalled()):
         start_again()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import LiveshiftError, Refused
-from ...runtime.model.steps import Step
+from ...runtime.model.steps import MigrationStep
 from ..client.context import find
 from ..show import deadline, render
 from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
@@ -107,7 +107,7 @@ def drain(
 def _plan(client: Client, host: str, reason: str, as_json: bool) -> int:
     from ..show import drain_plan
 
-    plan = drain_plan.look(client, host, reason)
+    plan = drain_plan.make_plan(client, host, reason)
     if as_json:
         render.print_json(plan.as_data())
     else:
@@ -128,15 +128,15 @@ class Draining:
     ended: list[MigrationRow] = field(default_factory=list)
     _event: int = 0
     _moving: list[str] = field(default_factory=list)
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _refusals: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from ..show import moves
 
-        for event in self._news():
+        for event in self._notices():
             if event.migration and moves.over(event.migration):
-                self._told.add(event.migration.name)
+                self._reported.add(event.migration.name)
 
     def wait(self, until: float) -> bool:
         """Wait until the host is empty; False if it is not by ``until`` (monotonic seconds).
@@ -152,8 +152,8 @@ class Draining:
                 self.left = self._row(status).capsules
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]
-                bars.update(moves.look(self.client, row.name) for row in moving)
-                self._tell_ended()
+                bars.update(moves.get_migration(self.client, row.name) for row in moving)
+                self._report_ended()
                 if not self.left:
                     return True
                 under_way = {row.capsule for row in moving}
@@ -171,7 +171,7 @@ class Draining:
 
         self.ended = moves.with_costs(self.client, self.ended)
         for row in self.ended:
-            if row.state == Step.DONE.value and not self.quiet:
+            if row.state == MigrationStep.DONE.value and not self.quiet:
                 render.note(f"{row.capsule}: {moves.cost(row)}")
 
     def as_data(self) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class Draining:
 
     def _status(self) -> Status:
         from ...runtime.messages import GetStatus, Status
-        from ..show.patience import look
+        from ..show.retry import request
 
-        return look(self.client, Status, GetStatus())
+        return request(self.client, Status, GetStatus())
 
     def _row(self, status: Status) -> HostRow:
         for row in status.hosts:
@@ -216,17 +216,17 @@ class Draining:
                 return row
         raise LiveshiftError(f"{self.host} has left the cluster {status.cluster}")
 
-    def _news(self) -> list[Event]:
+    def _notices(self) -> list[Event]:
         from ...runtime.messages import Events, GetEvents
-        from ..show.patience import look
+        from ..show.retry import request
 
-        events = look(self.client, Events, GetEvents("", self._event)).events
+        events = request(self.client, Events, GetEvents("", self._event)).events
         self._event = max((event.number for event in events), default=self._event)
         return events
 
-    def _tell_ended(self) -> None:
+    def _report_ended(self) -> None:
         """Print how moves off this host ended, and note why the capsules that are left stayed."""
-        for event in self._news():
+        for event in self._notices():
             row = event.migration
             if row is None:
                 if event.kind == "not moved":  # the move did not even begin
@@ -243,13 +243,13 @@ class Draining:
 
         if not moves.over(row):
             self._refusals.pop(row.capsule, None)
-        elif row.name not in self._told:
-            self._told.add(row.name)
+        elif row.name not in self._reported:
+            self._reported.add(row.name)
             self.ended.append(row)
             if self.quiet:
                 if row.error:
                     self._refusals[row.capsule] = row.error, row.hint
-            elif row.state == Step.JOB_ENDED.value:  # the job has ended, which is no refusal
+            elif row.state == MigrationStep.JOB_ENDED.value:  # nothing was refused: its job ended
                 render.note(moves.outcome(row))
             elif row.error:
                 self._refusals[row.capsule] = row.error, row.hint

@@ -95,7 +95,7 @@ def events(
 def _follow(client: Client, subject: str, found: list[Event], output: Layout) -> None:
     """Print the events that were found and those from now on, one line each, until Ctrl-C."""
     from ...runtime.messages import Events, GetEvents
-    from ..show.patience import look
+    from ..show.retry import request
 
     last = 0
     while True:
@@ -108,7 +108,7 @@ def _follow(client: Client, subject: str, found: list[Event], output: Layout) ->
                 sys.stdout.write(f"{who}  {event.text}\n")
         sys.stdout.flush()
         time.sleep(LOOK_S)
-        found = look(client, Events, GetEvents(subject, last)).events
+        found = request(client, Events, GetEvents(subject, last)).events
 
 
 def _plain(event: Event) -> Any:
@@ -129,11 +129,11 @@ def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]
 
 def _migration(client: Client, name: str, unknown: NotFound | None) -> MigrationRow:
     """Return the migration of that name. Raises NotFound if there is none, with the hint of
-    ``unknown``, the answer to an earlier ask about the name."""
-    from ...runtime.messages import GetMigration, Migration
+    ``unknown``, the answer to an earlier request about the name."""
+    from ...runtime.messages import GetMigration, MigrationDetails
 
     try:
-        return client.get(Migration, GetMigration(name)).row
+        return client.get(MigrationDetails, GetMigration(name)).row
     except NotFound as error:
         raise NotFound(
             f'nothing is known of "{name}": no job, capsule, host or migration of that name',

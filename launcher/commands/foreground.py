@@ -14,79 +14,79 @@ import time
 from contextlib import suppress
 
 from ...errors import LiveshiftError, NotFound
-from ...runtime.messages import GetStatus, JobRow, Named, Run, Status
+from ...runtime.messages import GetStatus, JobRow, Named, RunJob, Status
 from ..client.client import Client
 from ..show import render
-from ..show.news import News
+from ..show.notices import JobNotices
 from ..show.output_lines import Streams, Writer, writers
-from ..show.output_reader import Ended, Follower, Reader, Report, Stopped, Trouble
+from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, ReadProblem, Report
 from .signal_relay import SignalRelay
 
 LOOK_S = 1.0  # seconds between two looks at the job's state
-LAST_LOOK_S = 0.1  # the same, once all output has been relayed
-ASK_S = 10.0
+LAST_STATUS_S = 0.1  # the same, once all output has been relayed
+REQUEST_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
-LAST_WORDS_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
+LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
 
 class Foreground:
-    """One job from its start to its end. ``tell``: print on stderr when it starts and moves."""
+    """One job from its start to its end. ``notices``: print on stderr when it starts and moves."""
 
-    def __init__(self, client: Client, *, tell: bool) -> None:
+    def __init__(self, client: Client, *, notices: bool) -> None:
         self._client = client
         self._reports: queue.SimpleQueue[Report | signal.Signals] = queue.SimpleQueue()
         self._signals = SignalRelay(self._reports.put)
-        self._news = News() if tell else None
+        self._notices = JobNotices() if notices else None
         self._job = ""
         self._writers: dict[str, Writer] = {}
         self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
         self._silent: dict[str, tuple[float, LiveshiftError]] = {}  # capsule → since when, and why
-        self._told: set[str] = set()  # silent capsules that were reported
+        self._reported: set[str] = set()  # silent capsules that were reported
         self._contact = True
 
-    def run(self, ask: Run, start_s: float) -> int:
+    def run(self, request: RunJob, start_s: float) -> int:
         """Start the job. Return its exit code when it has ended and all output was relayed.
 
         Raises what the start raises, and KeyboardInterrupt for the third SIGINT: the job goes on.
         """
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer, tolerant=True)
         with self._signals.caught():
-            self._job = self._client.get(Named, ask, start_s).name
+            self._job = self._client.get(Named, request, start_s).name
             self._signals.started()
-            self._writers = writers(streams, [f"{self._job}/{n}" for n in range(ask.nnodes)])
+            self._writers = writers(streams, [f"{self._job}/{n}" for n in range(request.nnodes)])
             for capsule, writer in self._writers.items():
                 Follower(self._client.place, Reader(capsule), writer.put, self._reports.put).start()
             code = self._wait()
         if streams.gone:
-            render.note(f"nobody read its output here to the end: `liveshift logs {self._job}`")
+            render.note(f"not all of its output was read here: see `liveshift logs {self._job}`")
         return code
 
     def _wait(self) -> int:
         """Wait until the job has ended and nothing is left to relay. Returns its exit code."""
         give_up = float("inf")
         while True:
-            job, known = self._look()
+            job, known = self._check_job()
             relayed = len(self._ended) == len(self._writers)
             ended = known and (job is None or job.state == "ended")
             if ended and relayed:
                 return self._code(job)
             if ended:
-                give_up = min(give_up, time.monotonic() + LAST_WORDS_S)
+                give_up = min(give_up, time.monotonic() + LAST_OUTPUT_S)
                 if self._silent and time.monotonic() > give_up:
-                    self._tell_unheard()
+                    self._report_unheard()
                     return self._code(job)
-            self._deal(time.monotonic() + (LAST_LOOK_S if relayed else LOOK_S))
+            self._deal(time.monotonic() + (LAST_STATUS_S if relayed else LOOK_S))
 
-    def _look(self) -> tuple[JobRow | None, bool]:
+    def _check_job(self) -> tuple[JobRow | None, bool]:
         """Pass signals on, look at the job, and print what is new.
 
         Returns the job's row (None: there is none), and whether that is certain.
         """
         try:
             self._signals.send(self._client, self._job)
-            status = self._client.get(Status, GetStatus(), ASK_S)
+            status = self._client.get(Status, GetStatus(), REQUEST_S)
             job = next((row for row in status.jobs if row.name == self._job), None)
-            self._tell_news(job)
+            self._report_notices(job)
         except LiveshiftError as error:
             if self._contact:
                 self._say(f"{error}; {self._job} goes on, trying again")
@@ -95,7 +95,7 @@ class Foreground:
         if not self._contact:
             self._say(f"{self._job}: contact again")
         self._contact = True
-        self._tell_silence()
+        self._report_silence()
         return job, True
 
     def _deal(self, until: float) -> None:
@@ -106,14 +106,14 @@ class Foreground:
             except queue.Empty:
                 return
             match report:
-                case Ended(capsule, code):
+                case OutputEnded(capsule, code):
                     self._finish(capsule, code)
-                case Stopped(capsule, error):
+                case OutputStopped(capsule, error):
                     if not isinstance(error, LiveshiftError):
                         raise error
                     render.failure(f"{capsule}: its output cannot be read: {error}", error.hint)
                     self._finish(capsule, 1)
-                case Trouble(capsule, error):
+                case ReadProblem(capsule, error):
                     if error is None:
                         self._heard(capsule)
                     else:
@@ -130,7 +130,7 @@ class Foreground:
 
     def _heard(self, capsule: str) -> None:
         self._silent.pop(capsule, None)
-        self._told.discard(capsule)
+        self._reported.discard(capsule)
 
     def _code(self, job: JobRow | None) -> int:
         """Return the job's exit code. If the job is already forgotten: the code of a capsule that
@@ -139,24 +139,24 @@ class Foreground:
             return job.code
         return next((code for _, code in sorted(self._ended.items()) if code), 0)
 
-    def _tell_unheard(self) -> None:
+    def _report_unheard(self) -> None:
         for capsule, (_, error) in sorted(self._silent.items()):
             render.failure(f"{capsule}: the end of its output could not be read: {error}")
         for capsule in self._writers.keys() - self._ended.keys():
             self._writers[capsule].end()
 
-    def _tell_news(self, job: JobRow | None) -> None:
-        if self._news is None or job is None:
+    def _report_notices(self, job: JobRow | None) -> None:
+        if self._notices is None or job is None:
             return
         with suppress(NotFound):  # it has ended and was forgotten meanwhile
-            self._news.tell(self._client, job)
+            self._notices.print_new(self._client, job)
 
-    def _tell_silence(self) -> None:
+    def _report_silence(self) -> None:
         """Report capsules that stay silent. A capsule on the move is silent for a moment only."""
         for capsule, (since, error) in self._silent.items():
-            if time.monotonic() - since > SILENCE_S and capsule not in self._told:
+            if time.monotonic() - since > SILENCE_S and capsule not in self._reported:
                 self._say(f"{capsule}: its output cannot be read: {error}; trying again")
-                self._told.add(capsule)
+                self._reported.add(capsule)
 
     @staticmethod
     def _say(text: str) -> None:

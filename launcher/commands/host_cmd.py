@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LiveshiftError, NotFound, Refused, WrongUsage
-from ...runtime.config.cluster import Cluster, Host, load, parse
+from ...runtime.config.cluster import Cluster, HostSettings, load, parse
 from ...runtime.config.values import Address, HostName, Unfit, read_value
 from ...runtime.control import keyring, keys
 from ...runtime.messages import GetStatus, Status
@@ -130,11 +130,11 @@ def adding(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
     yield from _to_others(config, cluster, name)
 
 
-def removing(config: Path, cluster: Cluster, gone: Host, *, here: bool) -> Iterator[str]:
+def removing(config: Path, cluster: Cluster, gone: HostSettings, *, here: bool) -> Iterator[str]:
     """Yield the commands that take a host out, its own first. ``here``: it is this machine."""
     yield f"# {gone.name}: end its agent"
-    words = ("systemctl", "disable", "--now", "liveshift-agent")
-    yield _command(*words) if here else _command("ssh", f"root@{gone.address}", _command(*words))
+    args = ("systemctl", "disable", "--now", "liveshift-agent")
+    yield _command(*args) if here else _command("ssh", f"root@{gone.address}", _command(*args))
     yield from _to_others(config, cluster, "")
 
 
@@ -230,8 +230,8 @@ def _text(config: Path) -> str:
     return config.read_text(encoding="utf-8-sig")
 
 
-def _command(*words: str) -> str:
-    return shlex.join(words)
+def _command(*args: str) -> str:
+    return shlex.join(args)
 
 
 def _report(what: str, files: list[str], commands: list[str], output: str) -> None:

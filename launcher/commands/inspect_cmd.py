@@ -53,7 +53,7 @@ def inspect(
     from ..client.client import Client
 
     with Client(find(socket, lab, connect, key)) as client:
-        found = [_look(client, capsule) for capsule in _capsules(client, name)]
+        found = [_inspect(client, capsule) for capsule in _capsules(client, name)]
     if output is Layout.JSON:
         render.print_json({"capsules": [_plain(capsule) for capsule in found]})
         return
@@ -71,7 +71,7 @@ def _plain(capsule: Inspection) -> dict[str, Any]:
     return plain
 
 
-def _look(client: Client, capsule: str) -> Inspection:
+def _inspect(client: Client, capsule: str) -> Inspection:
     from ...runtime.messages import GetInspection, Inspection
 
     return client.get(Inspection, GetInspection(capsule))

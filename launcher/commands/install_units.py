@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parents[1] / "systemd"
 UNITS = Path("/etc/systemd/system")
 PROGRAM = (sys.executable, "-m", "liveshift.launcher.cli")
-"""The command line of this installation, wherever pip has put its scripts."""
+"""The command line that starts this installation, independent of where pip has put its scripts."""
 
 PLACEHOLDER = "/usr/bin/env liveshift"
-"""A template has this in the place of the program."""
+"""A unit template has this text in the place of the program."""
 
 PATHS = "# install-units writes here what a cluster file with other [paths] needs.\n"
 """This line of the orchestrator's template is replaced by what other [paths] need."""
@@ -115,11 +115,11 @@ def _writable(paths: Paths) -> Iterator[str]:
             yield f"ExecStartPre=+/bin/mkdir -p -m {mode} {quoted}\nReadWritePaths={quoted}\n"
 
 
-def _systemctl(*words: str) -> None:
+def _systemctl(*args: str) -> None:
     from ...errors import LiveshiftError
 
     try:
-        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(["systemctl", *args], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise LiveshiftError(
             "there is no systemctl on this machine, so the units were written but not started",
@@ -127,6 +127,6 @@ def _systemctl(*words: str) -> None:
         ) from None
     if done.returncode != 0:
         raise LiveshiftError(
-            f"systemctl {' '.join(words)} failed: {done.stderr.strip()}",
+            f"systemctl {' '.join(args)} failed: {done.stderr.strip()}",
             hint="`journalctl -u liveshift-agent -e` shows what a daemon said",
         )

@@ -20,13 +20,13 @@ STATE_STYLE = {"valid": "green", "revoked": "dim", "unusable": "bold red"}
 def init(config: Path) -> None:
     """Make the keys of the orchestrator and of every host in the cluster file."""
     cluster = load(config)
-    _tell(cluster, keys.init(cluster.paths.keys, [host.name for host in cluster.hosts]))
+    _report(cluster, keys.init(cluster.paths.keys, [host.name for host in cluster.hosts]))
 
 
 def add_host(config: Path, name: str) -> None:
     """Make the keys of one host, which must be in the cluster file."""
     cluster = load(config)
-    _tell(cluster, keys.add_host(cluster.paths.keys, cluster.host(name).name))
+    _report(cluster, keys.add_host(cluster.paths.keys, cluster.host(name).name))
 
 
 def add_operator(config: Path, name: str, role: str) -> None:
@@ -85,7 +85,7 @@ def show(config: Path, output: str) -> None:
             render.failure(row["problem"])
 
 
-def _tell(cluster: Cluster, written: Iterable[Path]) -> None:
+def _report(cluster: Cluster, written: Iterable[Path]) -> None:
     _print(written)
     directory = cluster.paths.keys
     sys.stderr.write(

@@ -149,7 +149,7 @@ def up(
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
 
     Each host has its own address, hostname, /tmp, /dev/shm and state directory; the rest of the
-    machine's files is shared storage. A lab that no longer runs is made anew.
+    machine's files is shared storage. A lab that no longer runs is made again.
     """
     from .. import lab
 
@@ -283,10 +283,10 @@ def exec_(
     """Run a command, or a shell, on a lab host; its exit code is kept."""
     from .. import lab
 
-    words = command or []
-    if words[:1] == ["--"]:  # typer leaves it there, after the host
-        words = words[1:]
-    return lab.run_in(_find(lab_name), host, words or [os.environ.get("SHELL") or "/bin/sh"])
+    args = command or []
+    if args[:1] == ["--"]:  # typer leaves it there, after the host
+        args = args[1:]
+    return lab.run_in(_find(lab_name), host, args or [os.environ.get("SHELL") or "/bin/sh"])
 
 
 def _find(name: str | None) -> Lab:

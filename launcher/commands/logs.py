@@ -16,7 +16,7 @@ from .options import Connect, Key, Lab, Socket, job_and_capsule_names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...criu_glue.capsule.output import Record
+    from ...criu_glue.capsule.output import OutputRecord
     from ..client.client import Client
     from ..show.output_lines import Writer
     from ..show.output_reader import Reader
@@ -87,7 +87,7 @@ def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> Non
     """Write everything up to now; that of several capsules in order of time."""
     import heapq
 
-    def named(reader: Reader) -> Iterator[tuple[str, Record]]:
+    def named(reader: Reader) -> Iterator[tuple[str, OutputRecord]]:
         return ((reader.capsule, record) for record in reader.history(client))
 
     histories = map(named, readers)
@@ -99,7 +99,7 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
     """Write what comes next, until every capsule has ended."""
     import queue
 
-    from ..show.output_reader import Ended, Follower, Report, Stopped, Trouble
+    from ..show.output_reader import Follower, OutputEnded, OutputStopped, ReadProblem, Report
 
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     for reader in readers:
@@ -107,16 +107,16 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
     left = {reader.capsule for reader in readers}
     while left:
         match reports.get():
-            case Ended(capsule, _):
+            case OutputEnded(capsule, _):
                 to[capsule].end()
                 left.discard(capsule)
-            case Stopped(capsule, error):
+            case OutputStopped(capsule, error):
                 if isinstance(error, LiveshiftError) and len(readers) > 1:
                     render.failure(f"{capsule}: {error}", error.hint)
                     left.discard(capsule)
                 else:
                     raise error
-            case Trouble(capsule, None):
+            case ReadProblem(capsule, None):
                 render.note(f"{capsule}: its output can be read again", style="yellow")
-            case Trouble(capsule, error):
+            case ReadProblem(capsule, error):
                 render.note(f"{capsule}: {error}; trying again", style="yellow")

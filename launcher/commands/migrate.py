@@ -121,17 +121,17 @@ def migrate(
     if way is not None and seconds:
         raise WrongUsage("--way and --within exclude each other", hint="leave one of them out")
     chosen = "" if way is None else way.value
-    ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify, chosen, seconds)
+    request = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify, chosen, seconds)
     with Client(find(socket, lab, connect, key)) as client:
         if dry_run:
-            return _plan(client, ask, output)
-        return _move(client, ask, output, not no_cost)
+            return _plan(client, request, output)
+        return _move(client, request, output, not no_cost)
 
 
-def _plan(client: Client, ask: Migrate, output: TableOrJson) -> int:
+def _plan(client: Client, request: Migrate, output: TableOrJson) -> int:
     from ...runtime.messages import Planned
 
-    plan = client.get(Planned, ask, PLAN_S)
+    plan = client.get(Planned, request, PLAN_S)
     if output is TableOrJson.JSON:
         render.print_json(plan)
     else:
@@ -162,11 +162,11 @@ def _print_plan(plan: Planned) -> None:
         render.show(forecast.table(expected))
 
 
-def _move(client: Client, ask: Migrate, output: TableOrJson, costs: bool) -> int:
+def _move(client: Client, request: Migrate, output: TableOrJson, costs: bool) -> int:
     from ...runtime.messages import Named
     from ..show import moves
 
-    name = client.get(Named, ask, PLAN_S).name
+    name = client.get(Named, request, PLAN_S).name
     try:
         row = moves.follow(client, name)
     except KeyboardInterrupt:
@@ -191,10 +191,10 @@ def _move(client: Client, ask: Migrate, output: TableOrJson, costs: bool) -> int
         if as_json:
             render.print_json(row)
     moves.raise_if_failed(row)
-    if not ask.within or row.seconds <= ask.within:
+    if not request.within or row.seconds <= request.within:
         return 0
     render.note(
         f"{row.capsule} was gone from {row.source} after {row.seconds:.1f} s, not within"
-        f" {ask.within:g} s"
+        f" {request.within:g} s"
     )
     return deadline.TIMED_OUT

@@ -47,7 +47,7 @@ def duration(text: str) -> float:
     else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text.strip())
     if not match:
-        raise typer.BadParameter(f'"{text}" is no duration; write it as 90s, 5m or 1h')
+        raise typer.BadParameter(f'"{text}" is not a duration; write it as 90s, 5m or 1h')
     return float(match[1]) * {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...criu_glue.capsule.room import PRIVATE
+from ...criu_glue.capsule.sandboxes import PRIVATE
 from ...errors import WrongUsage
 
 SCRIPTS = (".py", ".sh")
@@ -52,7 +52,7 @@ def check(
 
     Raises WrongUsage if the command cannot work: its working directory, program or script.
     """
-    found = list(dict.fromkeys(look(argv, cwd, environment)))
+    found = list(dict.fromkeys(find_private_paths(argv, cwd, environment)))
     if not found:
         return
     seen = shared()
@@ -72,7 +72,9 @@ def check(
         )
 
 
-def look(argv: Sequence[str], cwd: str, environment: Mapping[str, str]) -> Iterator[PrivatePath]:
+def find_private_paths(
+    argv: Sequence[str], cwd: str, environment: Mapping[str, str]
+) -> Iterator[PrivatePath]:
     """Yield all paths below /tmp or /dev/shm, shared or not."""
     if path := _private(cwd):
         yield PrivatePath("working directory", path)

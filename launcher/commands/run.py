@@ -15,9 +15,9 @@ from ..show import render
 from .options import Connect, Key, Lab, Socket, TableOrJson, duration
 
 if TYPE_CHECKING:
-    from ...runtime.messages import Run
+    from ...runtime.messages import RunJob
 
-START_S = 180.0  # seconds to make a job's rooms and networks on every host
+START_S = 180.0  # seconds to make a job's sandboxes and networks on every host
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -116,21 +116,25 @@ def run(
 
     if output is TableOrJson.JSON and not detach:
         raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
-    ask = _ask(command, nnodes, name, _patience(collective_timeout), env_ranks)
+    request = _request(command, nnodes, name, _collective_timeout(collective_timeout), env_ranks)
     with Client(find(socket, lab, connect, key)) as client:
         private_paths.check(
-            ask.argv, ask.cwd, ask.env, lambda: client.get(Me, WhoAmI()).shared, render.note
+            request.argv,
+            request.cwd,
+            request.env,
+            lambda: client.get(Me, WhoAmI()).shared,
+            render.note,
         )
         if detach and output is TableOrJson.JSON:
-            render.print_json(client.get(Named, ask, START_S))
+            render.print_json(client.get(Named, request, START_S))
             return 0
         if detach:
-            sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
+            sys.stdout.write(client.get(Named, request, START_S).name + "\n")
             return 0
-        return Foreground(client, tell=verbose or sys.stderr.isatty()).run(ask, START_S)
+        return Foreground(client, notices=verbose or sys.stderr.isatty()).run(request, START_S)
 
 
-def _patience(text: str) -> float:
+def _collective_timeout(text: str) -> float:
     """Return seconds, 0 if nothing is given. Raises BadParameter."""
     seconds = duration(text) if text else 0.0
     if text and not seconds:
@@ -138,9 +142,11 @@ def _patience(text: str) -> float:
     return seconds
 
 
-def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> Run:
+def _request(
+    command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool
+) -> RunJob:
     from ...runtime.config.environment import remarks
-    from ...runtime.messages import Run
+    from ...runtime.messages import RunJob
 
     try:
         cwd = os.getcwd()
@@ -156,7 +162,7 @@ def _ask(command: list[str], nnodes: int, name: str, collective: float, env_rank
         render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
     for remark in remarks(environment, ranks=nnodes > 1 or env_ranks):
         render.note(remark)
-    return Run(
+    return RunJob(
         name=name,
         nnodes=nnodes,
         argv=list(command),

@@ -15,7 +15,7 @@ from ..client.client import Client
 from ..show import render
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
-ASK_S = 10.0
+REQUEST_S = 10.0
 
 
 class SignalRelay:
@@ -56,7 +56,7 @@ class SignalRelay:
         while self._unsent:
             number = self._unsent[0]
             try:
-                client.ask(SignalJob(job, number), ASK_S)
+                client.request(SignalJob(job, number), REQUEST_S)
             except Unreachable:
                 raise
             except NotFound:

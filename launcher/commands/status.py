@@ -56,16 +56,16 @@ def status(
 
     with Client(find(socket, lab, connect, key)) as client:
         if not watch:
-            _print(_ask(client, job), output, every)
+            _print(_get_status(client, job), output, every)
         elif output is not Layout.JSON and sys.stdout.isatty():
             _live(client, job, output, every)
         else:
             while True:
-                _print(_ask(client, job), output, every)
+                _print(_get_status(client, job), output, every)
                 time.sleep(EVERY_S)
 
 
-def _ask(client: Client, job: str | None) -> Status:
+def _get_status(client: Client, job: str | None) -> Status:
     """Return the state of the cluster, or of one job in it. Raises NotFound for an unknown job."""
     import msgspec
 
@@ -74,14 +74,14 @@ def _ask(client: Client, job: str | None) -> Status:
     from ..show import moves
 
     status = client.get(Status, GetStatus())
-    current = [moves.look(client, row.name) for row in status.moving]
+    current = [moves.get_migration(client, row.name) for row in status.moving]
     status = msgspec.structs.replace(status, moving=current)
     if not job:
         return status
     jobs = [j for j in status.jobs if j.name == job]
     if not jobs:
-        said = f'no job "{job}" in the cluster {status.cluster}'
-        raise no_such(said, job, (j.name for j in status.jobs), "its jobs are")
+        text = f'no job "{job}" in the cluster {status.cluster}'
+        raise no_such(text, job, (j.name for j in status.jobs), "its jobs are")
     mine = {capsule.name for capsule in jobs[0].capsules}
     hosts = {capsule.host for capsule in jobs[0].capsules}
     return msgspec.structs.replace(
@@ -115,15 +115,15 @@ def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
 
     console, wide = render.out(), output is Layout.WIDE
 
-    def look() -> RenderableType:
-        return fitting(*chosen(_ask(client, job), every=every), console, wide=wide)
+    def render_now() -> RenderableType:
+        return fitting(*chosen(_get_status(client, job), every=every), console, wide=wide)
 
-    picture = look()
+    picture = render_now()
     with Live(picture, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_S)
             try:
-                picture = look()
+                picture = render_now()
                 live.update(picture, refresh=True)
             except Unreachable as error:
                 away = Text(f"no contact: {error}; trying again", style="red")

@@ -49,28 +49,28 @@ def stop(
     """
     from ...runtime.messages import EndUnknown, GetStatus, SignalJob, Status
     from ..client.client import Client
-    from ..show import patience
+    from ..show import retry
 
     with Client(find(socket, lab, connect, key)) as client:
         if unknown:
-            client.ask(EndUnknown(unknown, job))
+            client.request(EndUnknown(unknown, job))
             _say(job, "ended", None, output, on=unknown)
             return
-        client.ask(SignalJob(job, signal.SIGTERM))
-        began, said = time.monotonic(), ""
+        client.request(SignalJob(job, signal.SIGTERM))
+        began, shown = time.monotonic(), ""
         try:
             while wait:
-                status = patience.look(client, Status, GetStatus())
+                status = retry.request(client, Status, GetStatus())
                 row = next((row for row in status.jobs if row.name == job), None)
                 if row is None or row.state == "ended":
                     _say(job, "ended", None if row is None else row.code, output)
                     return
-                words = waits_for(row)
+                text = waits_for(row)
                 if status.trouble:  # the end is known once the journal has it
-                    words += f"; {status.trouble}"
-                if words != said and time.monotonic() > began + QUIET_S:
-                    said = words
-                    render.note(words)
+                    text += f"; {status.trouble}"
+                if text != shown and time.monotonic() > began + QUIET_S:
+                    shown = text
+                    render.note(text)
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             render.note(f"{job} is being ended all the same: `liveshift status {job}` shows it")
@@ -86,7 +86,7 @@ def _say(job: str, state: str, code: int | None, output: TableOrJson, on: str = 
         with_code = "" if code is None else f" with code {code}"
         render.out().print(f"{job} has ended{where}{with_code}", soft_wrap=True)
     else:
-        render.out().print(f"{job} was told to end", soft_wrap=True)
+        render.out().print(f"{job} is being ended", soft_wrap=True)
 
 
 def waits_for(job: JobRow) -> str:

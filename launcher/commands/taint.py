@@ -93,7 +93,7 @@ def untaint(
     host = named(words)
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(Untaint(host))
+        client.request(Untaint(host))
     if row and row.cordon is not None:
         now = f"it stays cordoned: `liveshift uncordon {host}` ends that"
     else:
@@ -119,7 +119,7 @@ def cordon(
 
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(Cordon(host))
+        client.request(Cordon(host))
     staying = row.capsules if row else []
     stay = f"; {', '.join(staying)} may stay" if staying else ""
     render.out().print(f"{host} is cordoned: no new work comes to it{stay}", soft_wrap=True)
@@ -138,12 +138,9 @@ def uncordon(
 
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(Uncordon(host))
-    was = [] if row is None else [
-        word
-        for word, there in (("uncordoned", row.cordon), ("untainted", row.taint))
-        if there is not None
-    ]  # fmt: skip
+        client.request(Uncordon(host))
+    marks = () if row is None else (("uncordoned", row.cordon), ("untainted", row.taint))
+    was = [word for word, mark in marks if mark is not None]
     words = " and ".join(was) or "neither cordoned nor tainted"
     render.out().print(f"{host} is {words}: it takes work", soft_wrap=True)
 

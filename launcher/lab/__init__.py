@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab: a cluster of virtual hosts on this machine, for trying, testing and breaking things.
 
-Each host is a room (``capsule-init --hold``) with its own pid, mount, uts, ipc and network
-namespaces. It has its own address, hostname, /tmp, /var/tmp, /dev/shm, /run and state directory. A
-real agent with a real key runs in it. A cable to the lab's switch connects it; the cable can be
-cut, slowed or made to lose packets. Two machines can also be cut off from each other alone. For
-the programs inside, a host is like a machine: no daemon knows of labs.
+Each host is a sandbox (``capsule-init --hold``), as a capsule's is, with its own pid, mount, uts,
+ipc and network namespaces. It has its own address, hostname, /tmp, /var/tmp, /dev/shm, /run and
+state directory. A real agent with a real key runs in it. A cable to the lab's switch connects it;
+the cable can be cut, slowed or made to lose packets. Two machines can also be cut off from each
+other alone. For the programs inside, a host is like a machine: no daemon knows of labs.
 """
 
 from .clearing import down, leftovers

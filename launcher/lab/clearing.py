@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removes a lab, found by lab.json and by what exists of it, in whichever state it is.
+"""Removes a lab, found by lab.json and by what exists of it, in any state.
 
 Only what belongs to the lab is touched: processes in its namespaces, its named network namespaces,
 mounts below its directory, the directory. Every step may be repeated, at any point.
@@ -82,7 +82,9 @@ def leftovers(name: str) -> list[str]:
     links = sorted(os.listdir("/sys/class/net"))
     left += [f"link {link}" for link in links if link.startswith(f"ls-{name}-")]
     tasks = {task.pid for task in (*belonging(networks, directory), *_under_way(name))}
-    left += [f"process {pid}: {_words(pid)}" for pid in sorted(tasks | _started_for(directory))]
+    left += [
+        f"process {pid}: {_command_line(pid)}" for pid in sorted(tasks | _started_for(directory))
+    ]
     left += [f"mount {point}" for point in _mounts(directory)]
     left += [f"directory {directory}"] if directory.exists() else []
     return left
@@ -125,10 +127,10 @@ def _mounts(directory: Path) -> list[str]:
 
 def _started_for(directory: Path) -> set[int]:
     """Return the pids of the lab's daemons, found by their command line in any namespace."""
-    return {pid for pid in pids() if f"--config {directory}/" in _words(pid)}
+    return {pid for pid in pids() if f"--config {directory}/" in _command_line(pid)}
 
 
-def _words(pid: int) -> str:
+def _command_line(pid: int) -> str:
     return " ".join(_argv(pid))
 
 

@@ -21,9 +21,9 @@ def run(command: Sequence[str], *, stdin: str = "", env: Mapping[str, str] | Non
             hint="the lab needs iproute2, nftables and util-linux",
         ) from None
     if done.returncode != 0:
-        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        output = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise LiveshiftError(
-            f"lab: `{' '.join(command)}` failed: {said}" + (f"\n{stdin}" if stdin else ""),
+            f"lab: `{' '.join(command)}` failed: {output}" + (f"\n{stdin}" if stdin else ""),
             hint="`liveshift doctor` checks namespaces, bridges, nftables and privileges",
         )
     return done.stdout

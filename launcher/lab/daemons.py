@@ -19,7 +19,7 @@ from .rooms import entry
 from .tasks import Task, host_pid, kill
 
 READY_S = 30.0
-"""Seconds in which the orchestrator must have seen every agent."""
+"""The orchestrator must have seen every agent within this many seconds."""
 
 # The daemon gets a session of its own, away from the terminal, and signals as an init system leaves
 # them. A shell that starts `lab up` in the background makes it ignore SIGINT, and jobs would
@@ -99,7 +99,7 @@ def wait_ready(
             if time.monotonic() > until:
                 raise Unreachable(
                     f"lab {lab.name}: after {timeout:g} s {', '.join(sorted(missing))} not up\n"
-                    + "\n".join(_last_words(lab, machine) for machine in lab.machines)
+                    + "\n".join(_log_end(lab, machine) for machine in lab.machines)
                 )
             try:
                 status = client.get(Status, GetStatus(), timeout=2.0)
@@ -131,14 +131,14 @@ def _environment() -> dict[str, str]:
 def _ended(lab: Lab, machine: LabHost) -> LiveshiftError:
     what = "orchestrator" if machine.name == plan.CONTROL else "agent"
     return LiveshiftError(
-        f"lab {lab.name}: the {what} on {machine.name} has ended\n{_last_words(lab, machine)}"
+        f"lab {lab.name}: the {what} on {machine.name} has ended\n{_log_end(lab, machine)}"
     )
 
 
-def _last_words(lab: Lab, machine: LabHost, lines: int = 12) -> str:
+def _log_end(lab: Lab, machine: LabHost, lines: int = 12) -> str:
     try:
         text = lab.log(machine.name).read_text(errors="replace").splitlines()
     except FileNotFoundError:
         text = []
-    said = text[-lines:] or ["(nothing)"]
-    return f"log of {machine.name}:\n" + "\n".join(f"  {line}" for line in said)
+    lines_shown = text[-lines:] or ["(nothing)"]
+    return f"log of {machine.name}:\n" + "\n".join(f"  {line}" for line in lines_shown)

@@ -29,12 +29,12 @@ from ...runtime.config.cluster import (
     Endpoint,
     Env,
     Files,
-    Gpu,
-    Host,
+    GpuSettings,
+    HostSettings,
     Logs,
     NetworkSettings,
     Paths,
-    Precopy,
+    PrecopySettings,
     Timeouts,
     WireSettings,
 )
@@ -51,7 +51,7 @@ _NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
 _HOST = rf"h[0-9]{{1,2}}|{CONTROL}|{SWITCH}"
 
 OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/run/liveshift", "/var/lib/liveshift", "/etc/hosts")
-"""Every host has its own of each of these."""
+"""Every host has these paths for itself."""
 
 _NEVER_LOCAL = re.compile(
     r"/|/(proc|sys|dev|etc|usr|s?bin|lib|lib64|var|var/lib)|/(proc|sys|dev)/.*"
@@ -218,7 +218,7 @@ def cluster(
         orchestrator=Endpoint(CONTROL_ADDRESS, ORCHESTRATOR_PORT),
         overlay=IPv4Network("10.99.0.0/16"),
         hosts=tuple(
-            Host(name=host, address=address(index), **settings[host])
+            HostSettings(name=host, address=address(index), **settings[host])
             for index, host in enumerate(names)
         ),
         files=Files(shared=tuple(map(Path, ("/", *shared))), carried=(Path("/var/tmp"),)),
@@ -228,9 +228,9 @@ def cluster(
         network=NetworkSettings(
             **_table("network", "setting of network", given.get("network", {}), _value)
         ),
-        gpu=Gpu(**_table("gpu", "setting of gpu", given.get("gpu", {}), _value)),
+        gpu=GpuSettings(**_table("gpu", "setting of gpu", given.get("gpu", {}), _value)),
         wire=WireSettings(**_table("wire", "setting of wire", given.get("wire", {}), _value)),
-        precopy=Precopy(
+        precopy=PrecopySettings(
             **_table("precopy", "setting of precopy", given.get("precopy", {}), _value)
         ),
         logs=Logs(**_table("logs", "setting of logs", given.get("logs", {}), _value)),

@@ -36,10 +36,12 @@ INSIDE = Path("/run/liveshift-lab")
 """Inside a host, this file names the host and its lab."""
 
 _LOCK_S = 2.0
-"""Seconds to wait for the lock. The children of a killed command may hold it for a moment."""
+"""A command waits this many seconds for the lock. The children of a killed command may hold it for
+a moment."""
 
 _LONGEST_ROOT = 60
-"""Characters. The path of a socket must fit into 107 (unix(7)), a device's alias into 255."""
+"""The root directory's path has at most this many characters. The path of a socket must fit into
+107 (unix(7)), a device's alias into 255."""
 
 
 class Link(msgspec.Struct, frozen=True):

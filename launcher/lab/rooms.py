@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a lab host as a room (process 1 in namespaces of its own), enters it, and ends it."""
+"""Starts a lab host as a sandbox (process 1 in namespaces of its own), enters it, and ends it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def entry(machine: LabHost, *spaces: str) -> list[str]:
     if machine.init is None or not machine.init.alive:
         raise Refused(
             f"lab host {machine.name} does not run",
-            hint="`liveshift lab down` and `liveshift lab up` make the lab anew",
+            hint="`liveshift lab down` and `liveshift lab up` make the lab again",
         )
     return ["nsenter", "--target", str(machine.init.pid), *(spaces or _SPACES), "--"]
 

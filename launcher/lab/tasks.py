@@ -24,7 +24,7 @@ ROOM_MARK = "/run/liveshift"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One process for good: its pid may be used again, but not together with its start time.
+    """One process: a later one may have its pid, but not together with its start time.
 
     ``started`` is in clock ticks since boot (/proc/pid/stat, field 22).
     """
@@ -119,7 +119,7 @@ def host_pid(init: int, inner: int) -> int | None:
 
 
 def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
-    """Return the processes in one of these network namespaces or in a room of the lab in
+    """Return the processes in one of these network namespaces or in a sandbox of the lab in
     ``directory``."""
     networks = set(networks)
     ours = _on_filesystem(directory)
@@ -130,14 +130,14 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
             if space not in rooms:
-                rooms[space] = _is_room(Path(f"/proc/{pid}/mountinfo").read_text(), ours)
+                rooms[space] = _is_sandbox(Path(f"/proc/{pid}/mountinfo").read_text(), ours)
             if rooms[space] or network(pid) in networks:
                 task = Task.of(pid)
                 found += [task] if task else []
     return found
 
 
-def _is_room(mountinfo: str, lab: tuple[str, str]) -> bool:
+def _is_sandbox(mountinfo: str, lab: tuple[str, str]) -> bool:
     """Whether /run/liveshift, in this mount namespace, is the ``run`` of a host of the lab."""
     for line in mountinfo.splitlines():
         _, _, device, root, point, *_ = line.split()

@@ -18,7 +18,7 @@ from .commands import ip, run
 from .record import Lab, LabHost
 
 NAMED = Path("/run/netns")
-"""Where ip(8) keeps named network namespaces."""
+"""ip(8) keeps named network namespaces in this directory."""
 
 BRIDGE = "lab"
 

@@ -9,28 +9,28 @@ from .headline import headline
 from .page import render, write
 from .phases import phase_table
 from .record import (
+    DowntimeReport,
     Gap,
-    Migration,
-    Phase,
     RankRun,
-    Report,
-    Step,
-    Verdict,
+    ReportedMigration,
+    ReportedPhase,
+    ReportedStep,
+    ReportVerdict,
     median_step,
 )
 from .training_log import read_rank
 
 __all__ = [
     "Counted",
+    "DowntimeReport",
     "Expected",
     "ExpectedPart",
     "Gap",
-    "Migration",
-    "Phase",
     "RankRun",
-    "Report",
-    "Step",
-    "Verdict",
+    "ReportVerdict",
+    "ReportedMigration",
+    "ReportedPhase",
+    "ReportedStep",
     "as_json",
     "counted",
     "doubts",

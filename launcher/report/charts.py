@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from . import quantities as q
-from .record import Migration, RankRun, Report, difference, gaps_of
+from .record import DowntimeReport, RankRun, ReportedMigration, difference, gaps_of
 
 Point = tuple[float, float]
 LIMIT = 1600  # points per line: more than a screen can show
@@ -50,7 +50,7 @@ def axis(low: float, high: float, count: int) -> Range:
     return Range(low, high, tuple(round(n * step, 12) for n in range(first, last + 1)))
 
 
-def loss_chart(report: Report, rank: int) -> str:
+def loss_chart(report: DowntimeReport, rank: int) -> str:
     """Draw one rank's loss in both runs, and below it the largest difference over all ranks."""
     reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
     lines = [
@@ -68,15 +68,15 @@ def loss_chart(report: Report, rank: int) -> str:
     drawing = grid(y)
     drawing += "".join(upright(x.part(step)) for _, step in marks)
     drawing += curve("reference", lines[0], x, y) + curve("moved", lines[1], x, y)
-    words = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
+    caption = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
     labels = "".join(
         flag(line, text, x.part(step), x.part(step)) for line, (text, step) in enumerate(marks)
     )
-    upper = plot(drawing, words, y, "", labels, "tall")
+    upper = plot(drawing, caption, y, "", labels, "tall")
     return upper + difference_strip(report, x, [step for _, step in marks])
 
 
-def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
+def difference_strip(report: DowntimeReport, x: Range, marks: Sequence[float]) -> str:
     """Draw the largest |moved - reference| over all ranks at each step: a flat line if equal."""
     left = {(r.rank, s.step): s.loss for r in report.reference for s in r.steps}
     right = {(r.rank, s.step): s.loss for r in report.moved for s in r.steps}
@@ -97,11 +97,12 @@ def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
     text = "0" if largest == 0 else "no limit: a step is missing" if largest == math.inf else None
     note = f'<p class="note">max |difference|, all ranks = <b>{text or f"{largest:.3g}"}</b></p>'
     names = "".join(f'<span style="bottom:{100 * y.part(v):.1f}%">{v:.2g}</span>' for v in y.marks)
-    return note + plot(drawing, "Largest difference of losses over steps", y, "step", "", "strip",
-                       x, names)  # fmt: skip
+    return note + plot(
+        drawing, "Largest difference of losses over steps", y, "step", "", "strip", x, names
+    )
 
 
-def pace_chart(report: Report, rank: int) -> str:
+def pace_chart(report: DowntimeReport, rank: int) -> str:
     """Draw each step as a block, as wide and as high as the step lasted, so that the gap stands
     out both ways."""
     reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
@@ -123,11 +124,11 @@ def pace_chart(report: Report, rank: int) -> str:
             top = 1 - y.part(1000 * gap.seconds)
             labels += flag(line, text, x.part(gap.start - begin), x.part(gap.end - begin), top)
     drawing += curve("reference", blocks[0], x, y) + curve("moved filled", blocks[1], x, y, True)
-    words = f"Milliseconds per step of rank {rank} over the seconds of each run"
-    return plot(drawing, words, y, "seconds since the first step", labels, "steps", x)
+    caption = f"Milliseconds per step of rank {rank} over the seconds of each run"
+    return plot(drawing, caption, y, "seconds since the first step", labels, "steps", x)
 
 
-def move_label(migration: Migration) -> str:
+def move_label(migration: ReportedMigration) -> str:
     return f"{migration.source} → {migration.destination}"
 
 
@@ -189,7 +190,7 @@ def flag(line: int, text: str, left: float, right: float, top: float = 0.0) -> s
 
 def plot(
     drawing: str,
-    words: str,
+    caption: str,
     y: Range,
     under: str,
     labels: str = "",
@@ -201,17 +202,19 @@ def plot(
     names = heights or "".join(
         f'<span style="bottom:{100 * y.part(v):.2f}%">{y.label(v)}</span>' for v in y.marks
     )
-    feet = "".join(
-        f'<span style="left:{100 * x.part(v):.2f}%">{x.label(v)}</span>' for v in x.marks
-    ) if x else ""  # fmt: skip
+    feet = (
+        "".join(f'<span style="left:{100 * x.part(v):.2f}%">{x.label(v)}</span>' for v in x.marks)
+        if x
+        else ""
+    )
     return (
         f'<div class="plot {kind}"><div class="y">{names}</div><div class="area">'
         f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(words)}">{drawing}</svg>{labels}</div>'
+        f'aria-label="{escape(caption)}">{drawing}</svg>{labels}</div>'
         + (f'<div class="x">{feet}</div><p class="under">{under}</p>' if x else "")
         + "</div>"
     )
 
 
-def empty(words: str) -> str:
-    return f'<p class="note">{escape(words)}</p>'
+def empty(caption: str) -> str:
+    return f'<p class="note">{escape(caption)}</p>'

@@ -9,10 +9,10 @@ from typing import Any
 
 from .evidence import counted, doubts
 from .headline import headline
-from .record import RankRun, Report
+from .record import DowntimeReport, RankRun
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: DowntimeReport) -> dict[str, Any]:
     """Return all that the page shows. The principal migration's numbers are at the top level."""
     move = report.principal
     return {
@@ -57,10 +57,15 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def run_as_json(run: RankRun) -> dict[str, Any]:
     steps = [
-        {"step": s.step, "loss": finite(s.loss), "loss_hex": s.loss.hex(), "time": s.time,
-         "host": s.host}
+        {
+            "step": s.step,
+            "loss": finite(s.loss),
+            "loss_hex": s.loss.hex(),
+            "time": s.time,
+            "host": s.host,
+        }
         for s in run.steps
-    ]  # fmt: skip
+    ]
     return {"rank": run.rank, "sha256": run.sha256, "hosts": list(run.hosts), "steps": steps}
 
 

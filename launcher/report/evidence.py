@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import gaps
-from .record import Migration, RankRun, Report
+from .record import DowntimeReport, RankRun, ReportedMigration
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Counted:
     after: Mapping[str, int]
 
 
-def counted(report: Report, migration: Migration) -> tuple[Counted, ...]:
+def counted(report: DowntimeReport, migration: ReportedMigration) -> tuple[Counted, ...]:
     """Count all ranks' steps around a freeze, back to the freeze before it and on to the next one.
     Returns () for a migration that froze nothing."""
     if (freeze := migration.freeze) is None:
@@ -42,7 +42,7 @@ def counted(report: Report, migration: Migration) -> tuple[Counted, ...]:
     )
 
 
-def doubts(report: Report, least: int) -> list[str]:
+def doubts(report: DowntimeReport, least: int) -> list[str]:
     """Return one sentence for each claim that the steps do not support. The list is empty if each
     migration took place while its job trained, and every rank made ``least`` steps after it on the
     right host."""
@@ -57,7 +57,7 @@ def doubts(report: Report, least: int) -> list[str]:
     return found
 
 
-def unseen(report: Report, migration: Migration) -> list[str]:
+def unseen(report: DowntimeReport, migration: ReportedMigration) -> list[str]:
     """Return why the steps of the ranks that a migration moved show no pause that it can have made;
     empty if they show one."""
     found = []
@@ -68,7 +68,7 @@ def unseen(report: Report, migration: Migration) -> list[str]:
     return found
 
 
-def _misplaced(seen: Counted, migration: Migration, least: int) -> list[str]:
+def _misplaced(seen: Counted, migration: ReportedMigration, least: int) -> list[str]:
     moved = seen.rank in migration.ranks
     before = {migration.source} if moved else set(seen.before)
     after = {migration.destination} if moved else before

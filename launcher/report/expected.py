@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted standstill, part by part, and beside it what was seen once the move was over."""
+"""A predicted downtime, part by part, and the measured one once the move is over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExpectedPart:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A standstill, from the first closed gate to the first task that runs again.
+    """The downtime of a move, from the first closed gate to the first task that runs again.
 
     ``way``: "pre-copy" or "full dump"; ``why``: the reason for a full dump. ``learnt``: the number
     of earlier moves that the prediction rests on. ``left_out`` names what ``predicted_s`` does not

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from . import quantities as q
 from .evidence import unseen
-from .record import Migration, Report
+from .record import DowntimeReport, ReportedMigration
 
 
-def headline(report: Report) -> str:
+def headline(report: DowntimeReport) -> str:
     """Return what happened, in one sentence without a full stop."""
     total = sum(v.steps for v in report.verdicts)
     equal = sum(v.equal for v in report.verdicts)
@@ -26,14 +26,14 @@ def headline(report: Report) -> str:
     doubts = [why for m in report.migrations if m.committed for why in unseen(report, m)]
     if doubts:
         made = happened(report.migrations, trained=False)
-        return f"{made}, but the steps do not bear that out: {doubts[0]}, {result}"
+        return f"{made}, but the steps do not confirm that: {doubts[0]}, {result}"
     downtime = report.downtime_s(move)
     longest = "longest pause" if len(report.migrations) > 1 else "paused for"
     paused = "no pause seen" if downtime is None else f"{longest} {q.pause(downtime)}"
     return f"{happened(report.migrations)}: {paused}, {result}"
 
 
-def happened(migrations: tuple[Migration, ...], trained: bool = True) -> str:
+def happened(migrations: tuple[ReportedMigration, ...], trained: bool = True) -> str:
     """Return who moved where: the part of the headline before the colon. ``trained``: whether the
     steps show that the job trained before and after the move."""
     if len(migrations) > 1:
@@ -49,7 +49,7 @@ def happened(migrations: tuple[Migration, ...], trained: bool = True) -> str:
     return f"{way} while {they} trained" if trained else way
 
 
-def who_moved(move: Migration) -> str:
+def who_moved(move: ReportedMigration) -> str:
     if not move.ranks:
         return f"Capsule {move.capsule}"
     noun = "Rank" if len(move.ranks) == 1 else "Ranks"

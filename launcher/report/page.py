@@ -20,14 +20,14 @@ from . import quantities as q
 from .document import as_json
 from .evidence import hosts_of, unseen
 from .headline import headline
-from .record import Migration, Report, Verdict
+from .record import DowntimeReport, ReportedMigration, ReportVerdict
 from .timeline import timeline
 
 WAITED_S = 0.1
 """A move that began within this many seconds after it was asked for began at once."""
 
 
-def render(report: Report) -> str:
+def render(report: DowntimeReport) -> str:
     """Return the page. It loads no script, font or picture from elsewhere."""
     folder = resources.files(__package__)
     move = report.principal
@@ -51,7 +51,7 @@ def render(report: Report) -> str:
     )
 
 
-def write(report: Report, directory: Path) -> None:
+def write(report: DowntimeReport, directory: Path) -> None:
     """Write ``report.html`` and ``report.json``. Each is renamed into place, so a reader never sees
     half a file."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write(report: Report, directory: Path) -> None:
         os.replace(staged, directory / name)
 
 
-def tiles(report: Report) -> str:
+def tiles(report: DowntimeReport) -> str:
     """Return the verdict at a glance."""
     verdicts, move = report.verdicts, report.principal
     equal, total = sum(v.equal for v in verdicts), sum(v.steps for v in verdicts)
@@ -76,7 +76,7 @@ def tiles(report: Report) -> str:
         if move.freeze is None:
             shown = tile("Pause", "None", "the job was never frozen")
         elif downtime is None or unseen(report, move):
-            shown = tile("Pause", "Not seen", "its steps do not bear the move out", "bad")
+            shown = tile("Pause", "Not seen", "its steps do not confirm the move", "bad")
         else:
             shown = tile("Pause", q.pause(downtime), f"from one step to the next; {usual}")
         copied = f"{q.size(move.image_bytes)} in the pause"
@@ -92,7 +92,7 @@ def tiles(report: Report) -> str:
     return "".join(made)
 
 
-def lost(move: Migration) -> str:
+def lost(move: ReportedMigration) -> str:
     """Return the tile of what the move cost the job in all. The pause is part of that."""
     value = "Not measured" if move.lost_s is None else q.pause(move.lost_s)
     return tile("Training lost", value, move.cost)
@@ -105,7 +105,7 @@ def tile(name: str, value: str, below: str, kind: str = "") -> str:
     )
 
 
-def migration_section(report: Report, move: Migration) -> str:
+def migration_section(report: DowntimeReport, move: ReportedMigration) -> str:
     """Return one migration: its facts, its phases as bars, and all numbers folded away."""
     kind = "The move" if move.committed else "Not moved"
     facts = [
@@ -129,18 +129,18 @@ def migration_section(report: Report, move: Migration) -> str:
     )
 
 
-def pause(report: Report, move: Migration) -> str:
+def pause(report: DowntimeReport, move: ReportedMigration) -> str:
     """Say how long the pause was. If the frozen or the predicted time differs, name that too."""
     if move.freeze is None:
         return "The job was never frozen."
     frozen = q.pause(move.frozen_s)
     if (downtime := report.downtime_s(move)) is None or unseen(report, move):
-        said = f"It was frozen for {frozen}, and no pause between two of its steps shows that"
+        text = f"It was frozen for {frozen}, and no pause between two of its steps shows that"
         more = []
     else:
         whole = q.pause(downtime)
-        said = f"The job paused for {whole}: that is the time from the last step before the freeze"
-        said += " to the first one after it"
+        text = f"The job paused for {whole}: that is the time from the last step before the freeze"
+        text += " to the first one after it"
         more = [f"it was frozen for {frozen} of it"] if frozen != whole else []
     if expected := move.expected:
         # predicted_s and seen_s count the way to the boundary too, unlike frozen_s.
@@ -149,10 +149,10 @@ def pause(report: Report, move: Migration) -> str:
         way = "" if seen == frozen else f" with the way to the boundary, which took {seen}"
         if predicted != seen:
             more.append(f"{predicted} had been predicted for the freeze{way}")
-    return ". ".join(each[:1].upper() + each[1:] for each in [said, "; ".join(more)] if each) + "."
+    return ". ".join(each[:1].upper() + each[1:] for each in [text, "; ".join(more)] if each) + "."
 
 
-def phase_rows(move: Migration) -> str:
+def phase_rows(move: ReportedMigration) -> str:
     total = move.total_s
     rows = [
         row(
@@ -180,7 +180,7 @@ def phase_rows(move: Migration) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def expected_rows(move: Migration) -> str:
+def expected_rows(move: ReportedMigration) -> str:
     """Return the freeze as it was predicted, beside what was seen of each part."""
     if (expected := move.expected) is None:
         return ""
@@ -208,7 +208,7 @@ def phase_cell(name: str, frozen: bool, detail: str) -> str:
     return f'<td><div class="phase">{named}{small}</div></td>'
 
 
-def rank_table(report: Report) -> str:
+def rank_table(report: DowntimeReport) -> str:
     """Return a table of the ranks: where each ran, what was compared, both digests, the verdict."""
     names = ("rank", "ran on", "steps", "equal losses", "SHA-256", "identical")
     rows = "".join(rank_row(report, verdict, names) for verdict in report.verdicts)
@@ -216,7 +216,7 @@ def rank_table(report: Report) -> str:
     return f'<table class="ranks"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def rank_row(report: Report, verdict: Verdict, names: tuple[str, ...]) -> str:
+def rank_row(report: DowntimeReport, verdict: ReportVerdict, names: tuple[str, ...]) -> str:
     reference = charts.run_of(report.reference, verdict.rank)
     moved = charts.run_of(report.moved, verdict.rank)
     digests = "".join(
@@ -227,8 +227,14 @@ def rank_row(report: Report, verdict: Verdict, names: tuple[str, ...]) -> str:
     made_on = [f"{host} ({count} steps)" for host, count in hosts_of(moved)]
     where = text(" → ".join(made_on) or "unknown")
     answer = f'<b class="{"good" if good else "bad"}">{"yes" if good else "no"}</b>'
-    cells = (str(verdict.rank), where, str(verdict.steps), str(verdict.equal),
-             f"<span>{digests}</span>", answer)  # fmt: skip
+    cells = (
+        str(verdict.rank),
+        where,
+        str(verdict.steps),
+        str(verdict.equal),
+        f"<span>{digests}</span>",
+        answer,
+    )
     made = (f'<td data-name="{n}">{cell}</td>' for n, cell in zip(names, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
 

@@ -7,10 +7,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import quantities as q
-from .record import Migration
+from .record import ReportedMigration
 
 
-def phase_table(migration: Migration) -> Table:
+def phase_table(migration: ReportedMigration) -> Table:
     """Return the phases with seconds, share, bytes and what they did. Phases in which the job is
     frozen are bold.
 

@@ -19,7 +19,7 @@ from .expected import Expected
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReportedStep:
     """One optimiser step of one rank: its loss, when it ended, and the host where it ended."""
 
     step: int
@@ -33,7 +33,7 @@ class RankRun:
     """All steps of one rank in one run, and the SHA-256 of its parameters at the end."""
 
     rank: int
-    steps: tuple[Step, ...]
+    steps: tuple[ReportedStep, ...]
     sha256: str
 
     @property
@@ -47,7 +47,7 @@ class RankRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ReportedPhase:
     """One phase of a migration; ``start`` counts from the migration's ``started_at``."""
 
     name: str
@@ -59,7 +59,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class ReportedMigration:
     """One capsule's move: why, from where to where, and how long each phase took."""
 
     capsule: str
@@ -69,7 +69,7 @@ class Migration:
     epoch: int
     requested_at: float
     started_at: float
-    phases: tuple[Phase, ...]
+    phases: tuple[ReportedPhase, ...]
     unaccounted_s: float  # time between start and end that no phase covers
     image_bytes: int  # sent while the job was frozen
     ahead_bytes: int = 0  # memory sent before the freeze; some of it more than once
@@ -98,7 +98,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReportVerdict:
     """How one rank of the moved run compares with the same rank of the reference."""
 
     rank: int
@@ -127,20 +127,20 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DowntimeReport:
     """Two runs of one job side by side, and the migrations that happened in the second."""
 
     title: str
     command: str
     reference: tuple[RankRun, ...]
     moved: tuple[RankRun, ...]
-    migrations: tuple[Migration, ...]
+    migrations: tuple[ReportedMigration, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     outcome: str = ""
     reproduce: tuple[str, ...] = ("make demo",)
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[ReportVerdict, ...]:
         """One per rank that occurs in either run. A rank that is missing in one run differs."""
         left = {run.rank: run for run in self.reference}
         right = {run.rank: run for run in self.moved}
@@ -164,15 +164,15 @@ class Report:
         return median_step(self.moved)
 
     @property
-    def principal(self) -> Migration | None:
+    def principal(self) -> ReportedMigration | None:
         """The migration with the longest downtime; the headline is about this one."""
         return max(self.migrations, key=lambda m: self.downtime_s(m) or 0.0, default=None)
 
-    def moved_by(self, migration: Migration) -> tuple[RankRun, ...]:
+    def moved_by(self, migration: ReportedMigration) -> tuple[RankRun, ...]:
         """Return the ranks of the moved run that a migration moved."""
         return tuple(run for run in self.moved if run.rank in migration.ranks)
 
-    def gap_of(self, migration: Migration) -> Gap | None:
+    def gap_of(self, migration: ReportedMigration) -> Gap | None:
         """Return the gap between two steps of a moved rank that contains the freeze. If several
         ranks were moved, it is the longest of their gaps. None: no gap contains it."""
         if (moment := gaps.held_at(migration.phases)) is None:
@@ -183,14 +183,14 @@ class Report:
             found += [gaps_of(run)[n - 1]] if n else []
         return max(found, key=lambda gap: gap.seconds, default=None)
 
-    def downtime_s(self, migration: Migration) -> float | None:
+    def downtime_s(self, migration: ReportedMigration) -> float | None:
         """Return the seconds from one step of the moved rank to its next, around the freeze; None
         if no gap between steps contains the freeze."""
         gap = self.gap_of(migration)
         return gap.seconds if gap else None
 
 
-def compare(reference: RankRun, moved: RankRun) -> Verdict:
+def compare(reference: RankRun, moved: RankRun) -> ReportVerdict:
     """Compare two runs of one rank, step by step and bit by bit."""
     left = {s.step: s.loss for s in reference.steps}
     right = {s.step: s.loss for s in moved.steps}
@@ -199,7 +199,7 @@ def compare(reference: RankRun, moved: RankRun) -> Verdict:
     unequal = [
         n for n in every if n not in left or n not in right or left[n].hex() != right[n].hex()
     ]
-    return Verdict(
+    return ReportVerdict(
         rank=moved.rank,
         steps=len(every),
         equal=len(every) - len(unequal),
@@ -217,7 +217,7 @@ def difference(reference: float | None, moved: float | None) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def covered(phases: Iterable[Phase]) -> float:
+def covered(phases: Iterable[ReportedPhase]) -> float:
     """Return the length of the union of the phases' intervals: parallel phases count once."""
     total, end = 0.0, -math.inf
     for phase in sorted(phases, key=lambda p: p.start):

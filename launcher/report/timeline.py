@@ -12,14 +12,14 @@ from html import escape
 
 from . import quantities as q
 from .charts import Range, axis
-from .record import Gap, Migration, Phase, Report, covered
+from .record import DowntimeReport, Gap, ReportedMigration, ReportedPhase, covered
 
 SLIVER = 0.01
 """Phases of the freeze that take less than this share of it share one row."""
 Bar = tuple[float, float]
 
 
-def timeline(report: Report, migration: Migration) -> str:
+def timeline(report: DowntimeReport, migration: ReportedMigration) -> str:
     """Draw both axes, and the wedge that leads from the first to the second."""
     runs = [p for p in migration.phases if not p.frozen]
     frozen = [p for p in migration.phases if p.frozen]
@@ -42,7 +42,7 @@ def timeline(report: Report, migration: Migration) -> str:
 
 
 def _zoomed_axis(
-    migration: Migration, frozen: Sequence[Phase], gap: Gap | None
+    migration: ReportedMigration, frozen: Sequence[ReportedPhase], gap: Gap | None
 ) -> tuple[Range, float]:
     """Return the freeze's axis, and when the freeze began, in seconds since the move began. The
     axis goes from the step before the freeze to the step after it, in seconds since the freeze
@@ -56,7 +56,11 @@ def _zoomed_axis(
 
 
 def _zoomed(
-    migration: Migration, frozen: Sequence[Phase], gap: Gap | None, x: Range, offset: float
+    migration: ReportedMigration,
+    frozen: Sequence[ReportedPhase],
+    gap: Gap | None,
+    x: Range,
+    offset: float,
 ) -> str:
     rows = []
     if gap:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from ...errors import ConfigError
-from .record import RankRun, Step
+from .record import RankRun, ReportedStep
 
 
 def read_rank(folder: Path, rank: int) -> RankRun:
@@ -19,7 +19,8 @@ def read_rank(folder: Path, rank: int) -> RankRun:
     try:
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         steps = tuple(
-            Step(ln["step"], float.fromhex(ln["loss_hex"]), ln["time"], ln["host"]) for ln in lines
+            ReportedStep(ln["step"], float.fromhex(ln["loss_hex"]), ln["time"], ln["host"])
+            for ln in lines
         )
         return RankRun(rank, steps, json.loads(final.read_text())["sha256"])
     except (OSError, ValueError, KeyError, TypeError) as error:

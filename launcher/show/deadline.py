@@ -39,14 +39,14 @@ Within = Annotated[
 ]
 
 
-def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
+def set_taint(client: Client, request: SetTaint) -> Evacuating | None:
     """Taint a host. Returns how it will become empty; None if it has no deadline."""
     from ...runtime.messages import Evacuating
 
-    if not ask.within and not ask.severity:
-        client.ask(ask)
+    if not request.within and not request.severity:
+        client.request(request)
         return None
-    answer = client.ask(ask, PLAN_S + ask.within)
+    answer = client.request(request, PLAN_S + request.within)
     return answer if isinstance(answer, Evacuating) else None
 
 

@@ -44,9 +44,13 @@ class Plan:
             move.pop("t", None)
         reasons = {name: {"error": why, "hint": hint} for name, (why, hint) in self.refused.items()}
         return {
-            "host": self.host, "moves": moves, "refused": reasons, "free_slots": self.slots,
-            "lacking_slots": self.lacking, "empty_s": self.empty_s,
-        }  # fmt: skip
+            "host": self.host,
+            "moves": moves,
+            "refused": reasons,
+            "free_slots": self.slots,
+            "lacking_slots": self.lacking,
+            "empty_s": self.empty_s,
+        }
 
     def print(self) -> None:
         """Print a line for each capsule, and one for each warning."""
@@ -90,7 +94,7 @@ class Plan:
             )
 
 
-def look(client: Client, host: str, reason: str) -> Plan:
+def make_plan(client: Client, host: str, reason: str) -> Plan:
     """Plan every capsule of a host; changes nothing. Raises NotFound for an unknown host."""
     from ...runtime.messages import GetStatus, Migrate, Planned, Status
 
@@ -102,8 +106,8 @@ def look(client: Client, host: str, reason: str) -> Plan:
     plan = Plan(host, [], {}, _free_slots(status, row))
     for capsule in row.capsules:
         try:
-            ask = Migrate(capsule, "", reason, True)
-            plan.moves.append(client.get(Planned, ask, PLAN_S))
+            request = Migrate(capsule, "", reason, True)
+            plan.moves.append(client.get(Planned, request, PLAN_S))
         except LiveshiftError as error:
             plan.refused[capsule] = str(error), error.hint
     return plan

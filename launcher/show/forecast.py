@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.config.choices import Way
 from ...runtime.cost import prediction
-from ...runtime.model.steps import Step
+from ...runtime.model.steps import MigrationStep
 from ..report import quantities as q
 from ..report.expected import Expected, ExpectedPart
 from . import render
@@ -18,9 +18,16 @@ if TYPE_CHECKING:
 
     from ...runtime.messages import MigrationRow, Prediction
 
-COPYING = frozenset({Step.PREPARING.value, Step.PRECOPYING.value, Step.QUIESCING.value})
+COPYING = frozenset(
+    {MigrationStep.PREPARING.value, MigrationStep.PRECOPYING.value, MigrationStep.QUIESCING.value}
+)
 STANDING = frozenset(
-    {Step.FREEZING.value, Step.COMMITTED.value, Step.RESTORING.value, Step.RETURNING.value}
+    {
+        MigrationStep.FREEZING.value,
+        MigrationStep.COMMITTED.value,
+        MigrationStep.RESTORING.value,
+        MigrationStep.RETURNING.value,
+    }
 )
 
 
@@ -43,9 +50,14 @@ def compared(row: MigrationRow) -> Expected | None:
     ]
     parts += [ExpectedPart(name, None, seconds) for name, seconds in took.items() if seconds]
     return Expected(
-        found.way, found.why, found.seconds, prediction.stood(row), tuple(parts), found.learnt,
+        found.way,
+        found.why,
+        found.seconds,
+        prediction.stood(row),
+        tuple(parts),
+        found.learnt,
         found.left_out,
-    )  # fmt: skip
+    )
 
 
 def table(expected: Expected) -> Table:
@@ -98,8 +110,8 @@ def cost_lines(found: Prediction) -> list[str]:
 
 def lines(rows: Iterable[MigrationRow]) -> list[str]:
     """Return lines for below the bars or the table: one for each move that has something to say."""
-    said = [(row.capsule, words) for row in rows if (words := now(row))]
-    return [f"  {f'{capsule}: ' if len(said) > 1 else ''}{words}" for capsule, words in said]
+    texts = [(row.capsule, text) for row in rows if (text := now(row))]
+    return [f"  {f'{capsule}: ' if len(texts) > 1 else ''}{text}" for capsule, text in texts]
 
 
 def now(row: MigrationRow) -> str:
@@ -119,7 +131,7 @@ def now(row: MigrationRow) -> str:
     if (seen := row.precopy) is None or not seen.round:
         return will
     dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # 0: not looked at yet
-    words = [f"round {seen.round}{dirty}", q.rate(seen.rate)]
+    parts = [f"round {seen.round}{dirty}", q.rate(seen.rate)]
     if seen.slow_down is not None:
-        words.append(f"job {q.share(seen.slow_down, 1.0)} slower")
-    return ", ".join([*words, *filter(None, [will])])
+        parts.append(f"job {q.share(seen.slow_down, 1.0)} slower")
+    return ", ".join([*parts, *filter(None, [will])])

@@ -43,9 +43,9 @@ def _tidy(one: Command) -> None:
     context = typer.Context(one, help_option_names=HELP_OPTIONS)
     show = one.format_help
 
-    def format_help(*words: Any) -> None:
+    def format_help(*args: Any) -> None:
         quick_start.load_help()
-        show(*words)
+        show(*args)
 
     vars(one)["format_help"] = format_help
     for parameter in (*one.params, one.get_help_option(context)):

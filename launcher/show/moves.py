@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ...errors import LiveshiftError, Refused, StepFailed
 from ...runtime.cost.words import in_words
-from ...runtime.messages import GetMigration, Migration, MigrationRow
-from ...runtime.model.steps import ENDS, Step
+from ...runtime.messages import GetMigration, MigrationDetails, MigrationRow
+from ...runtime.model.steps import ENDS, MigrationStep
 from ..client.client import Client
 from ..report import quantities as q
-from . import forecast, patience, render
+from . import forecast, render, retry
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,16 +31,16 @@ def over(row: MigrationRow) -> bool:
     return row.state in ENDED
 
 
-def look(client: Client, name: str) -> MigrationRow:
-    """Return a migration as it is now. This ask also brings its count of bytes up to date."""
-    return patience.look(client, Migration, GetMigration(name)).row
+def get_migration(client: Client, name: str) -> MigrationRow:
+    """Return a migration as it is now. This request also brings its count of bytes up to date."""
+    return retry.request(client, MigrationDetails, GetMigration(name)).row
 
 
 def follow(client: Client, name: str) -> MigrationRow:
     """Wait until a migration is over, with progress on a terminal. Returns its last state."""
     with bars() as shown:
         while True:
-            row = look(client, name)
+            row = get_migration(client, name)
             shown.update([row])
             if over(row):
                 return row
@@ -51,14 +51,14 @@ def with_costs(client: Client, rows: Iterable[MigrationRow]) -> list[MigrationRo
     """Return the same migrations once the cost of each move is known, or after :data:`COST_S`."""
     until, found = time.monotonic() + COST_S, list(rows)
     while True:
-        found = [look(client, row.name) if _awaits_cost(row) else row for row in found]
+        found = [get_migration(client, row.name) if _awaits_cost(row) else row for row in found]
         if not any(map(_awaits_cost, found)) or time.monotonic() > until:
             return found
         time.sleep(LOOK_S)
 
 
 def _awaits_cost(row: MigrationRow) -> bool:
-    return row.kind == "move" and row.state == Step.DONE.value and row.cost is None
+    return row.kind == "move" and row.state == MigrationStep.DONE.value and row.cost is None
 
 
 def cost(row: MigrationRow) -> str:
@@ -160,11 +160,11 @@ def bar(row: MigrationRow, width: int = 10) -> str:
 def outcome(row: MigrationRow) -> str:
     """Return one line about a migration that is over."""
     way = f"{row.source} → {row.destination}"
-    if row.state == Step.DONE.value:
+    if row.state == MigrationStep.DONE.value:
         return f"{row.capsule} moved {way}, paused {paused(row)}"
-    if row.state == Step.LOST.value:
+    if row.state == MigrationStep.LOST.value:
         return f"{row.capsule} was lost on its way {way}: {row.error or 'no reason given'}"
-    if row.state == Step.JOB_ENDED.value:
+    if row.state == MigrationStep.JOB_ENDED.value:
         return f"{row.error}"
     still = f", paused {q.pause(row.frozen_s)}" if row.frozen_s else ""
     return f"{row.capsule} stays on {row.source}{still}: {row.error or 'no reason given'}"
@@ -176,12 +176,12 @@ def raise_if_failed(row: MigrationRow) -> None:
     Raises Refused if its job ended or if it went no further than what comes before the freeze,
     LiveshiftError if the capsule was lost, StepFailed otherwise.
     """
-    if row.state == Step.DONE.value:
+    if row.state == MigrationStep.DONE.value:
         return
-    if row.state == Step.JOB_ENDED.value:
+    if row.state == MigrationStep.JOB_ENDED.value:
         raise Refused(outcome(row))
     message = f"{row.capsule} did not move {row.source} → {row.destination}: {row.error or '?'}"
-    if row.state == Step.LOST.value:
+    if row.state == MigrationStep.LOST.value:
         raise LiveshiftError(outcome(row), hint=row.hint)
     if not row.frozen_s:
         raise Refused(message, hint=row.hint)
@@ -192,17 +192,17 @@ def phase_table(row: MigrationRow) -> RenderableType:
     """Return the phases of a migration with seconds, bytes and share, the one under way among them;
     ``unaccounted`` and total last."""
     from ..report import phase_table
-    from ..report.record import Migration as Record
-    from ..report.record import Phase, covered
+    from ..report.record import ReportedMigration as Record
+    from ..report.record import ReportedPhase, covered
 
     phases = tuple(
-        Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
+        ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
     )
     if not over(row):
         since = max((p.start + p.seconds for p in phases), default=0.0)
         frozen, gone = row.state in forecast.STANDING, across(row)[0]
         under_way = max(0.0, row.seconds - since), since, gone or None, frozen, "under way"
-        phases += (Phase(row.state, *under_way),)
+        phases += (ReportedPhase(row.state, *under_way),)
     return phase_table(
         Record(
             capsule=row.capsule,
@@ -217,7 +217,7 @@ def phase_table(row: MigrationRow) -> RenderableType:
             image_bytes=row.image_bytes,
             ahead_bytes=row.precopy.bytes if row.precopy else 0,
             link_rate=row.link_rate or None,
-            committed=row.state == Step.DONE.value,
+            committed=row.state == MigrationStep.DONE.value,
             expected=forecast.compared(row),
         )
     )
@@ -225,8 +225,8 @@ def phase_table(row: MigrationRow) -> RenderableType:
 
 def paused(row: MigrationRow) -> str:
     """Return ``0.70 s`` or ``0.70 s (predicted 0.81 s)``."""
-    said = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
-    return f"{q.pause(row.frozen_s)}{said}"
+    predicted = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
+    return f"{q.pause(row.frozen_s)}{predicted}"
 
 
 def sum_up(row: MigrationRow) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO, Protocol
 
-from ...criu_glue.capsule.output import STDOUT, Record
+from ...criu_glue.capsule.output import STDOUT, OutputRecord
 
 LONGEST = 64 << 10  # bytes; a longer line is written in pieces
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours; each capsule gets the next one
@@ -50,7 +50,7 @@ class Streams:
 class Writer(Protocol):
     """Takes the records of one capsule."""
 
-    def put(self, record: Record) -> None: ...
+    def put(self, record: OutputRecord) -> None: ...
 
     def end(self) -> None:
         """Write what is held back. There will be no more records."""
@@ -62,7 +62,7 @@ class Verbatim:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
 
-    def put(self, record: Record) -> None:
+    def put(self, record: OutputRecord) -> None:
         self._streams.write(record.stream, record.data)
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ class Lines:
         self._timestamps = timestamps
         self._started: dict[int, tuple[int, bytes]] = {}  # stream → time of its first byte, bytes
 
-    def put(self, record: Record) -> None:
+    def put(self, record: OutputRecord) -> None:
         began, held = self._started.pop(record.stream, (record.realtime_ns, b""))
         *lines, rest = (held + record.data).split(b"\n")
         whole = b""

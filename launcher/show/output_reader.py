@@ -2,7 +2,7 @@
 """Reads a capsule's output by offset, so that a move neither loses nor doubles a byte.
 
 The offset counts in the record log, which moves with its capsule (criu_glue/capsule/output.py). A
-reader that lost contact asks again from where it was, whichever agent answers then.
+reader that lost contact asks again from where it was. Any agent may answer then.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...criu_glue.capsule.output import STDERR, STDOUT, Record, split, whole
+from ...criu_glue.capsule.output import STDERR, STDOUT, OutputRecord, split, whole
 from ...errors import LiveshiftError, NotFound, NotPermitted
 from ...runtime.messages import Output, ReadOutput
 from ..client.client import Client
 from ..client.context import Place
 
-POLL_S = 10.0  # seconds that an ask waits for output if there is none
+POLL_S = 10.0  # seconds that a request waits for output if there is none
 SLACK_S = 20.0  # seconds for its answer on top of that: the capsule may be on the move
-RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed ask
+RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed request
 
 
 class Reader:
@@ -32,13 +32,13 @@ class Reader:
         self.code: int | None = None
         self._cut = b""
 
-    def read(self, client: Client, wait: float = 0.0) -> list[Record] | None:
+    def read(self, client: Client, wait: float = 0.0) -> list[OutputRecord] | None:
         """Return the next records, or None if there are none yet within ``wait`` seconds.
 
         Raises what Client.ask raises; nothing is skipped then.
         """
-        ask = ReadOutput(self.capsule, self.offset, wait)
-        answer = client.get(Output, ask, wait + SLACK_S)
+        request = ReadOutput(self.capsule, self.offset, wait)
+        answer = client.get(Output, request, wait + SLACK_S)
         self.offset = answer.next
         self.code = answer.code
         missing = self._missing(answer.dropped, answer.data) if answer.dropped else []
@@ -49,24 +49,24 @@ class Reader:
             return missing or None
         return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
 
-    def _missing(self, dropped: int, following: bytes) -> list[Record]:
+    def _missing(self, dropped: int, following: bytes) -> list[OutputRecord]:
         """Return a record for stderr that says how much output is missing at this place."""
         self._cut = b""
         when = next((record.realtime_ns for record in split(following)), time.time_ns())
-        said = (
+        text = (
             f"[liveshift: {dropped} bytes of the output of {self.capsule} are missing here: old"
             " output goes by logs.max and logs.keep; with a full disk new output is lost]\n"
         )
-        return [Record(when, STDERR, said.encode())]
+        return [OutputRecord(when, STDERR, text.encode())]
 
-    def history(self, client: Client) -> Iterator[Record]:
+    def history(self, client: Client) -> Iterator[OutputRecord]:
         """Yield everything up to now, without waiting for more."""
         while self.code is None and (records := self.read(client)) is not None:
             yield from records
 
 
 @dataclass(frozen=True)
-class Trouble:
+class ReadProblem:
     """Output cannot be read for the moment. ``error`` None: it can be read again."""
 
     capsule: str
@@ -74,7 +74,7 @@ class Trouble:
 
 
 @dataclass(frozen=True)
-class Ended:
+class OutputEnded:
     """The output of a capsule was handed on to its end."""
 
     capsule: str
@@ -82,28 +82,28 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class OutputStopped:
     """Following a capsule cannot go on."""
 
     capsule: str
     error: BaseException
 
 
-Report = Trouble | Ended | Stopped
+Report = ReadProblem | OutputEnded | OutputStopped
 
 
 class Follower(threading.Thread):
     """Hands on the output of one capsule as it comes, over a connection of its own.
 
     This thread calls ``put`` with every record, and ``report`` with all else; the last report is
-    Ended or Stopped. It is a daemon thread: it does not keep the program from ending.
+    OutputEnded or OutputStopped. It is a daemon thread: it does not keep the program from ending.
     """
 
     def __init__(
         self,
         place: Place,
         reader: Reader,
-        put: Callable[[Record], None],
+        put: Callable[[OutputRecord], None],
         report: Callable[[Report], None],
     ) -> None:
         super().__init__(name=f"output of {reader.capsule}", daemon=True)
@@ -119,25 +119,25 @@ class Follower(threading.Thread):
                 while reader.code is None:
                     for record in self._next(client):
                         self._put(record)
-            self._report(Ended(reader.capsule, reader.code))
+            self._report(OutputEnded(reader.capsule, reader.code))
         except BaseException as error:  # reported to the thread that waits
-            self._report(Stopped(reader.capsule, error))
+            self._report(OutputStopped(reader.capsule, error))
 
-    def _next(self, client: Client) -> list[Record]:
-        pause, told = RETRY_S[0], False
+    def _next(self, client: Client) -> list[OutputRecord]:
+        pause, failing = RETRY_S[0], False
         while True:
             try:
                 # After trouble no answer is held back: any answer shows that reading works again.
-                records = self._reader.read(client, 0.0 if told else POLL_S)
+                records = self._reader.read(client, 0.0 if failing else POLL_S)
             except (NotFound, NotPermitted):
                 raise
             except LiveshiftError as error:  # the capsule goes on, so try again
-                if not told:
-                    self._report(Trouble(self._reader.capsule, error))
-                told = True
+                if not failing:
+                    self._report(ReadProblem(self._reader.capsule, error))
+                failing = True
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_S[1])
                 continue
-            if told:
-                self._report(Trouble(self._reader.capsule))
+            if failing:
+                self._report(ReadProblem(self._reader.capsule))
             return records or []

@@ -41,7 +41,7 @@ STYLES = {
 
 
 EVERYTHING = 10**9
-"""As many lines as there are."""
+"""This number of lines means all lines."""
 
 
 class Most(NamedTuple):
@@ -128,7 +128,7 @@ def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
 
 
 def hosts(rows: list[HostRow], *, wide: bool) -> Table:
-    """Return the hosts, their free room, and who tainted them."""
+    """Return the hosts, their free slots and memory, and who tainted them."""
     columns = ["host", "state", "slots", "spare", "free memory", "taint"]
     with_gpus = any(row.gpus for row in rows)
     if with_gpus:
@@ -181,9 +181,9 @@ def unknown(status: Status) -> list[Text]:
     found = []
     for row in status.unknown:
         job = row.capsule.partition("/")[0]
-        words = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
-        words += f" `liveshift stop {job} --unknown {row.host}` ends it"
-        found.append(Text(words, style="yellow"))
+        text = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
+        text += f" `liveshift stop {job} --unknown {row.host}` ends it"
+        found.append(Text(text, style="yellow"))
     return found
 
 
@@ -195,7 +195,7 @@ def other_files(rows: list[HostRow]) -> list[Text]:
     return [
         Text(
             f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy the"
-            " orchestrator's to it, and the agent takes it up by itself",
+            " orchestrator's to it, and the agent loads it by itself",
             style="yellow",
         )
     ]
@@ -215,9 +215,9 @@ def _link(link: DataLink | None) -> str:
     """Return ``eth0, 25 Gbit/s; 9.4 Gbit/s to h1``."""
     if link is None or not link.interface:
         return "–"
-    words = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
-    words += "" if link.up else ", down"
-    return "; ".join([words, *(f"{bits(8 * r)} to {n}" for n, r in sorted(link.rates.items()))])
+    text = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
+    text += "" if link.up else ", down"
+    return "; ".join([text, *(f"{bits(8 * r)} to {n}" for n, r in sorted(link.rates.items()))])
 
 
 def gpus(seats: list[GpuSeat]) -> str:

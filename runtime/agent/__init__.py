@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon of one host: it runs capsules, sends them away and takes them in."""
+"""The daemon of one host: it starts capsules, sends them to other hosts and receives them."""

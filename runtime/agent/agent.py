@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: the root daemon on each host. It does what it is asked, and reports what it sees.
-
-It holds no truth of its own: capsules are processes in the kernel, and the orchestrator knows who
-owns them. The agent answers asks concurrently. The house answers those about capsules; the source,
-the destination and the porter answer those about migrations.
+"""The agent: the root daemon on each host. It carries out requests, and reports the state of its
+host. It keeps no state of its own: capsules are processes in the kernel, and the orchestrator knows
+who owns them. The agent handles requests concurrently. CapsuleTable handles those about capsules;
+SourceHandlers, DestinationHandlers and Rulings handle those about migrations.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ...criu_glue.criu.tool import Criu, find
 from ...criu_glue.network import network, nft_library
 from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
-from ..config.cluster import Cluster, FastPath
+from ..config.cluster import Cluster, FastPathChoice
 from ..control import local_socket
 from ..control.link import Uplink
 from ..daemon import heap, notify, state_lock
@@ -33,24 +32,25 @@ from ..daemon.cluster_file import ClusterFile
 from ..daemon.tasks import Tasks
 from ..messages import Message
 from ..model import link_rates
-from .departure.progress import Teller
-from .destination import Destination
-from .gatekeeper import Gatekeeper
+from .departure.progress import ReportSender
+from .destination_handlers import DestinationHandlers
+from .gate_handlers import GateHandlers
 from .gpu.watch import GpuWatch
+from .gpu_swap_handlers import GpuSwapHandlers
 from .host import data_link
-from .host.house import House
+from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
-from .host.resident import Resident
-from .porter import Porter
-from .source import Source
-from .swapper import Swapper
+from .host.running_capsule import RunningCapsule
+from .migration_registry import MigrationRegistry
+from .rulings import Rulings
+from .source_handlers import SourceHandlers
 
 log = logging.getLogger("liveshift.agent")
 
 THREADS = 64
 
 LINK_S = 5.0
-"""Seconds between two looks at the interface that carries images."""
+"""The agent looks at the interface that carries images every LINK_S seconds."""
 
 
 class Agent:
@@ -59,52 +59,56 @@ class Agent:
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.cluster = cluster
         self.host = host
-        self.house = House(cluster, host, self._ended)
+        self.capsule_table = CapsuleTable(cluster, host, self._ended)
         self.gpus = GpuWatch(
-            cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
+            cluster.paths.run,
+            cluster.gpu.libraries,
+            cluster.gpu.fast_path is not FastPathChoice.OFF,
         )
-        self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
-        self.measures = Measures(self.house)
-        self.source = Source(self.house, self.porter, self.measures)
-        self.destination = Destination(self.house, self.porter, self.measures)
-        self.swapper = Swapper(self.house, self.porter)
-        self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
-        self.gatekeeper.closes = self.source.gates_close
-        self.gatekeeper.opens = self.source.gates_open
+        self.registry = MigrationRegistry(self.capsule_table, _find_criu(cluster), self.gpus)
+        self.rulings = Rulings(self.capsule_table, self.registry, self._claim)
+        self.measures = Measures(self.capsule_table)
+        report = ReportSender(self._request, cluster.timeouts.suspicion)
+        self.source = SourceHandlers(self.capsule_table, self.registry, self.measures, report)
+        self.destination = DestinationHandlers(
+            self.capsule_table, self.registry, self.rulings, self._claim, self.measures
+        )
+        self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
+        self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0
-        self._life = uuid.uuid4().hex
+        self._boot_id = uuid.uuid4().hex
         self._tasks = Tasks()
-        house, gates, swapper = self.house, self.gatekeeper, self.swapper
+        capsule_table, gates, swaps = self.capsule_table, self.gates, self.swaps
         source, destination = self.source, self.destination
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
-            messages.Signal: house.signal,
-            messages.End: house.end,
-            messages.Forget: house.forget,
-            messages.Locate: house.locate,
-            messages.ReadOutput: house.read_output,
-            messages.GetInspection: house.get_inspection,
+            messages.Signal: capsule_table.signal_capsule,
+            messages.End: capsule_table.end_capsule,
+            messages.Forget: capsule_table.forget_job,
+            messages.Locate: capsule_table.locate,
+            messages.ReadOutput: capsule_table.read_output,
+            messages.GetInspection: capsule_table.get_inspection,
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
-            messages.Precopy: source.precopy,
+            messages.StartPrecopy: source.precopy,
             messages.EndSooner: source.end_sooner,
             messages.Freeze: source.freeze,
-            messages.Restore: destination.restore,
+            messages.RestoreCapsule: destination.restore,
             messages.Forward: destination.forward,
             messages.Resume: destination.resume,
-            messages.Settle: self.porter.settle,
+            messages.Settle: self.rulings.claim_now,
             messages.Progress: destination.progress,
-            messages.StartMeasure: self.measures.start,
-            messages.EndMeasure: self.measures.end,
-            messages.LookAtGpus: swapper.look,
-            messages.SwapGpu: swapper.swap,
-            messages.SettleSwap: swapper.settle,
+            messages.StartMeasure: self.measures.start_measure,
+            messages.EndMeasure: self.measures.end_measure,
+            messages.LookAtGpus: swaps.plan_swap,
+            messages.SwapGpu: swaps.swap_gpus,
+            messages.SettleSwap: swaps.settle_swap,
             messages.Arm: gates.arm,
-            messages.Aim: gates.aim,
+            messages.SetTargets: gates.aim,
             messages.Shut: gates.shut,
-            messages.WhoOwes: gates.who_owes,
+            messages.ListBehind: gates.list_behind,
             messages.TearDown: gates.tear_down,
             messages.FreshIds: gates.fresh_ids,
             messages.Rebuild: gates.rebuild,
@@ -117,56 +121,59 @@ class Agent:
         The agent binds its ports first, so it touches nothing if another agent listens. Raises
         LiveshiftError, and then leaves nothing behind.
         """
-        # Each move blocks a thread for seconds; beats and asks must still find a free one.
+        # Each move blocks a thread for seconds; heartbeats and requests must still find a free one.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         path = self.cluster.paths.run / "agent.sock"
         with contextlib.ExitStack() as undo:
-            self.porter.receiver.start()
-            undo.callback(self.porter.receiver.close)
+            self.registry.receiver.start()
+            undo.callback(self.registry.receiver.close)
             address = str(self.cluster.orchestrator)
-            # The uplink comes first: the house reports at once a command that ended meanwhile.
+            # The uplink comes first: a command that ended meanwhile is reported at once.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
             undo.callback(self.uplink.close)
-            self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
             listener = local_socket.listen(path)
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
             _memory_for_images(self.cluster.paths.run / "images", undo)
             await asyncio.to_thread(self._hold_fence, undo)
-            await self.porter.take_up()
-            await self.swapper.take_up()
+            await self.registry.recover_migrations()
+            await self.swaps.recover_swaps()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
         # This mounts, and the mounts stay. A start that fails does not come this far.
-        await asyncio.to_thread(self.porter.keep_kernel_data)
+        await asyncio.to_thread(self.registry.keep_kernel_data)
         notify.ready()
 
     def _hold_fence(self, undo: contextlib.ExitStack) -> None:
         try:
-            self.house.housing.hold_fence()
+            self.capsule_table.factory.hold_fence()
         except LiveshiftError as error:  # no job will start here, but the host must stay visible
-            log.error("users of this host can speak to capsules elsewhere as this host: %s", error)
+            log.error("users of this host can send to capsules elsewhere as this host: %s", error)
         else:
             undo.callback(network.release_fence)
 
     async def run(self) -> None:
         """Report to the orchestrator, and serve it and the local socket."""
         await asyncio.gather(
-            self.uplink.serve(), self._report(), self.porter.keep_asking(),
-            self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
+            self.uplink.serve(),
+            self._report(),
+            self.rulings.keep_claiming(),
+            self.gates.keep(),
+            self.gpus.keep(),
+            self._forget_device_memory(),
             heap.give_back(self.idle),
-        )  # fmt: skip
+        )
 
     def idle(self) -> bool:
         """Whether no move is under way that a restart of this agent would interrupt."""
-        return not (self.porter.departures or self.porter.arrivals or self.swapper.unfinished())
+        return not (self.registry.outgoing or self.registry.incoming or self.swaps.unfinished())
 
     def objection(self, cluster: Cluster) -> str:
         """Why this agent cannot start with a changed cluster file; "" if it can."""
         own = next((host for host in cluster.hosts if host.name == self.host), None)
         if own is None:
             return f"this host, {self.host}, is not in it any more: stop this agent"
-        if own.address != self.cluster.host(self.host).address and self.house.capsules:
+        if own.address != self.cluster.host(self.host).address and self.capsule_table.capsules:
             return f"the address of this host, {self.host}, differs, and capsules run here"
         return ""
 
@@ -176,20 +183,20 @@ class Agent:
         """Drop, once, what earlier moves left in the GPU helper: the helper outlives an agent."""
 
         def known() -> set[str]:
-            return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}
+            return {*self.registry.outgoing, *self.registry.incoming, *self.swaps.unfinished()}
 
-        while not await asyncio.to_thread(self.porter.devices.drop_all_but, known):
+        while not await asyncio.to_thread(self.registry.devices.drop_all_but, known):
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _report(self) -> None:
-        greeted: int | None = None  # the life of the orchestrator that had our Hello
+        greeted: int | None = None  # the boot id of the orchestrator with which we registered
         while True:
             try:
-                if greeted is None or greeted != self.uplink.line.peer_life:
-                    await self._hello()
-                    greeted = self.uplink.line.peer_life
+                if greeted is None or greeted != self.uplink.connection.peer_boot_id:
+                    await self._register()
+                    greeted = self.uplink.connection.peer_boot_id
                     log.info("reported to the orchestrator")
-                await self.uplink.line.ask(await self._beat(), self.cluster.timeouts.suspicion)
+                await self._request(await self._heartbeat(), self.cluster.timeouts.suspicion)
                 self._heard = time.monotonic()
             except Unreachable as silent:
                 log.warning("%s", silent)
@@ -199,79 +206,86 @@ class Agent:
                 greeted = None
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
-    async def _hello(self) -> None:
-        here = self.house.capsules
+    async def _register(self) -> None:
+        here = self.capsule_table.capsules
         epochs = {name: c.epoch for name, c in here.items()}
-        for arrival in self.porter.arrivals.values():  # a granted one runs soon, but is not here
-            if arrival.granted:
-                epochs[arrival.resident.spec.name] = arrival.granted
+        for incoming in self.registry.incoming.values():
+            if incoming.granted:  # its tree may run, but the table does not have it yet
+                epochs[incoming.resident.spec.name] = incoming.granted
         codes = {name: c.code for name, c in here.items() if c.code is not None}
-        hello = messages.Hello(
-            self.host, self.porter.facts, epochs, self.cluster.digest, self._life, codes
+        register = messages.Register(
+            self.host, self.registry.facts, epochs, self.cluster.digest, self._boot_id, codes
         )
-        answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
+        answer = await self._request(register, self.cluster.timeouts.suspicion)
         assert isinstance(answer, messages.Books)
         for book in answer.books:
             try:
-                await self.house.locate(messages.Locate(book))
+                await self.capsule_table.locate(messages.Locate(book))
             except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
-        await self.house.forget_unknown({book.job for book in answer.books})
+        await self.capsule_table.forget_unknown({book.job for book in answer.books})
+
+    async def _request(self, message: Message, timeout: float) -> Message | None:
+        return await self.uplink.connection.request(message, timeout)
+
+    def _silence(self) -> float:
+        """Seconds since the orchestrator was last heard."""
+        return time.monotonic() - self._heard
 
     async def _claim(self, claim: messages.Claim) -> messages.Ruled:
-        answer = await self.uplink.line.ask(claim, self.cluster.timeouts.suspicion)
+        answer = await self._request(claim, self.cluster.timeouts.suspicion)
         if not isinstance(answer, messages.Ruled):
             raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
         return answer
 
-    async def _beat(self) -> messages.Beat:
-        self.house.idle.beat()
-        running = [c for c in self.house.capsules.values() if c.code is None]
+    async def _heartbeat(self) -> messages.Heartbeat:
+        self.capsule_table.idle.heartbeat()
+        running = [c for c in self.capsule_table.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.destination.memory_offered()
-        seats = self.gpus.seats(self.porter.gpus_taken())
-        return messages.Beat(self.host, memory, states, seats, await self._data_link())
+        seats = self.gpus.seats(self.registry.gpus_taken())
+        return messages.Heartbeat(self.host, memory, states, seats, await self._data_link())
 
     async def _data_link(self) -> messages.DataLink:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:
             own = self.cluster.host(self.host)
             rates = link_rates.load(self.cluster.paths.run)
-            self._link = await asyncio.to_thread(data_link.look, self.host, own.address, rates)
+            self._link = await asyncio.to_thread(data_link.read_link, self.host, own.address, rates)
             self._link_seen = time.monotonic()
         return self._link
 
-    def _ended(self, resident: Resident) -> None:
-        if self.porter.holds(resident):
+    def _ended(self, resident: RunningCapsule) -> None:
+        if self.registry.holds(resident):
             log.error("%s was killed while it was held frozen", resident.spec.name)
             return
-        self._tasks.spawn(self._tell_ended(resident))
+        self._tasks.spawn(self._report_ended(resident))
 
-    async def _tell_ended(self, resident: Resident) -> None:
+    async def _report_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
         resident.code = 137 if code is None else code
         network.unplug(resident.overlay, resident.netns, resident.spec.index)
-        word = messages.Ended(resident.spec.name, resident.epoch, resident.code)
+        report = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
         while True:
             with contextlib.suppress(LiveshiftError):
-                await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)
+                await self._request(report, self.cluster.timeouts.suspicion)
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
-    async def _start(self, ask: messages.Start) -> None:
-        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
-        spec = msgspec.structs.replace(ask.spec, env=env)
-        await self.house.start(msgspec.structs.replace(ask, spec=spec))
+    async def _start(self, request: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **request.spec.env}
+        spec = msgspec.structs.replace(request.spec, env=env)
+        await self.capsule_table.start_capsule(msgspec.structs.replace(request, spec=spec))
 
-    async def _relay(self, uid: int, ask: Message) -> Message | None:
-        """Pass on an ask of a command on this host: we say who asks, the orchestrator decides."""
-        raw = messages.encode_ask(0, ask)
-        return await self.uplink.line.ask(messages.Relay(uid, raw), 3600)
+    async def _relay(self, uid: int, request: Message) -> Message | None:
+        """Pass on a request of a local command: we say who asks, the orchestrator decides."""
+        raw = messages.encode_request(0, request)
+        return await self._request(messages.Relay(uid, raw), 3600)
 
-    async def _handle(self, _peer: str, ask: Message) -> Message | None:
-        serve = self._serve.get(type(ask))
+    async def _handle(self, _peer: str, request: Message) -> Message | None:
+        serve = self._serve.get(type(request))
         if serve is None:
-            raise LiveshiftError(f"an agent does not serve {type(ask).__name__}")
-        return await serve(ask)
+            raise LiveshiftError(f"an agent does not serve {type(request).__name__}")
+        return await serve(request)
 
 
 async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:

@@ -13,7 +13,7 @@ from ...criu_glue.survey.along import measure, overlap, place_of
 from ...criu_glue.survey.found import Along, Survey
 from ...units import size
 from ..cost.prediction import AHEAD, AHEAD_FILE_S
-from ..model.troubles import Trouble
+from ..model.preflight_findings import PreflightFinding
 
 SHOWN = 3
 """A message names at most this many files and counts the rest."""
@@ -25,10 +25,10 @@ def seconds_ahead(along: Iterable[Along]) -> float:
 
 
 WARN_S = 0.1
-"""Seconds. The plan warns if files alone make the pause longer by at least this."""
+"""The plan warns if files alone make the pause longer by at least this many seconds."""
 
 
-def too_long(along: Iterable[Along], limit: float) -> list[Trouble]:
+def too_long(along: Iterable[Along], limit: float) -> list[PreflightFinding]:
     """What the source reports if the directories take longer than ``limit`` seconds, which is all
     that a pre-copy may take (timeouts.precopy)."""
     along = tuple(along)
@@ -66,16 +66,16 @@ def while_paused(survey: Survey) -> list[tuple[str, str]]:
 
 def check(
     along: tuple[Along, ...], capsules: Path, host: str, output: int = 0
-) -> tuple[tuple[str, str], list[Trouble]]:
+) -> tuple[tuple[str, str], list[PreflightFinding]]:
     """Return a (what, found) row and the obstacles. A capsule's own /tmp and ``output`` (bytes)
     will lie below ``capsules``; a carried path keeps its place."""
-    troubles: list[Trouble] = []
+    findings: list[PreflightFinding] = []
     needed: defaultdict[Path, int] = defaultdict(int)
     needed[_file_system(capsules)] += output
     for each in along:
         if each.path == "/tmp":
             if capsules.exists() and overlap(each.place, place_of(capsules)):
-                troubles.append(
+                findings.append(
                     (
                         f"the directory of capsules, {capsules}, is the same at the source and on"
                         f" {host}: the capsule's /tmp would be unpacked into itself",
@@ -87,7 +87,7 @@ def check(
             continue
         here = measure(each.path, Path(each.path))
         if overlap(each.place, here.place):
-            troubles.append(
+            findings.append(
                 (
                     f"the carried path {each.path} is the same directory at the source and on"
                     f" {host}",
@@ -99,7 +99,7 @@ def check(
     for where, much in needed.items():
         s = os.statvfs(where)
         if much > (free := s.f_bfree * s.f_frsize):
-            troubles.append(
+            findings.append(
                 (
                     f"{host} has {size(free)} free where {size(much)} of files are to come, on the"
                     f" file system of {where}",
@@ -109,7 +109,7 @@ def check(
             )
     total, files = sum(each.size for each in along), sum(each.files for each in along)
     found = f"{size(total)} in {files} files, about {seconds_ahead(along):.1f} s while it trains"
-    return ("files along", found), troubles
+    return ("files along", found), findings
 
 
 def _file_system(path: Path) -> Path:

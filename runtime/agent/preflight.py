@@ -18,7 +18,7 @@ from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
 from ...units import size
 from ..messages import HostFacts
-from ..model.troubles import Trouble, refuse
+from ..model.preflight_findings import PreflightFinding, refuse
 from . import files_along
 from .gpu.preflight import GpuPlan
 from .host import task_limits
@@ -57,8 +57,8 @@ def check(
     """
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
-    against: list[Trouble] = list(survey.problems)
-    for what, found, trouble in (
+    against: list[PreflightFinding] = list(survey.problems)
+    for what, found, finding in (
         _check_criu(criu, host),
         _check_machine(source, here, host),
         _check_tasks(survey.ids, host),
@@ -67,16 +67,16 @@ def check(
         _check_directories(survey.directories, host),
     ):
         rows.append((what, found))
-        if trouble:
-            against.append(trouble)
-    row, troubles = files_along.check(survey.along, capsules, host, survey.output)
+        if finding:
+            against.append(finding)
+    row, findings = files_along.check(survey.along, capsules, host, survey.output)
     rows += [row, *files_along.while_paused(survey), *gpus.rows]
-    against += [*troubles, *gpus.troubles]
+    against += [*findings, *gpus.findings]
     refuse(against, at_source=bool(survey.problems) or gpus.at_source)
     return rows
 
 
-Check = tuple[str, str, Trouble | None]
+Check = tuple[str, str, PreflightFinding | None]
 
 
 def _check_criu(criu: Criu | None, host: str) -> Check:
@@ -113,8 +113,15 @@ def _check_machine(source: HostFacts, here: HostFacts, host: str) -> Check:
     if missing:
         features = ", ".join(sorted(missing)[:6])
         text = f"the processor of {host} lacks {features}, which {source.cpu} has"
-        return what, found, (text, "programs choose their code by these when they start; choose a "
-                                   "host with the same processor")  # fmt: skip
+        return (
+            what,
+            found,
+            (
+                text,
+                "programs choose their code by these when they start; choose a "
+                "host with the same processor",
+            ),
+        )
     return what, found, None
 
 
@@ -139,9 +146,9 @@ def _check_tasks(ids: Sequence[int], host: str) -> Check:
 
 def _check_memory(
     survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
-) -> Check:  # fmt: skip
+) -> Check:
     # An image stays in memory until the tree is restored from it, so memory is needed twice. Pages
-    # of pre-copy can be freed in the store as they are restored (MemoryStore.spend).
+    # of pre-copy can be freed in the store as they are restored (MemoryStore.free_after_copy).
     image = survey.resident + survey.shared_memory + device_memory
     needed = 2 * image + MEMORY_MARGIN + survey.nameless  # nameless memory is only in the image
     image += survey.nameless
@@ -155,17 +162,25 @@ def _check_memory(
         what_for = f"the image{also}, and the restored tree"
         if ahead:
             what_for = f"its memory, and what is in its image{also}, twice"
-        return "memory", found, (
-            f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
-            f"{size(memory)} are offered",
-            "choose a host with more free memory, or raise hosts.<name>.memory",
-        )  # fmt: skip
+        return (
+            "memory",
+            found,
+            (
+                f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
+                f"{size(memory)} are offered",
+                "choose a host with more free memory, or raise hosts.<name>.memory",
+            ),
+        )
     if images is not None and image + MEMORY_MARGIN > (free := shutil.disk_usage(images).free):
-        return "memory", f"{found}; {size(free)} are free on {images}", (
-            f"the memory file system for images, {images} of {host}, is too full:"
-            f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free",
-            f"on {host}: mount -o remount,size=90% {images}; or choose another host",
-        )  # fmt: skip
+        return (
+            "memory",
+            f"{found}; {size(free)} are free on {images}",
+            (
+                f"the memory file system for images, {images} of {host}, is too full:"
+                f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free",
+                f"on {host}: mount -o remount,size=90% {images}; or choose another host",
+            ),
+        )
     return "memory", found, None
 
 
@@ -194,11 +209,12 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
     if other:
         texts.append(f"{host} has a different {_some(other)}")
     if texts:
-        return what, "; ".join(texts), (
-            "; ".join(texts),
-            "install the same files with the same modes at the same paths, or list their directory "
-            "under files.shared or files.carried",
-        )  # fmt: skip
+        text = "; ".join(texts)
+        remedy = (
+            "install the same files with the same modes at the same paths, or list their directory"
+            " under files.shared or files.carried"
+        )
+        return what, text, (text, remedy)
     return what, found, None
 
 

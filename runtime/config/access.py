@@ -115,7 +115,7 @@ class Roles:
         own = self.local(uid)
         if bound is Role.NOTHING:
             raise NotPermitted(
-                f"{own.name}@{host} may ask for nothing: access.relayed in the cluster file is"
+                f"{own.name}@{host} may request nothing: access.relayed in the cluster file is"
                 f' "{bound}"',
                 hint="ask on the orchestrator's machine, or with an operator's key (--connect)",
             )

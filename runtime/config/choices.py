@@ -24,7 +24,7 @@ class Outside(StrEnum):
     RELAY = "relay"  # the relay's address; all connections pass the relay and outlast a move
 
 
-class FastPath(StrEnum):
+class FastPathChoice(StrEnum):
     """How device memory leaves a host."""
 
     AUTO = "auto"  # from the GPU to the wire, if the host's probe finds that the driver bears it
@@ -47,7 +47,7 @@ class Compress(StrEnum):
     ALWAYS = "always"
 
 
-class Seal(StrEnum):
+class SealChoice(StrEnum):
     """Whether memory is sealed on its way."""
 
     ON = "on"

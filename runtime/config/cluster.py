@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ...errors import ConfigError, no_such
-from .choices import Compress, FastPath, Outside, Severity, Spare, Verify, Way
+from .choices import Compress, FastPathChoice, Outside, Severity, Spare, Verify, Way
 from .errors import Mistake, WrongCluster, syntax_mistake
-from .memory import Precopy, WireSettings
-from .rules import HOSTS, Setting, Values, examine
+from .memory import PrecopySettings, WireSettings
+from .rules import HOSTS, SettingRule, Values, examine
 from .tables import (
     Access,
     Env,
     Files,
-    Gpu,
-    Host,
+    GpuSettings,
+    HostSettings,
     Jobs,
     Logs,
     NetworkSettings,
@@ -45,16 +45,16 @@ __all__ = [
     "Compress",
     "Endpoint",
     "Env",
-    "FastPath",
+    "FastPathChoice",
     "Files",
-    "Gpu",
-    "Host",
+    "GpuSettings",
+    "HostSettings",
     "Jobs",
     "Logs",
     "NetworkSettings",
     "Outside",
     "Paths",
-    "Precopy",
+    "PrecopySettings",
     "Reading",
     "Severity",
     "Spare",
@@ -82,14 +82,14 @@ class Cluster:
     name: ClusterName
     orchestrator: ListenAddress  # where the orchestrator listens
     overlay: Network  # each job gets a /24 of it
-    hosts: tuple[Host, ...]  # in the order of the file
+    hosts: tuple[HostSettings, ...]  # in the order of the file
     network: NetworkSettings = field(default_factory=NetworkSettings)
     files: Files = field(default_factory=Files)
     env: Env = field(default_factory=Env)
     paths: Paths = field(default_factory=Paths)
-    gpu: Gpu = field(default_factory=Gpu)
+    gpu: GpuSettings = field(default_factory=GpuSettings)
     wire: WireSettings = field(default_factory=WireSettings)
-    precopy: Precopy = field(default_factory=Precopy)
+    precopy: PrecopySettings = field(default_factory=PrecopySettings)
     within: WithinSettings = field(default_factory=WithinSettings)
     jobs: Jobs = field(default_factory=Jobs)
     logs: Logs = field(default_factory=Logs)
@@ -106,7 +106,7 @@ class Cluster:
         if mistakes:
             raise WrongCluster(mistakes)
 
-    def host(self, name: str) -> Host:
+    def host(self, name: str) -> HostSettings:
         """The host of that name; raises NotFound with the names of all hosts."""
         for host in self.hosts:
             if host.name == name:
@@ -115,7 +115,7 @@ class Cluster:
         raise no_such(f'no host "{name}" in cluster "{self.name}"', name, known, "its hosts are")
 
     @property
-    def relay(self) -> Host | None:
+    def relay(self) -> HostSettings | None:
         """The host that relays for all capsules; None: each capsule uses the host it is on."""
         if self.network.outside is not Outside.RELAY:
             return None
@@ -143,21 +143,21 @@ class Cluster:
 
 _TABLES: dict[str, Any] = {
     "cluster": Cluster,
-    HOSTS: Host,
+    HOSTS: HostSettings,
     **{name: kind for name, kind in get_type_hints(Cluster).items() if is_dataclass(kind)},
 }
 
 
-def _settings(table: type[Any]) -> dict[str, Setting]:
+def _settings(table: type[Any]) -> dict[str, SettingRule]:
     """The keys of a table: its fields, except sub-tables and a host's name, which is in the header.
     The field ``pass_`` is the key ``pass``."""
     hints = get_type_hints(table, include_extras=True)
-    no_keys = ((Cluster, HOSTS), (Host, "name"))
-    settings: dict[str, Setting] = {}
+    no_keys = ((Cluster, HOSTS), (HostSettings, "name"))
+    settings: dict[str, SettingRule] = {}
     for f in fields(table):
         if f.init and not is_dataclass(hints[f.name]) and (table, f.name) not in no_keys:
             default = f.default_factory() if f.default_factory is not MISSING else f.default
-            settings[f.name.rstrip("_")] = Setting(f.name, hints[f.name], default)
+            settings[f.name.rstrip("_")] = SettingRule(f.name, hints[f.name], default)
     return settings
 
 
@@ -236,7 +236,7 @@ def _build(values: Values, hosts: list[str]) -> Cluster:
 
     return Cluster(
         **table("cluster"),
-        hosts=tuple(Host(name=name, **table(HOSTS, name)) for name in hosts),
+        hosts=tuple(HostSettings(name=name, **table(HOSTS, name)) for name in hosts),
         **{
             name: kind(**table(name))
             for name, kind in _TABLES.items()

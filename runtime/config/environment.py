@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capsule's environment: what makes its processes ranks, and what makes them movable.
 
-A move changes no value here, because every name in it is the capsule's own. The variables of
-``MOVABLE`` are defaults: the caller's own value wins, then ``env.defaults`` of the cluster file.
+A move changes none of these values, because every name in them is the capsule's own. The variables
+of ``MOVABLE`` are defaults: the caller's own value wins, then ``env.defaults`` of the cluster file.
 ``env.defaults`` may also leave a variable unset.
 """
 
@@ -18,7 +18,7 @@ INTERFACE = "eth0"
 """The capsule's only network interface besides lo."""
 
 LONGEST_STANDSTILL_S = 600
-"""The longest standstill, in seconds, that any ladder of deadlines allows (timeouts.py)."""
+"""The longest downtime of a move, in seconds, that any ladder of deadlines allows (timeouts.py)."""
 
 NOT_PASSED = (
     "LD_PRELOAD",
@@ -42,7 +42,7 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class CapsuleIdentity:
     """A capsule as its own processes know it."""
 
     job: str
@@ -70,7 +70,7 @@ class Movable:
 
     name: str
     value: str
-    """A template for str.format, which may use the Place's ``host_name``."""
+    """A template for str.format, which may use the CapsuleIdentity's ``host_name``."""
     reason: str
     source: str
     """The source of this fact. Facts hold for NCCL 2.26 to 2.32 and torch 2.13."""
@@ -79,7 +79,7 @@ class Movable:
     callers: bool = True
     """Whether the caller's own value is kept. A value that names the caller's machine is not."""
 
-    def of(self, place: Place) -> str:
+    def of(self, place: CapsuleIdentity) -> str:
         return self.value.format(host_name=place.host_name)
 
     def accepts(self, value: str) -> bool:
@@ -177,7 +177,11 @@ NAMES = tuple(variable.name for variable in MOVABLE)
 
 
 def environment(
-    place: Place, selection: Selection, caller: Mapping[str, str], interposer: Path, pages: str
+    place: CapsuleIdentity,
+    selection: Selection,
+    caller: Mapping[str, str],
+    interposer: Path,
+    pages: str,
 ) -> dict[str, str]:
     """The variables with which the capsule's command starts.
 
@@ -207,7 +211,7 @@ RANK_MAKES = ("RANK", "WORLD_SIZE")
 both)."""
 
 
-def _of_a_rank(place: Place) -> dict[str, str]:
+def _of_a_rank(place: CapsuleIdentity) -> dict[str, str]:
     """The variables that say which of the job's ranks a process is, and where the ranks meet.
 
     torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command line
@@ -241,8 +245,8 @@ def in_effect(defaults: Mapping[str, str | None]) -> Iterator[tuple[str, str | N
 def remarks(caller: Mapping[str, str], *, ranks: bool = True) -> Iterator[str]:
     """Yield a line for each of the caller's variables that prevents moves, for the caller.
 
-    ``ranks``: as in Place. Without it the caller's own variables of a rank are passed on, as by
-    any command that runs another one, and a line names them.
+    ``ranks``: as in CapsuleIdentity. Without it the caller's own variables of a rank are passed on,
+    as by any command that runs another one, and a line names them.
     """
     if not ranks and (own := [f"{name}={caller[name]}" for name in RANK_MAKES if name in caller]):
         yield (
@@ -253,8 +257,8 @@ def remarks(caller: Mapping[str, str], *, ranks: bool = True) -> Iterator[str]:
         value = caller.get(variable.name)
         if value is None or variable.accepts(value):
             continue
-        said = f"{variable.name}={value} of your environment is "
+        text = f"{variable.name}={value} of your environment is "
         if variable.callers:
-            yield said + f"kept, and in the way of moving this job: {variable.reason}"
+            yield text + f"kept, and in the way of moving this job: {variable.reason}"
         else:
-            yield said + f"not used: {variable.reason}"
+            yield text + f"not used: {variable.reason}"

@@ -63,7 +63,7 @@ def shown(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:  # an int of more than 4300 digits has no str()
-        return "a number of thousands of digits"
+        return "a number with more than 4300 digits"
     return _shortened(text)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .choices import Compress, Seal, Way
+from .choices import Compress, SealChoice, Way
 from .values import Seconds
 
 Share = Annotated[
@@ -23,12 +23,12 @@ class WireSettings:
 
     streams: Annotated[int, Meta(ge=1, le=32)] = 4  # connections that carry memory at once
     compress: Compress = Compress.AUTO
-    seal: Seal = Seal.ON
-    trusted: bool = False  # nobody else can read or change its traffic
+    seal: SealChoice = SealChoice.ON
+    trusted: bool = False  # no other party can read or change its traffic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precopy:
+class PrecopySettings:
     """The table [precopy]: what the source sends of memory while the job still trains."""
 
     enabled: bool = True

@@ -27,7 +27,7 @@ PORTS = ("data_port", "pages_port")
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingRule:
     """One key of a table: the field that holds it, its type, and the default of the field.
 
     A default of MISSING means that the key must be there.
@@ -38,7 +38,7 @@ class Setting:
     default: Any = MISSING
 
 
-Schema = Mapping[str, Mapping[str, Setting]]
+Schema = Mapping[str, Mapping[str, SettingRule]]
 """The settings of each table. Those under HOSTS hold for each host."""
 
 Values = dict[Key, Any]
@@ -54,9 +54,9 @@ def examine(
     """Read the tables by the schema. ``lines`` may be empty if the tables come from no file."""
     reading = _Examination(schema, lines)
     reading.top(tables)
-    for key, words in contradictions(reading.values, reading.place):
+    for key, text in contradictions(reading.values, reading.place):
         kind = schema[str(key[0])][str(key[-1])].kind
-        reading.mistake(key, shown(write_value(kind, reading.values[key])), words)
+        reading.mistake(key, shown(write_value(kind, reading.values[key])), text)
     return reading.values, reading.mistakes
 
 
@@ -83,7 +83,7 @@ class _Examination:
                     self._read(HostName, host, (HOSTS, host))
                     self._table((HOSTS, host), table, settings)
 
-    def _table(self, at: Key, table: object, settings: Mapping[str, Setting]) -> None:
+    def _table(self, at: Key, table: object, settings: Mapping[str, SettingRule]) -> None:
         if not isinstance(table, dict):
             self.mistake(at, shown(table), f"a table [{dotted(at)}]")
             return

@@ -13,9 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ...criu_glue.capsule.room import LOG_KEEP, LOG_MAX
+from ...criu_glue.capsule.sandboxes import LOG_KEEP, LOG_MAX
 from .access import Role
-from .choices import FastPath, Outside, Spare, Verify
+from .choices import FastPathChoice, Outside, Spare, Verify
 from .values import (
     AbsolutePath,
     Address,
@@ -37,13 +37,13 @@ from .values import (
 )
 
 LEAST = 1_000_000
-"""A log file must have room for this many bytes, because one record has up to 64 KiB."""
+"""A log file must be able to hold this many bytes, because one record has up to 64 KiB."""
 
 _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostSettings:
     """A machine of the cluster, from its table [hosts.NAME]."""
 
     name: str  # from the table's header, so it is no key
@@ -92,9 +92,8 @@ class Env:
     pass_: tuple[Pattern, ...] = ("*",)
     drop: tuple[Pattern, ...] = ()
     set_: Mapping[Variable, Value] = field(default_factory=dict, hash=False)
-    defaults: Mapping[MovableName, ValueOrFalse] = field(
-        default_factory=dict, hash=False
-    )  # replaces liveshift's own value; None: set nothing
+    # Replaces liveshift's own value; None: set nothing.
+    defaults: Mapping[MovableName, ValueOrFalse] = field(default_factory=dict, hash=False)
 
     def select(self, caller: Mapping[str, str]) -> dict[str, str]:
         """The job's variables: those of the caller that pass and are not dropped, then ``set``."""
@@ -118,11 +117,11 @@ class Paths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuSettings:
     """How ranks that hold GPUs move; the lock's deadline is ``timeouts.gpu_lock``."""
 
     libraries: PathOrSearch = None
-    fast_path: FastPath = FastPath.AUTO
+    fast_path: FastPathChoice = FastPathChoice.AUTO
     verify: Verify = Verify.SAMPLED
 
 
@@ -149,8 +148,8 @@ class Jobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """A capsule's output goes into files of ``max`` bytes; the last ``keep`` files are kept. A room
-    keeps the values that were set when it was built."""
+    """A capsule's output goes into files of ``max`` bytes; the last ``keep`` files are kept. A
+    sandbox keeps the values that were set when it was built."""
 
     max: Annotated[int, _LOG_SIZE] = LOG_MAX
     keep: Annotated[int, Meta(ge=1, le=1000)] = LOG_KEEP

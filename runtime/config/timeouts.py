@@ -2,9 +2,9 @@
 """The ladder of deadlines: all are derived from one number, and rules limit them.
 
 During a move a job waits for the moved rank until the timeout of its own process groups. A person
-sets that number as ``collective``. Half of it is the *standstill*, the longest time that a move may
-keep the job frozen before it is undone; the other half is for undoing it. All other numbers follow
-from these two, and :data:`RULES` says what each must fit into.
+sets that number as ``collective``. Half of it is ``standstill``, the longest downtime: the time
+that a move may keep the job frozen before it is undone. The other half is for undoing it. All other
+numbers follow from these two, and :data:`RULES` says what each must fit into.
 
 ``docs/configuration.md`` explains the ladder; ``liveshift config validate`` prints a cluster's.
 """
@@ -23,10 +23,11 @@ from .values import LONGEST_S, SHORTEST_S, Seconds
 TCP_GIVES_UP_S = 924.6
 """The kernel of a rank's peer ends a connection after so many seconds without acknowledgements
 (Linux's ip-sysctl: tcp_retries2 = 15), even if the peer's process group would wait longer. Measured
-on Linux 6.18: EHOSTUNREACH after 925.6 s behind a lock as network.lock() sets it."""
+on Linux 6.18: EHOSTUNREACH after 925.6 s behind a lock as network_lock.lock sets it."""
 
 LONGEST_STANDSTILL_S = 600.0
-"""The longest standstill, in seconds. It leaves a third of TCP_GIVES_UP_S to undo a move."""
+"""A move's downtime is at most this many seconds. That leaves a third of TCP_GIVES_UP_S to undo a
+move."""
 
 _STANDSTILL = Meta(ge=SHORTEST_S, le=LONGEST_STANDSTILL_S)
 
@@ -39,7 +40,7 @@ class Rung:
     """One deadline, and how it is derived from another one (``base``) if it is not given."""
 
     base: str | None
-    words: str
+    text: str
     derive: Callable[[float], float]
 
 
@@ -95,7 +96,7 @@ class Rule:
 _IN_TIME = "a wait for a silent host ends by the silence, not by its own deadline"
 
 RULES = (
-    Rule({"heartbeat": 3}, "suspicion", "a host whose beat is late once or twice is not lost"),
+    Rule({"heartbeat": 3}, "suspicion", "a host whose heartbeat is late once or twice is not lost"),
     Rule({"suspicion": 2}, "prepare", _IN_TIME),
     Rule({"suspicion": 2}, "precopy", _IN_TIME),
     Rule({"suspicion": 2}, "freeze", _IN_TIME),
@@ -111,7 +112,7 @@ RULES = (
     Rule(
         {"quiesce": 1, "standstill": 1, "suspicion": 4},
         "collective",
-        "ranks wait for the boundary too, and undoing a move takes up to four asks, each answered "
+        "ranks wait for the boundary too, and undoing a move takes up to 4 requests, each answered "
         "within one suspicion",
     ),
 )
@@ -143,7 +144,7 @@ class Timeouts:
     restore: Seconds = DERIVED  # the job is frozen
     gpu_lock: Seconds = DERIVED  # the driver's lock of one CUDA process
     quiesce: Seconds = DERIVED  # one attempt to find a boundary
-    prepare: Seconds = DERIVED  # survey, preflight, room: the job trains
+    prepare: Seconds = DERIVED  # survey, preflight, sandbox: the job trains
     precopy: Seconds = DERIVED  # the pre-copy: the job trains
     suspicion: Seconds = DERIVED  # a host that is silent for so long counts as lost
     heartbeat: Seconds = DERIVED  # between two heartbeats of an agent
@@ -183,8 +184,8 @@ class Timeouts:
     def under(self, collective: float) -> Timeouts:
         """The deadlines for ranks with another timeout; those not given are derived from it.
 
-        Two numbers stay, because agents beat and are suspected alike for every job. The phases in
-        which a job trains stay as well.
+        Two numbers stay, because agents send heartbeats, and are suspected, alike for every job.
+        The phases in which a job trains stay as well.
         """
         same = ("suspicion", "heartbeat", "prepare", "precopy", "grace")
         kept = self.chosen | {name: self.values[name] for name in same}
@@ -249,12 +250,12 @@ def _breach(
     place: Callable[[str], str],
     blame: str | None,
 ) -> Breach:
-    def told(name: str) -> str:
-        return f"{name} {values[name]:g} ({place(name) if name in given else RUNGS[name].words})"
+    def described(name: str) -> str:
+        return f"{name} {values[name]:g} ({place(name) if name in given else RUNGS[name].text})"
 
-    parts = [(f"{n} × " if n > 1 else "") + told(name) for name, n in rule.terms.items()]
+    parts = [(f"{n} × " if n > 1 else "") + described(name) for name, n in rule.terms.items()]
     reason = (
-        f"{' + '.join(parts)} = {rule.total(values):g} must fit into {told(rule.bound)}, "
+        f"{' + '.join(parts)} = {rule.total(values):g} must fit into {described(rule.bound)}, "
         f"since {rule.why}"
     )
     chosen = [n for n in (*rule.terms, rule.bound) if n in given]

@@ -34,10 +34,10 @@ OPERATOR = "operator"
 NOBODY = "?"
 
 LOOK_S = 1.0
-"""Seconds between two looks at each file. A file that was overwritten in place leaves no trace in
-its directory, so the directories alone are not enough."""
-MOST_TOLD = 1000
-"""The log names each peer that was turned away once, and at most this many of them."""
+"""Each file is checked every LOOK_S seconds. A file that was overwritten in place leaves no trace
+in its directory, so the directories alone are not enough."""
+MOST_REPORTED = 1000
+"""The log names each refused peer once, and at most this many of them."""
 
 STAMP = "%Y%m%dT%H%M%SZ"
 _NAME = r"(?P<name>[a-z0-9-]+)"
@@ -62,7 +62,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeyEntry:
     """One public half. It is valid if ``problem`` and ``since`` (time of revocation) are None."""
 
     path: Path
@@ -78,7 +78,7 @@ class Entry:
         return "unusable" if self.problem else "valid"
 
 
-def read(directory: Path) -> list[Entry]:
+def read(directory: Path) -> list[KeyEntry]:
     """Read every public half below a key directory, machines first, revoked keys last.
 
     Raises Refused when others can put keys there. A file that holds no key, or the same key as
@@ -86,7 +86,7 @@ def read(directory: Path) -> list[Entry]:
     """
     public = directory / "public"
     check_directory(directory)
-    entries: list[Entry] = []
+    entries: list[KeyEntry] = []
     for place, form in ((public, _PLAIN), (public / "operators", _OPERATOR)):
         entries += _listed(place, form)
     # Read last: a key that moves from there to here meanwhile is seen at least once.
@@ -98,7 +98,7 @@ def read(directory: Path) -> list[Entry]:
     return [*(_judged(entry, paths[entry.key], since) for entry in entries), *gone]
 
 
-def revoked(directory: Path) -> list[Entry]:
+def revoked(directory: Path) -> list[KeyEntry]:
     """Read the records of revoked keys; raises Refused when others can put records there."""
     public = directory / "public"
     if not public.is_dir():
@@ -107,46 +107,46 @@ def revoked(directory: Path) -> list[Entry]:
     return _listed(public / "revoked", _REVOKED)
 
 
-def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
+def _listed(place: Path, form: re.Pattern[str]) -> list[KeyEntry]:
     try:
         names = sorted(os.listdir(place))
     except FileNotFoundError:
         return []
     check_directory(place)
-    entries: list[Entry] = []
+    entries: list[KeyEntry] = []
     for name in names:
         if not name.endswith(".pub") or name.startswith("."):
             continue  # not ours, or a file that has not got its final name yet
         if not (match := form.fullmatch(name)):
             problem = ConfigError(f"{place / name}: the name does not say whose key it is")
-            entries.append(Entry(place / name, Holder(name.partition(".")[0]), problem=problem))
+            entries.append(KeyEntry(place / name, Holder(name.partition(".")[0]), problem=problem))
             continue
         found = match.groupdict()
         role = Role(found["role"]) if found.get("role") else None
         holder, since = Holder(found["name"], role), found.get("since")
         try:
-            entries.append(Entry(place / name, holder, read_public(place / name), since))
+            entries.append(KeyEntry(place / name, holder, read_public(place / name), since))
         except LiveshiftError as problem:
-            entries.append(Entry(place / name, holder, None, since, problem))
+            entries.append(KeyEntry(place / name, holder, None, since, problem))
     return entries
 
 
-def _judged(entry: Entry, twins: list[Path], since: dict[bytes, str | None]) -> Entry:
+def _judged(entry: KeyEntry, twins: list[Path], since: dict[bytes, str | None]) -> KeyEntry:
     """Mark an entry that is revoked or ambiguous. ``twins``: the files that hold this key."""
     if entry.key is None:
         return entry
     if entry.key in since:
-        return Entry(entry.path, entry.holder, entry.key, since[entry.key])
+        return KeyEntry(entry.path, entry.holder, entry.key, since[entry.key])
     if len(twins) > 1:
         problem = ConfigError(
             f"{twins[-1]} holds the key of {twins[0]}",
-            hint="everybody needs a key of their own, since it tells who speaks: remove the copy",
+            hint="every holder needs its own key, since the key shows who sends: remove the copy",
         )
-        return Entry(entry.path, entry.holder, entry.key, None, problem)
+        return KeyEntry(entry.path, entry.holder, entry.key, None, problem)
     return entry
 
 
-class Known:
+class KnownKeys:
     """Says whose key it is now. ZAP asks at every handshake, receivers ask for every frame.
 
     It reads files again when they have changed, so a new or revoked key needs no restart. While
@@ -166,7 +166,7 @@ class Known:
         self._holders: dict[str, Holder] = {}
         self._revoked: dict[str, str] = {}
         self._trusted = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Answer ZAP: whether the key (in Z85) may connect."""
@@ -176,8 +176,8 @@ class Known:
             return False  # _read() has logged the reason
         if text in holders:
             return True
-        if text not in self._told and len(self._told) < MOST_TOLD:
-            self._told.add(text)
+        if text not in self._reported and len(self._reported) < MOST_REPORTED:
+            self._reported.add(text)
             whose = f"the revoked key of {self._revoked[text]}" if text in self._revoked else text
             log.error("turned away a peer with an unknown key: %s", whose)
         return False
@@ -227,7 +227,7 @@ class Known:
             for entry, key in keys.items()
             if entry.state == "valid" and (self._operators or entry.holder.role is None)
         }
-        self._told -= self._holders.keys()
+        self._reported -= self._holders.keys()
 
 
 def _trace(path: str | Path) -> tuple[int, ...] | None:

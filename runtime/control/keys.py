@@ -33,7 +33,7 @@ from .key_files import (
     sync_directory,
     write_key,
 )
-from .keyring import Entry
+from .keyring import KeyEntry
 
 __all__ = [
     "ORCHESTRATOR",
@@ -277,12 +277,12 @@ def _refuse_taken(directory: Path, name: str, *kinds: str) -> None:
             )
 
 
-def _described(entry: Entry) -> str:
+def _described(entry: KeyEntry) -> str:
     role = f' with the role "{entry.holder.role}"' if entry.holder.role else ""
     return f"{'an' if entry.holder.role else 'a'} {entry.holder.kind}{role}"
 
 
-def _nobody(directory: Path, name: str, entries: list[Entry]) -> Exception:
+def _nobody(directory: Path, name: str, entries: list[KeyEntry]) -> Exception:
     before = [e.since for e in entries if e.holder.name == name and e.since]
     if before:
         return Refused(f"{name} has no key: it was revoked already ({before[-1]})")
@@ -292,7 +292,7 @@ def _nobody(directory: Path, name: str, entries: list[Entry]) -> Exception:
     )
 
 
-def _record(directory: Path, entry: Entry, key: bytes) -> Path:
+def _record(directory: Path, entry: KeyEntry, key: bytes) -> Path:
     """Record durably that a key is revoked."""
     place = directory / "public" / "revoked"
     make_directory(place, 0o755)

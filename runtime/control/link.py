@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control messages to and from the orchestrator: asks and answers over ZeroMQ with CURVE.
+"""Control messages to and from the orchestrator: requests and answers over ZeroMQ with CURVE.
 
 The orchestrator binds a ROUTER as CURVE server. Every agent connects a DEALER with its host's key,
-and either side may ask at any time. An operator's command line connects with its own key and only
-asks. A key that is not in the cluster's directory fails at the handshake (ZAP). The key alone says
-who speaks; names inside the messages do not count.
+and either side may send requests at any time. An operator's command line connects with its own key
+and only sends requests. A key that is not in the cluster's directory fails at the handshake (ZAP).
+The key alone says who speaks; names inside the messages do not count.
 
 ZeroMQ cannot close the connection of one peer. So when a key is revoked, the orchestrator closes
-the ROUTER and binds it anew. All other peers connect again within a fraction of a second, and what
-was lost with the connections is sent again (line.py).
+the ROUTER and binds it again. All other peers connect again within a fraction of a second, and what
+was lost with the connections is sent again (connection.py).
 
-No peer can fill our memory. Frames, the frames that wait (outlet.py) and the asks being served
-(served.py) are bounded for each holder of a key.
+No peer can fill our memory. Frames, the frames that wait (send_queue.py) and the requests being
+answered (served.py) are bounded for each holder of a key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,19 +31,19 @@ from zmq.utils.monitor import recv_monitor_message
 from ...errors import LiveshiftError, NotPermitted, Unreachable, to_wire
 from ..config.values import ORCHESTRATOR
 from ..messages import Here, Message, There, decode, encode_answer, encode_error
-from ..messages.words import request_to
+from ..messages.request_text import request_to
 from . import keys, reach
-from .keyring import NOBODY, Holder, Known
-from .line import Handler, Line, Send, new_life
-from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
+from .connection import Connection, Handler, Send, new_boot_id
+from .keyring import NOBODY, Holder, KnownKeys
+from .send_queue import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, send_queue
 from .served import Served
 
-__all__ = ["NOBODY", "Handler", "Holder", "Known", "Line", "Switchboard", "Uplink"]
+__all__ = ["NOBODY", "Connection", "Handler", "Holder", "KnownKeys", "Switchboard", "Uplink"]
 
 log = logging.getLogger("liveshift.link")
 
 OperatorHandler = Callable[[Holder, Message], Awaitable[Message | None]]
-"""Called as handler(the key's holder, ask)."""
+"""Called as handler(the key's holder, request)."""
 
 HANDSHAKE_MS = 10_000
 """A connection that has not shown a key after this many milliseconds is closed."""
@@ -62,35 +62,27 @@ WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.
 
 
 class Switchboard:
-    """The orchestrator's side: one Line per host that has spoken with a valid key.
+    """The orchestrator's side: one Connection per host that has spoken with a valid key.
 
-    ``handler`` serves hosts. ``operators``, if it is not None, serves the holders of operators'
-    keys. Both may be set until :meth:`serve` begins.
+    ``agents``: the address at which each host's agent listens for images. A probe of it shows
+    whether the agent runs.
     """
 
     def __init__(
-        self,
-        address: str,
-        key_directory: Path,
-        handler: Handler | None = None,
-        operators: OperatorHandler | None = None,
+        self, address: str, key_directory: Path, agents: Mapping[str, str] | None = None
     ) -> None:
         self._address = address
         self._keys = key_directory
-        self.handler = handler
-        self.operators = operators
-        self._life = new_life()
+        self._agents = agents or {}
+        self._boot_id = new_boot_id()
         self._context = zmq.asyncio.Context()
         self._auth = AsyncioAuthenticator(self._context)
-        self._known = Known(key_directory, operators=True)
+        self._known = KnownKeys(key_directory, operators=True)
         self._socket: zmq.asyncio.Socket | None = None
         self._counters: dict[str, _Counter] = {}
         self._routes: dict[str, bytes] = {}
         self._weights: dict[str, Weight] = {}
-        self.lines: dict[str, Line] = {}
-        self.agents: dict[str, str] = {}
-        """The address at which each host's agent listens for images. A probe of it shows whether
-        the agent runs."""
+        self.connections: dict[str, Connection] = {}
 
     async def listen(self) -> None:
         """Bind the address. Peers that connect wait until :meth:`serve`.
@@ -111,8 +103,13 @@ class Switchboard:
         self._auth.stop()
         self._context.destroy(linger=0)
 
-    async def serve(self) -> None:
-        """Take frames until cancelled. Calls :meth:`listen` first if that has not been done."""
+    async def serve(self, handler: Handler, operators: OperatorHandler | None = None) -> None:
+        """Take frames until cancelled. Calls :meth:`listen` first if that has not been done.
+
+        ``handler`` answers hosts. ``operators``, if it is given, answers the holders of operators'
+        keys.
+        """
+        self._handler, self._operators = handler, operators
         if self._socket is None:
             await self.listen()
         try:
@@ -126,18 +123,20 @@ class Switchboard:
         finally:
             self.close()
 
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        """Ask the agent of a host; raises Unreachable when it has never spoken."""
-        line = self.lines.get(host)
-        if line is None:
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        """Send a request to the agent of a host and return the answer; raises Unreachable when it
+        has never spoken."""
+        connection = self.connections.get(host)
+        if connection is None:
             raise Unreachable(
                 f"the agent on {host} has not reported to the orchestrator",
                 hint=f"start it there: liveshift agent --config FILE --host {host}",
             )
-        return await line.ask(message, timeout)
+        return await connection.request(message, timeout)
 
-    async def _bind(self, own: keys.KeyPair, patience: float) -> zmq.asyncio.Socket:
-        """Bind a new socket. The previous one may hold the address ``patience`` seconds more."""
+    async def _bind(self, own: keys.KeyPair, retry_s: float) -> zmq.asyncio.Socket:
+        """Bind a new socket; try for ``retry_s`` seconds, as the previous one may hold the
+        address."""
         socket = self._context.socket(zmq.ROUTER)
         socket.curve_server = True
         socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
@@ -145,7 +144,7 @@ class Switchboard:
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         limit(socket, longest=TO_ORCHESTRATOR)
-        until = time.monotonic() + patience
+        until = time.monotonic() + retry_s
         while True:
             try:
                 socket.bind(f"tcp://{self._address}")
@@ -161,7 +160,7 @@ class Switchboard:
     ) -> dict[str, Holder]:
         """Take frames until a key is revoked: one of ``known``, or one that came later. Return the
         keys that are known then."""
-        taking = asyncio.ensure_future(self._take_all(socket))
+        taking = asyncio.ensure_future(self._receive_all(socket))
         try:
             while not (await asyncio.wait({taking}, timeout=WATCH_S))[0]:
                 before, known = known, self._known.holders()
@@ -177,19 +176,19 @@ class Switchboard:
 
     def _hang_up(self, socket: zmq.asyncio.Socket) -> None:
         self._routes.clear()
-        for line in self.lines.values():
-            line.disconnected()
+        for connection in self.connections.values():
+            connection.disconnected()
         socket.close(0)
 
-    async def _take_all(self, socket: zmq.asyncio.Socket) -> None:
+    async def _receive_all(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             parts = await socket.recv_multipart(copy=False)
             try:
-                self._take(socket, parts)
+                self._receive(socket, parts)
             except Exception:  # one peer's bad frame must not stop the others
                 log.exception("a frame that cannot be taken")
 
-    def _take(self, socket: zmq.asyncio.Socket, parts: list[zmq.Frame]) -> None:
+    def _receive(self, socket: zmq.asyncio.Socket, parts: list[zmq.Frame]) -> None:
         if len(parts) != 2:
             log.error("a peer sent a message of %d parts", len(parts))
             return
@@ -198,69 +197,72 @@ class Switchboard:
         if holder is None:
             return  # its key was revoked after the handshake
         if holder.role is None:
-            self._take_from_host(socket, holder.name, identity, body.buffer)
+            connection = self._connection(socket, holder.name, identity)
+            connection.receive(body.buffer)
             return
         if holder.name not in self._counters:
-            self._counters[holder.name] = _Counter(holder.name, self._life)
+            self._counters[holder.name] = _Counter(holder.name, self._boot_id)
         counter = self._counters[holder.name]
-        reply = outlet(socket, identity, counter.weight)
-        counter.take(holder, body.buffer, reply, self.operators)
+        reply = send_queue(socket, identity, counter.weight)
+        counter.receive(holder, body.buffer, reply, self._operators)
 
-    def _take_from_host(
-        self, socket: zmq.asyncio.Socket, name: str, identity: bytes, raw: memoryview
-    ) -> None:
-        if name not in self.lines:
+    def _connection(self, socket: zmq.asyncio.Socket, name: str, identity: bytes) -> Connection:
+        """Return the connection to a host from which a frame has just come."""
+        if name not in self.connections:
             self._weights[name] = Weight()
-            assert self.handler is not None
-            self.lines[name] = Line(
-                name, None, self.handler, life=self._life, largest=FROM_ORCHESTRATOR,
-                why_not=lambda: reach.why_no_agent(name, self.agents.get(name)),
-            )  # fmt: skip
-        line = self.lines[name]
+            self.connections[name] = Connection(
+                name,
+                None,
+                self._handler,
+                boot_id=self._boot_id,
+                largest=FROM_ORCHESTRATOR,
+                why_not=lambda: reach.why_no_agent(name, self._agents.get(name)),
+            )
+        connection = self.connections[name]
         if self._routes.get(name) != identity:  # each reconnect has a new identity
             self._routes[name] = identity
-            line.connected(outlet(socket, identity, self._weights[name]))
-            line.catch_up()
-        line.take(raw)
+            connection.connected(send_queue(socket, identity, self._weights[name]))
+            connection.catch_up()
+        return connection
 
 
 class _Counter:
     """Serves the holder of one operator's key, over all its connections."""
 
-    def __init__(self, name: str, life: int) -> None:
-        self._life = life
+    def __init__(self, name: str, boot_id: int) -> None:
+        self._boot_id = boot_id
         self._served = Served(f"{name} (key)", FROM_ORCHESTRATOR)
         self.weight = Weight()
 
-    def take(
-        self, holder: Holder, raw: memoryview, reply: Send, serve: OperatorHandler | None
+    def receive(
+        self, holder: Holder, raw: memoryview, reply: Send, handler: OperatorHandler | None
     ) -> None:
-        """Take one frame; anything but an ask is logged and refused."""
+        """Take one frame; anything but a request is logged and refused."""
         try:
             frame = decode(raw)
-            ask = frame.body
-            if ask is None:
+            request = frame.body
+            if request is None:
                 raise LiveshiftError("an operator sent an answer, and was asked nothing")
         except LiveshiftError as error:
             log.error("from %s (key): %s", holder.name, error)
             with suppress(zmq.ZMQError):  # reply all the same: the peer may have another version
                 reply(encode_error(0, to_wire(error)))
             return
-        if isinstance(ask, Here):
+        if isinstance(request, Here):
             with suppress(zmq.ZMQError):  # the peer is gone again
-                reply(encode_answer(frame.id, There(self._life)))
+                reply(encode_answer(frame.id, There(self._boot_id)))
             return
 
         async def answer() -> Message | None:
-            if serve is None:
+            if handler is None:
                 raise NotPermitted("operators' keys are not served here")
-            return await serve(holder, ask)
+            return await handler(holder, request)
 
-        self._served.take(frame.id, len(raw), request_to(ask), answer, reply)
+        self._served.accept(frame.id, len(raw), request_to(request), answer, reply)
 
 
 class Uplink:
-    """An agent's side: one Line to the orchestrator. ZeroMQ reconnects it."""
+    """An agent's side: one Connection to the orchestrator. ZeroMQ reconnects it."""
 
     def __init__(self, host: str, address: str, key_directory: Path, handler: Handler) -> None:
         own = keys.load_private(key_directory, host)
@@ -273,17 +275,21 @@ class Uplink:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # no queue for an absent peer
         limit(socket, longest=FROM_ORCHESTRATOR)
         self._events = socket.get_monitor_socket(WATCHED)
-        self._send = outlet(socket, None, Weight())
+        self._send = send_queue(socket, None, Weight())
         self._turned_away = False
-        self.line = Line(
-            "the orchestrator", None, handler, life=new_life(), largest=TO_ORCHESTRATOR,
+        self.connection = Connection(
+            "the orchestrator",
+            None,
+            handler,
+            boot_id=new_boot_id(),
+            largest=TO_ORCHESTRATOR,
             why_not=self._why_not,
-        )  # fmt: skip
+        )
         socket.connect(self._address)
 
     async def serve(self) -> None:
         """Take frames until cancelled."""
-        work = [asyncio.ensure_future(self._take_all()), asyncio.ensure_future(self._watch())]
+        work = [asyncio.ensure_future(self._receive_all()), asyncio.ensure_future(self._watch())]
         try:
             await asyncio.gather(*work)
         finally:
@@ -293,14 +299,14 @@ class Uplink:
             self.close()
 
     def close(self) -> None:
-        """Close the connection for good."""
+        """Close the connection. It cannot be used again."""
         self._context.destroy(linger=0)
 
-    async def _take_all(self) -> None:
+    async def _receive_all(self) -> None:
         while True:
             parts = await self._socket.recv_multipart()
             try:
-                self.line.take(parts[0])
+                self.connection.receive(parts[0])
             except Exception:
                 log.exception("a frame that cannot be taken")
 
@@ -315,10 +321,10 @@ class Uplink:
                     greeting = None
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._turned_away = False
-                    self.line.connected(self._send)
+                    self.connection.connected(self._send)
                     greeting = asyncio.ensure_future(self._greet())
                     continue
-                self.line.disconnected()
+                self.connection.disconnected()
                 if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     await self._come_again()
         finally:
@@ -328,7 +334,7 @@ class Uplink:
     async def _greet(self) -> None:
         while True:
             try:
-                await self.line.greet(GREET_S)
+                await self.connection.greet(GREET_S)
                 return
             except LiveshiftError as error:
                 log.warning("%s", error)
@@ -344,8 +350,8 @@ class Uplink:
         return await reach.why_not(address)
 
     async def _come_again(self) -> None:
-        """Connect again after a refused key, which makes ZeroMQ give up for good. The orchestrator
-        may learn the key later."""
+        """Connect again after a refused key: ZeroMQ does not try it again by itself. The
+        orchestrator may learn the key later."""
         self._turned_away = True
         log.error(
             "the orchestrator at %s turned away the key of %s: unknown there, or revoked",

@@ -29,8 +29,8 @@ log = logging.getLogger("liveshift.local")
 LENGTH = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")
 LIMIT = 7 << 20
-"""An ask has at most this many bytes. That is more than Linux allows for a program's arguments and
-environment, and less than an agent can pass on (outlet.TO_ORCHESTRATOR)."""
+"""A request has at most this many bytes. That is more than Linux allows for a program's arguments
+and environment, and less than an agent can pass on (send_queue.TO_ORCHESTRATOR)."""
 
 MOST_CONNECTIONS = 1024
 MOST_OF_A_USER = 512
@@ -40,11 +40,11 @@ follows, and one more."""
 LONG = 64 << 10
 MOST_LONG = 8
 """One user has at most this many frames above LONG bytes in transfer, both directions together."""
-PATIENCE_S = 30.0
+TRANSFER_S = 30.0
 """A frame that has begun, in either direction, must be complete after this many seconds."""
 
 LocalHandler = Callable[[int, Message], Awaitable[Message | None]]
-"""Called as handler(uid, ask)."""
+"""Called as handler(uid, request)."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def listen(path: Path) -> socket.socket:
             )
         path.unlink(missing_ok=True)
         listener.bind(str(path))
-        os.chmod(path, 0o666)
+        os.chmod(path, 0o666)  # noqa: S103 (any user may connect; the kernel says who it is)
         listener.listen(MOST_CONNECTIONS)
     except OSError as error:
         listener.close()
@@ -97,7 +97,7 @@ def _holder(path: Path) -> str:
 
 
 async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
-    """Listen on ``path`` and answer the asks of each connection one after the other."""
+    """Listen on ``path`` and answer the requests of each connection one after the other."""
     return await serve_on(listen(path), path, handler)
 
 
@@ -163,7 +163,7 @@ async def _write(writer: asyncio.StreamWriter, user: _User, raw: bytes) -> None:
 async def _passing(user: _User, size: int) -> AsyncIterator[None]:
     """Surrounds the transfer of one frame; raises TimeoutError when that takes too long."""
     async with user.long if size > LONG else nullcontext():
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TRANSFER_S):
             yield
 
 
@@ -173,10 +173,10 @@ async def _answer(frame: bytes, uid: int, handler: LocalHandler) -> bytes:
         decoded = decode(frame)
         number = decoded.id
         if decoded.body is None:
-            raise LiveshiftError("the local socket takes asks only")
+            raise LiveshiftError("the local socket takes requests only")
         return encode_answer(number, await handler(uid, decoded.body))
     except LiveshiftError as error:
         return encode_error(number, to_wire(error))
     except Exception as error:
-        log.exception("local ask")
+        log.exception("local request")
         return encode_error(number, to_wire(error))

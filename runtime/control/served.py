@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves one peer's asks: each at most once, however often it comes, and only so many at a time.
+"""Answers one peer's requests: each at most once, and only so many at a time.
 
-A broken connection loses frames, so the peer asks again with the same number (line.py). Each life
-of a program begins its numbers at a random one, so numbers of two lives do not meet. An ask that
-was answered gets the same bytes again.
+A broken connection loses frames, so the peer sends a request again with the same number
+(connection.py). Each run of a program begins its numbers at a random one, so numbers of two runs
+do not meet. A request that was answered gets the same bytes again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..messages import Message, encode_answer, encode_error
 
 log = logging.getLogger("liveshift.link")
 
-MOST_ASKS = 4096
-"""One peer has at most this many asks under way. An agent passes on those of a whole host."""
+MOST_REQUESTS = 4096
+"""One peer has at most this many requests under way. An agent passes on those of a whole host."""
 MOST_BYTES = 64 << 20
-"""The frames of one peer's asks under way have at most this many bytes together."""
+"""The frames of one peer's requests under way have at most this many bytes together."""
 
 KEPT_S = 60.0
 KEPT_ANSWERS = 1024
 KEPT_BYTES = 1 << 20
-"""Answers are kept for repeated asks, up to three limits: KEPT_S seconds, KEPT_ANSWERS answers, and
-KEPT_BYTES bytes together."""
+"""Answers are kept for repeated requests, up to three limits: KEPT_S seconds, KEPT_ANSWERS answers,
+and KEPT_BYTES bytes together."""
 
 STRETCH = 1 << 24
-"""Numbers are remembered in stretches of this length. In one stretch all numbers are of one life
-and grow, so a number up to the highest forgotten one was served before. Two lives are far enough
-apart not to share a stretch."""
+"""Numbers are remembered in stretches of this length. In one stretch all numbers are of one run
+of the peer and grow, so a number up to the highest forgotten one was served before. Two runs are
+far enough apart not to share a stretch."""
 KEPT_STRETCHES = 4096
 
 Reply = Callable[[bytes], None]
@@ -46,7 +46,7 @@ Reply = Callable[[bytes], None]
 
 @dataclass
 class _UnderWay:
-    reply: Reply  # of the latest copy of the ask
+    reply: Reply  # of the latest copy of the request
     size: int
     task: asyncio.Task[None] | None = None
 
@@ -58,7 +58,7 @@ class _Answer:
 
 
 class Served:
-    """The asks of one peer. ``largest``: bytes of the longest answer that the peer takes."""
+    """The requests of one peer. ``largest``: bytes of the longest answer that the peer takes."""
 
     def __init__(self, peer: str, largest: int) -> None:
         self._peer = peer
@@ -74,34 +74,35 @@ class Served:
     def idle(self) -> bool:
         return not self._under_way
 
-    def take(
+    def accept(
         self,
         number: int,
         size: int,
         what: str,
-        serve: Callable[[], Awaitable[Message | None]],
+        handler: Callable[[], Awaitable[Message | None]],
         reply: Reply,
     ) -> None:
-        """Take an ask, a frame of ``size`` bytes. ``serve`` is called only if the ask is new."""
+        """Take a request, a frame of ``size`` bytes. Calls ``handler`` only if the request is
+        new."""
         if (known := self._under_way.get(number)) is not None:
             known.reply = reply
         elif (answered := self._answered.get(number)) is not None:
             _send(reply, answered.raw or _gone(number, what))
         elif number <= self._floors.get(number // STRETCH, -1):
             _send(reply, _gone(number, what))
-        elif len(self._under_way) >= MOST_ASKS or self._bytes + size > MOST_BYTES:
+        elif len(self._under_way) >= MOST_REQUESTS or self._bytes + size > MOST_BYTES:
             full = Refused(f"{self._peer} has asked for too much at once: {what} is not served")
             _send(reply, encode_error(number, to_wire(full)))
         else:
-            ask = self._under_way[number] = _UnderWay(reply, size)
+            request = self._under_way[number] = _UnderWay(reply, size)
             self._bytes += size
-            ask.task = asyncio.create_task(self._serve(number, what, serve))
+            request.task = asyncio.create_task(self._answer(number, what, handler))
 
-    async def _serve(
-        self, number: int, what: str, serve: Callable[[], Awaitable[Message | None]]
+    async def _answer(
+        self, number: int, what: str, handler: Callable[[], Awaitable[Message | None]]
     ) -> None:
         try:
-            answer = encode_answer(number, await serve())
+            answer = encode_answer(number, await handler())
         except LiveshiftError as error:
             answer = encode_error(number, to_wire(error))
         except Exception as error:
@@ -110,10 +111,10 @@ class Served:
         if len(answer) > self._largest:
             long = LiveshiftError(f"the answer to {what} has {len(answer)} bytes: too many to send")
             answer = encode_error(number, to_wire(long))
-        ask = self._under_way.pop(number)
-        self._bytes -= ask.size
+        request = self._under_way.pop(number)
+        self._bytes -= request.size
         self._keep(number, answer)
-        _send(ask.reply, answer)
+        _send(request.reply, answer)
 
     def _keep(self, number: int, raw: bytes) -> None:
         now = time.monotonic()

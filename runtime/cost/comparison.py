@@ -7,7 +7,7 @@ import msgspec
 
 from ... import units
 from ..config.choices import Way
-from ..config.cluster import Precopy as Settings
+from ..config.cluster import PrecopySettings as Settings
 from ..config.timeouts import Timeouts
 from ..messages import Chosen, Inspected, Prediction, Reserved
 from . import model as cost
@@ -23,10 +23,17 @@ from .prediction import (
 
 
 def costed(
-    found: Prediction, look: Inspected, reserved: Reserved, link: float | None, lessons: Lessons,
-    learnt: cost.Learnt, settings: Settings, timeouts: Timeouts, way: str = "",
+    found: Prediction,
+    inspected: Inspected,
+    reserved: Reserved,
+    link: float | None,
+    lessons: Lessons,
+    learnt: cost.Learnt,
+    settings: Settings,
+    timeouts: Timeouts,
+    way: str = "",
     within: float | None = None,
-) -> Prediction:  # fmt: skip
+) -> Prediction:
     """The prediction with the way that the orchestrator would choose, and with its cost.
 
     ``link``: bytes per second that the network carries, None where that is not known. ``way``:
@@ -36,11 +43,18 @@ def costed(
         besides = cost.BESIDES_S if learnt.besides_s is None else learnt.besides_s
         return msgspec.structs.replace(found, lost_s=found.seconds, empty_s=besides + found.seconds)
     given = cost.situation(
-        found.memory, look.writing, link, without_memory(found), look.cores, reserved.cores,
-        learnt, settings.slow_down, max(0.1, lessons.factors.get("memory", 1.0)),
+        found.memory,
+        inspected.writing,
+        link,
+        without_memory(found),
+        inspected.cores,
+        reserved.cores,
+        learnt,
+        settings.slow_down,
+        max(0.1, lessons.factors.get("memory", 1.0)),
         lessons.factors.get("restore", 1.0) / REFILL,
         lessons.factors.get(FILLING, 1.0) / FIRST_FILL,
-    )  # fmt: skip
+    )
     pause = cost.max_pause(settings, timeouts)
     chosen = cost.choose(given, pause, within, Way(way or settings.way))
     return decided(found, chosen)
@@ -54,8 +68,15 @@ def decided(found: Prediction, chosen: Chosen) -> Prediction:
         found, best.left, given.link, f"of {units.size(found.memory)}: way {best.way}"
     )
     return msgspec.structs.replace(
-        found, how=best.way, because=chosen.because, slower_s=best.slower_s,
-        lost_s=best.slower_s + found.seconds, empty_s=best.empty_s - best.pause_s + found.seconds,
-        uncovered=best.uncovered, limited=best.speed < given.reach, weighed=chosen.weighed,
-        given=given, needs_s=chosen.needs_s,
-    )  # fmt: skip
+        found,
+        how=best.way,
+        because=chosen.because,
+        slower_s=best.slower_s,
+        lost_s=best.slower_s + found.seconds,
+        empty_s=best.empty_s - best.pause_s + found.seconds,
+        uncovered=best.uncovered,
+        limited=best.speed < given.reach,
+        weighed=chosen.weighed,
+        given=given,
+        needs_s=chosen.needs_s,
+    )

@@ -74,7 +74,7 @@ def level(looks: Sequence[tuple[float, float]]) -> Level:
     """
     changed = [n for n, ((_, a), (_, b)) in enumerate(pairwise(looks), start=1) if b != a]
     if any(b < a for (_, a), (_, b) in pairwise(looks)):
-        raise NotMeasured("the job's count of its progress went back: a rank was started anew")
+        raise NotMeasured("the job's count of its progress went back: a rank was restarted")
     if not changed:
         took = looks[-1][0] - looks[0][0] if looks else 0.0
         raise NotMeasured(f"the job made no progress in {took:.0f} s after the move")
@@ -105,7 +105,7 @@ def lost_s(elapsed: float, source: Worked, end: Worked) -> float:
         back = left < source.counted or end.end < end.begin
         parts = [(source, left - source.begin), (_rated(end, source), end.end - end.begin)]
     if back:
-        raise NotMeasured("the job's count of its progress went back: a rank was started anew")
+        raise NotMeasured("the job's count of its progress went back: a rank was restarted")
     return max(0.0, elapsed - sum(made / of.rate for of, made in parts))
 
 

@@ -20,24 +20,25 @@ from statistics import median
 
 from ... import units
 from ..config.choices import Way
-from ..config.memory import Precopy as Settings
+from ..config.memory import PrecopySettings as Settings
 from ..config.timeouts import Timeouts
 from ..messages.predictions import Chosen, Cores, Estimate, Situation, Writing
 from ..messages.records import MigrationRow
 from ..model.link_rates import STANDSTILL
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 
 FAULT_BYTE_S = 0.1e-9
 """Write faults cost the job this many seconds per byte: a round protects the page, and the next
 write to it faults."""
 BETWEEN_S = 0.25
-"""Seconds from the end of a round to the pause. In this time the ranks come to their boundary, and
-the tracker looks."""
+"""This many seconds pass from the end of a round to the pause. In this time the ranks come to their
+boundary, and the tracker looks."""
 BESIDES_S = 1.5
-"""Seconds that a move takes in addition to copying and pause (survey, room, end). This is the value
-until earlier moves have shown it."""
+"""A move takes this many seconds in addition to copying and pause (survey, sandbox, end), until
+earlier moves have shown another value."""
 LOOK_S = 0.2
-"""Seconds that a short look at a capsule's writes takes. ``Writing.rate`` comes from such looks."""
+"""A short look at a capsule's writes takes this many seconds. ``Writing.rate`` comes from such
+looks."""
 LEAST_IDLE = 0.5
 """Fewer idle cores count as none. They are idle only between the job's steps, and a copy on them
 delays the next step. With 0.15 idle cores of two, `make demo` read at 36 MB/s for 13 s, and the job
@@ -75,10 +76,18 @@ class Learnt:
 
 
 def situation(
-    size: int, written: Writing | None, link: float | None, fixed_s: float, source: Cores | None,
-    destination: Cores | None, learnt: Learnt, slow_down: float | None = None,
-    slower_stop: float = 1.0, refill_s: float = 0.0, first_fill_s: float = 0.0,
-) -> Situation:  # fmt: skip
+    size: int,
+    written: Writing | None,
+    link: float | None,
+    fixed_s: float,
+    source: Cores | None,
+    destination: Cores | None,
+    learnt: Learnt,
+    slow_down: float | None = None,
+    slower_stop: float = 1.0,
+    refill_s: float = 0.0,
+    first_fill_s: float = 0.0,
+) -> Situation:
     """Build the model's input from what is known.
 
     ``link``: None where no rate is known. ``slower_stop``: the factor by which sending in earlier
@@ -173,7 +182,7 @@ def uncovered(given: Situation, speed: float) -> float:
 def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learnt:
     """Learn from earlier moves, newest first. Moves of this job between these hosts come first. If
     they do not show a value, other moves of the job or between the hosts may show it."""
-    done = [row for row in rows if row.state == Step.DONE.value and row.kind == "move"]
+    done = [row for row in rows if row.state == MigrationStep.DONE.value and row.kind == "move"]
     here = [row for row in done if {row.source, row.destination} == pair]
     own, both = (
         [row for row in group if row.capsule.partition("/")[0] == job] for group in (done, here)
@@ -205,9 +214,15 @@ def _estimate(given: Situation, way: Way, speed: float) -> Estimate:
         left = again
     pause = given.fixed_s + memory_s(given, left)
     return Estimate(
-        way.value, speed, slower + pause, pause, given.besides_s + copying + pause, slower,
-        uncovered(given, speed) if rounds else 1.0, int(left),
-    )  # fmt: skip
+        way.value,
+        speed,
+        slower + pause,
+        pause,
+        given.besides_s + copying + pause,
+        slower,
+        uncovered(given, speed) if rounds else 1.0,
+        int(left),
+    )
 
 
 def written_in(given: Situation, seconds: float) -> float:
@@ -272,9 +287,12 @@ def _best(
 
 
 def _because(
-    best: Estimate, estimates: Sequence[Estimate], way: Way, max_pause: float,
+    best: Estimate,
+    estimates: Sequence[Estimate],
+    way: Way,
+    max_pause: float,
     within: float | None,
-) -> str:  # fmt: skip
+) -> str:
     if way is not Way.AUTO:
         return "asked for"
     others = [e for e in estimates if e.way != best.way]

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standstill of a move: predicted before the move, and measured afterwards.
+"""The downtime of a move: predicted before the move, and measured afterwards.
 
-A model of few terms gives each part of a standstill from what must be moved (:class:`Load`). Its
+A model of few terms gives each part of a downtime from what must be moved (:class:`Load`). Its
 constants are this project's measurements on one machine (docs/measurements.md). Other machines are
 faster or slower, so each part is multiplied by a factor from earlier moves of the cluster: the
 median of measured over untaught. Moves of the same job are used where there are any.
 
-If memory is copied while the job trains, the memory that the job writes meanwhile goes at the
-standstill. In a round that sends D bytes at r bytes a second, a job that writes w bytes a second
-writes D·w/r bytes anew. It also writes between two rounds, while the tracker looks and the ranks
-come to their boundary (c seconds). So rounds shrink towards D = w·c / (1 - w/r), where w < r. Pages
-that are written again count once, so D is at most what the job wrote in a look that lasted as long
-as such a round.
+If memory is copied while the job trains, the memory that the job writes meanwhile goes during the
+freeze. In a round that sends D bytes at r bytes a second, a job that writes w bytes a second writes
+D·w/r bytes. It also writes between two rounds, while the tracker looks and the ranks come to their
+boundary (c seconds). So rounds shrink towards D = w·c / (1 - w/r), where w < r. Pages that are
+written again count once, so D is at most what the job wrote in a look that lasted as long as such a
+round.
 """
 
 from __future__ import annotations
@@ -27,34 +27,39 @@ from ... import units
 from ...criu_glue.survey.found import Footprint
 from ..messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from ..model.link_rates import STANDSTILL
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 
 PRECOPY, FULL_DUMP = "pre-copy", "full dump"
 
 QUIESCE_S = 0.01
-"""Seconds until the ranks are at the boundary and the communicators are taken down."""
+"""The ranks are at the boundary, with their communicators taken down, after this many seconds."""
 LOCK_S = 0.003
 DUMP_S, DUMP_TASK_S, DUMP_MAPPING_S = 0.02, 0.002, 100e-6
 RESTORE_S, RESTORE_TASK_S, RESTORE_MAPPING_S = 0.015, 0.001, 20e-6
-"""Seconds of a restore: CRIU's own start; each process; each mapping."""
+"""A restore takes this many seconds for CRIU's own start, for each process, and for each
+mapping."""
 DUMP_THREAD_S, RESTORE_THREAD_S, RELEASE_THREAD_S = 0.5e-3, 0.4e-3, 0.5e-3
-"""Seconds for each thread after a process's first: to dump it, to make it, and to check and release
-it."""
+"""Each thread after a process's first takes this many seconds: to dump it, to make it, and to check
+and release it."""
 DUMP_SHARED_S, RESTORE_SHARED_S, CHECK_SHARED_S = 120e-6, 60e-6, 80e-6
-"""More seconds for each mapping of nameless shared memory, whose image has files of its own: to
-dump it, to restore it, and to check it."""
+"""Each mapping of nameless shared memory, whose image has files of its own, takes this many seconds
+more: to dump it, to restore it, and to check it."""
 FILES_S, LIST_S = 0.01, 10e-6
-"""Seconds to list the directories again, and seconds for each entry in them."""
+"""To list the directories again takes FILES_S seconds, and LIST_S for each entry in them."""
 HANDOVER_S = 0.03
-"""Seconds for promise, commit, checks of the image, grant, opening the network and the gates."""
+"""Promise, commit, checks of the image, grant, and opening the network and the gates take this many
+seconds."""
 LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
-"""Seconds of a tracker's last look without sending, and seconds per byte, in small pages."""
-NAP_S = 0.2
-"""Seconds between two rounds once rounds do not get smaller any more (precopy.NAP_S)."""
+"""A tracker's last look takes LOOK_S seconds without sending, and LOOK_BYTE_S per byte in small
+pages."""
+BETWEEN_ROUNDS_S = 0.2
+"""Once rounds do not get smaller any more, the source waits this many seconds between two of them
+(precopy.BETWEEN_ROUNDS_S)."""
 STREAM, SHM, EAGER = 1.3e9, 0.5e9, 3.3e9
-"""Bytes per second: CRIU's images onto the wire; /dev/shm; memory that CRIU reads back."""
+"""These go at so many bytes per second: CRIU's images onto the wire; /dev/shm; memory that CRIU
+reads back."""
 PLACE, REFILL, FIRST_FILL = 200e9, 11e9, 0.7e9
-"""Bytes per second at which the destination puts memory in its place. Pages that went ahead are
+"""The destination puts memory in its place at so many bytes per second. Pages that went ahead are
 placed by moving page tables. A page that comes again during the pause is copied over its older
 content. If nothing went ahead, the kernel hands out every page for the first time: filling 424 to
 487 MB took 0.4 to 1.5 s, and fresh memory 1.5 to 2.3 s per GiB (docs/measurements.md, "Where fresh
@@ -62,8 +67,8 @@ memory is slow"). Memory that was freed just before is up to ten times as fast. 
 correct this rate separately (``Lessons.factors[FILLING]``)."""
 
 AHEAD, AHEAD_FILE_S = 0.3e9, 0.3e-3
-"""Bytes per second and seconds per file to pack and unpack files while the job trains (measured on
-two cores)."""
+"""Files are packed and unpacked at AHEAD bytes per second and AHEAD_FILE_S per file while the job
+trains (measured on two cores)."""
 
 WRONG_BY = 30.0
 """Earlier moves correct no part by more than this factor, up or down."""
@@ -82,11 +87,11 @@ PART_OF = {
     "restore": "restore",
     "gpu restore": "gpu restore",
 }
-"""Phase → the part of the standstill that it counts for. All other time counts as handover."""
+"""Phase → the part of the downtime that it counts for. All other time counts as handover."""
 HANDOVER = "handover"
 FILLING = "filling"
-"""Not a part, but the share of restore that depends on FIRST_FILL. It has its own factor, because
-moves that fill fresh memory teach nothing about moves that do not."""
+"""This names no part, but the share of restore that depends on FIRST_FILL. It has its own factor,
+because moves that fill fresh memory teach nothing about moves that do not."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What earlier moves teach about each part of a standstill.
+    """What earlier moves teach about each part of a downtime.
 
     ``moves``: the number of these moves. ``factors``: part → the factor on the model's seconds.
     ``per_byte``: part → seconds per byte of device memory, for which there is no model.
@@ -143,7 +148,7 @@ class Lessons:
 
 
 def predict(load: Load, lessons: Lessons | None = None, rate: float | None = None) -> Prediction:
-    """Predict the standstill of a move.
+    """Predict the downtime of a move.
 
     ``rate``: bytes per second at which memory went to that host before; None if none has gone.
     """
@@ -188,21 +193,25 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     parts.append(_part(lessons, HANDOVER, handover, None, "commit, checks, grant, network"))
     unknown = any(part.seconds is None for part in parts)
     return Prediction(
-        load.way, load.full_dump, sum(part.seconds or 0.0 for part in parts),
-        parts, size.private, lessons.moves,
-        "device memory, which no earlier move of this cluster tells of" if unknown else "",
+        load.way,
+        load.full_dump,
+        sum(part.seconds or 0.0 for part in parts),
+        parts,
+        size.private,
+        lessons.moves,
+        "device memory, for which there is no earlier move in this cluster" if unknown else "",
         filling=by,
-    )  # fmt: skip
+    )
 
 
 def besides_memory(prediction: Prediction) -> float:
-    """Seconds of a standstill that do not depend on how much was written lately."""
+    """Seconds of a downtime that do not depend on how much was written lately."""
     others = sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
     return others + (_look_s(prediction.memory) if prediction.way == PRECOPY else 0.0)
 
 
 def without_memory(prediction: Prediction) -> float:
-    """Seconds of a standstill that do not depend on how much memory is left for it."""
+    """Seconds of a downtime that do not depend on how much memory is left for it."""
     return besides_memory(with_memory(prediction, 0, STANDSTILL, ""))
 
 
@@ -212,13 +221,13 @@ def _look_s(private: int) -> float:
 
 
 def _delta(load: Load, rate: float) -> tuple[int, str]:
-    """Bytes of memory that are left for the standstill, and the reason in words."""
+    """Bytes of memory that are left for the freeze, and the reason in words."""
     private, written = load.footprint.private, load.writing
     if written is None:
         return private, "all of it, as what it writes is not known"
     left = float(private)
     if written.rate < rate:
-        between = _look_s(private) + NAP_S + QUIESCE_S
+        between = _look_s(private) + BETWEEN_ROUNDS_S + QUIESCE_S
         left = min(left, written.rate * between / (1 - written.rate / rate))
     if written.set <= rate * written.seconds:  # a round with all of this is shorter than the look
         left = min(left, written.set)
@@ -234,20 +243,20 @@ def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
     """The prediction with the results of the pre-copy's last round instead of assumptions."""
     if prediction.way != PRECOPY or rounds.stop_s is None or not rounds.round:
         return prediction
-    said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
-    sharp = with_memory(prediction, rounds.dirty, rounds.best or STANDSTILL, said)
+    detail = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
+    sharp = with_memory(prediction, rounds.dirty, rounds.best or STANDSTILL, detail)
     lost = sharp.slower_s + sharp.seconds if sharp.how else sharp.lost_s
     return msgspec.structs.replace(sharp, lost_s=lost)
 
 
-def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Prediction:
-    """The prediction with ``left`` bytes of memory in the standstill, at ``rate`` bytes/s."""
+def with_memory(prediction: Prediction, left: int, rate: float, detail: str) -> Prediction:
+    """The prediction with ``left`` bytes of memory in the freeze, at ``rate`` bytes/s."""
     assumed = next(part.bytes or 0 for part in prediction.parts if part.name == "memory")
     parts = list(prediction.parts)
     for n, part in enumerate(parts):
         if part.name == "memory":
             last = _look_s(prediction.memory) + left / rate
-            parts[n] = Part(part.name, last * _factor(part), left, said, last)
+            parts[n] = Part(part.name, last * _factor(part), left, detail, last)
         elif part.name == "restore":
             parts[n] = _refilled(part, prediction, assumed, left)
     total = sum(part.seconds or 0.0 for part in parts)
@@ -255,7 +264,7 @@ def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Pr
 
 
 def _refilled(restore: Part, prediction: Prediction, assumed: int, left: int) -> Part:
-    """The part restore if ``left`` bytes go in the standstill instead of ``assumed`` bytes."""
+    """The part restore if ``left`` bytes go in the freeze instead of ``assumed`` bytes."""
     size, by = prediction.memory, prediction.filling
     own = _with_filling(restore, -_first_fill_s(assumed, size), by)
     changed = own.untaught + _refill_s(left, size) - _refill_s(assumed, size)
@@ -271,7 +280,7 @@ def _with_filling(restore: Part, seconds: float, by: float) -> Part:
 
 def _first_fill_s(left: int, private: int) -> float:
     """Seconds, uncorrected, to fill fresh memory. Memory is fresh only if all of it is left for the
-    standstill: then it has no pages yet."""
+    freeze: then it has no pages yet."""
     return left / FIRST_FILL if left >= private else 0.0
 
 
@@ -329,18 +338,18 @@ def _filling_of(predicted: Prediction) -> float:
 
 
 def _teaches(row: MigrationRow, way: str) -> bool:
-    if row.state != Step.DONE.value or row.predicted is None or row.predicted.way != way:
+    if row.state != MigrationStep.DONE.value or row.predicted is None or row.predicted.way != way:
         return False
     return way == FULL_DUMP or row.precopy is not None  # else it became a full dump
 
 
 def stood(row: MigrationRow) -> float:
-    """Seconds that a move held the job up: quiesce and standstill."""
+    """Seconds that a move held the job up: quiesce and freeze."""
     return sum(p.seconds for p in row.phases if p.name == "quiesce") + row.frozen_s
 
 
 def seen(row: MigrationRow) -> dict[str, float]:
-    """The seconds that each part of a standstill took; their sum is :func:`stood`.
+    """The seconds that each part of a downtime took; their sum is :func:`stood`.
 
     Where two phases ran at the same time, that time counts for the one that began first.
     """

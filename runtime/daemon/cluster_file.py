@@ -25,7 +25,7 @@ from ..config.cluster import Cluster, load
 log = logging.getLogger("liveshift.cluster_file")
 
 POLL_S = 1.0
-"""Seconds between two looks at the file. A look is one stat(2)."""
+"""The daemon looks at the file every POLL_S seconds. A look is one stat(2)."""
 
 Stamp = tuple[int, int, int]
 """(inode, size in bytes, mtime in ns)"""

@@ -3,7 +3,7 @@
 
 Nothing happens unless ``$LIVESHIFT_FAULTPOINTS`` names a directory. A file ``<name>`` in it arms a
 point. The first daemon that reaches the point renames the file to ``<name>.reached`` and waits
-until that file is removed. Only the code at the point waits: heartbeats and other asks go on.
+until that file is removed. Only the code at the point waits: heartbeats and other requests go on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 POINTS = (
-    "orchestrator.prepared",  # surveyed, checked, an empty room at the destination; the job trains
+    "orchestrator.prepared",  # surveyed, checked; the destination has an empty sandbox
     "orchestrator.precopied",  # the directories are sent; the job trains
     "source.locked",  # the network is locked; the tasks still run
     "source.dumped",  # the tree is held frozen, its image is on the wire
@@ -57,7 +57,7 @@ async def reached(name: str) -> None:
 
 def _held(name: str) -> Path | None:
     """The file whose removal ends the wait; None if no test has armed this point."""
-    assert name in POINTS + GPU_POINTS, f"{name} is no fault point"
+    assert name in POINTS + GPU_POINTS, f"{name} is not a fault point"
     directory = os.environ.get("LIVESHIFT_FAULTPOINTS")
     if not directory:
         return None

@@ -3,18 +3,18 @@
 
 The flow of a planned migration (only data goes from source agent to destination agent):
 
-A. orchestrator → source       ``Inspect``   what the capsule consists of, what prevents the move
-B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
-C. orchestrator → source       ``Precopy``   directories, output, memory, while the job trains
-   source → orchestrator       ``Progressed``  the progress of that; the source needs no answer
-D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a boundary
-E. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
-F. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
-G. orchestrator → all agents   ``Locate``    the address book with the new epoch
-H. orchestrator → destination  ``Restore``   CRIU restores; before the tree runs:
-I. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
-J. orchestrator → all ranks    ``OpenGate``  communicators that were down are rebuilt; ranks go on
-K. orchestrator → source       ``Settle``    source asks about its frozen copy (``Claim``): end it
+A. orchestrator → source       ``Inspect``         what it consists of, what prevents the move
+B. orchestrator → destination  ``Reserve``         preflight; an empty, locked sandbox; an inbox
+C. orchestrator → source       ``StartPrecopy``    directories, output, memory, while the job trains
+   source → orchestrator       ``Progressed``      the progress of that; the source needs no answer
+D. orchestrator → all ranks    ``Arm`` …           quiesce: gates closed at a boundary
+E. orchestrator → source       ``Freeze``          network locked, dumped into the wire, held frozen
+F. orchestrator: the journal   commit              the destination owns epoch + 1 from here on
+G. orchestrator → all agents   ``Locate``          the address book with the new epoch
+H. orchestrator → destination  ``RestoreCapsule``  CRIU restores; before the tree runs:
+I. destination → orchestrator  ``Claim``           may it run? The journal grants, the network opens
+J. orchestrator → all ranks    ``OpenGate``        communicators are rebuilt; the ranks go on
+K. orchestrator → source       ``Settle``          it asks about its frozen copy (``Claim``): end it
    In addition ``StartMeasure`` goes to the source at the request, and ``EndMeasure`` to both sides
    at the end. From their answers the orchestrator computes what the move cost the job.
    When a step fails, both sides get ``Settle``: they ask, and run, wait or end as ownership.rule
@@ -23,37 +23,36 @@ K. orchestrator → source       ``Settle``    source asks about its frozen copy
 To another GPU of the same host: ``LookAtGpus``, D, ``SwapGpu``, J. The owner stays the same, so
 nothing is committed or claimed. If the answer is lost, ``SettleSwap`` asks for it.
 
-A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
-``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
-Increase VERSION when a field or a message is added or removed, or changes its meaning: a peer
-refuses unknown fields. Peers of different versions refuse each other, and name both versions.
+A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` is a request. The same
+with ``"ok"`` is an answer, with ``"error": [kind, message, hint]`` a refusal. Tags are the class
+names. Increase VERSION when a field or a message is added or removed, or changes its meaning: a
+peer refuses unknown fields. Peers of different versions refuse each other, and name both versions.
 """
 
 from .agents import (
     Arrived,
-    Beat,
     Books,
+    CapsuleEnded,
     Claim,
     End,
-    Ended,
     EndSooner,
     Forget,
     Forward,
     Freeze,
     Frozen,
-    Hello,
+    Heartbeat,
     Inspect,
     Inspected,
     Locate,
     LookAtGpus,
     Moved,
-    Precopy,
     Progress,
     Progressed,
+    Register,
     Relay,
     Reserve,
     Reserved,
-    Restore,
+    RestoreCapsule,
     Resume,
     Ruled,
     Settle,
@@ -61,28 +60,29 @@ from .agents import (
     SettleSwap,
     Signal,
     Start,
+    StartPrecopy,
     SwapGpu,
     SwapPlan,
     SwapSettled,
 )
 from .base import Message
 from .costs import Cost, EndMeasure, StartMeasure, Worked
-from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
+from .frames import VERSION, Frame, decode, encode_answer, encode_error, encode_request
 from .gates import (
-    Aim,
-    Aimed,
     Arm,
     Armed,
+    Behind,
     Fresh,
     FreshIds,
+    ListBehind,
     Member,
     OpenGate,
-    Owing,
     Rebuild,
+    SetTargets,
     Shut,
+    TargetsSet,
     TearDown,
     TornDown,
-    WhoOwes,
 )
 from .gpus import GpuHost, GpuProcess, GpuSeat, GpuSurvey
 from .people import (
@@ -100,12 +100,12 @@ from .people import (
     Inspection,
     Me,
     Migrate,
-    Migration,
+    MigrationDetails,
     Named,
     Output,
     Planned,
     ReadOutput,
-    Run,
+    RunJob,
     SetTaint,
     SignalJob,
     Status,
@@ -133,15 +133,14 @@ from .records import (
 
 __all__ = [
     "VERSION",
-    "Aim",
-    "Aimed",
     "Arm",
     "Armed",
     "Arrived",
-    "Beat",
+    "Behind",
     "Book",
     "Books",
     "Cancel",
+    "CapsuleEnded",
     "CapsuleRow",
     "CapsuleSpec",
     "CapsuleState",
@@ -156,7 +155,6 @@ __all__ = [
     "EndMeasure",
     "EndSooner",
     "EndUnknown",
-    "Ended",
     "Estimate",
     "Evacuating",
     "Event",
@@ -176,7 +174,7 @@ __all__ = [
     "GpuProcess",
     "GpuSeat",
     "GpuSurvey",
-    "Hello",
+    "Heartbeat",
     "Here",
     "HostFacts",
     "HostRow",
@@ -184,37 +182,38 @@ __all__ = [
     "Inspected",
     "Inspection",
     "JobRow",
+    "ListBehind",
     "Locate",
     "LookAtGpus",
     "Me",
     "Member",
     "Message",
     "Migrate",
-    "Migration",
+    "MigrationDetails",
     "MigrationRow",
     "Moved",
     "Named",
     "OpenGate",
     "Output",
-    "Owing",
     "Part",
     "Phase",
     "Planned",
-    "Precopy",
     "Prediction",
     "Progress",
     "Progressed",
     "ReadOutput",
     "Rebuild",
+    "Register",
     "Relay",
     "Reserve",
     "Reserved",
-    "Restore",
+    "RestoreCapsule",
     "Resume",
     "Rounds",
     "Ruled",
-    "Run",
+    "RunJob",
     "SetTaint",
+    "SetTargets",
     "Settle",
     "SettleSwap",
     "Settled",
@@ -224,10 +223,12 @@ __all__ = [
     "Situation",
     "Start",
     "StartMeasure",
+    "StartPrecopy",
     "Status",
     "SwapGpu",
     "SwapPlan",
     "SwapSettled",
+    "TargetsSet",
     "TearDown",
     "There",
     "TornDown",
@@ -235,11 +236,10 @@ __all__ = [
     "UnknownRow",
     "Untaint",
     "WhoAmI",
-    "WhoOwes",
     "Worked",
     "Writing",
     "decode",
     "encode_answer",
-    "encode_ask",
     "encode_error",
+    "encode_request",
 ]

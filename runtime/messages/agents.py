@@ -15,7 +15,7 @@ from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
 
 
 class Start(Message, frozen=True):
-    """Build a room and start the command; answers None."""
+    """Build a sandbox and start the command; answers None."""
 
     spec: CapsuleSpec
     book: Book
@@ -37,7 +37,7 @@ class End(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Remove what a job left on this host: rooms, directories, overlay; answers None."""
+    """Remove what a job left on this host: sandboxes, directories, overlay; answers None."""
 
     job: str
 
@@ -78,7 +78,7 @@ class Inspected(Answer, frozen=True):
 
 
 class Reserve(Message, frozen=True):
-    """Preflight at the destination, then (unless ``dry_run``) an empty room; answers Reserved.
+    """Preflight at the destination, then (unless ``dry_run``) an empty sandbox; answers Reserved.
 
     ``limit_bytes``: the destination takes at most so many bytes for this migration.
     ``gpus_wanted``: the (GPU of the source, GPU here) pairs that a person asked for; this host
@@ -116,7 +116,7 @@ class Reserved(Answer, frozen=True):
     cores: Cores | None = None
 
 
-class Precopy(Message, frozen=True):
+class StartPrecopy(Message, frozen=True):
     """Open the wire, and send directories, output and memory while the job runs; answers Moved.
 
     It ends when the memory that the job rewrites meanwhile gets no less, or after ``deadline``
@@ -185,12 +185,12 @@ class Frozen(Answer, frozen=True):
     phases: list[Phase]
 
 
-class Restore(Message, frozen=True):
-    """Restore into the reserved room under ``epoch``; answers Moved once the capsule runs.
+class RestoreCapsule(Message, frozen=True):
+    """Restore into the reserved sandbox under ``epoch``; answers Moved once the capsule runs.
 
     The agent asks (Claim) before the tree runs. StepFailed means: nothing runs or has run here,
-    and nothing will run before another Restore. It may be repeated: if the capsule runs already,
-    the agent answers Moved.
+    and nothing will run before another RestoreCapsule. It may be repeated: if the capsule runs
+    already, the agent answers Moved.
     """
 
     migration: str
@@ -201,7 +201,7 @@ class Restore(Message, frozen=True):
 
 class Forward(Message, frozen=True):
     """Send a complete image that could not be restored here to another spare, which has reserved a
-    room; answers Frozen without phases."""
+    sandbox; answers Frozen without phases."""
 
     migration: str
     capsule: str
@@ -270,7 +270,7 @@ class SwapGpu(Message, frozen=True):
 
     ``pairs``, ``pids``: as in SwapPlan. ``deadline``: after so many seconds an unfinished swap goes
     back. An error does not say on which GPU the capsule is; SettleSwap does. The agent never does
-    it twice, and never after SettleSwap. ``verify``: as in Precopy.
+    it twice, and never after SettleSwap. ``verify``: as in StartPrecopy.
     """
 
     migration: str
@@ -301,7 +301,7 @@ class SwapSettled(Answer, frozen=True):
 class Progress(Message, frozen=True):
     """How much of a migration's image is here; answers Arrived. ``close``: take nothing more.
 
-    ``stop``: bytes of memory that come at the standstill, for which the destination makes room.
+    ``stop``: bytes of memory that come during the freeze, for which the destination frees memory.
     """
 
     migration: str
@@ -312,8 +312,8 @@ class Progress(Message, frozen=True):
 class Arrived(Answer, frozen=True):
     """``complete``: the whole image is here, so the source has promised to wait.
 
-    ``placed``: bytes of cold memory that are already in the room for the restored processes.
-    ``placing``: there is more to place, or the destination still makes room.
+    ``placed``: bytes of cold memory that are already in the sandbox for the restored processes.
+    ``placing``: there is more to place, or the destination still frees memory.
     """
 
     bytes: int
@@ -326,19 +326,19 @@ class Arrived(Answer, frozen=True):
 # ---- agent → orchestrator ----------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Register(Message, frozen=True):
     """An agent's first message on every connection; answers the address books to enter (Books).
 
-    ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost. ``life``
-    names this run of the agent; requests to an earlier run are lost. ``ended``: the exit codes of
-    those capsules whose commands have ended.
+    ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost.
+    ``boot_id`` names this run of the agent; requests to an earlier run are lost. ``ended``: the
+    exit codes of those capsules whose commands have ended.
     """
 
     host: str
     facts: HostFacts
     epochs: dict[str, int]
     digest: str
-    life: str = ""
+    boot_id: str = ""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -367,7 +367,7 @@ class Ruled(Answer, frozen=True):
     epoch: int
 
 
-class Beat(Message, frozen=True):
+class Heartbeat(Message, frozen=True):
     """An agent's heartbeat; memory in bytes; answers None."""
 
     host: str
@@ -396,7 +396,7 @@ class Progressed(Message, frozen=True):
     best: float = 0.0
 
 
-class Ended(Message, frozen=True):
+class CapsuleEnded(Message, frozen=True):
     """A capsule's command has ended: exit code, or 128 + signal; answers None."""
 
     capsule: str

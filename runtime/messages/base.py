@@ -11,4 +11,4 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unkno
 
 
 class Answer(Message, frozen=True):
-    """Base of all messages that answer; the other messages ask."""
+    """Base of all messages that answer; the other messages are requests."""

@@ -12,7 +12,7 @@ from ...errors import LiveshiftError
 from . import agents, costs, gates, people
 from .base import Answer, Message
 
-VERSION = 9
+VERSION = 10
 
 LIMIT = 64 << 20
 """A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment
@@ -36,7 +36,7 @@ ANSWERS = _below(Answer)
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One decoded frame: either ``body`` (an ask), or ``answer``, or ``error`` is in use."""
+    """One decoded frame: either ``body`` (a request), or ``answer``, or ``error`` is in use."""
 
     id: int
     body: Message | None
@@ -54,11 +54,11 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 # They decode straight into the types, so a peer's data makes no tree of small objects.
 _envelope = msgspec.msgpack.Decoder(_Envelope)
-_ask: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
+_requests: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
 _answer: msgspec.msgpack.Decoder[Message | None] = msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
 
 
-def encode_ask(number: int, body: Message) -> bytes:
+def encode_request(number: int, body: Message) -> bytes:
     return msgspec.msgpack.encode({"v": VERSION, "id": number, "body": body})
 
 
@@ -83,7 +83,7 @@ def decode(raw: bytes | memoryview) -> Frame:
             )
         match frame.body, frame.ok, frame.error:
             case Raw() as body, UnsetType(), UnsetType():
-                return Frame(frame.id, _ask.decode(body), None, None)
+                return Frame(frame.id, _requests.decode(body), None, None)
             case UnsetType(), Raw() as ok, UnsetType():
                 return Frame(frame.id, None, _answer.decode(ok), None)
             case UnsetType(), UnsetType(), tuple() as error:

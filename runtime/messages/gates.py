@@ -55,11 +55,10 @@ class Armed(Answer, frozen=True):
     pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
-class Aim(Message, frozen=True):
-    """Let operations up to these numbers pass; answers Aimed.
-
-    The answer comes once all ranks of the host are there, a rank had to go further, a newer Aim has
-    come, or ``wait`` seconds are over. ``targets``: may leave out clocks with an unchanged target.
+class SetTargets(Message, frozen=True):
+    """Let operations up to these numbers pass; answers TargetsSet. The answer comes once all ranks
+    of the host are there, a rank had to go further, a newer SetTargets has come, or ``wait``
+    seconds are over. ``targets``: may leave out clocks with an unchanged target.
     ``pairs``: as in Armed, for clocks that a rank here may not have made yet, though its peer has.
     """
 
@@ -71,7 +70,7 @@ class Aim(Message, frozen=True):
     pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
-class Aimed(Answer, frozen=True):
+class TargetsSet(Answer, frozen=True):
     """``reached``: every rank here has come to its targets of ``version``, and no further.
     ``raised``: the numbers beyond their targets that ranks had to take, and clocks that are new
     here. ``pairs``: those of ``raised``, as in Armed."""
@@ -85,20 +84,20 @@ class Aimed(Answer, frozen=True):
 
 class Shut(Message, frozen=True):
     """All ranks of the job are at their targets: let nothing pass, and wait until the streams that
-    carried communication are idle. Answers Aimed, not reached if a rank has gone further."""
+    carried communication are idle. Answers TargetsSet, not reached if a rank has gone further."""
 
     job: str
     attempt: int
 
 
-class WhoOwes(Message, frozen=True):
-    """Ask which ranks here have not reached their targets, and where they are; answers Owing."""
+class ListBehind(Message, frozen=True):
+    """Ask which ranks here are behind their targets, and where they are; answers Behind."""
 
     job: str
     attempt: int
 
 
-class Owing(Answer, frozen=True):
+class Behind(Answer, frozen=True):
     """``lines``: in words, one for each rank and clock."""
 
     lines: list[str]

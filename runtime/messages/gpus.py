@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import msgspec
 
-from ...cuda_snapshot.devices import Gpu
+from ...cuda_snapshot.devices import NvmlGpu
 
 
 class GpuSeat(msgspec.Struct, frozen=True):
-    """One GPU of a host in its beat. ``free``: no process uses it, and no capsule is on its way."""
+    """One GPU of a host in its heartbeat. ``free``: no process uses it, and no capsule is on its
+    way."""
 
     uuid: str
     name: str
@@ -29,7 +30,7 @@ class GpuHost(msgspec.Struct, frozen=True):
     can_remap: bool
     mps: bool
     fast_path: str
-    gpus: list[Gpu]
+    gpus: list[NvmlGpu]
     taken: dict[str, str] = msgspec.field(default_factory=dict)
     why_none: str = ""
 

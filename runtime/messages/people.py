@@ -12,7 +12,7 @@ from .predictions import Prediction
 from .records import Event, HostRow, JobRow, MigrationRow, UnknownRow
 
 
-class Run(Message, frozen=True):
+class RunJob(Message, frozen=True):
     """Start a job of ``nnodes`` capsules; answers Named. If the name is empty, the orchestrator
     chooses one.
 
@@ -57,7 +57,7 @@ class SetTaint(Message, frozen=True):
     """Taint a host, so that everything on it moves away.
 
     ``within``: seconds until the host must be empty; 0: the cluster file's value for the
-    ``severity`` (config_choices.Severity). The answer is Evacuating if there is a deadline, else
+    ``severity`` (config/choices.py). The answer is Evacuating if there is a deadline, else
     None.
     """
 
@@ -119,7 +119,8 @@ class Migrate(Message, frozen=True):
 
     ``to_gpu``: the GPU to go to, as ``HOST/GPU``, or as ``GPU`` on the capsule's own host; an index
     or the beginning of a UUID. ``from_gpu``: the GPU to leave, if the capsule uses several.
-    ``verify``: compare every byte of device memory afterwards, whatever the cluster file says.
+    ``verify``: compare every byte of device memory afterwards, also if the cluster file says
+    otherwise.
     ``way``: replaces the cluster file's precopy.way. ``within``: seconds until the capsule must
     have left its host; 0: it has no deadline.
     """
@@ -149,12 +150,12 @@ class Planned(Answer, frozen=True):
 
 
 class GetMigration(Message, frozen=True):
-    """Ask for one migration; answers Migration."""
+    """Ask for one migration; answers MigrationDetails."""
 
     name: str
 
 
-class Migration(Answer, frozen=True):
+class MigrationDetails(Answer, frozen=True):
     row: MigrationRow
 
 
@@ -249,11 +250,11 @@ class Me(Answer, frozen=True):
 
 
 class Here(Message, frozen=True):
-    """The first message on every connection over TCP; answers There. ``life``: names one run of a
-    program. Open asks are sent again to the same run; to another run they are lost."""
+    """The first message on every connection over TCP; answers There. ``boot_id``: names one run of
+    a program. Open requests are sent again to the same run; to another run they are lost."""
 
-    life: int
+    boot_id: int
 
 
 class There(Answer, frozen=True):
-    life: int
+    boot_id: int

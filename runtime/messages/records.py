@@ -34,7 +34,7 @@ class Book(msgspec.Struct, frozen=True):
 
 
 class CapsuleSpec(msgspec.Struct, frozen=True):
-    """All that a host needs to start a capsule, or to build a room for its restore."""
+    """All that a host needs to start a capsule, or to build a sandbox for its restore."""
 
     name: str  # "gpt/1"
     job: str
@@ -49,7 +49,7 @@ class CapsuleSpec(msgspec.Struct, frozen=True):
 
 
 class CapsuleState(msgspec.Struct, frozen=True):
-    """What an agent reports of a capsule in every beat; bytes, and collectives per second.
+    """What an agent reports of a capsule in every heartbeat; bytes, and collectives per second.
 
     ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them.
     ``output_trouble``: which part of its output could not be kept, in words.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves a capsule to another GPU of its host; :meth:`GpuSwap.run` has the steps in order.
 
-A swap needs no room, no CRIU and no commit: the capsule keeps its host and its epoch. Only the
+A swap needs no sandbox, no CRIU and no commit: the capsule keeps its host and its epoch. Only the
 host's agent can know on which GPU the capsule runs. So if the agent's answer is an error or does
 not come, the orchestrator asks the agent again until it knows the outcome. No other host can run
 the capsule meanwhile.
@@ -11,47 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from ...errors import LiveshiftError, Unreachable
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..messages import MigrationRow
-from ..model.jobs import Capsule, Job
-from ..model.steps import ALLOWED_IN_SWAP, Step
+from ..model.steps import ALLOWED_IN_SWAP, MigrationStep
 from ..model.timeline import Timeline
-from .ground import Ground, as_ours
-from .story import Story
+from .context import MigrationContext, as_ours
+from .migration import Migration
+from .order import Order
 
 log = logging.getLogger("liveshift.migration")
 
 
-class GpuSwap(Story):
-    """A migration inside one host, which is both ``source`` and ``destination``."""
+class GpuSwap(Migration):
+    """A migration inside one host, which is both ``source`` and ``destination``. The order names
+    it as the destination."""
 
     kind = "swap"
     allowed = ALLOWED_IN_SWAP
-    cancellable = frozenset({Step.PREPARING, Step.QUIESCING})
+    cancellable = frozenset({MigrationStep.PREPARING, MigrationStep.QUIESCING})
 
-    def __init__(
-        self, ground: Ground, number: int, job: Job, capsule: Capsule, to: str, leave: str,
-        reason: str, by: str, changed: Callable[[Story], None],
-    ) -> None:  # fmt: skip
-        super().__init__(ground, number, job, capsule, capsule.host, reason, by, changed)
-        self._to, self._leave = to, leave
-        self._way = capsule.host, f"{capsule.host} {_in_words(to)}"
+    def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
+        host = order.capsule.host
+        super().__init__(context, number, order)
+        self._way = host, f"{host} {_gpu_text(order.gpu.gpu if order.gpu else '')}"
 
     @classmethod
-    def left_behind(
-        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
-        changed: Callable[[Story], None],
-    ) -> GpuSwap:  # fmt: skip
-        """Return a swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
-        number = int(row.name[1:])
-        swap = cls(ground, number, job, capsule, "", "", row.reason, row.by, changed)
+    def from_row(cls, context: MigrationContext, order: Order, row: MigrationRow) -> GpuSwap:
+        """Return a swap that an earlier orchestrator has left under way, for :meth:`recover`."""
+        swap = cls(context, int(row.name[1:]), order)
         swap._way = row.source, row.destination
-        swap.step, swap.times = Step(row.state), Timeline.of(row)
-        swap.holds_gates = swap.step is not Step.PREPARING  # it may hold them
+        swap.step, swap.times = MigrationStep(row.state), Timeline.of(row)
+        swap.holds_gates = swap.step is not MigrationStep.PREPARING  # it may hold them
         return swap
 
     @property
@@ -64,7 +57,7 @@ class GpuSwap(Story):
         except Exception as error:
             await self._after(as_ours(error))
             return
-        await self._go_on()
+        await self._resume_and_end()
 
     async def _until_over(self) -> None:
         plan = await self._prepare()
@@ -72,9 +65,9 @@ class GpuSwap(Story):
         await self._quiesce()
         await self._bring_over(plan)
 
-    async def take_up(self) -> None:
-        if self.step is Step.RESUMING:
-            await self._go_on()
+    async def recover(self) -> None:
+        if self.step is MigrationStep.RESUMING:
+            await self._resume_and_end()
         else:
             await self._after(Unreachable("the orchestrator was restarted"))
 
@@ -83,9 +76,11 @@ class GpuSwap(Story):
     async def _prepare(self) -> messages.SwapPlan:
         """Ask the host which GPUs the swap uses and whether it can be done. The job trains on."""
         with self.times.phase("prepare") as detail:
-            look = messages.LookAtGpus(self.capsule.name, self._to, self._leave)
+            gpu = self.order.gpu
+            assert gpu is not None
+            request = messages.LookAtGpus(self.capsule.name, gpu.gpu, gpu.leave)
             limit = self._limits.prepare
-            plan = await self._ask(self.source, look, limit, messages.SwapPlan)
+            plan = await self._request(self.source, request, limit, messages.SwapPlan)
             self._way = way_of(self.source, plan)
             several = "es" if len(plan.pids) > 1 else ""
             detail.append(f"{len(plan.pids)} CUDA process{several}")
@@ -94,18 +89,18 @@ class GpuSwap(Story):
     async def _bring_over(self, plan: messages.SwapPlan) -> None:
         """Freeze the capsule and move its device state from one GPU to the other."""
         began = self.times.freeze()
-        self._advance(Step.FREEZING)
-        limit = self._standstill.for_swap(began)
+        self._advance(MigrationStep.FREEZING)
+        limit = self._freeze_budget.for_swap(began)
         swap = messages.SwapGpu(
-            self.name, self.capsule.name, plan.pairs, plan.pids, limit, self.verify
+            self.name, self.capsule.name, plan.pairs, plan.pids, limit, self.order.verify
         )
-        moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
-        self.times.take(moved.phases, began)
-        self._tell_of_devices(moved.phases)
+        moved = await self._request(self.source, swap, self._limits.answer(limit), messages.Moved)
+        self.times.add(moved.phases, began)
+        self._note_device_path(moved.phases)
 
-    async def _go_on(self) -> None:
+    async def _resume_and_end(self) -> None:
         await self._resume()
-        await self._end(Step.DONE)
+        await self._end(MigrationStep.DONE)
 
     # ---- when something fails ------------------------------------------------------------------
 
@@ -113,30 +108,30 @@ class GpuSwap(Story):
         """Find out from the host whether the capsule runs on the old GPU, on the new one, or is
         lost; end the swap accordingly."""
         self.error = error
-        if self.step is Step.FREEZING:
-            settled = await self._settled()
-            if settled.why and (settled.state == "lost" or isinstance(error, Unreachable)):
-                self.error = LiveshiftError(settled.why, hint=error.hint)
-            if settled.state == "swapped":
-                self._ground.tell(self, f"it is on {self._way[1]} all the same: {error}")
+        if self.step is MigrationStep.FREEZING:
+            outcome = await self._outcome()
+            if outcome.why and (outcome.state == "lost" or isinstance(error, Unreachable)):
+                self.error = LiveshiftError(outcome.why, hint=error.hint)
+            if outcome.state == "swapped":
+                self._context.note(self, f"it is on {self._way[1]} all the same: {error}")
                 self.error = None
-                await self._go_on()
+                await self._resume_and_end()
                 return
-            if settled.state == "lost" or (settled.state == "gone" and self.capsule.code is None):
-                await self._end(Step.LOST)
+            if outcome.state == "lost" or (outcome.state == "gone" and self.capsule.code is None):
+                await self._end(MigrationStep.LOST)
                 return
-        self._advance(Step.ROLLING_BACK)
+        self._advance(MigrationStep.ROLLING_BACK)
         await self._reopen()
         self.times.thaw()
         await self._end_undone()
 
-    async def _settled(self) -> messages.SwapSettled:
+    async def _outcome(self) -> messages.SwapSettled:
         """Ask the host for the outcome of the swap until it knows it; there is no time limit."""
-        ask, said = messages.SettleSwap(self.name, self.capsule.name), ""
+        settle, noted = messages.SettleSwap(self.name, self.capsule.name), ""
         while True:
             try:
-                answer = await self._ask(
-                    self.source, ask, self._limits.prepare, messages.SwapSettled
+                answer = await self._request(
+                    self.source, settle, self._limits.prepare, messages.SwapSettled
                 )
                 if answer.state != "held":
                     return answer
@@ -145,9 +140,9 @@ class GpuSwap(Story):
                 problem = f"waiting for {self.source}: {as_ours(error)}"
             if self.capsule.code is not None:
                 return messages.SwapSettled("gone", "")
-            if problem != said:
-                said = problem
-                self._ground.tell(self, problem)
+            if problem != noted:
+                noted = problem
+                self._context.note(self, problem)
             await asyncio.sleep(self._limits.heartbeat)
 
 
@@ -156,6 +151,6 @@ def way_of(host: str, plan: messages.SwapPlan) -> tuple[str, str]:
     return f"{host} {plan.leave}", f"{host} {plan.to}"
 
 
-def _in_words(gpu: str) -> str:
+def _gpu_text(gpu: str) -> str:
     """Name the GPU as the person did; the host's plan replaces this with the full name."""
     return gpu if gpu.startswith("GPU") else f"GPU {gpu}"

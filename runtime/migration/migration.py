@@ -1,16 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A migration to another host: :meth:`Move.run` has all steps in order. The steps during which the
-job trains are in before_pause.py.
+"""What all kinds of migration share: a record, steps, gates, an end.
 
-Before the commit any failure leads to ``_roll_back``: the source runs on as if nothing had
-happened. After the commit the capsule must run somewhere. The destination may try the restore
-again. If it fails, the source gets the capsule back (``_return``), under a new epoch, from the tree
-that it still holds frozen. Where a copy may already run, the move waits for that host and gives the
-capsule to no other host.
-
-ownership.rule alone decides what each side does with its copy: ``Settle`` only makes an agent send
-its claim now. So a move may end while a host is out of reach: the host's agent does the rest by
-itself when it is back.
+The two kinds are :mod:`.host_migration` (to another host) and :mod:`.gpu_swap` (to another GPU).
 """
 
 from __future__ import annotations
@@ -19,358 +10,217 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
-import msgspec
-
-from ...errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFailed, Unreachable
+from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
-from ..daemon.faultpoints import reached
-from ..messages import MigrationRow
-from ..model.jobs import Capsule, Job
-from ..model.ownership import BEFORE_COMMIT
-from ..model.steps import ALLOWED, Step
+from ..messages import Cost, Message, MigrationRow, Prediction, Rounds
+from ..model.deadlines import FreezeBudget
+from ..model.steps import ENDS, MigrationStep
 from ..model.timeline import Timeline
-from . import second_look
-from .before_pause import BeforePause
-from .ground import Gone, Ground, as_ours
-from .story import Story
+from .context import MigrationContext, NoBoundary
+from .order import Order
 
 log = logging.getLogger("liveshift.migration")
+M = TypeVar("M", bound=Message)
 
-ATTEMPTS = 2
-"""A destination tries a restore at most this many times."""
+RESUME_WAIT_S = 2.0
+"""The destination waits at most this many seconds for the capsule's first sign of progress. Only
+the time at which the move counts as done depends on it."""
 
 
-class Move(BeforePause):
-    """A migration to another host."""
+class Migration(ABC):
+    """A migration that is under way or over.
 
-    kind = "move"
-    allowed = ALLOWED
-    cancellable = BEFORE_COMMIT
+    It is made from an :class:`Order` that names the destination. ``source`` and ``destination`` are
+    hosts. ``run`` and ``recover`` never raise: ``step`` and ``error`` say how the migration ended.
+    """
 
-    def __init__(
-        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Story], None],
-    ) -> None:  # fmt: skip
-        super().__init__(ground, number, job, capsule, destination, reason, by, changed)
-        self.tried: set[str] = set()
-        self.released = False  # the source got the ruling "run", so its promise is over
-        self._seen = self._closed = False  # the destination was asked; its image stays incomplete
+    kind: ClassVar[str]
+    """The name of this kind of migration in the record."""
+    allowed: ClassVar[Mapping[MigrationStep, frozenset[MigrationStep]]]
+    """For each step, the steps that may follow it."""
+    cancellable: ClassVar[frozenset[MigrationStep]]
+    """The steps in which a person may cancel the migration."""
 
-    @classmethod
-    def left_behind(
-        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
-        changed: Callable[[Story], None],
-    ) -> Move:  # fmt: skip
-        """Return a move that an earlier orchestrator has left under way, for :meth:`take_up`."""
-        move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
-                   changed)  # fmt: skip
-        move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
-        move.precopy, move.predicted = row.precopy, row.predicted
-        move.released = move.step is Step.ROLLING_BACK  # it may be
-        move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # it may hold them
-        return move
+    def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
+        self.number = number
+        self.name = f"m{number}"
+        self.order = order
+        self.job = order.job
+        self.capsule = order.capsule
+        self.source = order.capsule.host
+        self.destination = order.destination
+        self.reason = order.reason
+        self.by = order.by
+        self.step = MigrationStep.PREPARING
+        self.error: LiveshiftError | None = None
+        self.holds_gates = False  # whether it keeps the gates of all the job's ranks closed
+        self.times = Timeline()
+        self.precopy: Rounds | None = None
+        self.predicted: Prediction | None = None
+        self.cost: Cost | None = None
+        self._context = context
+        self._limits = order.job.timeouts(context.cluster)
+        self._cancelled: Refused | None = None
+        self._work: asyncio.Future[None] | None = None  # what a cancel interrupts
 
+    @abstractmethod
     async def run(self) -> None:
-        """Do all steps of the move, in order."""
-        try:
-            await self._unless_cancelled(self._until_commit())
-        except Exception as error:
-            await self._roll_back(as_ours(error), self.step is Step.FREEZING)
-            return
-        await self._from_commit()
+        """Do all steps of the migration, in order."""
 
-    async def _until_commit(self) -> None:
-        reserved = await self._prepare()
-        await reached("orchestrator.prepared")
-        await self._precopy(reserved)
-        await self._place_ahead()
-        self._check_time()
-        await reached("orchestrator.precopied")
-        await self._quiesce()
-        await self._freeze()
-        await reached("orchestrator.frozen")
-        self._commit()
-
-    async def take_up(self) -> None:
+    @abstractmethod
+    async def recover(self) -> None:
         """Go on after a restart of the orchestrator, from what its journal says."""
-        if self.step in (Step.RESUMING, Step.FINISHING):
-            await self._finish()
-        elif self.step is Step.RETURNING or self.capsule.host != self.source:
-            await self._from_commit()
-        else:
-            may_be_complete = self.step in (Step.QUIESCING, Step.FREEZING, Step.ROLLING_BACK)
-            error = StepFailed("migration", "the orchestrator was restarted")
-            await self._roll_back(error, may_be_complete)
 
-    async def _from_commit(self) -> None:
-        """Make the capsule run somewhere, whatever fails, unless its last copy is gone."""
-        await reached("orchestrator.committed")
-        while self.step is Step.RETURNING or not await self._restored():
-            if self.step is Step.LOST:
-                return
-            if self.step is Step.RESTORING:  # the image is at another spare now
-                continue
-            if await self._return():
-                return
-        await self._resume()
-        await reached("orchestrator.resumed")
-        await self._finish()
+    @property
+    def way(self) -> tuple[str, str]:
+        """Where the migration leads from and to, in words for people."""
+        return self.source, self.destination
 
-    # ---- the phases, in order -----------------------------------------------------------------
-
-    async def _freeze(self) -> None:
-        """Freeze the capsule and send its image; the source keeps the tree frozen.
-
-        A source that falls silent may have completed the image before. Then the source waits or is
-        dead, and the move goes on without its answer.
+    def cancel(self, by: str) -> None:
+        """Cancel the migration: the capsule stays where it is. The migration ends a little later,
+        as a failed one does. Raises Refused if it is too late or already being rolled back.
         """
-        self._advance(Step.FREEZING)
-        began = self.times.freeze()
-        limit = self._standstill.for_freeze(began)
-        freeze = messages.Freeze(self.name, self.capsule.name, limit)
-        try:
-            frozen = await self._ask(
-                self.source, freeze, self._limits.answer(limit), messages.Frozen
+        if self.step in ENDS:
+            raise Refused(f"{self.name} is over: {self.step.value}")
+        if self._cancelled is not None or self.step is MigrationStep.ROLLING_BACK:
+            raise Refused(f"{self.name} is being rolled back already")
+        if self.step not in self.cancellable:
+            raise Refused(
+                f"{self.name} is {self.step.value}: too late to cancel it",
+                hint=f"`liveshift events {self.name}` shows how it ends; a capsule that has moved"
+                " can be moved back",
             )
-        except Unreachable as silent:
-            await self._until_it_comes_no_further(silent)
-            raise
-        self.times.shipped(frozen.image_bytes)
-        self.times.answered(frozen.phases, began, self.source)
-        self._tell_of_devices(frozen.phases)
+        self._cancelled = Refused(f"cancelled by {by}")
+        if self._work is not None:  # else the work has not begun, or an error has just ended it
+            self._work.cancel()
 
-    async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
-        """Wait until the image is complete or grows no more: a source that the orchestrator cannot
-        reach may still send to the destination."""
-        before = -1
-        while self._standstill.allows_retry(time.monotonic()):
-            seen = await self._progress(close=False)
-            if seen.complete or seen.bytes == before:
-                return
-            log.warning("%s: %s; %d bytes have come", self.name, silent, seen.bytes)
-            before = seen.bytes
-            await asyncio.sleep(self._limits.suspicion)
-
-    def _commit(self) -> None:
-        """Commit: after this durable write only the destination may run the capsule."""
-        with self.times.phase("commit", frozen=True):
-            self._ground.commit(self.capsule, self.destination, still=True)
-        self._advance(Step.COMMITTED)
-
-    async def _restored(self) -> bool:
-        """Restore; return True if the capsule runs at the destination. Else the capsule is lost,
-        another spare has the image (RESTORING), or the source must get it back (RETURNING)."""
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work that a cancel may interrupt; raises the Refused of that cancel."""
+        self._work = asyncio.ensure_future(work)
+        if self._cancelled is not None:
+            self._work.cancel()
         try:
-            await self._restore()
-            return True
-        except Exception as error:
-            self.error = as_ours(error)
-        if isinstance(self.error, Gone) and self.capsule.granted:
-            await self._end(Step.LOST)
-        elif not await self._passed_on():
-            self._advance(Step.RETURNING)
-        return False
+            await self._work
+        except asyncio.CancelledError:
+            if self._cancelled is None:
+                raise  # the orchestrator itself ends
+            raise self._cancelled from None
+        finally:
+            self._work = None
 
-    async def _passed_on(self) -> bool:
-        """Let a destination that cannot restore the image pass it to another spare; return True if
-        that spare has the image and owns the capsule."""
-        now = time.monotonic()
-        if self._look is None or not isinstance(self.error, StepFailed):
-            return False
-        if isinstance(self.error, SourceFailed):  # another host would fail as well
-            return False
-        if not self._standstill.allows_passing_on(now):
-            return False
-        self.tried.add(self.destination)
-        try:
-            spare = self._ground.another_spare(self)
-            self._ground.tell(self, f"passes the image on to {spare}, because {self.error}")
-            with self.times.phase("pass on", frozen=True):
-                limit = self._standstill.for_passing_on(time.monotonic())
-                survey = second_look.without(self._look.survey)
-                look = msgspec.structs.replace(self._look, survey=survey)
-                reserved = await self._reserve(look, self.destination, spare, limit)
-                forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
-                limit = self._standstill.for_passing_on(time.monotonic())
-                await self._ask(self.destination, forward, limit, messages.Frozen)
-            self._ground.commit(self.capsule, spare, still=False)
-        except Refused:
-            return False
-        except Exception as error:
-            self._ground.tell(self, f"could not pass the image on: {error}")
-            return False
-        self.destination = spare
-        self._advance(Step.RESTORING)
-        return True
+    def row(self) -> MigrationRow:
+        """Return the record of the migration as it is now, for status, events and reports."""
+        times, (source, destination) = self.times, self.way
+        return MigrationRow(
+            name=self.name,
+            capsule=self.capsule.name,
+            source=source,
+            destination=destination,
+            reason=self.reason,
+            by=self.by,
+            epoch=self.capsule.epoch,
+            state=self.step.value,
+            asked=times.asked,
+            seconds=times.seconds(),
+            frozen_s=times.standstill(),
+            image_bytes=times.image_bytes,
+            bytes=times.bytes,
+            expected_bytes=times.expected_bytes,
+            link_rate=times.link_rate(),
+            phases=list(times.phases),
+            error=str(self.error) if self.error else None,
+            hint=self.error.hint if self.error else None,
+            kind=self.kind,
+            precopy=self.precopy,
+            predicted=self.predicted,
+            cost=self.cost,
+        )
 
-    async def _restore(self) -> None:
-        """Publish the address book while the destination restores the tree; the agent there claims
-        the capsule before the tree runs.
+    async def _quiesce(self) -> None:
+        """Bring the job to a boundary; no rank enters a collective until the gates open again.
 
-        Raises an error only once it is certain that nothing runs at the destination.
+        A job that talks over TCP only may be frozen without a boundary, because TCP itself waits.
         """
-        self._advance(Step.RESTORING)
-        failed = 0
-        while True:
-            began = time.monotonic()
-            limit = self._restore_limit(ATTEMPTS - failed)
-            restore = messages.Restore(self.name, self.capsule.name, self.capsule.epoch, limit)
+        self._advance(MigrationStep.QUIESCING)
+        self.holds_gates = True
+        with self.times.phase("quiesce") as detail:
             try:
-                published = asyncio.ensure_future(self._ground.publish(self.job))
-                published.add_done_callback(lambda done: done.cancelled() or done.exception())
-                moved = await asyncio.ensure_future(
-                    self._ask(self.destination, restore, self._limits.answer(limit), messages.Moved)
-                )
-                self.times.answered(moved.phases, began, self.destination)
-                with self.times.phase("address book", frozen=True) as detail:
-                    detail.append("what of it was not over yet")
-                    await published
-                break
-            except StepFailed as error:  # the agent reports that nothing runs there
-                # A new epoch ends every ruling that was given for the failed attempt.
-                self._ground.commit(self.capsule, self.destination, still=True)
-                failed += 1
-                again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
-                if not again or not self._standstill.allows_retry(time.monotonic()):
+                detail.append(await self._context.quiesce(self))
+            except NoBoundary as error:
+                if not error.only_tcp:
                     raise
-                self._ground.tell(
-                    self, f"tries the restore again on {self.destination}, because {error}"
-                )
-            except NotFound as nothing:
-                raise Gone(str(nothing), hint=nothing.hint) from nothing
-            except LiveshiftError as error:
-                if not self.capsule.granted:
-                    raise
-                if not failed:
-                    self._ground.tell(self, f"waits for {self.destination}, where it may run")
-                    failed = 1
-                log.warning("%s: %s", self.name, error)
-                await asyncio.sleep(self._limits.heartbeat)
-        self.error = None
+                self._context.note(self, f"frozen in place: {error}")
+                detail.append("frozen in place")
 
-    def _restore_limit(self, attempts: int) -> float:
-        """Return the seconds for one of ``attempts`` restores, so that the source gets its turn
-        before the standstill must end. Attempts have no end only if the capsule may run at the
-        destination already, or the source could not take it back."""
-        limit = self._standstill.for_restore(time.monotonic(), max(1, attempts))
-        return max(limit, 2 * self._limits.suspicion)
+    async def _reopen(self) -> None:
+        """Let the job's ranks communicate again. On a host that is out of reach the gates open by
+        themselves after a while."""
+        if self.holds_gates:
+            self.holds_gates = False
+            frozen = self.times.frozen_at is not None
+            with self.times.phase("reopen", frozen=frozen) as detail:
+                detail += filter(None, [await self._context.reopen(self)])
 
-    async def _finish(self) -> None:
-        """Let the source remove its frozen copy. Do not wait for a source that does not answer: the
-        copy can do no harm, because its epoch is over and the fence drops its frames."""
-        self._advance(Step.FINISHING)
-        with self.times.phase("finish") as detail:
-            try:
-                await self._settle(self.source)
-            except LiveshiftError as error:
-                detail.append("when the source is back")
-                self._ground.tell(self, f"the frozen copy ends once {self.source} is back: {error}")
-        await self._end(Step.DONE)
-
-    # ---- when something fails ------------------------------------------------------------------
-
-    async def _roll_back(self, error: LiveshiftError, may_be_complete: bool) -> None:
-        """End a move that is not committed: the source runs on, the destination removes its part.
-
-        Exception: if the image is complete and the source has not been ruled to run, the source
-        keeps its promise to wait, so the move goes on, even if the source is gone. While both sides
-        are silent, nothing is decided. A cancelled move goes on only if its source is silent or has
-        lost the capsule.
-        """
-        self.error = error
-        frozen = self.step is Step.FREEZING and isinstance(error, StepFailed)
-        at_once = self.step is Step.FREEZING and self._cancelled is None
-        if at_once and await self._goes_on():
-            await self._from_commit()
-            return
-        self._advance(Step.ROLLING_BACK)
-        while True:
-            try:
-                state = await self._settle(self.source)
-            except Exception as problem:
-                log.warning("%s: rolling back at %s: %s", self.name, self.source, problem)
-                state = "unknown"
-            if may_be_complete and state in ("unknown", "nothing"):
-                if await self._goes_on():
-                    await self._from_commit()
-                    return
-                decided = self._closed if state == "unknown" else self._seen
-                if not decided and self.capsule.code is None:
-                    await asyncio.sleep(self._limits.heartbeat)
-                    continue
-            break
-        if state == "unknown":
-            self._ground.tell(self, f"{self.source} goes on once it is back")
+    async def _resume(self) -> None:
+        """Open the gates for the capsule, which runs now; wait a while for its first collective."""
+        self._advance(MigrationStep.RESUMING)
+        await self._reopen()
         self.times.thaw()
-        if state == "nothing" and self.capsule.code is None:  # the source was switched off, say
-            await self._end(Step.LOST)
-        else:
-            # A frozen capsule cannot end by itself: the move ended it, and ``error`` says why.
-            await self._end_undone(ended=state == "ended", because=str(error) if frozen else "")
-        with contextlib.suppress(Exception):  # the destination also claims by itself
-            await self._settle(self.destination)
+        began = time.monotonic()
+        with contextlib.suppress(Exception):  # the capsule runs, even without a sign of progress
+            resume = messages.Resume(self.capsule.name, RESUME_WAIT_S)
+            seen = await self._request(self.destination, resume, RESUME_WAIT_S + 5, messages.Moved)
+            self.times.add(seen.phases, began)
 
-    async def _goes_on(self) -> bool:
-        """Ask the destination for the image, and make it refuse what is still missing. If the image
-        is complete, commit the capsule to the destination and return True."""
+    def _note_full_dump(self, phases: Sequence[messages.Phase]) -> None:
+        """Note in the history if the move is a full dump, and why."""
+        for phase in phases:
+            if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
+                why = phase.detail.removeprefix("full dump")
+                self._context.note(self, f"copies all memory while paused (full dump){why}")
+
+    def _note_device_path(self, phases: Sequence[messages.Phase]) -> None:
+        """Note in the history by which path device memory left its GPUs, and why."""
+        for text in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
+            self._context.note(self, text)
+
+    @property
+    def _freeze_budget(self) -> FreezeBudget:
+        return FreezeBudget(self._limits, self.times.frozen_at or time.monotonic())
+
+    async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
+        answer = await self._context.request(host, message, timeout)
+        if not isinstance(answer, expect):
+            raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
+        return answer
+
+    def _advance(self, to: MigrationStep) -> None:
+        assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
+        self.step = to
         try:
-            seen = await self._progress(close=True)
-            self._seen, self._closed = True, not seen.complete
-            if self._closed or self.released or self.capsule.code is not None:
-                return False
-            self._ground.commit(self.capsule, self.destination, still=True)
-        except Exception as error:
-            log.warning("%s: is the image complete? %s", self.name, error)
-            return False
-        self._ground.tell(self, f"the image is complete, so it moves on: {self.error}")
-        self.times.shipped(seen.image_bytes)
-        self._advance(Step.COMMITTED)
-        return True
+            self._context.record(self)
+        except Exception:  # go on: only the commit decides about ownership, and rule() about copies
+            log.exception("%s: cannot record that it is %s", self.name, to.value)
 
-    async def _return(self) -> bool:
-        """Give the capsule back to the source, if the source still has it: nothing runs at the
-        destination. Returns False if the move has not ended; then the destination tries again.
-        """
-        try:
-            if self.capsule.host != self.source and await self._settle(self.source) == "held":
-                self._ground.commit(self.capsule, self.source, still=False)
-            if self.capsule.host == self.source:
-                await self._ground.publish(self.job)
-                if await self._returned():
-                    self.times.thaw()
-                    await self._end(Step.FAILED)
-                    return True
-            at_source = self.capsule.host == self.source
-            if isinstance(self.error, Gone) or (at_source and self.capsule.granted):
-                self.error = Gone(f"{self.error}; and {self.source} has no copy either")
-                await self._end(Step.LOST)
-                return True
-            if self.capsule.host == self.source:
-                self._ground.commit(self.capsule, self.destination, still=False)
-        except Exception as error:
-            log.warning("%s: returning to %s: %s", self.name, self.source, error)
-        await asyncio.sleep(self._limits.heartbeat)  # neither host can run it now: try again later
-        if self.capsule.host == self.destination:
-            self._advance(Step.RESTORING)
-        return False
+    async def _end_undone(self, *, ended: bool = False, because: str = "") -> None:
+        """End a migration that moved nothing and lost nothing: as failed, or as ended with the job
+        if the capsule's command has ended (``ended``, or its code is known). ``because``: why the
+        command ended, if known."""
+        code = self.capsule.code
+        if not ended and code is None:
+            await self._end(MigrationStep.FAILED)
+            return
+        how = "ended" if code is None else f"ended with code {code}"
+        way = " → ".join(self.way)
+        why = f": {because}" if because else ""
+        self.error = LiveshiftError(f"{self.capsule.name} {how} before it could move {way}{why}")
+        await self._end(MigrationStep.JOB_ENDED)
 
-    async def _returned(self) -> bool:
-        """Return whether the capsule runs at its source, which owns it. After a grant only the
-        source knows, so wait for it."""
-        while True:
-            try:
-                state = await self._settle(self.source)
-                if state != "held":
-                    return state in ("runs", "ended")
-            except LiveshiftError as error:
-                log.warning("%s: waiting for %s: %s", self.name, self.source, error)
-                if not self.capsule.granted and not isinstance(self.error, Gone):
-                    return False  # the destination still has an image
-            await asyncio.sleep(self._limits.heartbeat)
-
-    async def _settle(self, host: str) -> str:
-        settle = messages.Settle(self.name, self.capsule.name)
-        limit = self._limits.prepare
-        return (await self._ask(host, settle, limit, messages.Settled)).state
+    async def _end(self, how: MigrationStep) -> None:
+        await self._reopen()
+        self.times.end()
+        self._advance(how)

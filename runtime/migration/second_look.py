@@ -17,22 +17,22 @@ from ..messages import Inspected, Reserved
 
 
 async def reserve(
-    look: Inspected,
-    ask: Callable[[Inspected], Awaitable[Reserved]],
+    inspected: Inspected,
+    request: Callable[[Inspected], Awaitable[Reserved]],
     inspect: Callable[[], Awaitable[Inspected]],
 ) -> tuple[Inspected, Reserved]:
-    """Ask the destination; return the survey that it accepted and its answer. If it refuses and an
-    open file is gone meanwhile, ask once more without that file. Raises Refused."""
+    """Reserve at the destination; return the survey that it accepted and its answer. If it refuses
+    and an open file is gone meanwhile, try once more without that file. Raises Refused."""
     try:
-        return look, await ask(look)
+        return inspected, await request(inspected)
     except Refused:
-        if not any(file.inode for file in look.survey.needed):
+        if not any(file.inode for file in inspected.survey.needed):
             raise
-        left = lasting(look.survey, (await inspect()).survey)
-        if left.needed == look.survey.needed:
+        left = lasting(inspected.survey, (await inspect()).survey)
+        if left.needed == inspected.survey.needed:
             raise
-    look = msgspec.structs.replace(look, survey=left)
-    return look, await ask(look)
+    inspected = msgspec.structs.replace(inspected, survey=left)
+    return inspected, await request(inspected)
 
 
 def lasting(first: Survey, second: Survey) -> Survey:

@@ -25,7 +25,7 @@ Pair = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ClockReport:
     """What a host reports about its ranks.
 
     ``version``: the version of the targets in force when the host looked; 0: the gates are armed.
@@ -42,7 +42,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class Targets:
     """The targets of all clocks that a host has. Its reports name them by ``version``.
 
     ``pairs``: those of the clocks that the host may have to make first.
@@ -96,11 +96,11 @@ class CollectiveClock:
         return sorted(self._silent)
 
     @property
-    def debtors(self) -> list[str]:
+    def behind(self) -> list[str]:
         """Hosts whose ranks have not reached the newest targets, or have not reported it yet."""
         return sorted(self._away)
 
-    def hear(self, host: str, report: Report) -> None:
+    def hear(self, host: str, report: ClockReport) -> None:
         """Take a host's report. Raises KeyError for a host that takes no part."""
         state = self._hosts[host]
         first = host in self._silent
@@ -124,17 +124,18 @@ class CollectiveClock:
     def due(self) -> list[str]:
         """Hosts that have not been given their newest targets. Each is returned once per change.
 
-        The caller asks after it has taken all reports that came, so that many raises make one aim.
+        The caller asks after it has taken all reports that came, so that many raises make one
+        message.
         """
         due, self._due = sorted(self._due), set()
         return due
 
-    def aim(self, host: str) -> Aim:
+    def aim(self, host: str) -> Targets:
         """The targets that a host must reach; raises KeyError for a host that takes no part."""
         state, targets = self._hosts[host], self.targets
-        return Aim(state.wanted, {c: targets[c] for c in state.clocks}, dict(state.asked))
+        return Targets(state.wanted, {c: targets[c] for c in state.clocks}, dict(state.asked))
 
-    def _take(self, host: str, state: _Host, report: Report) -> list[int]:
+    def _take(self, host: str, state: _Host, report: ClockReport) -> list[int]:
         """Note the numbers; return the clocks with a target that some host does not know yet."""
         grown = []
         clocks, targets, members = state.clocks, self.targets, self._members

@@ -51,7 +51,7 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
 
 
 @dataclass(frozen=True)
-class Standstill:
+class FreezeBudget:
     """The time for which a move may keep a job frozen, from the moment at which it froze it.
 
     ``began`` is that moment. After a restart of the orchestrator it is ``now`` minus the time that
@@ -60,7 +60,7 @@ class Standstill:
 
     Each method returns a deadline of one step. The orchestrator waits one suspicion longer for the
     answer (``Timeouts.answer``), and the deadlines allow for that. So an agent that keeps its
-    deadline but answers late, or not at all, does not make the standstill too long.
+    deadline but answers late, or not at all, does not make the downtime too long.
     """
 
     timeouts: Timeouts
@@ -84,8 +84,8 @@ class Standstill:
 
     def allows_retry(self, now: float) -> bool:
         """Whether there is time for another restore before going back to the source. It needs twice
-        the suspicion, the least that the ladder grants a step. In a shorter time a dead destination
-        cannot be told from a slow one."""
+        the suspicion, the least that the ladder grants a step. In a shorter time the orchestrator
+        cannot distinguish a dead destination from a slow one."""
         return self.for_restore(now) >= 2 * self.timeouts.suspicion
 
     def for_passing_on(self, now: float) -> float:
@@ -114,12 +114,12 @@ class Standstill:
 def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:
     """Raises StepFailed if sending the memory that the pre-copy has left takes ``left_s`` seconds,
     and a freeze may not take that long."""
-    limit = Standstill(timeouts, 0.0).for_freeze(0.0)
+    limit = FreezeBudget(timeouts, 0.0).for_freeze(0.0)
     if left_s <= limit:
         return
     raise StepFailed(
         "pre-copy",
-        f"after {rounds.round} rounds the job would have to stand for {left_s:.0f} s while the rest"
+        f"after {rounds.round} rounds the job would be frozen for {left_s:.0f} s while the rest"
         f" of its memory is sent, at {units.size(rounds.best)}/s; a freeze may take {limit:.3g} s"
         " (timeouts.freeze). It was not stopped",
         hint="use a faster link, or raise timeouts.freeze; raise timeouts.precopy if that ended the"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...errors import NotFound, Refused, WrongUsage
 from ..messages import GpuSeat, GpuSurvey, Migrate
 from .jobs import Capsule
-from .troubles import refuse
+from .preflight_findings import refuse
 
 HINT = "write HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
 
@@ -23,19 +23,19 @@ class GpuAsked:
     leave: str
 
 
-def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
+def asked(request: Migrate, capsule: Capsule) -> GpuAsked | None:
     """The GPUs that a request names; None if it names none. Raises WrongUsage for an invalid name,
     Refused for a GPU to leave on a host where the capsule is not."""
-    if not ask.to_gpu:
-        if ask.from_gpu:
+    if not request.to_gpu:
+        if request.from_gpu:
             raise WrongUsage(
                 "--from-gpu was given without --to-gpu", hint="give --to-gpu HOST/GPU too"
             )
         return None
-    if ask.to:
+    if request.to:
         raise WrongUsage("--to and --to-gpu were both given", hint="give --to-gpu HOST/GPU alone")
-    host, gpu = _split(ask.to_gpu)
-    on, leave = _split(ask.from_gpu) if ask.from_gpu else ("", "")
+    host, gpu = _split(request.to_gpu)
+    on, leave = _split(request.from_gpu) if request.from_gpu else ("", "")
     if on and on != capsule.host:
         raise Refused(
             f"{capsule.name} is on {capsule.host}: it has no GPU of {on} to leave",
@@ -62,7 +62,7 @@ def find(text: str, gpus: Sequence[tuple[int, str]], host: str) -> str:
 
 
 def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
-    """The UUID of a GPU that the beats of its host list; raises as :func:`find` does."""
+    """The UUID of a GPU that the heartbeats of its host list; raises as :func:`find` does."""
     if not seats:
         raise Refused(
             f"{host} has no usable GPU",
@@ -79,7 +79,7 @@ def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
     gpus = survey.host.gpus
     used = [gpu for gpu in gpus if survey.used.get(gpu.uuid)]
     words = (
-        " and ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "no GPU that NVML tells of"
+        " and ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "no GPU that NVML reports"
     )
     if leave:
         uuid = find(leave, [(gpu.index, gpu.uuid) for gpu in gpus], f"the host of {capsule}")

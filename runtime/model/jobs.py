@@ -8,14 +8,14 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from ...criu_glue.capsule.room import PAGES
+from ...criu_glue.capsule.sandboxes import PAGES
 from ...criu_glue.network.network import Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage
 from ...interposer.library import library_path
 from ..config.cluster import Cluster
-from ..config.environment import Place, environment
+from ..config.environment import CapsuleIdentity, environment
 from ..config.timeouts import Timeouts
-from ..messages import Book, CapsuleSpec, CapsuleState, Run
+from ..messages import Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
 from .ownership import Owner
 
@@ -49,13 +49,12 @@ class Job:
 
     name: str
     overlay: Overlay
-    request: Run
+    request: RunJob
     uid: int
     started: float
     capsules: dict[str, Capsule]
     state: str = "running"
     code: int | None = None
-    first_end: str | None = field(default=None)
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
 
@@ -94,11 +93,11 @@ class Job:
             hosts_file=self._hosts_file(),
         )
 
-    def _place(self, capsule: Capsule) -> Place:
+    def _place(self, capsule: Capsule) -> CapsuleIdentity:
         address, master = self.overlay.address(capsule.index), self.overlay.address(0)
         count = len(self.capsules)
         ranks = count > 1 or self.request.env_ranks
-        return Place(self.name, capsule.index, count, address, master, ranks)
+        return CapsuleIdentity(self.name, capsule.index, count, address, master, ranks)
 
     def _hosts_file(self) -> str:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
@@ -109,7 +108,7 @@ class Job:
         return "\n".join(lines) + "\n"
 
 
-def check_request(run: Run, taken: set[str], cluster: Cluster, number: int) -> str:
+def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -> str:
     """Check a request and return the new job's name. ``number`` makes the name if it has none.
 
     Raises WrongUsage for a request that cannot become a job, Refused for a name that is in use.

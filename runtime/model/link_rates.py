@@ -16,8 +16,8 @@ import msgspec
 FILE = "link-rates.json"
 
 STANDSTILL = 2.7e9
-"""Bytes per second of memory at a standstill, if the link is not the limit: read, compared, sealed,
-opened and stored on two cores that both ends share (docs/measurements.md)."""
+"""During the freeze memory goes at this many bytes per second if the link is not the limit: read,
+compared, sealed, opened and stored on two cores that both ends share (docs/measurements.md)."""
 
 
 class Measured(msgspec.Struct, frozen=True):

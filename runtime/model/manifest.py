@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...criu_glue.survey.epoll_sets import Entry
+from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, NotFound
 
 STREAM = "manifest"
@@ -48,7 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: dict[str, tuple[int, int]]
     pipes: dict[int, int]
     removed: dict[str, list[bytes]]
-    epoll: list[Entry]
+    epoll: list[EpollEntry]
 
     def gone(self) -> dict[str, list[str]]:
         """``removed``, with names as Python's os functions take them."""
@@ -108,7 +108,7 @@ def load(images: Path) -> Landed:
         manifest = decode((images / FILE).read_bytes())
         noted = _decode((images / CAME).read_bytes(), _Came, "a list of what came")
     except FileNotFoundError as error:
-        raise NotFound(f"no complete image in {images}: {error.filename} is not there") from None
+        raise NotFound(f"no complete image in {images}: {error.filename} does not exist") from None
     return Landed(manifest, _as_names(noted.came), _as_names(noted.written))
 
 

@@ -11,10 +11,10 @@ An agent may hold a copy that does not run: frozen at the source, or coming in a
 It never decides by itself. It asks (``Claim``) again and again, and :func:`rule` gives the answer.
 Orders are only hints to ask now, so lost, duplicated or late ones are harmless.
 
-The source may let its tree go on by itself until it has *promised* (``Departure.freeze``). It
-promises before the image is complete: a complete image means that the source waits for a ruling.
+The source may let its tree go on by itself until it has *promised* (``OutgoingMigration.freeze``).
+It promises before the image is complete: a complete image means that the source waits for a ruling.
 
-tests/test_ownership_model.py checks these functions with lost, duplicated and reordered messages
+test_ownership_model.py checks these functions with lost, duplicated and reordered messages
 and with dying daemons: never two running copies, never zero reachable images.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from .steps import ENDS, Step
+from .steps import ENDS, MigrationStep
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Side(enum.Enum):
     """Which side of a migration an agent holds."""
 
     LEAVING = "leaving"  # the frozen tree, at the source
-    COMING = "coming"  # a room, and the part of the image that has come
+    COMING = "coming"  # a sandbox, and the part of the image that has come
 
 
 class Ruling(enum.Enum):
@@ -48,23 +48,34 @@ class Ruling(enum.Enum):
     END = "end"  # it runs elsewhere, or will never run here: remove it
 
 
-BEFORE_COMMIT = frozenset({Step.PREPARING, Step.PRECOPYING, Step.QUIESCING, Step.FREEZING})
+BEFORE_COMMIT = frozenset(
+    {
+        MigrationStep.PREPARING,
+        MigrationStep.PRECOPYING,
+        MigrationStep.QUIESCING,
+        MigrationStep.FREEZING,
+    }
+)
 """In these steps of a migration the source's copy waits for the decision."""
 
-BEFORE_RUNNING = frozenset({Step.COMMITTED, Step.RESTORING, Step.RETURNING})
+BEFORE_RUNNING = frozenset(
+    {MigrationStep.COMMITTED, MigrationStep.RESTORING, MigrationStep.RETURNING}
+)
 """In these steps of a migration the capsule may still return to the source's copy."""
 
 
-ANNOUNCED = BEFORE_COMMIT | {Step.RESTORING}
+ANNOUNCED = BEFORE_COMMIT | {MigrationStep.RESTORING}
 """In these steps of a migration a prepared destination may still get the capsule: the planned one,
 or another spare after that one failed."""
 
 
-AFTER_RUNNING = frozenset({Step.RESUMING, Step.FINISHING, Step.DONE, Step.LOST})
+AFTER_RUNNING = frozenset(
+    {MigrationStep.RESUMING, MigrationStep.FINISHING, MigrationStep.DONE, MigrationStep.LOST}
+)
 """From these steps on the source's copy is obsolete, whichever host has the capsule now."""
 
 
-def rule(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> Ruling:
+def rule(side: Side, host: str, epoch: int, owner: Owner, step: MigrationStep | None) -> Ruling:
     """The ruling on a copy that ``host`` holds for a migration.
 
     ``epoch``: the copy was frozen under it (LEAVING), or must run under it (COMING). ``step``: the
@@ -82,7 +93,7 @@ def rule(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> 
         return Ruling.RUN
     if step is None or step in ENDS:
         return Ruling.END
-    if mine or step in (Step.RETURNING, Step.ROLLING_BACK):
+    if mine or step in (MigrationStep.RETURNING, MigrationStep.ROLLING_BACK):
         # This host owns it under another epoch: the order for that one is on its way. Other
         # hosts keep theirs too: if the source is gone, this image is the last one.
         return Ruling.WAIT

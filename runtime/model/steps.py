@@ -17,8 +17,8 @@ from __future__ import annotations
 import enum
 
 
-class Step(enum.Enum):
-    PREPARING = "preparing"  # survey, preflight, an empty room; the job trains
+class MigrationStep(enum.Enum):
+    PREPARING = "preparing"  # survey, preflight, an empty sandbox; the job trains
     PRECOPYING = "pre-copying"  # memory and files go to the destination; the job trains
     QUIESCING = "quiescing"  # all ranks come to a boundary, and wait there
     FREEZING = "freezing"  # network locked, dump into the wire; the job is frozen
@@ -34,33 +34,41 @@ class Step(enum.Enum):
     LOST = "lost"  # no host has the capsule any more; the job has ended
 
 
-ALLOWED: dict[Step, frozenset[Step]] = {
-    Step.PREPARING: frozenset({Step.PRECOPYING, Step.ROLLING_BACK}),
-    Step.PRECOPYING: frozenset({Step.QUIESCING, Step.ROLLING_BACK}),
-    Step.QUIESCING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
-    Step.FREEZING: frozenset({Step.COMMITTED, Step.ROLLING_BACK}),
-    Step.COMMITTED: frozenset({Step.RESTORING}),
-    Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING, Step.LOST}),
-    Step.RESUMING: frozenset({Step.FINISHING}),
-    Step.FINISHING: frozenset({Step.DONE}),
-    Step.ROLLING_BACK: frozenset({Step.COMMITTED, Step.FAILED, Step.JOB_ENDED, Step.LOST}),
-    Step.RETURNING: frozenset({Step.FAILED, Step.RESTORING, Step.LOST}),
-    Step.DONE: frozenset(),
-    Step.FAILED: frozenset(),
-    Step.JOB_ENDED: frozenset(),
-    Step.LOST: frozenset(),
+ALLOWED: dict[MigrationStep, frozenset[MigrationStep]] = {
+    MigrationStep.PREPARING: frozenset({MigrationStep.PRECOPYING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.PRECOPYING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.QUIESCING: frozenset({MigrationStep.FREEZING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.FREEZING: frozenset({MigrationStep.COMMITTED, MigrationStep.ROLLING_BACK}),
+    MigrationStep.COMMITTED: frozenset({MigrationStep.RESTORING}),
+    MigrationStep.RESTORING: frozenset(
+        {MigrationStep.RESUMING, MigrationStep.RETURNING, MigrationStep.LOST}
+    ),
+    MigrationStep.RESUMING: frozenset({MigrationStep.FINISHING}),
+    MigrationStep.FINISHING: frozenset({MigrationStep.DONE}),
+    MigrationStep.ROLLING_BACK: frozenset(
+        {MigrationStep.COMMITTED, MigrationStep.FAILED, MigrationStep.JOB_ENDED, MigrationStep.LOST}
+    ),
+    MigrationStep.RETURNING: frozenset(
+        {MigrationStep.FAILED, MigrationStep.RESTORING, MigrationStep.LOST}
+    ),
+    MigrationStep.DONE: frozenset(),
+    MigrationStep.FAILED: frozenset(),
+    MigrationStep.JOB_ENDED: frozenset(),
+    MigrationStep.LOST: frozenset(),
 }
 
-ALLOWED_IN_SWAP: dict[Step, frozenset[Step]] = {
-    Step.PREPARING: frozenset({Step.QUIESCING, Step.ROLLING_BACK}),
-    Step.QUIESCING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
-    Step.FREEZING: frozenset({Step.RESUMING, Step.ROLLING_BACK, Step.LOST}),
-    Step.RESUMING: frozenset({Step.DONE}),
-    Step.ROLLING_BACK: frozenset({Step.FAILED, Step.JOB_ENDED}),
-    Step.DONE: frozenset(),
-    Step.FAILED: frozenset(),
-    Step.JOB_ENDED: frozenset(),
-    Step.LOST: frozenset(),
+ALLOWED_IN_SWAP: dict[MigrationStep, frozenset[MigrationStep]] = {
+    MigrationStep.PREPARING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.QUIESCING: frozenset({MigrationStep.FREEZING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.FREEZING: frozenset(
+        {MigrationStep.RESUMING, MigrationStep.ROLLING_BACK, MigrationStep.LOST}
+    ),
+    MigrationStep.RESUMING: frozenset({MigrationStep.DONE}),
+    MigrationStep.ROLLING_BACK: frozenset({MigrationStep.FAILED, MigrationStep.JOB_ENDED}),
+    MigrationStep.DONE: frozenset(),
+    MigrationStep.FAILED: frozenset(),
+    MigrationStep.JOB_ENDED: frozenset(),
+    MigrationStep.LOST: frozenset(),
 }
 """The allowed steps of a swap. In FREEZING the host moves the device state to the other GPU. Until
 the host reports the result, the orchestrator knows nothing else."""

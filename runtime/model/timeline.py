@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline of a migration: its phases, its standstill, and how many bytes were sent."""
+"""The timeline of a migration: its phases, its downtime, and how many bytes were sent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Timeline:
                 Phase(name, start - self.began, seconds, None, frozen, ", ".join(detail))
             )
 
-    def take(self, phases: list[Phase], since: float) -> None:
+    def add(self, phases: list[Phase], since: float) -> None:
         """Add phases that an agent measured. ``since``: when it was asked, on this clock."""
         offset = since - self.began
         self.phases += [
@@ -76,9 +76,9 @@ class Timeline:
         ]
 
     def answered(self, phases: list[Phase], since: float, by: str) -> None:
-        """Like :meth:`take`, but the agent has just answered. The rest of the time counts as the
+        """Like :meth:`add`, but the agent has just answered. The rest of the time counts as the
         phase "messages": order and answer, their decoding, and waking the tasks that wait."""
-        self.take(phases, since)
+        self.add(phases, since)
         taken = max((p.start + p.seconds for p in phases), default=0.0)
         start = since - self.began + taken
         left = max(0.0, time.monotonic() - self.began - start)

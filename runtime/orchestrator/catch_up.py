@@ -3,7 +3,7 @@
 
 The backup does not show which capsules have moved, begun or ended since. So the orchestrator
 decides nothing until every host of the cluster file has reported. Until then it answers every
-claim with "wait", takes no capsule for lost, and moves, starts and ends nothing. Then it gives
+claim with "wait", counts no capsule as lost, and moves, starts and ends nothing. Then it gives
 each capsule to the host that has it under the highest epoch. Epochs only grow, so this is the last
 host to which the lost journal granted the capsule.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..messages import Hello
+from ..messages import Register
 from ..model.jobs import Capsule, Job
-from ..model.steps import ENDS, Step
+from ..model.steps import ENDS, MigrationStep
 from .fleet import Fleet
-from .journal_file import JournalTrouble
+from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.catch_up")
 
@@ -40,23 +40,23 @@ class CatchUp:
     def begin(self) -> None:
         """Mark as failed every migration that was under way when the backup was made."""
         for number, row in self._fleet.journal.migrations_not_in([step.value for step in ENDS]):
-            words = "its end is not known: the journal was put back from a backup"
-            over = msgspec.structs.replace(row, state=Step.FAILED.value, error=words)
+            text = "its end is not known: the journal was put back from a backup"
+            over = msgspec.structs.replace(row, state=MigrationStep.FAILED.value, error=text)
             self._fleet.journal.save_migration(number, over)
 
-    def report(self, host: str, hello: Hello) -> bool:
+    def report(self, host: str, register: Register) -> bool:
         """Take one host's report; return True if it was the last one and all is decided now.
 
-        Raises JournalTrouble; then nothing is decided before the host has reported again.
+        Raises JournalError; then nothing is decided before the host has reported again.
         """
         fleet = self._fleet
-        fleet.reports[host] = hello
+        fleet.reports[host] = register
         if waits := fleet.unreported():
             log.warning("the journal is a backup; waiting for %s to report", ", ".join(waits))
             return False
         try:
             self._decide()
-        except JournalTrouble:
+        except JournalError:
             del fleet.reports[host]
             raise
         return True
@@ -65,12 +65,12 @@ class CatchUp:
         fleet = self._fleet
         for job in fleet.jobs.values():
             for capsule in [c for c in job.capsules.values() if c.code is None]:
-                self._settle(job, capsule)
+                self._assign_owner(job, capsule)
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
 
-    def _settle(self, job: Job, capsule: Capsule) -> None:
+    def _assign_owner(self, job: Job, capsule: Capsule) -> None:
         reports = self._fleet.reports.items()
         found = [(h.epochs[capsule.name], host) for host, h in reports if capsule.name in h.epochs]
         epoch, host = max(found, default=(0, ""))
@@ -79,7 +79,7 @@ class CatchUp:
             self._fleet.journal.note(capsule.name, "lost", "lost: no host has it any more")
             return
         if (host, epoch) != (capsule.host, capsule.epoch) or not capsule.granted:
-            self._fleet.journal.adopt(capsule.name, host, epoch)
+            self._fleet.journal.hand_over(capsule.name, host, epoch)
             capsule.host, capsule.epoch, capsule.granted = host, epoch, True
             self._fleet.journal.note(capsule.name, "adopted", f"adopted: it is on {host}")
         code = self._fleet.reports[host].ended.get(capsule.name)

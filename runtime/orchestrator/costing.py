@@ -11,119 +11,127 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from ...errors import LiveshiftError
 from .. import messages
 from ..cost.lost_time import AFTER_S, NotMeasured, lost_s
 from ..cost.prediction import stood
 from ..cost.words import in_words
-from ..messages import Cost, Message, Worked
-from ..migration.migration import Move
-from ..model.steps import ENDS, Step
+from ..messages import Cost, Worked
+from ..migration.host_migration import HostMigration
+from ..model.steps import ENDS, MigrationStep
+from .agents import Agents
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.costing")
 
-ASK_S = 5.0
+REQUEST_S = 5.0
 WATCHED_S = 30.0
 """A host may take this long to answer EndMeasure: it first watches the capsule for some seconds."""
 
-Ask = Callable[[str, Message, float], Awaitable[Message | None]]
-
 
 class Costing:
-    """Measures moves. ``ask`` is Moves.ask. Once a move's cost is set, it calls ``measured`` with
-    the move and a line for the history ("" for no line)."""
+    """Measures migrations. Once a migration's cost is set, this calls ``on_cost`` with the
+    migration and a line for the history ("" for no line)."""
 
-    def __init__(self, fleet: Fleet, ask: Ask, measured: Callable[[Move, str], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, agents: Agents, on_cost: Callable[[HostMigration, str], None]
+    ) -> None:
         self._fleet = fleet
-        self._ask = ask
-        self._measured = measured
-        self._begun: dict[str, float] = {}  # by move: when its source was asked
+        self._agents = agents
+        self._on_cost = on_cost
+        self._begun: dict[str, float] = {}  # by migration: when its source was asked
 
-    async def begin(self, move: Move) -> None:
-        """Ask the source, at the begin of a move, how far the capsule is."""
+    async def begin(self, migration: HostMigration) -> None:
+        """Ask the source, at the begin of a migration, how far the capsule is."""
         asked = time.monotonic()
         try:
-            await self._ask(move.source, messages.StartMeasure(move.name, move.capsule.name), ASK_S)
+            start = messages.StartMeasure(migration.name, migration.capsule.name)
+            await self._agents.request(migration.source, start, REQUEST_S)
         except LiveshiftError as error:
-            log.info("%s: what it costs will not be measured: %s", move.name, error)
+            log.info("%s: what it costs will not be measured: %s", migration.name, error)
             return
-        if move.step not in ENDS:  # else :meth:`end` has run, and nothing would remove the entry
-            self._begun[move.name] = (asked + time.monotonic()) / 2
+        if migration.step not in ENDS:  # else :meth:`end` has run: nothing would remove the entry
+            self._begun[migration.name] = (asked + time.monotonic()) / 2
 
-    async def end(self, move: Move) -> None:
-        """Set the cost of a move that is over, unless it ended before it copied anything."""
-        begun = self._begun.pop(move.name, None)
-        if not _did_something(move):
+    async def end(self, migration: HostMigration) -> None:
+        """Set the cost of a migration that is over, unless it ended before it copied anything."""
+        begun = self._begun.pop(migration.name, None)
+        if not _did_something(migration):
             return
         source = destination = None
         lost, why_not = None, ""
         try:
             if begun is None:
                 raise NotMeasured("the orchestrator or the source was not there at its begin")
-            if move.step in (Step.LOST, Step.JOB_ENDED):
+            if migration.step in (MigrationStep.LOST, MigrationStep.JOB_ENDED):
                 raise NotMeasured("the job ended")
-            source, destination, asked = await self._ask_both(move)
-            end = source if move.step is not Step.DONE else destination
-            log.debug("%s: begun %.3f s before; %s; %s", move.name, asked - begun, source, end)
-            self._look_for_others(move)
-            lost = lost_s(asked - begun + end.seconds, source, end)
+            source, destination, asked = await self._both_answers(migration)
+            end = source if migration.step is not MigrationStep.DONE else destination
+            ago = asked - begun
+            log.debug("%s: begun %.3f s before; %s; %s", migration.name, ago, source, end)
+            self._check_alone(migration)
+            lost = lost_s(ago + end.seconds, source, end)
         except NotMeasured as error:
             why_not = str(error)
         except LiveshiftError as error:
             why_not = f"a host did not say what the job made: {error}"
-        move.cost = _cost(move, lost, why_not, source, destination)
-        self._measured(move, in_words(move.cost) if move.step is Step.DONE else "")
+        migration.cost = _cost(migration, lost, why_not, source, destination)
+        done = migration.step is MigrationStep.DONE
+        self._on_cost(migration, in_words(migration.cost) if done else "")
 
-    async def _ask_both(self, move: Move) -> tuple[Worked, Worked, float]:
+    async def _both_answers(self, migration: HostMigration) -> tuple[Worked, Worked, float]:
         """Return the answers of source and destination, and when we asked the capsule's host."""
-        name, capsule = move.name, move.capsule.name
-        if move.step is not Step.DONE:  # it runs on at the source
+        name, capsule = migration.name, migration.capsule.name
+        if migration.step is not MigrationStep.DONE:  # it runs on at the source
             asked = time.monotonic()
-            source = await self._worked(move.source, messages.EndMeasure(name, capsule))
+            source = await self._worked(migration.source, messages.EndMeasure(name, capsule))
             return source, source, asked
-        source = await self._worked(move.source, messages.EndMeasure(name, capsule))
+        source = await self._worked(migration.source, messages.EndMeasure(name, capsule))
         asked = time.monotonic()
-        ask = messages.EndMeasure(name, capsule, source.clock)
-        return source, await self._worked(move.destination, ask), asked
+        measure = messages.EndMeasure(name, capsule, source.clock)
+        return source, await self._worked(migration.destination, measure), asked
 
-    async def _worked(self, host: str, ask: messages.EndMeasure) -> Worked:
-        answer = await self._ask(host, ask, WATCHED_S)
+    async def _worked(self, host: str, measure: messages.EndMeasure) -> Worked:
+        answer = await self._agents.request(host, measure, WATCHED_S)
         if not isinstance(answer, Worked):
             raise LiveshiftError(f"{host} answered EndMeasure with {answer!r}")
         return answer
 
-    def _look_for_others(self, move: Move) -> None:
+    def _check_alone(self, migration: HostMigration) -> None:
         """Raise NotMeasured if another move of the job overlaps in time, or the job has ended."""
-        for other in self._fleet.moves.values():
-            if other is move or other.job is not move.job:
+        for other in self._fleet.migrations.values():
+            if other is migration or other.job is not migration.job:
                 continue
             ended = other.times.ended
-            if ended is None or ended + AFTER_S > move.times.began:
+            if ended is None or ended + AFTER_S > migration.times.began:
                 raise NotMeasured(f"another move of the job, {other.name}, lies in the same time")
-        if move.capsule.code is not None or move.job.state != "running":
+        if migration.capsule.code is not None or migration.job.state != "running":
             raise NotMeasured("the job ended")
 
 
-def _did_something(move: Move) -> bool:
+def _did_something(migration: HostMigration) -> bool:
     """Return whether the move was done, or at least began to copy or to freeze."""
-    began = (phase.name == "pre-copy" or phase.frozen for phase in move.times.phases)
-    return move.step is Step.DONE or any(began)
+    began = (phase.name == "pre-copy" or phase.frozen for phase in migration.times.phases)
+    return migration.step is MigrationStep.DONE or any(began)
 
 
 def _cost(
-    move: Move, lost: float | None, why_not: str, source: Worked | None, destination: Worked | None
+    migration: HostMigration,
+    lost: float | None,
+    why_not: str,
+    source: Worked | None,
+    destination: Worked | None,
 ) -> Cost:
-    row, slower, paused = move.row(), None, None
+    row, slower, paused = migration.row(), None, None
     if lost is not None:
         # A frozen job makes no progress, so the loss is at least the frozen time. The rate is known
         # to a few per cent only; over a move of 30 s that error can exceed a short pause.
         lost = max(lost, row.frozen_s)
         slower = max(0.0, lost - stood(row))
         paused = lost - slower
-    left = move.step is Step.DONE and not any(
+    left = migration.step is MigrationStep.DONE and not any(
         phase.name == "finish" and phase.detail for phase in row.phases
     )
     return Cost(

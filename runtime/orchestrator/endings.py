@@ -14,7 +14,7 @@ from .. import messages
 from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
 from ..model.jobs import Capsule, Job
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from .fleet import Fleet
 from .stopping import Stopping
 
@@ -39,17 +39,18 @@ class Endings:
         fails = not over and code != 0 and job.state == "running"
         with journal.together():
             journal.set_ended(capsule.name, code)
-            journal.tell(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
+            journal.add_event(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
             if over:
                 journal.set_job(job.name, "ended", failed or 0)
-                journal.tell(job.name, "ended", f"ended with code {failed or 0}")
+                journal.add_event(job.name, "ended", f"ended with code {failed or 0}")
             elif fails:
                 journal.set_job(job.name, "ending", failed)
         capsule.code, job.code = code, failed
-        move = self._fleet.moves.get(capsule.migration or "")
-        if move is not None and move.step is not Step.FREEZING:  # then its source says why
-            with contextlib.suppress(Refused):  # the move is over, or too far to cancel
-                move.cancel("the end of its command")  # nothing is left to move
+        migration = self._fleet.migrations.get(capsule.migration or "")
+        if migration is not None and migration.step is not MigrationStep.FREEZING:
+            # While it freezes the capsule, its source says why it ended.
+            with contextlib.suppress(Refused):  # the migration is over, or too far to cancel
+                migration.cancel("the end of its command")  # nothing is left to move
         if over:
             job.state, job.code = "ended", failed or 0
             self._tasks.spawn(self._forget_old())
@@ -60,7 +61,7 @@ class Endings:
     def end_stray(self, host: str, capsule: str, epoch: int) -> None:
         """Kill a copy on a host that does not own the capsule (any more)."""
         limit = self._fleet.cluster.timeouts.grace
-        self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
+        self._tasks.spawn(self._switchboard.request(host, messages.End(capsule, epoch), limit))
 
     async def forget(self, name: str, even_running: bool = False) -> None:
         """Make all hosts remove what an ended job has left there, then free its name and subnet.
@@ -74,9 +75,9 @@ class Endings:
         async with job.forgetting:
             if self._fleet.jobs.get(name) is not job:
                 return  # another call forgot the job while this one waited
-            limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
-            asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
-            for answer in await asyncio.gather(*asks, return_exceptions=True):
+            limit, forget = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
+            requests = [self._switchboard.request(host, forget, limit) for host in self._fleet.up()]
+            for answer in await asyncio.gather(*requests, return_exceptions=True):
                 if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
                     raise answer
             self._fleet.journal.remove_job(name)

@@ -8,7 +8,7 @@ free, the taint was renewed), and after RETRY_S in any case.
 
 If the cause of a failure is in the capsule itself, no other host helps. If the survey found the
 cause, nothing was copied: the next attempt comes after a wait that doubles each time. If a dump or
-restore failed, the pre-copy was in vain: the next attempt comes after RETRY_S, or after AT_MOST_S
+restore failed, a whole pre-copy was lost: the next attempt comes after RETRY_S, or after AT_MOST_S
 if the last two failures had the same words. A person can ask for an earlier attempt.
 """
 
@@ -25,12 +25,14 @@ from .. import messages
 from ..cost.model import max_pause
 from ..cost.words import too_late
 from ..migration.before_pause import BeforePause
-from ..migration.story import Story
+from ..migration.migration import Migration
+from ..migration.order import Order
 from ..model.jobs import Capsule
 from .evacuation_plan import EvacuationPlan
 from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
-from .moves import Moves
+from .migration_service import MigrationService
+from .planning import MigrationPlanner
 
 RETRY_S = 30.0
 AT_MOST_S = 600.0
@@ -43,15 +45,18 @@ PLAN_LEAST_S = 3.0
 class Evacuation:
     """Watches taints and begins moves until tainted hosts are empty."""
 
-    def __init__(self, fleet: Fleet, moves: Moves) -> None:
+    def __init__(
+        self, fleet: Fleet, planner: MigrationPlanner, migrations: MigrationService
+    ) -> None:
         self._fleet = fleet
-        self._moves = moves
+        self._planner = planner
+        self._migrations = migrations
         self._plans: dict[str, EvacuationPlan] = {}  # by host; only hosts that have a deadline
         self._planning: Counter[str] = Counter()  # by host: how many plans are being made
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
-        self._begun: dict[str, Story] = {}  # by capsule: the last move that was begun here
+        self._begun: dict[str, Migration] = {}  # by capsule: the last migration that was begun here
         self._failures: dict[str, int] = {}  # by capsule: failures in a row with the cause in it
         self._failed: dict[str, str] = {}  # by capsule: the message of the last such failure
 
@@ -78,7 +83,7 @@ class Evacuation:
         leave, with the reason.
         """
         began = time.monotonic()
-        await self._tell_moving(host, began + within)
+        await self._apply_deadline(host, began + within)
         leaving = [
             (job, capsule)
             for job in self._fleet.jobs.values()
@@ -87,7 +92,7 @@ class Evacuation:
         ]
         self._planning[host] += 1
         try:
-            plans = (self._moves.plan(job, each, "", watch=False) for job, each in leaving)
+            plans = (self._planner.plan(Order(job, each), watch=False) for job, each in leaving)
             found = await asyncio.gather(*(_soon(plan, within) for plan in plans))
         finally:
             self._planning[host] -= 1
@@ -113,11 +118,11 @@ class Evacuation:
             host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
         )
 
-    async def _tell_moving(self, host: str, until: float) -> None:
+    async def _apply_deadline(self, host: str, until: float) -> None:
         """Give the deadline to the moves that began to leave the host without it."""
-        moving = [move for move in self._fleet.under_way() if move.source == host]
-        leaving = [move for move in moving if isinstance(move, BeforePause)]
-        await asyncio.gather(*(move.end_sooner(until) for move in leaving))
+        moving = [each for each in self._fleet.under_way() if each.source == host]
+        leaving = [each for each in moving if isinstance(each, BeforePause)]
+        await asyncio.gather(*(each.end_sooner(until) for each in leaving))
 
     def _until(self, host: str, capsule: str) -> float | None:
         """Return the monotonic time by which the capsule must be gone; None without a deadline."""
@@ -130,24 +135,24 @@ class Evacuation:
         return time.monotonic() + left
 
     def leave(self, capsule: Capsule) -> None:
-        """Leave a capsule alone until its host is tainted anew: a person cancelled its move."""
+        """Leave a capsule alone until its host is tainted again: a person cancelled its move."""
         self._not_before[capsule.name] = float("inf")
 
     async def run(self) -> None:
         while True:
             for host in list(self._fleet.taints):
-                self._next(host)
+                self._start_next(host)
             self._wake.clear()
             try:
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
             except TimeoutError:
                 continue
 
-    def _next(self, host: str) -> None:
+    def _start_next(self, host: str) -> None:
         if host not in self._fleet.deadlines:
             self._plans.pop(host, None)
         plan = self._plans.get(host, EvacuationPlan())
-        moving = any(move.source == host for move in self._fleet.under_way())
+        moving = any(each.source == host for each in self._fleet.under_way())
         if self._planning[host] or (moving and not plan.together):
             return
         reason, by = self._fleet.taints[host]
@@ -158,14 +163,13 @@ class Evacuation:
         for job, capsule in each:
             if capsule.host != host or capsule.code is not None or capsule.migration:
                 continue
-            self._learn(capsule, by)
+            self._learn_from_failure(capsule, by)
             if time.monotonic() < self._not_before.get(capsule.name, 0.0):
                 continue
             try:
-                self._begun[capsule.name] = self._moves.start(
-                    job, capsule, "", f"{host} is tainted: {reason}", by,
-                    until=self._until(host, capsule.name),
-                )  # fmt: skip
+                why, until = f"{host} is tainted: {reason}", self._until(host, capsule.name)
+                order = Order(job, capsule, reason=why, by=by, until=until)
+                self._begun[capsule.name] = self._migrations.start(order)
             except LiveshiftError as error:
                 if self._refused.get(capsule.name) != str(error):  # note each reason once
                     self._refused[capsule.name] = str(error)
@@ -178,27 +182,28 @@ class Evacuation:
             if not plan.together:
                 return
 
-    def _learn(self, capsule: Capsule, by: str) -> None:
+    def _learn_from_failure(self, capsule: Capsule, by: str) -> None:
         """Set when the capsule's next move may begin, if its last move from here has failed."""
-        move = self._begun.pop(capsule.name, None)
-        if move is None:
+        migration = self._begun.pop(capsule.name, None)
+        if migration is None:
             return
         before = self._failed.pop(capsule.name, None)
-        if not isinstance(move.error, AT_SOURCE):
+        if not isinstance(migration.error, AT_SOURCE):
             return
         failures = self._failures[capsule.name] = self._failures.get(capsule.name, 0) + 1
-        said = self._failed[capsule.name] = str(move.error)
-        if isinstance(move.error, SourceRefused):
+        text = self._failed[capsule.name] = str(migration.error)
+        if isinstance(migration.error, SourceRefused):
             wait = min(AT_MOST_S, RETRY_S * 2**failures)
         else:
-            wait = AT_MOST_S if said == before else RETRY_S
-            said += f" ({wait:g} s)"
+            wait = AT_MOST_S if text == before else RETRY_S
+            text += f" ({wait:g} s)"
         self._not_before[capsule.name] = time.monotonic() + wait
-        if self._refused.get(capsule.name) != said:  # note each reason once
-            self._refused[capsule.name] = said
-            words = f"no other host is tried for {wait:.0f} s, as the cause is in it: {move.error}"
+        if self._refused.get(capsule.name) != text:  # note each reason once
+            self._refused[capsule.name] = text
+            cause = f"the cause is in it: {migration.error}"
+            text = f"no other host is tried for {wait:.0f} s, as {cause}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
-            self._fleet.journal.note(capsule.name, "not moved", words + hint, by)
+            self._fleet.journal.note(capsule.name, "not moved", text + hint, by)
 
 
 async def _soon(

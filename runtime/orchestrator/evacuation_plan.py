@@ -3,10 +3,10 @@
 
 If the time suffices, capsules leave one by one, the quickest first. Each then has the link to
 itself and takes the cheapest way that leaves time for the capsules behind it. A job is paused for
-one rank at a time. If the time is too short, all leave at once: surveys, rooms and restores then
-overlap, but the copies share link and cores and take as long as one after the other. If that is too
-late as well, they leave one by one, so that as many as possible are gone in time. This module has
-no clock; all times are seconds from now.
+one rank at a time. If the time is too short, all leave at once: surveys, sandboxes and restores
+then overlap, but the copies share link and cores and take as long as one after the other. If that
+is too late as well, they leave one by one, so that as many as possible are gone in time. This
+module has no clock; all times are seconds from now.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..cost import model as cost
 from ..messages import Departing, Prediction
 
 BEYOND_S = 0.2
-"""Seconds from the end of a move to the beginning of the next one."""
+"""The next move begins this many seconds after the end of a move."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the orchestrator knows of hosts, taints, jobs and moves. Loads it from the journal; sends
-no messages."""
+"""What the orchestrator knows of hosts, taints, jobs and migrations. Loads it from the journal;
+sends no messages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import msgspec
 from ...criu_glue.network.network import Overlay
 from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
-from ..messages import CapsuleState, DataLink, GpuSeat, Hello, Run
-from ..migration.story import Story
+from ..messages import CapsuleState, DataLink, GpuSeat, Register, RunJob
+from ..migration.migration import Migration
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
 from .journal import Journal
@@ -26,16 +26,16 @@ from .spares import NO_GPUS, GpuNeed, HostView
 class HostState:
     """A host as its agent's last message shows it.
 
-    ``heard``: when that message came, in monotonic seconds; 0 for never. ``told``: the agent has
-    said Hello to this orchestrator and has missed no address book since. ``digest``: the digest of
-    the cluster file that the agent uses.
+    ``heard``: when that message came, in monotonic seconds; 0 for never. ``books_current``: the
+    agent has registered with this orchestrator and has missed no address book since. ``digest``:
+    the digest of the cluster file that the agent uses.
     """
 
     name: str
     heard: float = 0.0
     memory_free: int = 0
-    life: str = ""
-    told: bool = False
+    boot_id: str = ""
+    books_current: bool = False
     gpus: tuple[GpuSeat, ...] = ()
     link: DataLink | None = None
     digest: str = ""
@@ -52,8 +52,8 @@ class Fleet:
         self.deadlines = self.journal.deadlines()
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
-        self.moves: dict[str, Story] = {}
-        self.reports: dict[str, Hello] = {}  # by host; only while a restored journal catches up
+        self.migrations: dict[str, Migration] = {}
+        self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up
         self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
         if why := self.missing(self.hosts):
             raise ConfigError(f"cluster file: {why}", hint="put the host's table back")
@@ -85,15 +85,15 @@ class Fleet:
     def up(self) -> list[str]:
         return [name for name in self.hosts if self.is_up(name)]
 
-    def under_way(self) -> list[Story]:
+    def under_way(self) -> list[Migration]:
         """List the migrations that have not ended, GPU swaps included."""
-        return [move for move in self.moves.values() if move.step not in ENDS]
+        return [each for each in self.migrations.values() if each.step not in ENDS]
 
-    def forget_moves(self, keep: int) -> None:
+    def forget_migrations(self, keep: int) -> None:
         """Keep only the newest ``keep`` ended migrations in memory."""
-        ended = [name for name, move in self.moves.items() if move.step in ENDS]
+        ended = [name for name, each in self.migrations.items() if each.step in ENDS]
         for name in ended[: max(0, len(ended) - keep)]:
-            del self.moves[name]
+            del self.migrations[name]
 
     def taken(self) -> defaultdict[str, set[str]]:
         """Return, by host, the capsules that take a slot: they run there, arrive or leave."""
@@ -103,31 +103,40 @@ class Fleet:
                 for capsule in job.capsules.values():
                     if capsule.code is None:
                         taken[capsule.host].add(capsule.name)
-        for move in self.under_way():
-            for host in (move.source, move.destination):
-                taken[host].add(move.capsule.name)
+        for migration in self.under_way():
+            for host in (migration.source, migration.destination):
+                taken[host].add(migration.capsule.name)
         return taken
 
     def held(self) -> dict[str, list[str]]:
-        """Return, by host, the capsules that are there. After its commit a move still counts at its
-        source until it is over, because the frozen copy is there."""
+        """Return, by host, the capsules that are there. After its commit a migration still counts
+        at its source until it is over, because the frozen copy is there."""
         held = self.taken()
-        for move in self.under_way():
-            if move.capsule.host != move.destination:
-                held[move.destination].discard(move.capsule.name)
+        for migration in self.under_way():
+            if migration.capsule.host != migration.destination:
+                held[migration.destination].discard(migration.capsule.name)
         return {host: sorted(names) for host, names in held.items()}
 
     def views(self) -> list[HostView]:
         """Return the hosts as the decisions about spares and placement need them."""
         taken = self.taken()
         return [
-            HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
-                     h.name in self.taints, self.hosts[h.name].gpus, h.name in self.cordons)
+            HostView(
+                h.name,
+                h.spare.value,
+                h.slots,
+                len(taken[h.name]),
+                self.is_up(h.name),
+                h.name in self.taints,
+                self.hosts[h.name].gpus,
+                h.name in self.cordons,
+            )
             for h in self.cluster.hosts
-        ]  # fmt: skip
+        ]
 
     def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
-        """Return what the capsule needs of a destination's GPUs, from its source's last beat."""
+        """Return what the capsule needs of a destination's GPUs, from its source's last
+        heartbeat."""
         if capsule.seen is None or not capsule.seen.gpus:
             return NO_GPUS
         return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
@@ -150,8 +159,8 @@ class Fleet:
         if name == job.name and len(job.capsules) == 1:
             name = f"{job.name}/0"
         if name not in job.capsules:
-            said = f'job {job.name} has no capsule "{name}"'
-            raise no_such(said, name, job.capsules, "its capsules are")
+            text = f'job {job.name} has no capsule "{name}"'
+            raise no_such(text, name, job.capsules, "its capsules are")
         return job, job.capsules[name]
 
     def _load_jobs(self) -> dict[str, Job]:
@@ -163,7 +172,13 @@ class Fleet:
                 for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
             }
             jobs[name] = Job(
-                name, Overlay(vni, subnet), msgspec.convert(raw["run"], Run), raw["uid"], started,
-                capsules, state, code,
-            )  # fmt: skip
+                name,
+                Overlay(vni, subnet),
+                msgspec.convert(raw["run"], RunJob),
+                raw["uid"],
+                started,
+                capsules,
+                state,
+                code,
+            )
         return jobs

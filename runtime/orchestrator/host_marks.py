@@ -12,73 +12,81 @@ import time
 
 from ...errors import Refused
 from .. import messages
-from ..config.access import Principal, Role, refusal
+from ..config.access import Principal, Role
 from ..config.choices import Severity
 from .evacuation import Evacuation
 from .fleet import Fleet
 from .journal import shortened
+from .rights import Rights
 
 
 class HostMarks:
-    """Answers the requests about hosts that the desk passes on."""
+    """Answers the requests about hosts that the ApiServer passes on."""
 
-    def __init__(self, fleet: Fleet, evacuation: Evacuation) -> None:
+    def __init__(self, fleet: Fleet, rights: Rights, evacuation: Evacuation) -> None:
         self._fleet = fleet
+        self._rights = rights
         self._evacuation = evacuation
 
-    async def set_taint(self, who: Principal, ask: messages.SetTaint) -> messages.Evacuating | None:
-        self._fleet.cluster.host(ask.host)
-        if who.rules != ask.host:
-            self._need(who, f"taint {ask.host}")
-        if ask.severity and ask.severity not in set(Severity):
+    async def set_taint(
+        self, who: Principal, request: messages.SetTaint
+    ) -> messages.Evacuating | None:
+        self._fleet.cluster.host(request.host)
+        if who.rules != request.host:
+            self._rights.need(who, Role.OPERATE, f"taint {request.host}")
+        if request.severity and request.severity not in set(Severity):
             raise Refused(
-                f'there is no severity "{ask.severity}"', hint=f"known: {', '.join(Severity)}"
+                f'there is no severity "{request.severity}"', hint=f"known: {', '.join(Severity)}"
             )
-        within = ask.within if ask.within > 0 else self._fleet.cluster.within.of(ask.severity)
-        reason = shortened(ask.reason)
+        within = (
+            request.within
+            if request.within > 0
+            else self._fleet.cluster.within.of(request.severity)
+        )
+        reason = shortened(request.reason)
         with self._fleet.journal.together():
-            self._fleet.journal.set_taint(ask.host, reason, who.shown)
+            self._fleet.journal.set_taint(request.host, reason, who.shown)
             until = time.time() + within if within else None
-            self._fleet.journal.set_deadline(ask.host, until)
-            self._fleet.journal.tell(ask.host, "tainted", f"tainted: {reason}", who.shown)
-        self._fleet.taints[ask.host] = (reason, who.shown)
-        self._fleet.deadlines.pop(ask.host, None)
+            self._fleet.journal.set_deadline(request.host, until)
+            self._fleet.journal.add_event(request.host, "tainted", f"tainted: {reason}", who.shown)
+        self._fleet.taints[request.host] = (reason, who.shown)
+        self._fleet.deadlines.pop(request.host, None)
         if until is not None:
-            self._fleet.deadlines[ask.host] = until
-        self._evacuation.retry(ask.host)
-        return await self._evacuation.plan(ask.host, within) if within else None
+            self._fleet.deadlines[request.host] = until
+        self._evacuation.retry(request.host)
+        return await self._evacuation.plan(request.host, within) if within else None
 
-    async def untaint(self, who: Principal, ask: messages.Untaint) -> None:
-        self._fleet.cluster.host(ask.host)
-        self._need_to_untaint(who, ask.host)
-        self._take_taint_away(who, ask.host)
+    async def untaint(self, who: Principal, request: messages.Untaint) -> None:
+        self._fleet.cluster.host(request.host)
+        self._need_to_untaint(who, request.host)
+        self._take_taint_away(who, request.host)
 
-    async def cordon(self, who: Principal, ask: messages.Cordon) -> None:
+    async def cordon(self, who: Principal, request: messages.Cordon) -> None:
         fleet = self._fleet
-        fleet.cluster.host(ask.host)
-        if who.rules != ask.host:
-            self._need(who, f"cordon {ask.host}")
-        if ask.host in fleet.cordons:
+        fleet.cluster.host(request.host)
+        if who.rules != request.host:
+            self._rights.need(who, Role.OPERATE, f"cordon {request.host}")
+        if request.host in fleet.cordons:
             return
         with fleet.journal.together():
-            fleet.journal.set_cordon(ask.host, who.shown)
-            fleet.journal.tell(ask.host, "cordoned", "cordoned", who.shown)
-        fleet.cordons[ask.host] = who.shown
+            fleet.journal.set_cordon(request.host, who.shown)
+            fleet.journal.add_event(request.host, "cordoned", "cordoned", who.shown)
+        fleet.cordons[request.host] = who.shown
 
-    async def uncordon(self, who: Principal, ask: messages.Uncordon) -> None:
+    async def uncordon(self, who: Principal, request: messages.Uncordon) -> None:
         """Remove a cordon, and the taint as well, because a drain sets both."""
-        fleet, host = self._fleet, ask.host
+        fleet, host = self._fleet, request.host
         fleet.cluster.host(host)
         by = fleet.cordons.get(host)
         if who.rules != host:
-            self._need(who, f"uncordon {host}")
+            self._rights.need(who, Role.OPERATE, f"uncordon {host}")
         elif by and by != who.shown:
-            self._need(who, f"uncordon {host}, which {by} cordoned")
+            self._rights.need(who, Role.OPERATE, f"uncordon {host}, which {by} cordoned")
         self._need_to_untaint(who, host)
         if by is not None:
             with fleet.journal.together():
                 fleet.journal.clear_cordon(host)
-                fleet.journal.tell(host, "uncordoned", "uncordoned", who.shown)
+                fleet.journal.add_event(host, "uncordoned", "uncordoned", who.shown)
             del fleet.cordons[host]
         self._take_taint_away(who, host)
         self._evacuation.wake()
@@ -86,20 +94,16 @@ class HostMarks:
     def _need_to_untaint(self, who: Principal, host: str) -> None:
         taint = self._fleet.taints.get(host)
         if who.rules != host:
-            self._need(who, f"untaint {host}")
+            self._rights.need(who, Role.OPERATE, f"untaint {host}")
         elif taint and taint[1] != who.shown:  # a host must not remove a taint that another set
-            self._need(who, f"untaint {host}, which {taint[1]} tainted")
+            self._rights.need(who, Role.OPERATE, f"untaint {host}, which {taint[1]} tainted")
 
     def _take_taint_away(self, who: Principal, host: str) -> None:
         """Remove the taint, if there is one."""
         if host in self._fleet.taints:
             with self._fleet.journal.together():
                 self._fleet.journal.clear_taint(host)
-                self._fleet.journal.tell(host, "untainted", "untainted", who.shown)
+                self._fleet.journal.add_event(host, "untainted", "untainted", who.shown)
             del self._fleet.taints[host]
             self._fleet.deadlines.pop(host, None)
             self._evacuation.wake()
-
-    def _need(self, who: Principal, what: str) -> None:
-        if not who.may(Role.OPERATE):
-            raise refusal(who, what, Role.OPERATE)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator's journal: each fact about the cluster is durable before anyone hears of it.
+"""The orchestrator's journal: each fact about the cluster is durable before any daemon or person
+learns it.
 
 The journal is SQLite in WAL mode with synchronous=FULL (journal_file.py): once a method has
 returned, its write survives a power failure. One row says which host owns a capsule, and only
@@ -20,7 +21,7 @@ import msgspec
 
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
-from .journal_file import JournalFile, JournalTrouble
+from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
 
@@ -148,7 +149,7 @@ class Journal:
         if done != 1:
             raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
 
-    def adopt(self, capsule: str, host: str, epoch: int) -> None:
+    def hand_over(self, capsule: str, host: str, epoch: int) -> None:
         """Make ``host`` the owner under an epoch that the lost journal had granted to it."""
         self.file.write(
             "UPDATE capsules SET host = ?, epoch = ?, granted = 1 WHERE name = ?",
@@ -202,7 +203,7 @@ class Journal:
 
     def next_migration(self) -> int:
         every = "SELECT number FROM migrations UNION SELECT number FROM skipped"
-        query = f"SELECT MAX(number) FROM ({every})"
+        query = f"SELECT MAX(number) FROM ({every})"  # noqa: S608
         return int(self.file.rows(query)[0][0] or 0) + 1
 
     def skip_migrations(self, count: int) -> None:
@@ -232,10 +233,17 @@ class Journal:
         found = self.file.rows("SELECT row FROM migrations WHERE number = ?", (number,))
         return msgspec.msgpack.decode(found[0][0], type=MigrationRow) if found else None
 
-    def tell(
+    def migration_named(self, name: str) -> MigrationRow | None:
+        """Return the migration of that name ("m12"), which may be any text that a person typed."""
+        number = name.removeprefix("m")
+        if not number.isdecimal() or len(number) >= 18:  # SQLite's integers have 64 bits
+            return None
+        return self.migration(int(number))
+
+    def add_event(
         self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
     ) -> None:
-        """Add a line to the history. Raises JournalTrouble."""
+        """Add a line to the history. Raises JournalError."""
         self.file.write(
             "INSERT INTO events (time, subject, kind, text, by, migration)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -247,8 +255,8 @@ class Journal:
     ) -> None:
         """Add a line to the history, or log it if the journal cannot be written."""
         try:
-            self.tell(subject, kind, text, by, migration)
-        except JournalTrouble as error:
+            self.add_event(subject, kind, text, by, migration)
+        except JournalError as error:
             log.error("%s: %s: %s (not in the history: %s)", subject, kind, text, error)
 
     def events(self, subject: str, after: int, host: bool = False) -> list[Event]:
@@ -267,7 +275,8 @@ class Journal:
                 about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
             where += f" AND ({about})"
             values += [subject, subject + "/%", subject]
-        rows = self.file.rows(f"SELECT * FROM events WHERE {where} ORDER BY number", values)
+        query = f"SELECT * FROM events WHERE {where} ORDER BY number"  # noqa: S608
+        rows = self.file.rows(query, values)
         return [
             Event(number, at, about, kind, text, by, self.migration(m) if m else None)
             for number, at, about, kind, text, by, m in rows

@@ -30,7 +30,7 @@ LITTLE = 1 << 20
 """With fewer free bytes than this, we take an I/O error for a full disk."""
 
 
-class JournalTrouble(LiveshiftError):
+class JournalError(LiveshiftError):
     """The journal cannot be opened, read or written; the failed write has changed nothing."""
 
 
@@ -46,7 +46,7 @@ class JournalFile:
         self.backup = path.with_name("journal.backup")
         self.trouble = ""
         if not path.exists() and self.backup.exists():
-            raise JournalTrouble(f"the journal {path} is gone", hint=self._way_back())
+            raise JournalError(f"the journal {path} is gone", hint=self._way_back())
         new = not path.exists()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,11 +56,11 @@ class JournalFile:
             raise self._in_words(error, "opened") from error
         try:
             self._open(schema, version, readable)
-        except (sqlite3.Error, JournalTrouble) as error:
+        except (sqlite3.Error, JournalError) as error:
             self.close()
             if new:
                 path.unlink()
-            if isinstance(error, JournalTrouble):
+            if isinstance(error, JournalError):
                 raise
             raise self._in_words(error, "opened") from error
 
@@ -73,7 +73,7 @@ class JournalFile:
         tables = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if tables and found not in readable:
-            raise JournalTrouble(
+            raise JournalError(
                 f"the journal {self.path} has format {found}, this version reads"
                 f" {' and '.join(map(str, readable))}",
                 hint="let the jobs end under the version that wrote it, then move the file away",
@@ -89,7 +89,7 @@ class JournalFile:
     # ---- reading and writing ----
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return all rows that a query finds. Raises JournalTrouble."""
+        """Return all rows that a query finds. Raises JournalError."""
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
@@ -97,7 +97,7 @@ class JournalFile:
 
     def write(self, query: str, values: Sequence[Any] = ()) -> int:
         """Change rows and return how many. Outside of :meth:`together` the change is durable on
-        return. Raises JournalTrouble; then nothing has changed."""
+        return. Raises JournalError; then nothing has changed."""
         with self._writing():
             return self._db.execute(query, values).rowcount
 
@@ -139,12 +139,12 @@ class JournalFile:
 
     # ---- when something is wrong with it ----
 
-    def _in_words(self, error: Exception, what: str) -> JournalTrouble:
+    def _in_words(self, error: Exception, what: str) -> JournalError:
         name = getattr(error, "sqlite_errorname", "")
         free, disk = _free_at(self.path.parent)
         full = "FULL" in name or (("IOERR" in name or "CANTOPEN" in name) and free < LITTLE)
         if full or (isinstance(error, OSError) and free < LITTLE):
-            return JournalTrouble(
+            return JournalError(
                 f"the journal {self.path} cannot be {what}: the disk at {disk} is full"
                 f" ({units.size(free)} are free)",
                 hint=f"free some space at {disk} and try again; nothing was changed, jobs go on",
@@ -152,10 +152,10 @@ class JournalFile:
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(
             error, sqlite3.OperationalError | sqlite3.IntegrityError
         ):
-            return JournalTrouble(
+            return JournalError(
                 f"the journal {self.path} is damaged: {error}", hint=self._way_back()
             )
-        return JournalTrouble(f"the journal {self.path} cannot be {what}: {error}")
+        return JournalError(f"the journal {self.path} cannot be {what}: {error}")
 
     def _way_back(self) -> str:
         """Say what a person can do when the file is missing or damaged."""
@@ -181,7 +181,7 @@ class JournalFile:
     def back_up(self) -> None:
         """Write a new backup. Blocks; may be called in any thread.
 
-        Raises JournalTrouble; then the earlier backup is unchanged.
+        Raises JournalError; then the earlier backup is unchanged.
         """
         new = self.backup.with_suffix(".new")
         try:
@@ -199,7 +199,7 @@ class JournalFile:
             new.replace(self.backup)
         except (sqlite3.Error, OSError) as error:
             new.unlink(missing_ok=True)
-            raise JournalTrouble(f"cannot back the journal up to {self.backup}: {error}") from error
+            raise JournalError(f"cannot back the journal up to {self.backup}: {error}") from error
 
     def forget_mark(self) -> None:
         """Remove the backup's mark, once the journal has caught up with what the hosts run."""

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The orchestrator: the one daemon that decides for a cluster. It is made of these parts:
 
-fleet       what is known            moves       migrations
-desk        people's requests        evacuation  moves off tainted hosts
-endings     how jobs end             stopping    signals, jobs that must end
-link        messages to and from agents (the switchboard)
+fleet              what is known                    api_server   people's requests
+migration_service  begins migrations                evacuation   moves off tainted hosts
+planning           whether, where to, at what cost  endings      how jobs end
+claims             which copy may run               stopping     signals, jobs that must end
+migration_records  rows and history                 catch_up     after a backup was put back
+address_book       which host has which capsule     link         messages to and from agents
+context            what a migration needs of these
 """
 
 from __future__ import annotations
@@ -24,16 +27,24 @@ from ..control.link import Switchboard
 from ..daemon import notify, state_lock
 from ..daemon.cluster_file import ClusterFile
 from ..messages import Message
-from ..messages.words import request_to
-from ..migration.story import Story
+from ..messages.request_text import request_to
+from ..migration.migration import Migration
 from ..model.ownership import Ruling, is_stray
-from ..model.steps import Step
+from ..model.steps import MigrationStep
+from ..quiesce.gates import Gates
+from .address_book import AddressBook
+from .agents import Agents
+from .api_server import ApiServer
 from .catch_up import CatchUp
-from .desk import Desk
+from .claims import ClaimJudge
+from .context import OrchestratorContext
+from .costing import Costing
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .moves import Moves
+from .migration_records import MigrationRecords
+from .migration_service import MigrationService
+from .planning import MigrationPlanner
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -41,10 +52,16 @@ log = logging.getLogger("liveshift.orchestrator")
 KILLED = 137
 
 BACKUP_S = 60.0
-"""Seconds between two backups of the journal, if it was changed meanwhile."""
+"""The orchestrator backs the journal up every BACKUP_S seconds, if it was changed meanwhile."""
 
 FROM_AGENTS = (
-    *(messages.Beat, messages.Hello, messages.Claim, messages.Progressed, messages.Ended),
+    *(
+        messages.Heartbeat,
+        messages.Register,
+        messages.Claim,
+        messages.Progressed,
+        messages.CapsuleEnded,
+    ),
     messages.Relay,
 )
 """The only messages that the orchestrator accepts from an agent."""
@@ -56,15 +73,31 @@ class Orchestrator:
     def __init__(self, cluster: Cluster, switchboard: Switchboard) -> None:
         self.cluster = cluster
         self.switchboard = switchboard
-        self.fleet = Fleet(cluster)
-        self.stopping = Stopping(self.fleet, self.switchboard)
-        self.endings = Endings(self.fleet, self.switchboard, self.stopping)
-        self.moves = Moves(self.fleet, self.switchboard, self._move_over)
-        self.evacuation = Evacuation(self.fleet, self.moves)
-        self.desk = Desk(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
-        self.catch_up = CatchUp(self.fleet, self.endings.capsule_ended)
+        self.fleet = fleet = Fleet(cluster)
+        self.stopping = Stopping(fleet, switchboard)
+        self.endings = Endings(fleet, switchboard, self.stopping)
+        agents, records = Agents(fleet, switchboard), MigrationRecords(fleet.journal)
+        self.address_book = AddressBook(fleet, switchboard)
+        self.claims = ClaimJudge(fleet, records)
+        planner, gates = MigrationPlanner(fleet, agents), Gates(agents.request)
+        context = OrchestratorContext(fleet, agents, self.address_book, planner, records, gates)
+        costing = Costing(fleet, agents, records.record_cost)
+        self.migrations = MigrationService(
+            fleet, context, planner, records, costing, self._migration_ended
+        )
+        self.evacuation = Evacuation(fleet, planner, self.migrations)
+        self.api = ApiServer(
+            fleet,
+            agents,
+            self.address_book,
+            planner,
+            self.migrations,
+            self.endings,
+            self.evacuation,
+            self.stopping,
+        )
+        self.catch_up = CatchUp(fleet, self.endings.capsule_ended)
         self._decided = asyncio.Event()  # set once the journal is up to date
-        switchboard.handler, switchboard.operators = self._from_agent, self.desk.serve_operator
 
     @classmethod
     async def start(cls, cluster: Cluster) -> Orchestrator:
@@ -74,8 +107,8 @@ class Orchestrator:
         nothing. Raises LiveshiftError; then nothing is left behind.
         """
         path = cluster.paths.run / "orchestrator.sock"
-        switchboard = Switchboard(str(cluster.orchestrator), cluster.paths.keys)
-        switchboard.agents = {host.name: str(host.data) for host in cluster.hosts}
+        agents = {host.name: str(host.data) for host in cluster.hosts}
+        switchboard = Switchboard(str(cluster.orchestrator), cluster.paths.keys, agents)
         with contextlib.ExitStack() as undo:
             await switchboard.listen()
             undo.callback(switchboard.close)
@@ -87,25 +120,26 @@ class Orchestrator:
             if made.fleet.journal.file.restored:
                 made.catch_up.begin()
             else:
-                made.moves.take_up()
-                made._go_on()
-            await local_socket.serve_on(listener, path, made.desk.serve)
+                made.migrations.recover()
+                made._start_deciding()
+            await local_socket.serve_on(listener, path, made.api.handle)
             undo.pop_all()
         notify.ready()
         return made
 
     async def run(self) -> None:
-        await asyncio.gather(self.switchboard.serve(), self._evacuate(), self._keep_backup())
+        serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
+        await asyncio.gather(serving, self._evacuate(), self._keep_backup())
 
-    def _go_on(self) -> None:
-        self.stopping.take_up()
+    def _start_deciding(self) -> None:
+        self.stopping.resume()
         self._decided.set()
 
     async def _evacuate(self) -> None:
         await self._decided.wait()
         for job in self.fleet.jobs.values():
             if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
-                await self.moves.publish(job)
+                await self.address_book.publish(job)
         await self.evacuation.run()
 
     async def _keep_backup(self) -> None:
@@ -128,83 +162,84 @@ class Orchestrator:
         """Return why a changed cluster file cannot be used; "" if it can."""
         return self.fleet.missing(host.name for host in cluster.hosts)
 
-    async def _move_over(self, move: Story) -> None:
-        if move.step is Step.LOST:
-            self.endings.capsule_ended(move.job, move.capsule, KILLED)
+    async def _migration_ended(self, migration: Migration) -> None:
+        if migration.step is MigrationStep.LOST:
+            self.endings.capsule_ended(migration.job, migration.capsule, KILLED)
         self.evacuation.wake()
 
-    async def _from_agent(self, host: str, ask: Message) -> Message | None:
+    async def _handle_agent(self, host: str, request: Message) -> Message | None:
         state = self.fleet.hosts.get(host)
         if state is None:
             raise NotPermitted(f"{host} is not in this cluster's file")
-        if not isinstance(ask, FROM_AGENTS):  # a command line that uses a host's key
+        if not isinstance(request, FROM_AGENTS):  # a command line that uses a host's key
             raise NotPermitted(
-                f"the key of the host {host} is no operator's: it may not make {request_to(ask)}",
+                f"the key of the host {host} is no operator's: it may not make"
+                f" {request_to(request)}",
                 hint="`liveshift keys add-operator NAME` makes one, where the cluster's keys are",
             )
         state.heard = time.monotonic()
-        if isinstance(ask, messages.Beat):
-            self._beat(host, ask)
-            if not state.told:  # an agent may not notice that it was cut off for a moment
+        if isinstance(request, messages.Heartbeat):
+            self._note_heartbeat(host, request)
+            if not state.books_current:  # an agent may not notice that it was cut off for a moment
                 raise Unreachable(f"{host} may have missed address books: it must report again")
             return None
-        if isinstance(ask, messages.Hello):
-            state.digest = ask.digest
-            if ask.digest != self.cluster.digest:
+        if isinstance(request, messages.Register):
+            state.digest = request.digest
+            if request.digest != self.cluster.digest:
                 log.warning("%s runs with another cluster file than the orchestrator", host)
             if self.fleet.journal.file.restored:
-                if self.catch_up.report(host, ask):
-                    self._go_on()
-            elif ask.life != state.life:
-                self._look_for_lost(host, ask)  # an agent that runs on reports ends by itself
-            state.life = ask.life
+                if self.catch_up.report(host, request):
+                    self._start_deciding()
+            elif request.boot_id != state.boot_id:
+                self._end_lost(host, request)  # an agent that runs on reports ends by itself
+            state.boot_id = request.boot_id
             self.evacuation.wake()
-            state.told = True
+            state.books_current = True
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
             if self.fleet.journal.file.restored:  # the journal does not know yet where they are
                 running = [msgspec.structs.replace(book, where={}) for book in running]
             return messages.Books(running)
-        if isinstance(ask, messages.Claim):
+        if isinstance(request, messages.Claim):
             if self.fleet.journal.file.restored:
                 return messages.Ruled(Ruling.WAIT.value, 0)
-            return self.moves.rule(host, ask)
-        if isinstance(ask, messages.Progressed):
-            self.moves.progressed(host, ask)
+            return self.claims.rule(host, request)
+        if isinstance(request, messages.Progressed):
+            self.migrations.progressed(host, request)
             return None
-        if isinstance(ask, messages.Ended):
+        if isinstance(request, messages.CapsuleEnded):
             if waits := self.fleet.unreported():  # the owner is not known yet: report it again
                 raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
-            found = self.fleet.find(ask.capsule)
-            if found and (found[1].host, found[1].epoch) == (host, ask.epoch):
-                self.endings.capsule_ended(*found, ask.code)
+            found = self.fleet.find(request.capsule)
+            if found and (found[1].host, found[1].epoch) == (host, request.epoch):
+                self.endings.capsule_ended(*found, request.code)
                 self.evacuation.wake()
             return None
-        if isinstance(ask, messages.Relay):
-            request = messages.decode(ask.request).body
-            if request is None:
-                raise LiveshiftError("an agent relayed something that is no ask")
-            return await self.desk.serve_relayed(host, ask.uid, request)
-        raise AssertionError(ask)
+        if isinstance(request, messages.Relay):
+            relayed = messages.decode(request.request).body
+            if relayed is None:
+                raise LiveshiftError("an agent relayed a message that is not a request")
+            return await self.api.handle_relayed(host, request.uid, relayed)
+        raise AssertionError(request)
 
-    def _look_for_lost(self, host: str, hello: messages.Hello) -> None:
+    def _end_lost(self, host: str, register: messages.Register) -> None:
         """End the capsules that a host owns but no longer has: the host was switched off, say."""
         for job in self.fleet.jobs.values():
             for capsule in job.capsules.values():
                 mine = capsule.host == host and capsule.code is None and capsule.started
-                if capsule.migration or capsule.name in hello.epochs:
+                if capsule.migration or capsule.name in register.epochs:
                     continue
                 if mine and capsule.granted:
                     self.endings.capsule_ended(job, capsule, KILLED)
                     self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
-    def _beat(self, host: str, beat: messages.Beat) -> None:
+    def _note_heartbeat(self, host: str, heartbeat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]
-        state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
-        state.link = beat.link
+        state.memory_free, state.gpus = heartbeat.memory_free, tuple(heartbeat.gpus)
+        state.link = heartbeat.link
         if self.fleet.journal.file.restored:
             return
         unknown = self.fleet.unknown[host] = []
-        for seen in beat.capsules:
+        for seen in heartbeat.capsules:
             found = self.fleet.find(seen.name)
             if found is None:
                 if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):

@@ -47,9 +47,13 @@ class HostView:
 
 
 def choose_destination(
-    hosts: Iterable[HostView], capsule: str, source: str, to: str,
-    avoid: Collection[str] = (), gpus: GpuNeed = NO_GPUS,
-) -> tuple[HostView, str]:  # fmt: skip
+    hosts: Iterable[HostView],
+    capsule: str,
+    source: str,
+    to: str,
+    avoid: Collection[str] = (),
+    gpus: GpuNeed = NO_GPUS,
+) -> tuple[HostView, str]:
     """Return the host to which a capsule moves, and why. With ``to`` empty this function chooses.
 
     It takes a dedicated spare first, then the emptiest floating host; hosts in ``avoid`` come last.
@@ -61,7 +65,8 @@ def choose_destination(
         if named is None:
             known = (h.name for h in everyone)
             raise no_such(f'no host "{to}" in this cluster', to, known, "its hosts are")
-        # The host itself judges its GPUs later: a beat's news of them may be some seconds old.
+        # The host itself judges its GPUs later: a heartbeat's report of them may be some seconds
+        # old.
         if why_not := _why_not(named, source, NO_GPUS):
             raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
         return named, "as asked"
@@ -118,7 +123,7 @@ def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:
 
 
 def _lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
-    """Say what the host's GPUs lack, as far as beats show; the destination checks again."""
+    """Say what the host's GPUs lack, as far as heartbeats show; the destination checks again."""
     if not seats:
         return "has no GPU that can be used"
     here = {seat.uuid for seat in seats}  # a GPU at both ends is the capsule's own already

@@ -25,7 +25,7 @@ def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Stat
         time=time.time(),
         jobs=[_job(fleet, job) for job in jobs],
         hosts=_hosts(fleet, {capsule for job in jobs for capsule in job.capsules}),
-        moving=[move.row() for move in fleet.under_way() if sees(move.job)],
+        moving=[each.row() for each in fleet.under_way() if sees(each.job)],
         trouble=_trouble(fleet),
         unknown=[
             UnknownRow(seen.name, host, seen.pids, seen.resident, seen.command)

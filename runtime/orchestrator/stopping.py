@@ -29,19 +29,25 @@ from .. import messages
 from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
 from ..model.jobs import Capsule, Job
-from ..model.steps import Step
+from ..model.steps import MigrationStep
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.stopping")
 
 LOOK_S = 0.05
-"""The orchestrator looks this often, in seconds, whether a capsule can be reached or has ended."""
+"""Every LOOK_S seconds the orchestrator checks whether a capsule can be reached or has ended."""
 
 ANSWER_S = 5.0
 """A person who sends a signal waits at most this many seconds for it to arrive."""
 
 FROZEN = frozenset(
-    {Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RETURNING, Step.ROLLING_BACK}
+    {
+        MigrationStep.FREEZING,
+        MigrationStep.COMMITTED,
+        MigrationStep.RESTORING,
+        MigrationStep.RETURNING,
+        MigrationStep.ROLLING_BACK,
+    }
 )
 """Steps of a move in which its capsule may be frozen."""
 
@@ -53,7 +59,7 @@ class _Wish:
     by: str
     begin: float  # when SIGTERM is due
     kill: bool = False  # send SIGKILL without SIGTERM first
-    told: dict[str, float] = field(default_factory=dict)  # capsule → when it got SIGTERM
+    terminated: dict[str, float] = field(default_factory=dict)  # capsule → when it got SIGTERM
     killed: dict[str, float] = field(default_factory=dict)  # capsule → when it was last killed
 
 
@@ -71,7 +77,7 @@ class Stopping:
         self._wishes: dict[str, _Wish] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def take_up(self) -> None:
+    def resume(self) -> None:
         """After a restart, continue to end the jobs that the journal marks as ending."""
         for job in self._fleet.jobs.values():
             if job.state == "ending":
@@ -124,27 +130,27 @@ class Stopping:
         try:
             while job.state == "ending" and self._fleet.jobs.get(job.name) is job:
                 if wish.kill or time.monotonic() >= wish.begin:
-                    self._cancel_moves(job, wish.by or "the end of its job")
+                    self._cancel_migrations(job, wish.by or "the end of its job")
                     await self._end_those_up(job, wish)
                 await asyncio.sleep(LOOK_S)
         finally:
             del self._wishes[job.name]
 
-    def _cancel_moves(self, job: Job, by: str) -> None:
-        for move in self._fleet.under_way():
-            if move.job is job:
+    def _cancel_migrations(self, job: Job, by: str) -> None:
+        for migration in self._fleet.under_way():
+            if migration.job is job:
                 with contextlib.suppress(Refused):  # committed: the capsule ends at its destination
-                    move.cancel(by)
+                    migration.cancel(by)
 
     async def _end_those_up(self, job: Job, wish: _Wish) -> None:
         """Send SIGTERM to capsules that had none, and SIGKILL ``timeouts.grace`` seconds later."""
         grace, now = self._fleet.cluster.timeouts.grace, time.monotonic()
         left = [c for c in job.capsules.values() if c.code is None and self._fleet.is_up(c.host)]
-        untold = [c for c in left if c.name not in wish.told]
-        if untold and not wish.kill and (now > wish.begin + grace or not self._frozen(untold)):
-            sent = await self._all(untold, signal.SIGTERM)
-            wish.told |= {c.name: now for c, error in sent if error is None}
-        late = [c for c in left if wish.kill or now > wish.told.get(c.name, now) + grace]
+        waiting = [c for c in left if c.name not in wish.terminated]
+        if waiting and not wish.kill and (now > wish.begin + grace or not self._frozen(waiting)):
+            sent = await self._all(waiting, signal.SIGTERM)
+            wish.terminated |= {c.name: now for c, error in sent if error is None}
+        late = [c for c in left if wish.kill or now > wish.terminated.get(c.name, now) + grace]
         again = now - self._fleet.cluster.timeouts.heartbeat
         due = [c for c in late if wish.killed.get(c.name, 0.0) < again]
         sent = await self._all(due, signal.SIGKILL)
@@ -177,18 +183,18 @@ class Stopping:
                 again.append(capsule)
                 continue
             name = signal.Signals(signum).name
-            words = f"{name} may not have reached it on {capsule.host}: {error}"
-            log.warning("%s: %s", capsule.name, words)
-            self._fleet.journal.note(capsule.name, "signal", words)
+            text = f"{name} may not have reached it on {capsule.host}: {error}"
+            log.warning("%s: %s", capsule.name, text)
+            self._fleet.journal.note(capsule.name, "signal", text)
         return again
 
     def _frozen(self, capsules: Iterable[Capsule]) -> bool:
         """Whether one of them may be frozen or on its way, and both of its hosts are up."""
-        moves = (self._fleet.moves.get(c.migration) for c in capsules if c.migration)
+        found = (self._fleet.migrations.get(c.migration) for c in capsules if c.migration)
         return any(
-            move.step in FROZEN and all(map(self._fleet.is_up, (move.source, move.destination)))
-            for move in moves
-            if move is not None
+            each.step in FROZEN and all(map(self._fleet.is_up, (each.source, each.destination)))
+            for each in found
+            if each is not None
         )
 
     async def _all(
@@ -199,14 +205,14 @@ class Stopping:
         return list(zip(of, await asyncio.gather(*(self._one(c, signum) for c in of)), strict=True))
 
     async def _one(self, capsule: Capsule, signum: int) -> LiveshiftError | None:
-        word: messages.Message = messages.Signal(capsule.name, signum)
+        request: messages.Message = messages.Signal(capsule.name, signum)
         if signum == signal.SIGKILL:
-            word = messages.End(capsule.name, capsule.epoch)
+            request = messages.End(capsule.name, capsule.epoch)
         host, migration = capsule.host, capsule.migration
         if not self._fleet.is_up(host):
             return Unreachable(f"{host} is lost")
         try:
-            await self._switchboard.ask(host, word, self._fleet.cluster.timeouts.suspicion)
+            await self._switchboard.request(host, request, self._fleet.cluster.timeouts.suspicion)
         except LiveshiftError as error:
             moving = migration or capsule.migration or capsule.host != host
             nothing = moving and isinstance(error, Refused | NotFound)

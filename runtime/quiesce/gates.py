@@ -22,14 +22,14 @@ from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..config.timeouts import Timeouts
 from ..messages import Message
-from ..migration.ground import NoBoundary
-from ..model.collective_clock import Aim, CollectiveClock, Report
+from ..migration.context import NoBoundary
+from ..model.collective_clock import ClockReport, CollectiveClock, Targets
 from ..model.jobs import Job
 
 log = logging.getLogger("liveshift.gates")
 M = TypeVar("M", bound=Message)
 
-Ask = Callable[[str, Message, float], Awaitable[Message | None]]
+Request = Callable[[str, Message, float], Awaitable[Message | None]]
 
 ATTEMPTS = 2
 BACK_OFF_S = 0.5
@@ -39,9 +39,9 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True)
 class Boundary:
-    """The boundary at which a job's ranks are: ``words`` for people, ``numbers`` by clock id."""
+    """The boundary at which a job's ranks are: ``text`` for people, ``numbers`` by clock id."""
 
-    words: str
+    text: str
     numbers: dict[int, int] = field(default_factory=dict)
     down: bool = False  # its NCCL communicators are torn down
 
@@ -52,8 +52,8 @@ NOTHING_COUNTED = Boundary("no rank has called a collective yet")
 class Gates:
     """The gates that this orchestrator has closed, of all jobs."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, request: Request) -> None:
+        self._request = request
         # A page keeps the attempt number of an earlier orchestrator. A new attempt needs another
         # number, not a greater one. Clock and journal may be set back, so the start is random.
         self._attempt = secrets.randbits(31)
@@ -73,7 +73,7 @@ class Gates:
             for left in reversed(range(ATTEMPTS)):
                 self._stop_late(job.name)
                 self._attempt += 1
-                attempt = Attempt(self._ask, job, self._attempt, limits)
+                attempt = Attempt(self._request, job, self._attempt, limits)
                 try:
                     boundary = await attempt.run()
                     self._closed[job.name] = boundary
@@ -114,14 +114,16 @@ class Gates:
         not all could be rebuilt.
         """
         async with self._locks[job.name]:
-            said = await self._open(job, limits)
+            remark = await self._open(job, limits)
             self._closed.pop(job.name, None)
             self._in_place.discard(job.name)
-            return said
+            return remark
 
     async def _open(self, job: Job, limits: Timeouts) -> str:
         hosts = hosts_of(job)
-        answers = await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
+        answers = await _each(
+            hosts, lambda h: self._answer_or_none(h, messages.OpenGate(job.name), limits)
+        )
         down = {id_ for _, answer in answers if answer for id_, _ in answer.communicators}
         silent = [host for host, answer in answers if answer is None]
         known = self._closed.get(job.name)
@@ -138,9 +140,11 @@ class Gates:
         except LiveshiftError:
             # Some members may be rebuilt and others not: tear all down, to rebuild them together.
             again = messages.TearDown(job.name, self._attempt)
-            await _each(hosts, lambda h: self._asked(h, again, limits, limits.restore))
+            await _each(hosts, lambda h: self._answer_or_none(h, again, limits, limits.restore))
             raise
-        answers = await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
+        answers = await _each(
+            hosts, lambda h: self._answer_or_none(h, messages.OpenGate(job.name), limits)
+        )
         for host in [host for host, answer in answers if answer is None]:
             self._open_later(job, host, limits)
         return f"{len(down)} communicators rebuilt in {time.monotonic() - began:.2f} s"
@@ -161,12 +165,12 @@ class Gates:
         until = time.monotonic() + limits.collective
         while time.monotonic() < until and host in hosts_of(job):
             await asyncio.sleep(limits.heartbeat)
-            answer = await self._asked(host, messages.OpenGate(job.name), limits)
+            answer = await self._answer_or_none(host, messages.OpenGate(job.name), limits)
             if answer is None:
                 continue
             if not answer.communicators:
                 return
-            # The host did obey a teardown that was ordered before it fell silent: rebuild.
+            # Before the host stopped answering, it took communicators down as ordered: rebuild.
             try:
                 async with self._locks[job.name]:
                     await self._open(job, limits)
@@ -188,7 +192,7 @@ class Gates:
         order: dict[int, int] = {}
         for host in hosts:  # all must answer: the other ranks would wait for a missing one
             answer = await _answer(
-                self._ask, host, fresh, limits.answer(limits.restore), messages.Fresh
+                self._request, host, fresh, limits.answer(limits.restore), messages.Fresh
             )
             ids |= answer.ids
             sizes |= answer.sizes
@@ -198,23 +202,26 @@ class Gates:
         for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:
             log.warning(
                 "job %s: communicator %x stays down: %d of its %d members have it still",
-                job.name, communicator, members[communicator], sizes[communicator],
-            )  # fmt: skip
+                job.name,
+                communicator,
+                members[communicator],
+                sizes[communicator],
+            )
             del ids[communicator]
         ranked = sorted(ids, key=lambda c: (order.get(c, 0), c))
         orders = {c: (n, ids[c]) for n, c in enumerate(ranked, start=1)}
         rebuild = messages.Rebuild(job.name, attempt, orders)
         limit = limits.answer(limits.restore)
         await asyncio.gather(
-            *(_answer(self._ask, host, rebuild, limit, messages.TornDown) for host in hosts)
+            *(_answer(self._request, host, rebuild, limit, messages.TornDown) for host in hosts)
         )
 
-    async def _asked(
+    async def _answer_or_none(
         self, host: str, message: Message, limits: Timeouts, deadline: float = 0.0
     ) -> messages.TornDown | None:
         try:
             limit = limits.answer(deadline)
-            return await _answer(self._ask, host, message, limit, messages.TornDown)
+            return await _answer(self._request, host, message, limit, messages.TornDown)
         except LiveshiftError as error:
             log.warning("%s at %s: %s", type(message).__name__, host, error)
             return None
@@ -223,8 +230,8 @@ class Gates:
 class Attempt:
     """One attempt to find a boundary."""
 
-    def __init__(self, ask: Ask, job: Job, number: int, limits: Timeouts) -> None:
-        self._ask = ask
+    def __init__(self, request: Request, job: Job, number: int, limits: Timeouts) -> None:
+        self._request = request
         self._job = job
         self._number = number
         self._limits = limits
@@ -245,7 +252,7 @@ class Attempt:
             return NOTHING_COUNTED
         clock = CollectiveClock(self._hosts)
         for host, answer in armed:
-            clock.hear(host, Report(0, answer.numbers, False, answer.pairs))
+            clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))
         try:
             async with asyncio.timeout(self._limits.quiesce):
                 while True:
@@ -253,9 +260,9 @@ class Attempt:
                     if await self._shut(clock):
                         break
         except TimeoutError:
-            raise await self._who_owes() from None
+            raise await self._ranks_behind() from None
         down = not self._only_tcp and await self._tear_down()
-        return Boundary(self._words(clock), dict(clock.targets), down)
+        return Boundary(self._text(clock), dict(clock.targets), down)
 
     async def _arm(self) -> list[tuple[str, messages.Armed]]:
         limits = self._limits
@@ -268,33 +275,35 @@ class Attempt:
 
     async def _steer(self, clock: CollectiveClock) -> None:
         """Send every host its targets, until all hosts have reached the newest ones."""
-        asked: dict[asyncio.Task[messages.Aimed], str] = {}
+        pending: dict[asyncio.Task[messages.TargetsSet], str] = {}
         try:
             while not clock.converged:
-                for host in {*clock.due(), *(set(clock.debtors) - set(asked.values()))}:
-                    asked[self._aim(host, clock.aim(host))] = host
-                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                for host in {*clock.due(), *(set(clock.behind) - set(pending.values()))}:
+                    pending[self._aim(host, clock.aim(host))] = host
+                done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    host, answer = asked.pop(task), task.result()
+                    host, answer = pending.pop(task), task.result()
                     self._stop_at(answer.obstacles)
                     clock.hear(host, _report(answer))
         finally:
-            for task in asked:
+            for task in pending:
                 task.cancel()
 
-    def _aim(self, host: str, aim: Aim) -> asyncio.Task[messages.Aimed]:
-        message = messages.Aim(
+    def _aim(self, host: str, aim: Targets) -> asyncio.Task[messages.TargetsSet]:
+        message = messages.SetTargets(
             self._job.name, self._number, aim.version, aim.targets, LOOK_S, aim.pairs
         )
         limit = LOOK_S + self._limits.suspicion
-        return asyncio.ensure_future(_answer(self._ask, host, message, limit, messages.Aimed))
+        return asyncio.ensure_future(
+            _answer(self._request, host, message, limit, messages.TargetsSet)
+        )
 
     async def _shut(self, clock: CollectiveClock) -> bool:
         """Close the gates and drain the streams; return True if all ranks are at their targets."""
         shut = messages.Shut(self._job.name, self._number)
         still = True
         for host, answer in await self._all(
-            shut, self._limits.answer(self._limits.restore), messages.Aimed
+            shut, self._limits.answer(self._limits.restore), messages.TargetsSet
         ):
             self._stop_at(answer.obstacles)
             still = still and answer.reached
@@ -307,31 +316,31 @@ class Attempt:
         answers = await self._all(down, limit, messages.TornDown)
         return any(answer.communicators for _, answer in answers)
 
-    async def _who_owes(self) -> NoBoundary:
+    async def _ranks_behind(self) -> NoBoundary:
         """Return a NoBoundary that says which ranks are behind, from their interposer pages."""
-        ask = messages.WhoOwes(self._job.name, self._number)
-        said = await _each(
+        request = messages.ListBehind(self._job.name, self._number)
+        answers = await _each(
             self._hosts,
-            lambda h: _answer(self._ask, h, ask, self._limits.suspicion, messages.Owing),
+            lambda h: _answer(self._request, h, request, self._limits.suspicion, messages.Behind),
         )
-        lines = [line for _, answer in said if answer for line in answer.lines]
+        lines = [line for _, answer in answers if answer for line in answer.lines]
         shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
         return NoBoundary(
             f"no collective boundary within {self._limits.quiesce:g} s: "
-            + (shown or "no rank says what it waits for"),
+            + (shown or "no rank reports what it waits for"),
             only_tcp=self._only_tcp,
         )
 
     def _stop_at(self, obstacles: Iterable[str]) -> None:
-        words = list(dict.fromkeys(obstacles))
-        if words:
+        texts = list(dict.fromkeys(obstacles))
+        if texts:
             raise NoBoundary(
-                "no collective boundary: " + "; ".join(words[:4]),
+                "no collective boundary: " + "; ".join(texts[:4]),
                 only_tcp=self._only_tcp,
-                hint="it would not be found by trying again",
+                hint="another attempt would not find one either",
             )
 
-    def _words(self, clock: CollectiveClock) -> str:
+    def _text(self, clock: CollectiveClock) -> str:
         """Name the used communicator with most members, and the number of its last collective."""
         by_id: dict[int, list[messages.Member]] = defaultdict(list)
         for member in self._members:
@@ -342,19 +351,17 @@ class Attempt:
         widest = max(used, key=lambda c: (by_id[c][0].size, used[c]))
         others = len(used) - 1
         more = f" (and {others} more communicator{'s' if others > 1 else ''})" if others else ""
-        return (
-            f"paused after collective {used[widest]} of {communicator_words(by_id[widest])}{more}"
-        )
+        return f"paused after collective {used[widest]} of {communicator_text(by_id[widest])}{more}"
 
     async def _all(self, message: Message, limit: float, expect: type[M]) -> list[tuple[str, M]]:
         answers = await asyncio.gather(
-            *(_answer(self._ask, host, message, limit, expect) for host in self._hosts)
+            *(_answer(self._request, host, message, limit, expect) for host in self._hosts)
         )
         return list(zip(self._hosts, answers, strict=True))
 
 
-def _report(answer: messages.Aimed) -> Report:
-    return Report(answer.version, answer.raised, answer.reached, answer.pairs)
+def _report(answer: messages.TargetsSet) -> ClockReport:
+    return ClockReport(answer.version, answer.raised, answer.reached, answer.pairs)
 
 
 def hosts_of(job: Job) -> list[str]:
@@ -362,7 +369,7 @@ def hosts_of(job: Job) -> list[str]:
     return sorted({c.host for c in job.capsules.values() if c.code is None})
 
 
-def communicator_words(members: list[messages.Member]) -> str:
+def communicator_text(members: list[messages.Member]) -> str:
     """Name a communicator in words: "gloo over ranks 0-3", "nccl tp over ranks 0,2"."""
     first = members[0]
     ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)
@@ -376,21 +383,23 @@ def communicator_words(members: list[messages.Member]) -> str:
     return f"{name} over rank{'s' if len(ranks) > 1 else ''} {','.join(spans)}"
 
 
-async def _answer(ask: Ask, host: str, message: Message, limit: float, expect: type[M]) -> M:
-    answer = await ask(host, message, limit)
+async def _answer(
+    request: Request, host: str, message: Message, limit: float, expect: type[M]
+) -> M:
+    answer = await request(host, message, limit)
     if not isinstance(answer, expect):
         raise LiveshiftError(f"{host} answered {type(message).__name__} with {answer!r}")
     return answer
 
 
 async def _each(
-    hosts: list[str], ask: Callable[[str], Awaitable[M | None]]
+    hosts: list[str], request: Callable[[str], Awaitable[M | None]]
 ) -> list[tuple[str, M | None]]:
     """Ask all hosts at once; the answer is None for a host that failed."""
 
     async def one(host: str) -> M | None:
         with contextlib.suppress(LiveshiftError):
-            return await ask(host)
+            return await request(host)
         return None
 
     return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=True))

@@ -13,17 +13,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...interposer.layout import ASKS, CommunicatorState, Want
+from ...interposer.layout import MISSING_CLOCKS, CommunicatorState, WantedState
 from ...interposer.orders import OrderedPage
 from ...interposer.page import Clock, Communicator, PageError, Waiting
-from ..model.collective_clock import Pair, Report
-from .thread_places import Place, places
+from ..model.collective_clock import ClockReport, Pair
+from .thread_places import ThreadPlace, places
 
 _READINGS = 3  # tries to read a page that changes meanwhile; after them the caller looks again
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class GateObstacle:
     """A reason, in words, why there is no boundary. ``fatal``: this attempt can't succeed."""
 
     pid: int
@@ -33,7 +33,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Debt:
+class PendingReturns:
     """Operations from which a process must still return: after ``returned``, up to ``target``.
 
     ``operation``: the last one on that clock. ``sender`` and ``receiver`` are ranks within the
@@ -50,18 +50,18 @@ class Debt:
     returned: int
     target: int
     begun: bool
-    threads: tuple[Place, ...]
+    threads: tuple[ThreadPlace, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Process:
     page: OrderedPage
     begun: dict[int, int] | None = None  # numbers by clock id; None: not armed, or a group open
-    asks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    missing_clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Clocks that the process must make: clock id → (target, row of the communicator)."""
     unidentified: int | None = None  # count of unidentified operations when it was armed
     aimed: int = -1  # version of the order that it has
-    trouble: str = ""  # why its page can't be used; then it is never at its targets
+    problem: str = ""  # why its page can't be used; then it is never at its targets
 
 
 class HostGate:
@@ -77,14 +77,14 @@ class HostGate:
         self._alive = alive
         self._attempt = 0
         self._lease_ms = self._limit_ms = 0
-        self._want = Want.OPEN
+        self._want = WantedState.OPEN
         self._version = 0
         self._targets: dict[int, int] = {}
         self._pairs: dict[int, Pair] = {}  # by id of a clock that a process may have to make
-        self._told: set[int] = set()  # clocks that the orchestrator knows from us
+        self._reported: set[int] = set()  # clocks that the orchestrator knows from us
 
     @property
-    def want(self) -> Want:
+    def want(self) -> WantedState:
         """The order that the gates were given last."""
         return self._want
 
@@ -94,13 +94,13 @@ class HostGate:
         return [process.page for process in self._living()]
 
     def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
-        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`beat`.
+        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`heartbeat`.
 
         ``attempt`` must differ from every earlier attempt on these pages.
         """
         self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
-        self._want, self._version = Want.ARMED, 0
-        self._targets, self._pairs, self._told = {}, {}, set()
+        self._want, self._version = WantedState.ARMED, 0
+        self._targets, self._pairs, self._reported = {}, {}, set()
         for process in self._processes:
             self._arm(process)
 
@@ -108,10 +108,10 @@ class HostGate:
         """Add a process that has appeared; close its gate at once if the others are closed."""
         process = _Process(page)
         self._processes.append(process)
-        if self._want != Want.OPEN:
+        if self._want != WantedState.OPEN:
             self._arm(process)
 
-    def announced(self) -> Report | None:
+    def announced(self) -> ClockReport | None:
         """Return the report with version 0, what has begun here; None while a group is being begun.
 
         The report is exact: operations that are announced later wait for targets.
@@ -126,8 +126,8 @@ class HostGate:
             with self._guarded(process):
                 clocks = [clock for clock in process.page.clocks() if clock.id in numbers]
                 self._note_pairs(pairs, clocks, process)
-        self._told |= numbers.keys()
-        return Report(0, numbers, False, pairs)
+        self._reported |= numbers.keys()
+        return ClockReport(0, numbers, False, pairs)
 
     def aim(
         self, version: int, targets: Mapping[int, int], pairs: Mapping[int, Pair] | None = None
@@ -138,15 +138,15 @@ class HostGate:
         """
         if version <= self._version:
             return
-        self._version, self._want = version, Want.TARGET
+        self._version, self._want = version, WantedState.TARGET
         self._targets.update(targets)
         self._pairs.update(pairs or {})
         for process in self._living():
             if process.begun is not None or self._read_begun(process):
                 self._give_targets(process)
 
-    def look(self) -> Report:
-        """Return the Report for the orchestrator. Call this after :meth:`announced`.
+    def report(self) -> ClockReport:
+        """Return the ClockReport for the orchestrator. Call this after :meth:`announced`.
 
         If a process has made a clock that other processes here have already, it gets the target at
         once, even if the gates were closed; then this is no boundary yet.
@@ -156,52 +156,46 @@ class HostGate:
         pairs: dict[int, Pair] = {}
         for process in self._living():
             if process.begun is None:
-                reached = self._read_begun(process) and self._want != Want.ARMED and reached
+                reached = self._read_begun(process) and self._want != WantedState.ARMED and reached
                 self._note_begun(numbers, process)
-            if process.begun is not None and process.aimed < 0 and self._want >= Want.TARGET:
+            if process.begun is not None and process.aimed < 0 and self._want >= WantedState.TARGET:
                 # This process appeared after the others got their targets.
-                reached, self._want = False, Want.TARGET
+                reached, self._want = False, WantedState.TARGET
                 self._give_targets(process)
             with self._guarded(process):
-                reached = self._look(process, numbers, pairs) and reached
-            reached = reached and not process.trouble
-        self._told |= numbers.keys()
+                reached = self._read_numbers(process, numbers, pairs) and reached
+            reached = reached and not process.problem
+        self._reported |= numbers.keys()
         beyond = any(number > self._targets.get(clock, 0) for clock, number in numbers.items())
-        return Report(self._version, numbers, reached and not beyond and self._version > 0, pairs)
+        return ClockReport(
+            self._version, numbers, reached and not beyond and self._version > 0, pairs
+        )
 
     def close(self) -> None:
         """Let nothing pass any more; if all targets were reached, they are the boundary.
 
-        A process stays armed if we don't know what it has begun: :meth:`look` asks it first.
+        A process stays armed if we don't know what it has begun: :meth:`report` asks it first.
         """
-        self._want = Want.CLOSED
+        self._want = WantedState.CLOSED
         for process in self._living():
             if process.begun is None:
                 continue
             with self._guarded(process):
-                process.page.give(Want.CLOSED, self._attempt, self._version)
+                process.page.give(WantedState.CLOSED, self._attempt, self._version)
                 process.aimed = self._version
-
-    def still(self) -> bool:
-        """Return, after :meth:`close`, whether the targets are reached for good.
-
-        False may mean that a thread was about to pass beyond a target: :meth:`look` reports the
-        number to the orchestrator, whose next aim lets the thread pass.
-        """
-        return self._want == Want.CLOSED and self.look().reached
 
     def open(self) -> None:
         """Let operations pass again, on every page that can still be written."""
-        self._want = Want.OPEN
+        self._want = WantedState.OPEN
         for process in self._processes:
             with suppress(PageError):
                 process.page.open()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Renew the lease of the gates; the caller must do so several times within the lease."""
         for process in self._living():
             with self._guarded(process):
-                process.page.beat()
+                process.page.heartbeat()
 
     def release(self) -> None:
         """Close our access to the pages; the gates stay as they are."""
@@ -210,31 +204,36 @@ class HostGate:
                 process.page.close()
         self._processes = []
 
-    def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[Debt]:
-        """List what the processes owe. ``host_pid`` returns the pid of a page's process in our pid
-        namespace, or None if it is not known."""
-        found: list[Debt] = []
+    def pending_returns(
+        self, host_pid: Callable[[OrderedPage], int | None]
+    ) -> list[PendingReturns]:
+        """List the operations from which the processes must still return. ``host_pid`` returns the
+        pid of a page's process in our pid namespace, or None if it is not known."""
+        found: list[PendingReturns] = []
         for process in self._living():
             with self._guarded(process):
                 made = process.page.clocks()
-                asks = self._asks(process.page, {clock.id for clock in made})
-                lacking = {
-                    clock: (self._pairs[clock], target) for clock, (target, _) in asks.items()
+                missing_clocks = self._missing_clocks(process.page, {clock.id for clock in made})
+                unmade = {
+                    clock: (self._pairs[clock], target)
+                    for clock, (target, _) in missing_clocks.items()
                 }
-                found += _debts(process.page, self._targets, lacking, host_pid(process.page))
+                found += _pending_returns(
+                    process.page, self._targets, unmade, host_pid(process.page)
+                )
         return found
 
-    def obstacles(self) -> list[Obstacle]:
-        """List what prevents a boundary, apart from debts."""
+    def obstacles(self) -> list[GateObstacle]:
+        """List what prevents a boundary, apart from pending operations."""
         found = []
         for process in self._living():
             notes: list[tuple[str, bool]] = []
             with self._guarded(process):
                 notes = _notes(process, self._attempt)
-            if process.trouble:
-                notes = [(process.trouble, True)]
+            if process.problem:
+                notes = [(process.problem, True)]
             page = process.page
-            found += [Obstacle(page.pid, page.rank, text, fatal) for text, fatal in notes]
+            found += [GateObstacle(page.pid, page.rank, text, fatal) for text, fatal in notes]
         return found
 
     def _living(self) -> Iterator[_Process]:
@@ -252,10 +251,10 @@ class HostGate:
         try:
             yield
         except PageError as error:
-            process.trouble = process.trouble or error.message
+            process.problem = process.problem or error.message
 
     def _arm(self, process: _Process) -> None:
-        process.begun, process.asks, process.aimed, process.trouble = None, {}, -1, ""
+        process.begun, process.missing_clocks, process.aimed, process.problem = None, {}, -1, ""
         with self._guarded(process):
             process.unidentified = int(process.page.answer()["unidentified"])
             process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
@@ -272,12 +271,16 @@ class HostGate:
             clocks = process.page.clocks()
             wanted = [(clock, self._targets.get(clock.id, 0)) for clock in clocks]
             process.page.set_targets({c.row: t for c, t in wanted if c.target != t})
-            process.asks = self._asks(process.page, {clock.id for clock in clocks})
-            process.page.set_asks((clock, *ask) for clock, ask in process.asks.items())
-            process.page.give(Want.TARGET, self._attempt, self._version)
+            process.missing_clocks = self._missing_clocks(
+                process.page, {clock.id for clock in clocks}
+            )
+            process.page.set_missing_clocks(
+                (clock, *missing) for clock, missing in process.missing_clocks.items()
+            )
+            process.page.give(WantedState.TARGET, self._attempt, self._version)
             process.aimed = self._version
 
-    def _asks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
+    def _missing_clocks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
         """Return the clocks that a process must make: its ends of pairs that began elsewhere."""
         if self._pairs.keys() <= made:
             return {}
@@ -291,7 +294,9 @@ class HostGate:
             and self._targets.get(clock)
         }
 
-    def _look(self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]) -> bool:
+    def _read_numbers(
+        self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]
+    ) -> bool:
         """Add what the orchestrator doesn't know; return whether the targets are reached."""
         page = process.page
         before = page.answer()
@@ -315,18 +320,18 @@ class HostGate:
             target = self._targets.get(clock.id, 0)
             behind = behind or (process.aimed >= 0 and clock.target != target)
             number = max(clock.raised, clock.returned)
-            if clock.id not in self._told:
+            if clock.id not in self._reported:
                 self._note(numbers, clock.id, 0)
             if number > target:
                 self._note(numbers, clock.id, number)
             reached = reached and clock.returned == target >= clock.raised
-        if process.asks:
-            missing = process.asks.keys() - {clock.id for clock in clocks}
+        if process.missing_clocks:
+            missing = process.missing_clocks.keys() - {clock.id for clock in clocks}
             reached = reached and not missing
-            # The page has room for ASKS clocks at a time; the next ones may fit in now.
-            behind = behind or ASKS < len(process.asks) > len(missing)
+            # The page has room for MISSING_CLOCKS clocks at a time; the next ones may fit in now.
+            behind = behind or MISSING_CLOCKS < len(process.missing_clocks) > len(missing)
         if behind:
-            self._want = Want.TARGET
+            self._want = WantedState.TARGET
             self._give_targets(process)
         return reached and not behind
 
@@ -339,7 +344,7 @@ class HostGate:
         self, pairs: dict[int, Pair], clocks: Iterable[Clock], process: _Process
     ) -> None:
         """Add the pairs of clocks that were not reported yet and have only one end here."""
-        new = [c for c in clocks if c.sender >= 0 and c.id not in self._told]
+        new = [c for c in clocks if c.sender >= 0 and c.id not in self._reported]
         ids = {made.row: made.id for made in process.page.communicators()} if new else {}
         for clock in new:
             if pairs.pop(clock.id, None) is None and clock.communicator in ids:
@@ -382,24 +387,24 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
     return notes
 
 
-def _debts(
+def _pending_returns(
     page: OrderedPage,
     targets: Mapping[int, int],
-    lacking: Mapping[int, tuple[Pair, int]],
+    unmade: Mapping[int, tuple[Pair, int]],
     host_pid: int | None,
-) -> list[Debt]:
+) -> list[PendingReturns]:
     clocks = page.clocks()
-    owing = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
-    if not owing and not lacking:
+    behind = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
+    if not behind and not unmade:
         return []
     communicators = page.communicators()
     names = {made.row: _name(made) for made in communicators}
     by_id = {made.id: _name(made) for made in communicators}
     rows = {clock.row: clock for clock in clocks}
     at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
-    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in owing}))
+    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in behind}))
     return [
-        Debt(
+        PendingReturns(
             pid=page.pid,
             rank=page.rank,
             communicator=names.get(clock.communicator, f"communicator {clock.id:016x}"),
@@ -411,12 +416,22 @@ def _debts(
             begun=_passed(clock, page.waiting()) > clock.returned,
             threads=threads,
         )
-        for clock in owing
+        for clock in behind
     ] + [
-        Debt(page.pid, page.rank, by_id.get(communicator, f"communicator {communicator:016x}"),
-             sender, receiver, "none", 0, target, False, threads)
-        for (communicator, sender, receiver), target in lacking.values()
-    ]  # fmt: skip
+        PendingReturns(
+            page.pid,
+            page.rank,
+            by_id.get(communicator, f"communicator {communicator:016x}"),
+            sender,
+            receiver,
+            "none",
+            0,
+            target,
+            False,
+            threads,
+        )
+        for (communicator, sender, receiver), target in unmade.values()
+    ]
 
 
 def _passed(clock: Clock, waiting: Sequence[Waiting]) -> int:
@@ -441,7 +456,7 @@ def _name(made: Communicator) -> str:
     return made.name or f"{made.library.name.lower()} communicator {made.ordinal}"
 
 
-def page_problem(path: Path, error: PageError) -> Obstacle:
+def page_problem(path: Path, error: PageError) -> GateObstacle:
     """Return the obstacle for a page that can't be opened (damaged, or of another layout)."""
     pid = int(path.name) if path.name.isascii() and path.name.isdecimal() else 0
-    return Obstacle(pid, None, error.message, True)
+    return GateObstacle(pid, None, error.message, True)

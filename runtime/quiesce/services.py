@@ -16,13 +16,13 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from ...errors import StepFailed
-from ...interposer.layout import CommunicatorState, Library, Want, text_of
+from ...interposer.layout import CommunicatorState, Library, WantedState, text_of
 from ...interposer.orders import OrderedPage
 from ...interposer.page import Communicator, PageError
 from .. import messages
 from ..config.timeouts import LONGEST_STANDSTILL_S
 
-log = logging.getLogger("liveshift.gatekeeper")
+log = logging.getLogger("liveshift.gates")
 
 POLL_S = 0.001
 LATE_S = 2.0
@@ -33,8 +33,8 @@ async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
     """Wait until the streams that carried communication are idle; return in words what prevents a
     teardown. The caller has closed the gates already."""
     served = [page for page in pages if _nccl(page)]
-    results = await asyncio.gather(*(_done(page, attempt, Want.CLOSED) for page in served))
-    return [trouble for trouble in results if trouble]
+    results = await asyncio.gather(*(_done(page, attempt, WantedState.CLOSED) for page in served))
+    return [problem for problem in results if problem]
 
 
 def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
@@ -44,7 +44,7 @@ def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
         with suppress(PageError):
             answer = page.answer()
             done = answer["done_attempt"], answer["done_want"]
-            if _nccl(page) and done != (attempt, Want.CLOSED):
+            if _nccl(page) and done != (attempt, WantedState.CLOSED):
                 found.append(page)
     return found
 
@@ -58,7 +58,7 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
     served = [page for page in pages if _nccl(page)]
     if gone := [_who(page) for page in served if _is_passing(page)]:
         raise StepFailed("teardown", f"{', '.join(gone)} left the boundary too early")
-    await _all(served, attempt, Want.TEARDOWN)
+    await _all(served, attempt, WantedState.TEARDOWN)
     slowest = max((int(page.answer()["torn_down_ns"]) for page in served), default=0)
     return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)
 
@@ -66,7 +66,7 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
 async def fresh_ids(pages: Collection[OrderedPage], attempt: int) -> messages.Fresh:
     """Return new unique ids of the communicators whose rank 0 is on this host."""
     served = [page for page in pages if page.answer()["down"]]
-    await _all(served, attempt, Want.FRESH_IDS)
+    await _all(served, attempt, WantedState.FRESH_IDS)
     ids = {
         row.id: row.fresh_id
         for page in served
@@ -87,7 +87,7 @@ async def rebuilt(
         for row in _of_nccl(page):
             if row.state == CommunicatorState.DOWN:
                 page.set_rebuild(row.row, *ids.get(row.id, (0, bytes(128))))
-    await _all(served, attempt, Want.REBUILD)
+    await _all(served, attempt, WantedState.REBUILD)
     slowest = max((int(page.answer()["rebuilt_ns"]) for page in served), default=0)
     return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)
 
@@ -97,23 +97,23 @@ def opened(page: OrderedPage) -> list[tuple[int, int]]:
     try:
         if page.answer()["down"]:
             return _down(page)
-        if page.order()["want"] != Want.OPEN:
+        if page.order()["want"] != WantedState.OPEN:
             page.open()
     except PageError as error:
         log.warning("%s", error)
     return []
 
 
-async def _all(served: list[OrderedPage], attempt: int, want: Want) -> None:
+async def _all(served: list[OrderedPage], attempt: int, want: WantedState) -> None:
     for page in served:
         page.give(want, attempt, 0)
     results = await asyncio.gather(*(_done(page, attempt, want) for page in served))
-    trouble = [words for words in results if words]
-    if trouble:
-        raise StepFailed(want.name.lower().replace("_", " "), "; ".join(trouble))
+    problem = [text for text in results if text]
+    if problem:
+        raise StepFailed(want.name.lower().replace("_", " "), "; ".join(problem))
 
 
-async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
+async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
     """Wait for the service thread; return its trouble in words, or ""."""
     who = _who(page)
     order = page.order()
@@ -124,8 +124,8 @@ async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
     while True:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
-            code, words = answer["done_result"], text_of(answer["trouble"])
-            return f"{who}: {words or os.strerror(code)}" if code else ""
+            code, text = answer["done_result"], text_of(answer["message"])
+            return f"{who}: {text or os.strerror(code)}" if code else ""
         waited = time.monotonic() - began
         if waited > limit:
             return f"{who}: its service thread does not answer"
@@ -144,7 +144,7 @@ def _who(page: OrderedPage) -> str:
 def _is_passing(page: OrderedPage) -> bool:
     order, answer = page.order(), page.answer()
     return not answer["down"] and (
-        order["want"] < Want.CLOSED or answer["reopened"] == order["attempt"]
+        order["want"] < WantedState.CLOSED or answer["reopened"] == order["attempt"]
     )
 
 

@@ -30,7 +30,8 @@ the source then asks on lane 0. The last stream is the manifest.
 A chunk of pages may name a page instead of carrying it, if the destination has said that it has
 that page. Between two barriers the source asks on lane 0, by a header of the stream ``wants``,
 whether the destination found all of them. A header of the stream ``seal`` brings the key. A
-question is not a chunk: asked twice it is answered twice, and the source looks at its number.
+question is not a chunk. If the source asks it twice, it gets two answers, and the question's number
+shows which answer belongs to it.
 """
 
 from .announced import Inlet, Pages
@@ -46,7 +47,7 @@ from .header import (
     read_header,
     read_page_header,
 )
-from .lane import Destination
+from .lane import ImageDestination
 from .lanes import Lanes
 from .ordered_lane import WINDOW
 from .page_streams import PageStreams
@@ -61,8 +62,8 @@ __all__ = [
     "OVERHEAD",
     "PAGE_TABLE",
     "WINDOW",
-    "Destination",
     "Header",
+    "ImageDestination",
     "Inlet",
     "Lanes",
     "PageHeader",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a destination was told to expect for one migration, and how much of it has come."""
+"""What the orchestrator announced to a destination for one migration, and how much of it has
+come."""
 
 from __future__ import annotations
 
@@ -54,12 +55,12 @@ class Pages(Protocol):
         """The pages that were named but are not here: (inner pid, address, pages)."""
 
 
-class Seal:
+class IncomingSeal:
     """The destination's end of one key, and the next number of each lane under it.
 
     ``number``: the number of the question that brought the key. ``speaker``: the public key that
-    lane 0 was opened with, which proves who sent it. Several threads may use a Seal, each for
-    its own lanes.
+    lane 0 was opened with, which proves who sent it. Several threads may use one, each for its own
+    lanes.
     """
 
     def __init__(self, key: bytes, number: int, speaker: str) -> None:
@@ -110,7 +111,7 @@ class Announced:
     limit: int
     pages: Pages | None = None
     lanes: int = 0
-    seal: Seal | None = None
+    seal: IncomingSeal | None = None
     clear: bool = False
     refused: str | None = None
     """Why the destination takes nothing more for this migration; None while it takes chunks."""
@@ -146,10 +147,10 @@ class Announced:
             return WANTS, pack_wants(header.number, wants)
         if header.stream != SEAL:
             raise LiveshiftError(
-                f"the peer asked for {header.stream!a}, which is not answered here"
+                f"the peer asked for {header.stream!a}, which this host does not answer"
             )
         if xxhash.xxh3_64_intdigest(data) != header.digest:
-            raise LiveshiftError("the key that came is damaged")
+            raise LiveshiftError("the key for pages of memory is damaged")
         key, seal = bytes(data), self.seal
         if in_clear(key) and not self.clear:
             raise LiveshiftError(
@@ -158,10 +159,12 @@ class Announced:
             )
         # A late question must not bring an earlier key back: that key's numbers would begin again.
         if seal is None or (header.number > seal.number and key != seal.key):
-            self.seal = Seal(key, header.number, speaker)
+            self.seal = IncomingSeal(key, header.number, speaker)
         return SEAL, header.number
 
-    def take_page(self, seal: Seal, header: PageHeader, data: memoryview, tag: bytes) -> PageAnswer:
+    def take_page(
+        self, seal: IncomingSeal, header: PageHeader, data: memoryview, tag: bytes
+    ) -> PageAnswer:
         """Take one chunk of another lane, which ``seal`` has opened, and return the answer."""
         expected, lane = seal.expected[header.lane], header.lane
         if self.refused is not None:
@@ -194,7 +197,7 @@ class Announced:
     def _write(self, stream: str, data: memoryview) -> None:
         if self.ordered + len(data) > self.limit:
             raise LiveshiftError(
-                f"more has come than the {self.limit} bytes that were announced"
+                f"the source sent more than the {self.limit} bytes that were announced"
                 f" for {self.migration}"
             )
         self.inlet.write(stream, data)
@@ -206,7 +209,7 @@ class Announced:
             with self._lock:
                 self._measured += size
             if self._measured > RATE_LIMIT:
-                raise LiveshiftError(f"more than {RATE_LIMIT} bytes have come only to measure with")
+                raise LiveshiftError(f"more than {RATE_LIMIT} bytes came only to measure the link")
             return
         assert self.pages is not None  # without pages, reply() takes no key
         if header.raw:

@@ -76,5 +76,5 @@ def restore(data: memoryview, raw: int) -> memoryview:
     except zstandard.ZstdError as error:
         raise LiveshiftError(f"a chunk cannot be decompressed: {error}") from error
     if len(whole) != raw:
-        raise LiveshiftError(f"a chunk holds {len(whole)} bytes, and was said to hold {raw}")
+        raise LiveshiftError(f"a chunk holds {len(whole)} bytes, but its header states {raw}")
     return memoryview(whole)

@@ -22,14 +22,14 @@ from ..control import keys
 
 SEND_AGAIN_S = 2.0
 GIVE_UP_S = 10.0
-"""A destination that owes acknowledgements may be silent for this many seconds. It may be during a
-standstill, so this must stay short."""
+"""A destination that owes acknowledgements may be silent for this many seconds. The job may be
+frozen meanwhile, so this must stay short."""
 
 TICK_MS = 200
 
 
 @dataclass(frozen=True)
-class Destination:
+class ImageDestination:
     """The destination of a migration's image: its endpoint, and the keys of both sides.
 
     ``patience``: seconds of silence (GIVE_UP_S) after which the source gives up.
@@ -44,9 +44,14 @@ class Destination:
 
     @classmethod
     def of(
-        cls, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
+        cls,
+        migration: str,
+        endpoint: str,
+        key_directory: Path,
+        host: str,
+        destination: str,
         patience: float | None = None,
-    ) -> Destination:  # fmt: skip
+    ) -> ImageDestination:
         """Load the keys with which ``host`` reaches it; raises like the functions of keys.py."""
         own = keys.load_private(key_directory, host)
         public = keys.public_keys(key_directory)[destination]
@@ -65,7 +70,7 @@ class Pending(NamedTuple):
 class Lane:
     """One lane. Chunks are numbered from 0. ``window``: the most chunks that may be pending."""
 
-    def __init__(self, to: Destination, socket: zmq.Socket[bytes], window: int) -> None:
+    def __init__(self, to: ImageDestination, socket: zmq.Socket[bytes], window: int) -> None:
         self.socket = socket
         socket.linger = 0
         socket.sndhwm = 2 * window

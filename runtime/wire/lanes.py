@@ -45,16 +45,21 @@ class Lanes:
     are not sealed.
 
     Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
-    destination has refused something, was silent for too long (Destination.patience), or has not
-    acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
+    destination has refused something, was silent for too long (ImageDestination.patience), or has
+    not acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
     """
 
     until = float("inf")
 
     def __init__(
-        self, beside: Sender, endpoint: str, streams: int, compress: Compress = Compress.AUTO,
-        *, clear: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        beside: Sender,
+        endpoint: str,
+        streams: int,
+        compress: Compress = Compress.AUTO,
+        *,
+        clear: bool = False,
+    ) -> None:
         assert 1 <= streams <= LANES
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=threads(streams))
@@ -257,7 +262,7 @@ class Lanes:
                 self._changed.notify_all()
 
     def _link_is_slow(self) -> bool:
-        """Whether the link is what limits the chunks. Otherwise the tracker paces them, and
+        """Whether the link is what limits the chunks. Otherwise the tracker limits them, and
         compression would only take CPU time from the job."""
         return self.until != float("inf") or self._under_way() > len(self._lanes)
 

@@ -13,7 +13,7 @@ FIRST_BURST = 256 << 10
 LARGEST_BURST = 64 << 20
 
 LOOK_S = 0.05
-"""Seconds of unbroken work after which the meter takes the acknowledged bytes as a rate."""
+"""After this many seconds of unbroken work the meter takes the acknowledged bytes as a rate."""
 
 
 class Meter:

@@ -9,7 +9,7 @@ import zmq
 
 from ...errors import LiveshiftError, StepFailed
 from .header import CHUNK, OVERHEAD, SEAL, WANTS, Header, read_answer
-from .lane import Destination, Lane
+from .lane import ImageDestination, Lane
 from .wants import number_of
 
 WINDOW = 48
@@ -20,7 +20,7 @@ above bandwidth × delay of a 25 Gbit/s link in one machine room."""
 class OrderedLane(Lane):
     """Lane 0 at its source. It has at most one open question at a time."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], to: Destination) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], to: ImageDestination) -> None:
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         socket.curve_serverkey = to.public
         socket.curve_secretkey, socket.curve_publickey = to.own.secret, to.own.public
@@ -68,7 +68,7 @@ class OrderedLane(Lane):
         try:
             kind, value = read_answer(raw)
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self._to.name} answers wrongly: {error}") from error
+            raise StepFailed("ship", f"{self._to.name} sent an invalid answer: {error}") from error
         if kind == WANTS and isinstance(value, bytes):
             self._replied(number_of(value), value)
         elif kind == SEAL and isinstance(value, int):

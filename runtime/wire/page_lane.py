@@ -20,7 +20,7 @@ import zmq
 from ...errors import LiveshiftError, StepFailed
 from .compression import Compressor
 from .header import CHUNK, HEADER, MEMORY, Kind, PageHeader, read_answer
-from .lane import Destination, Lane, Pending
+from .lane import ImageDestination, Lane, Pending
 from .seal import TAG, Opener, Sealer, Unsealed
 
 LANE_WINDOW = 16
@@ -55,9 +55,14 @@ class PageLane(Lane):
     """Lane ``index`` (from 1 on) at the source, with a sealer and a compressor of its own."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], to: Destination, index: int, key: bytes,
-        compressor: Compressor, buffers: Buffers,
-    ) -> None:  # fmt: skip
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        to: ImageDestination,
+        index: int,
+        key: bytes,
+        compressor: Compressor,
+        buffers: Buffers,
+    ) -> None:
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         # Spread the lanes over libzmq's threads: by itself libzmq would give all to the first.
         socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))
@@ -121,5 +126,5 @@ class PageLane(Lane):
         try:
             answer = read_answer(said)
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self._to.name} answers wrongly: {error}") from error
+            raise StepFailed("ship", f"{self._to.name} sent an invalid answer: {error}") from error
         self._answered(*answer)

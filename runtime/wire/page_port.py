@@ -27,7 +27,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ...cores import threads
 from ...errors import LiveshiftError
-from ..control.keyring import Known
+from ..control.keyring import KnownKeys
 from .announced import Announced
 from .header import CHUNK, PageHeader, read_page_header
 from .page_lane import LANE_WINDOW
@@ -52,12 +52,15 @@ class PagePort:
     """
 
     def __init__(
-        self, address: str, hosts: Iterable[str], find: Callable[[str], Announced | None],
-        known: Known,
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        hosts: Iterable[str],
+        find: Callable[[str], Announced | None],
+        known: KnownKeys,
+    ) -> None:
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
-        self._workers = [_Worker(self, n) for n in range(threads(WORKERS))]
+        self._workers = [_ChunkWorker(self, n) for n in range(threads(WORKERS))]
         self._answers: deque[tuple[bytes, bytes]] = deque()  # (receiver's identity, answer)
         self._wake = -1
         self._complained = 0.0
@@ -143,12 +146,10 @@ class PagePort:
         entry = self._find(header.migration)
         seal = entry.seal if entry is not None else None
         if entry is None or seal is None:
-            raise LiveshiftError(f"pages came for {header.migration!a}, which is not expected")
+            raise LiveshiftError(f"pages came for {header.migration!a}, which was not announced")
         data = seal.open(header, beside, sealed, plain)
         if self._known.name_of(seal.speaker) != entry.source:
-            raise LiveshiftError(
-                f"pages came from {entry.source}, whose key does not count any more"
-            )
+            raise LiveshiftError(f"pages came from {entry.source}, whose key is no longer valid")
         kind, value = entry.take_page(seal, header, data, bytes(sealed[-TAG:]))
         return seal.answer(header.lane, kind, value)
 
@@ -160,7 +161,7 @@ class PagePort:
             log.error("%s", text)
 
 
-class _Worker:
+class _ChunkWorker:
     """A thread that opens and stores chunks, in the order in which they come."""
 
     def __init__(self, port: PagePort, number: int) -> None:
@@ -190,7 +191,7 @@ class _Worker:
 
 def _keep_freed_memory() -> None:
     """Have glibc keep the memory of freed chunks (libzmq's, 1 MiB each). By default glibc gives it
-    back to the kernel and gets it anew page by page: a third of the CPU time of receiving."""
+    back to the kernel and gets it again page by page: a third of the CPU time of receiving."""
     with contextlib.suppress(AttributeError, OSError):  # musl and others have no mallopt
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)

@@ -20,9 +20,10 @@ class PageStreams:
     """
 
     def __init__(
-        self, store: Callable[[memoryview], None],
+        self,
+        store: Callable[[memoryview], None],
         wants: Callable[[], Iterable[tuple[int, int, int]]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._wants = wants
         self._bytes: dict[int, int] = {}

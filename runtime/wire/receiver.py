@@ -17,7 +17,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from ...cores import threads
 from ...errors import LiveshiftError
 from ..control import keys
-from ..control.keyring import NOBODY, Known
+from ..control.keyring import NOBODY, KnownKeys
 from .announced import Announced, Answer, Inlet, Pages
 from .header import CHUNK, LANES, OVERHEAD, SEAL, WANTS, Header, read_header
 from .ordered_lane import WINDOW
@@ -38,15 +38,21 @@ class Receiver:
     """
 
     def __init__(
-        self, address: str, pages: str, key_directory: Path, host: str, hosts: Iterable[str],
-        *, clear: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        pages: str,
+        key_directory: Path,
+        host: str,
+        hosts: Iterable[str],
+        *,
+        clear: bool = False,
+    ) -> None:
         self.address = address
         self._clear = clear
         self._key_directory, self._host = key_directory, host
         self._open: dict[str, Announced] = {}
         self._complained = 0.0
-        self._known = Known(key_directory)
+        self._known = KnownKeys(key_directory)
         self.pages = PagePort(pages, hosts, self._open.get, self._known)
 
     def start(self) -> None:
@@ -76,9 +82,14 @@ class Receiver:
         self._context.term()
 
     def expect(
-        self, migration: str, source: str, inlet: Inlet, limit_bytes: int,
-        pages: Pages | None = None, lanes: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        migration: str,
+        source: str,
+        inlet: Inlet,
+        limit_bytes: int,
+        pages: Pages | None = None,
+        lanes: int = 0,
+    ) -> None:
         """Accept an image for a migration that the orchestrator announced.
 
         Only ``source`` may send it, and at most ``limit_bytes`` over all streams of lane 0.
@@ -120,12 +131,12 @@ class Receiver:
             if len(frames) != 3:
                 raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
             if host == NOBODY:
-                raise LiveshiftError("a chunk came from a key that is not known here any more")
+                raise LiveshiftError("a chunk came from a key that this host no longer knows")
             header, data = read_header(frames[1].buffer), frames[2].buffer
             entry = self._open.get(header.migration)
             if entry is None or entry.source != host:
                 raise LiveshiftError(
-                    f"{host} sent an image for {header.migration}, which is not expected"
+                    f"{host} sent an image for {header.migration}, which was not announced"
                 )
             return self._take(entry, header, data, frames[-1])
         except LiveshiftError as error:

@@ -81,9 +81,13 @@ class Opener:
         self._cipher = _cipher(key, direction)
 
     def open(
-        self, lane: int, number: int, beside: bytes | memoryview, sealed: memoryview,
+        self,
+        lane: int,
+        number: int,
+        beside: bytes | memoryview,
+        sealed: memoryview,
         into: memoryview,
-    ) -> memoryview:  # fmt: skip
+    ) -> memoryview:
         """Open a message into the beginning of ``into`` and return that part. Raises Unsealed; then
         the content of ``into`` comes from an unknown sender and must not be used."""
         size = len(sealed) - TAG

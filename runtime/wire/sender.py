@@ -10,12 +10,12 @@ from pathlib import Path
 import xxhash
 import zmq
 
-from ...criu_glue.survey.epoll_sets import Entry
+from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, StepFailed
 from ..model import manifest
 from ..model.manifest import Manifest
 from .header import CHUNK, SEAL, WANTS
-from .lane import TICK_MS, Destination
+from .lane import TICK_MS, ImageDestination
 from .ordered_lane import OrderedLane
 from .wants import Wants, read_wants
 
@@ -30,10 +30,15 @@ class Sender:
     until = float("inf")
 
     def __init__(
-        self, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
+        self,
+        migration: str,
+        endpoint: str,
+        key_directory: Path,
+        host: str,
+        destination: str,
         patience: float | None = None,
-    ) -> None:  # fmt: skip
-        to = Destination.of(migration, endpoint, key_directory, host, destination, patience)
+    ) -> None:
+        to = ImageDestination.of(migration, endpoint, key_directory, host, destination, patience)
         self._context = zmq.Context()
         self._lane = OrderedLane(self._context, to)
         self._lane.connect(to.endpoint)
@@ -71,7 +76,7 @@ class Sender:
         pipes: Mapping[int, int],
         removed: Mapping[str, Iterable[str]],
         beside: Mapping[str, tuple[int, int]] | None = None,
-        epoll: Sequence[Entry] = (),
+        epoll: Sequence[EpollEntry] = (),
     ) -> Manifest:
         """End the streams that are still open, and send the manifest of all streams.
 
@@ -123,7 +128,7 @@ class Sender:
         try:
             return read_wants(answer if isinstance(answer, bytes) else b"")
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self.to.name} answers wrongly: {error}") from error
+            raise StepFailed("ship", f"{self.to.name} sent an invalid answer: {error}") from error
 
     def seal(self, key: bytes, given_up: Callable[[], bool] = lambda: False) -> None:
         """Return once the destination uses this key for pages, and no earlier one, or once

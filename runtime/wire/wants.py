@@ -45,7 +45,7 @@ def read_wants(raw: bytes) -> Wants:
     """Unpack an answer; raises LiveshiftError for bytes that are no answer."""
     runs = memoryview(raw)[_NUMBER.size :]
     if len(raw) < _NUMBER.size or len(runs) % _RUN.size:
-        raise LiveshiftError(f"{len(raw)} bytes are no answer that names pages")
+        raise LiveshiftError(f"{len(raw)} bytes are not an answer that names pages")
     found = [(pid, address, pages) for pid, pages, address in _RUN.iter_unpack(runs)]
     for pid, address, pages in found:
         if address % PAGE or not 0 < pages <= (ADDRESS_END - address) // PAGE:

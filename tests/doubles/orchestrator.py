@@ -15,65 +15,27 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from doubles.cluster_state import Capsule, Host, Job, host_row, job_row
 
 from liveshift.criu_glue.capsule.output import HEADER, STDOUT
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable, to_wire
 from liveshift.interposer.inspection import ProcessState
 from liveshift.runtime import messages
 from liveshift.runtime.messages import (
-    CapsuleRow,
     Event,
-    HostRow,
-    JobRow,
     Message,
     MigrationRow,
     Phase,
 )
-from liveshift.runtime.model.steps import Step
+from liveshift.runtime.model.steps import MigrationStep
 
 LENGTH = struct.Struct("<I")
-UNDER_WAY = (Step.PRECOPYING.value, Step.FREEZING.value)
+UNDER_WAY = (MigrationStep.PRECOPYING.value, MigrationStep.FREEZING.value)
 CHUNK = 4096
 """Most bytes of output in one answer, whole records or not: a reader has to cope."""
-
-
-@dataclass
-class Capsule:
-    """One capsule; ``log`` is its record log, which stays with it wherever it goes."""
-
-    name: str
-    host: str
-    epoch: int = 1
-    log: bytes = b""
-    code: int | None = None
-    migration: str | None = None
-    kept_from: int = 0  # what of the log is older was rotated away
-    output_trouble: str = ""
-
-
-@dataclass
-class Job:
-    name: str
-    argv: list[str]
-    capsules: dict[str, Capsule]
-    started: float = field(default_factory=time.time)
-    signals: list[int] = field(default_factory=list)
-    code: int | None = None
-
-
-@dataclass
-class Host:
-    name: str
-    slots: int = 1
-    taint: str | None = None
-    cordon: str | None = None
-    state: str = "up"
-    other_file: bool = False
-    gpus: list[messages.GpuSeat] = field(default_factory=list)
 
 
 class Orchestrator:
@@ -90,9 +52,8 @@ class Orchestrator:
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
         self.evacuating: messages.Evacuating | None = None  # what a taint with a deadline answers
         self.prediction: messages.Prediction | None = None  # of every move and plan
-        self.cost: messages.Cost | None = messages.Cost(
-            0.9, 0.6, 0.3, 1.25, 0.5, 0.4, 246_000_000, 240_000_000
-        )  # of every move, at once
+        cost = messages.Cost(0.9, 0.6, 0.3, 1.25, 0.5, 0.4, 246_000_000, 240_000_000)
+        self.cost: messages.Cost | None = cost  # of every move, at once
         self.warnings: list[str] = []  # of every plan
         self.shared = ["/", str(path.parent)]  # files.shared: where the command line is called
         self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
@@ -188,12 +149,26 @@ class Orchestrator:
             moved = self._capsule(capsule)
             name = f"m{len(self.moves) + 1}"
             self.moves[name] = MigrationRow(
-                name=name, capsule=capsule, source=moved.host, destination=to, reason=reason,
-                by=by, epoch=moved.epoch, state=Step.FREEZING.value, asked=time.time(),
-                seconds=0.5, frozen_s=0.2, image_bytes=0, bytes=123_000_000,
-                expected_bytes=246_000_000, link_rate=0.0, phases=[], error=None, hint=None,
+                name=name,
+                capsule=capsule,
+                source=moved.host,
+                destination=to,
+                reason=reason,
+                by=by,
+                epoch=moved.epoch,
+                state=MigrationStep.FREEZING.value,
+                asked=time.time(),
+                seconds=0.5,
+                frozen_s=0.2,
+                image_bytes=0,
+                bytes=123_000_000,
+                expected_bytes=246_000_000,
+                link_rate=0.0,
+                phases=[],
+                error=None,
+                hint=None,
                 predicted=self.prediction,
-            )  # fmt: skip
+            )
             moved.migration = name
             self._tell(capsule, "move", f"{name} begins: {moved.host} → {to}", by, name)
             return name
@@ -202,7 +177,7 @@ class Orchestrator:
         """The move's memory is being copied while the job trains; it does not stand yet."""
         with self.changed:
             self.moves[name] = msgspec.structs.replace(
-                self.moves[name], state=Step.PRECOPYING.value, frozen_s=0.0, precopy=rounds
+                self.moves[name], state=MigrationStep.PRECOPYING.value, frozen_s=0.0, precopy=rounds
             )
             self.changed.notify_all()
 
@@ -217,7 +192,7 @@ class Orchestrator:
             self.moves[name] = msgspec.structs.replace(
                 row,
                 epoch=moved.epoch,
-                state=(Step.FAILED if error else Step.DONE).value,
+                state=(MigrationStep.FAILED if error else MigrationStep.DONE).value,
                 seconds=1.25,
                 frozen_s=0.0 if isinstance(error, Refused) else 0.7,
                 image_bytes=0 if error else 246_000_000,
@@ -245,7 +220,7 @@ class Orchestrator:
             self.finish_move(name, Refused("its processes have gone"))
             row = self.moves[name]
             words = f"{row.capsule} ended with code {code} before it could move h1 → h2"
-            ended = msgspec.structs.replace(row, state=Step.JOB_ENDED.value, error=words)
+            ended = msgspec.structs.replace(row, state=MigrationStep.JOB_ENDED.value, error=words)
             self.moves[name] = ended
             self.end(row.capsule, code)
 
@@ -271,7 +246,7 @@ class Orchestrator:
             if error := self.refuse.get(type(ask)):
                 raise error
             match ask:
-                case messages.Run():
+                case messages.RunJob():
                     return self._run(ask)
                 case messages.GetStatus():
                     return self._status()
@@ -282,7 +257,8 @@ class Orchestrator:
                     seen = self.processes.get(capsule.name, [])
                     return messages.Inspection(capsule.name, capsule.host, seen)
                 case messages.SignalJob():
-                    return self._signal(ask)
+                    self._signal(ask)
+                    return None
                 case messages.EndUnknown():
                     return None
                 case messages.SetTaint():
@@ -305,7 +281,7 @@ class Orchestrator:
                 case messages.GetMigration():
                     if ask.name not in self.moves:
                         raise NotFound(f'no migration "{ask.name}"')
-                    return messages.Migration(self.moves[ask.name])
+                    return messages.MigrationDetails(self.moves[ask.name])
                 case messages.WhoAmI():
                     may = ["read everybody's output"]
                     return messages.Me("root", "admin", "root", 0, "", "double", may, self.shared)
@@ -313,7 +289,7 @@ class Orchestrator:
                     return messages.Events(list(self._events(ask)))
             raise LiveshiftError(f"the double does not know {type(ask).__name__}")
 
-    def _run(self, ask: messages.Run) -> messages.Named:
+    def _run(self, ask: messages.RunJob) -> messages.Named:
         name = ask.name or f"job{len(self.jobs) + 1}"
         names = [f"{name}/{n}" for n in range(ask.nnodes)]
         hosts = list(self.hosts)
@@ -326,35 +302,11 @@ class Orchestrator:
         return messages.Status(
             cluster="double",
             time=time.time(),
-            jobs=[self._job_row(job) for job in self.jobs.values()],
-            hosts=[self._host_row(host) for host in self.hosts.values()],
+            jobs=[job_row(job) for job in self.jobs.values()],
+            hosts=[host_row(host, self._everyone()) for host in self.hosts.values()],
             moving=[row for row in self.moves.values() if row.state in UNDER_WAY],
             trouble=self.trouble,
         )
-
-    def _job_row(self, job: Job) -> JobRow:
-        rows = [
-            CapsuleRow(
-                name=c.name, index=n, state="ended" if c.code is not None
-                else "moving" if c.migration else "running",
-                host=c.host, epoch=c.epoch, address=f"10.99.1.{n + 2}", ranks=[2 * n, 2 * n + 1],
-                pids=12, resident=250_000_000, collectives=1234, rate=12.3, code=c.code,
-                migration=c.migration, output_trouble=c.output_trouble,
-            )
-            for n, c in enumerate(job.capsules.values())
-        ]  # fmt: skip
-        state = "running" if job.code is None else "ended"
-        argv = " ".join(job.argv)
-        return JobRow(job.name, state, argv, 0, job.started, 12.3, job.code, rows)
-
-    def _host_row(self, host: Host) -> HostRow:
-        here = [c.name for c in self._everyone() if c.host == host.name and c.code is None]
-        return HostRow(
-            name=host.name, address="10.88.0.10", state=host.state, spare="floating",
-            slots=host.slots, other_file=host.other_file,
-            used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
-            memory_free=7_000_000_000, capsules=here, gpus=host.gpus, cordon=host.cordon,
-        )  # fmt: skip
 
     def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:
         capsule = self._capsule(ask.capsule)
@@ -421,9 +373,16 @@ class Orchestrator:
             return messages.Planned(capsule.name, *way, checks, 0, 0)
         name = self.begin_move(capsule.name, way[1], ask.reason)
         self.moves[name] = msgspec.structs.replace(
-            self.moves[name], source=way[0], state=Step.DONE.value, seconds=1.25, frozen_s=0.7,
-            bytes=0, expected_bytes=0, phases=[Phase("restore", 0.5, 0.7, None, True)], kind="swap",
-        )  # fmt: skip
+            self.moves[name],
+            source=way[0],
+            state=MigrationStep.DONE.value,
+            seconds=1.25,
+            frozen_s=0.7,
+            bytes=0,
+            expected_bytes=0,
+            phases=[Phase("restore", 0.5, 0.7, None, True)],
+            kind="swap",
+        )
         capsule.migration = None
         return messages.Named(name)
 

@@ -19,6 +19,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 DONE = re.compile(rb"Done (\d+) runs in (\d+) second")
 INSTRUMENTED = ["liveshift", "tomllib", "tarfile"]
@@ -30,7 +33,7 @@ def main() -> int:
     asked = _arguments()
     if asked.child:
         return _child(asked)
-    import targets
+    from fuzz import targets
 
     names = asked.target or list(targets.TARGETS)
     paces = {name: targets.PACES.get(name, 1) for name in names}
@@ -41,7 +44,7 @@ def main() -> int:
         seconds = asked.seconds / len(names)
         print(f"{name}: {runs or 'any number of'} executions …", file=sys.stderr, flush=True)
         rows.append(_run(name, runs, seconds, asked))
-    _print_table(rows, asked.engine)
+    _print_table(rows, f"{asked.engine}, seed {asked.seed}")
     return 1 if any(row["findings"] for row in rows) else 0
 
 
@@ -61,7 +64,7 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dict[str, object]:
+def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dict[str, Any]:
     place = tempfile.mkdtemp(
         prefix="ls-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
     )
@@ -72,14 +75,17 @@ def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dic
     began = time.monotonic()
     try:
         done = subprocess.run(
-            command, env={**os.environ, "TMPDIR": place}, capture_output=True, check=False,
+            command,
+            env={**os.environ, "TMPDIR": place},
+            capture_output=True,
+            check=False,
             timeout=LONGEST_S + seconds,
-        )  # fmt: skip
+        )
     finally:
         shutil.rmtree(place, ignore_errors=True)
     wall = time.monotonic() - began
     if done.stdout.strip():
-        row: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     elif done.returncode == 0 and (match := DONE.search(done.stderr)):
         row = {"target": name, "executions": int(match[1]), "seconds": wall, "findings": []}
     else:
@@ -90,31 +96,31 @@ def _run(name: str, runs: int, seconds: float, asked: argparse.Namespace) -> dic
 
 
 def _child(asked: argparse.Namespace) -> int:
-    import engines
+    from fuzz import engines
 
     if asked.engine == "atheris":
         import atheris
 
         with atheris.instrument_imports(include=INSTRUMENTED):
-            import targets
+            from fuzz import targets
         target = targets.build(asked.child)
         engines.with_atheris(target, asked.runs, asked.seconds, asked.seed, asked.findings)
-    import targets
+    from fuzz import targets
 
     target = targets.build(asked.child)
     engines.with_mutations(target, asked.runs, asked.seconds, asked.seed, asked.findings).say()
     return 0
 
 
-def _print_table(rows: list[dict[str, object]], engine: str) -> None:
+def _print_table(rows: list[dict[str, Any]], engine: str) -> None:
     print(f"{'target':<14}{'executions':>12}{'per second':>12}  findings ({engine})")
     for row in rows:
-        rate = int(row["executions"] / max(row["seconds"], 1e-9))  # type: ignore[operator]
-        found = ", ".join(row["findings"]) or "none"  # type: ignore[call-overload]
+        rate = int(row["executions"] / max(row["seconds"], 1e-9))
+        found = ", ".join(row["findings"]) or "none"
         print(f"{row['target']:<14}{row['executions']:>12,}{rate:>12,}  {found}")
-    every = sum(row["executions"] for row in rows)  # type: ignore[misc]
-    count = sum(len(row["findings"]) for row in rows)  # type: ignore[arg-type, misc]
-    print(f"{'all':<14}{every:>12,}{'':>12}  {count or 'none'}")
+    every = sum(row["executions"] for row in rows)
+    count = sum(len(row["findings"]) for row in rows)
+    print(f"{'all':<14}{every:>12,}{'':>12}  {count or 'no'} findings")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import guard
-from mutation import mutated
+from fuzz import guard
+from fuzz.mutation import mutated
+from fuzz.target import Target
 
 if TYPE_CHECKING:
-    from targets import Target  # atheris has to be there before it
+    from fuzz.target import Target  # atheris has to be there before it
 
 
 @dataclass
@@ -102,9 +103,14 @@ def with_atheris(target: Target, runs: int, seconds: float, seed: int, findings:
         (corpus / f"{n:04}").write_bytes(data)
     findings.mkdir(parents=True, exist_ok=True)
     arguments = [
-        sys.argv[0], str(corpus), f"-max_len={target.largest}", f"-seed={seed}", "-timeout=30",
-        "-rss_limit_mb=3000", f"-artifact_prefix={findings}/libfuzzer-{target.name}-",
-    ]  # fmt: skip
+        sys.argv[0],
+        str(corpus),
+        f"-max_len={target.largest}",
+        f"-seed={seed}",
+        "-timeout=30",
+        "-rss_limit_mb=3000",
+        f"-artifact_prefix={findings}/libfuzzer-{target.name}-",
+    ]
     arguments += [f"-runs={runs}"] if runs else []
     arguments += [f"-max_total_time={math.ceil(seconds)}"] if seconds else []
     atheris.Setup(arguments, one)

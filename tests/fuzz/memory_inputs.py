@@ -13,14 +13,14 @@ from pathlib import Path
 
 import msgspec
 import xxhash
-from guard import Place, no_descriptor_left
 
+from fuzz.guard import Place, no_descriptor_left
 from liveshift.criu_glue.memory.engine import PAGE
+from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (
     INDEX_FILE,
     MemoryStore,
     read_table,
-    store_library,
 )
 from liveshift.errors import StepFailed
 
@@ -102,12 +102,21 @@ def _passed_on(store: MemoryStore, on: Path) -> None:
 
     def digest(each: MemoryStore) -> list[tuple[bytes, bytes]]:
         found = []
-        each.forward(lambda raw, free: (found.append((bytes(raw[:8]), bytes(raw))), free())[1])
+
+        def take(raw: memoryview, free: Callable[[], None]) -> None:
+            found.append((bytes(raw[:8]), bytes(raw)))
+            free()
+
+        each.forward(take)
         return found
+
+    def write_on(raw: memoryview, free: Callable[[], None]) -> None:
+        other.write(raw)
+        free()
 
     other = MemoryStore.create(on, LIMIT)
     try:
-        store.forward(lambda raw, free: (other.write(raw), free())[1])
+        store.forward(write_on)
         other.end(store.table)
         assert digest(other) == digest(store)
     finally:
@@ -156,10 +165,10 @@ def pagemap(data: bytes) -> None:
     """Of an image's page ranges the marks are taken away in place, and but once."""
     ffi, calls = store_library.load()
     raw = bytearray(data)
-    done = calls.eager_pagemap(ffi.from_buffer("uint8_t[]", raw), len(raw))
+    done = calls.pagemap_clear_lazy(ffi.from_buffer("uint8_t[]", raw), len(raw))
     assert done in (0, -1)
     assert all(a == b or a & ~2 == b for a, b in zip(data, raw, strict=True))
     if done == 0:
         again = bytearray(raw)
-        assert calls.eager_pagemap(ffi.from_buffer("uint8_t[]", again), len(again)) == 0
+        assert calls.pagemap_clear_lazy(ffi.from_buffer("uint8_t[]", again), len(again)) == 0
         assert again == raw

@@ -9,10 +9,30 @@ from collections.abc import Sequence
 
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 63, (1 << 64) - 1)
 TOKENS = (
-    b"\x00", b"\xff", b"../", b"/", b"..", b".", b"\n", b'"', b"[", b"{", b"\x0a", b"\x91", b"\x81",
-    b"\xc1", b"\xc6\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"nan",
-    b"9" * 40, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\xed\xa0\x80", b"inf", b"-1",
-)  # fmt: skip
+    b"\x00",
+    b"\xff",
+    b"../",
+    b"/",
+    b"..",
+    b".",
+    b"\n",
+    b'"',
+    b"[",
+    b"{",
+    b"\x0a",
+    b"\x91",
+    b"\x81",
+    b"\xc1",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"nan",
+    b"9" * 40,
+    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+    b"\xed\xa0\x80",
+    b"inf",
+    b"-1",
+)
 
 
 def mutated(rng: random.Random, corpus: Sequence[bytes], largest: int) -> bytes:

@@ -27,7 +27,7 @@ from zmq.utils import z85
 
 from liveshift.criu_glue.files import sparse, trees
 from liveshift.criu_glue.images.image_kinds import KINDS
-from liveshift.criu_glue.survey.epoll_sets import Entry
+from liveshift.criu_glue.survey.epoll_sets import EpollEntry
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import messages, wire
@@ -61,7 +61,7 @@ def _value(hint: Any) -> Any:
 
 
 def frames() -> list[bytes]:
-    asks = [messages.encode_ask(3, _value(kind)) for kind in typing.get_args(_frames.ASKS)]
+    asks = [messages.encode_request(3, _value(kind)) for kind in typing.get_args(_frames.ASKS)]
     answers = [messages.encode_answer(4, _value(k)) for k in typing.get_args(_frames.ANSWERS)]
     error = messages.encode_error(5, ("Refused", "no spare", "taint fewer"))
     return [*asks, *answers, messages.encode_answer(6, None), error]
@@ -111,7 +111,7 @@ def answers() -> list[bytes]:
 def manifests_of(streams: dict[str, bytes]) -> bytes:
     sizes = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in streams.items()}
     gone = {"tmp": [b"gone", b"\xff"]}
-    pipes, epoll = {4026531: 20, 4026532: 21}, [Entry(1001, 3, 7, 1002, 7, 12, 25, 1 << 63)]
+    pipes, epoll = {4026531: 20, 4026532: 21}, [EpollEntry(1001, 3, 7, 1002, 7, 12, 25, 1 << 63)]
     made = manifests.Manifest(manifests.VERSION, "m1", "gpt/1", 9, sizes, pipes, gone, epoll)
     return manifests.encode(made)
 
@@ -119,7 +119,7 @@ def manifests_of(streams: dict[str, bytes]) -> bytes:
 def small_images() -> list[bytes]:
     """The common stream as a dump packs it, after a byte that says where it is cut."""
     sent = bytearray()
-    packer = packing.Packer(lambda _, raw: sent.extend(raw))
+    packer = packing.SmallImagePacker(lambda _, raw: sent.extend(raw))
     for name, size in (("core-1.img", 900), ("fs-1.img", 40), ("empty.img", 0)):
         if size:
             packer(name, bytes(range(size % 251)) * 4)
@@ -215,8 +215,12 @@ def _with_holes(
 def tars() -> list[bytes]:
     """As trees.pack makes them, before each a byte that says how they are unpacked."""
     reg, link, sym, fifo, char = (
-        tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE,
-    )  # fmt: skip
+        tarfile.REGTYPE,
+        tarfile.LNKTYPE,
+        tarfile.SYMTYPE,
+        tarfile.FIFOTYPE,
+        tarfile.CHRTYPE,
+    )
     made = [
         _tar((".", tarfile.DIRTYPE, {}), ("a", tarfile.DIRTYPE, {}), ("a/b", reg, {})),
         _tar(("a", reg, {}), ("b", link, {"linkname": "a"}), ("c", sym, {"linkname": "/x"})),
@@ -242,9 +246,26 @@ def pages() -> list[bytes]:
     layout.THREAD.struct.pack_into(raw, layout.THREADS_AT, 1234, ord("P"), 0, 1, 0, 0)
     layout.CLOCK.struct.pack_into(raw, layout.CLOCKS_AT, 77, 6, 5, 0, 6, 0, -1, -1, 1234, 0, 1)
     layout.COMMUNICATOR.struct.pack_into(
-        raw, layout.COMMUNICATORS_AT, 1, 2, 77, 0, 8, 3, 0, ord("I"), 1, 0, b"tp", b"", b"", b"",
-        0, 0, 5,
-    )  # fmt: skip
+        raw,
+        layout.COMMUNICATORS_AT,
+        1,
+        2,
+        77,
+        0,
+        8,
+        3,
+        0,
+        ord("I"),
+        1,
+        0,
+        b"tp",
+        b"",
+        b"",
+        b"",
+        0,
+        0,
+        5,
+    )
     return [bytes(raw), bytes(raw[: layout.HEADER_SIZE]), bytes(64)]
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guard import Place
-
+from fuzz.guard import Place
 from liveshift.criu_glue.files.rights import User
 
 logging.disable(logging.CRITICAL)

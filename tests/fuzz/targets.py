@@ -14,18 +14,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import memory_inputs
-import seeds
-import wire_inputs
-from guard import Place
-from target import ALICE, ROOT, Target
-
+from fuzz import memory_inputs, seeds, wire_inputs
+from fuzz.guard import Place
+from fuzz.target import ALICE, ROOT, Target
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.criu.capture import announced_name, announced_size
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.images import image_check
 from liveshift.criu_glue.images.image_kinds import ImageFile
-from liveshift.criu_glue.images.protobuf import Damaged, Message, fields
+from liveshift.criu_glue.images.protobuf import Damaged, ProtobufMessage, fields
 from liveshift.criu_glue.survey.survey import build_id
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
@@ -51,7 +48,7 @@ def _protobuf(data: bytes) -> None:
 
 def _walk(raw: memoryview, depth: int) -> None:
     try:
-        message = Message(raw)
+        message = ProtobufMessage(raw)
         numbers = [number for number, _ in fields(raw)]
     except Damaged:
         return
@@ -95,10 +92,10 @@ def _image() -> Target:
     whole = seeds.images()
     for name, raw in whole.items():
         (place.inside / name).write_bytes(raw)
-    room = place.inside / "room"  # where its paths lead to
+    sandbox = place.inside / "room"  # where its paths lead to
     for name in ("tmp", "dev/shm", "usr/bin"):
-        (room / name).mkdir(parents=True)
-    (room / "tmp").chmod(0o1777)
+        (sandbox / name).mkdir(parents=True)
+    (sandbox / "tmp").chmod(0o1777)
 
     def run(data: bytes) -> None:
         names = seeds.image_names()
@@ -106,7 +103,7 @@ def _image() -> Target:
         path = place.inside / name
         path.write_bytes(data[1:])
         try:
-            image_check.prepare(place.inside, ALICE, room)
+            image_check.prepare(place.inside, ALICE, sandbox)
         except StepFailed:
             pass
         finally:
@@ -166,7 +163,8 @@ def _tar() -> Target:
         unpacker = Unpacker(
             top, sparing=bool(how & 1), user=ALICE if how & 2 else None, as_user=bool(how & 4)
         )
-        for step in (lambda: unpacker.write(data[1:]), unpacker.finish):
+        steps: tuple[Callable[[], None], ...] = (lambda: unpacker.write(data[1:]), unpacker.finish)
+        for step in steps:
             with suppress(StepFailed, OSError):
                 step()
         place.check()
@@ -296,11 +294,11 @@ def _small_images(data: bytes) -> None:
     """The common stream of small images, in two pieces that are cut anywhere."""
     cut = data[0] * len(data) // 256 if data else 0
     kept: list[tuple[str, bytes]] = []
-    unpacker = small_images.Unpacker(lambda name, raw: kept.append((name, bytes(raw))))
+    unpacker = small_images.SmallImageUnpacker(lambda name, raw: kept.append((name, bytes(raw))))
     try:
         unpacker.write(data[1:cut])
         unpacker.write(data[max(1, cut) :])
-        unpacker.end()
+        unpacker.check_ended()
     except LiveshiftError:
         pass
     assert all(len(raw) <= small_images.SMALL for _, raw in kept)
@@ -340,9 +338,24 @@ TARGETS: dict[str, Callable[[], Target]] = {
 }
 
 PACES = {
-    "frame": 20, "header": 20, "sealed": 10, "answer": 20, "manifest": 20, "announcement": 10,
-    "output": 10, "devices": 10, "device-reply": 20, "local-socket": 10, "elf": 10, "protobuf": 4,
-    "page": 4, "config": 4, "key": 4, "image-file": 4, "pagemap": 10, "compressed": 4,
+    "frame": 20,
+    "header": 20,
+    "sealed": 10,
+    "answer": 20,
+    "manifest": 20,
+    "announcement": 10,
+    "output": 10,
+    "devices": 10,
+    "device-reply": 20,
+    "local-socket": 10,
+    "elf": 10,
+    "protobuf": 4,
+    "page": 4,
+    "config": 4,
+    "key": 4,
+    "image-file": 4,
+    "pagemap": 10,
+    "compressed": 4,
     "small-images": 10,
-}  # fmt: skip
+}
 """Executions of a target for each one of the slowest."""

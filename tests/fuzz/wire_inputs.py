@@ -11,17 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import seeds
 import xxhash
-from guard import Place, no_descriptor_left
-from target import ALICE, Target
 
+from fuzz import seeds
+from fuzz.guard import Place, no_descriptor_left
+from fuzz.target import ALICE, Target
 from liveshift.errors import LiveshiftError
 from liveshift.runtime import messages, wire
 from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.control import local_socket
 from liveshift.runtime.model import manifest
-from liveshift.runtime.wire.announced import Announced, Seal
+from liveshift.runtime.wire.announced import Announced, IncomingSeal
 from liveshift.runtime.wire.compression import restore
 from liveshift.runtime.wire.page_port import PagePort
 from liveshift.runtime.wire.seal import TAG, Sealer
@@ -33,7 +33,7 @@ def frame(data: bytes) -> None:
     except LiveshiftError:
         return
     if frame.body is not None:
-        again = messages.encode_ask(frame.id, frame.body)
+        again = messages.encode_request(frame.id, frame.body)
     elif frame.error is not None:
         again = messages.encode_error(frame.id, frame.error)
     else:
@@ -124,7 +124,8 @@ def chunks() -> Target:
             tmp=top / "tmp", log=top / "log", uid=ALICE.uid, gid=ALICE.gid, groups=ALICE.groups
         )
         resident = SimpleNamespace(
-            room=SimpleNamespace(plan=plan, root=top / "root"), spec=SimpleNamespace(name="gpt/1")
+            sandbox=SimpleNamespace(plan=plan, root=top / "root"),
+            spec=SimpleNamespace(name="gpt/1"),
         )
         inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),))  # type: ignore[arg-type]
         inbox.top = lambda tree: _top(top, tree, Inbox.top, inbox)  # type: ignore[method-assign]
@@ -149,7 +150,7 @@ def sealed(data: bytes) -> None:
     taken: list[bytes] = []
     inlet: Any = SimpleNamespace(complete=False)
     pages = wire.PageStreams(lambda chunk: taken.append(bytes(chunk)))
-    entry = Announced("m1", "h0", inlet, 0, pages, 4, Seal(bytes(32), 1, "key"))
+    entry = Announced("m1", "h0", inlet, 0, pages, 4, IncomingSeal(bytes(32), 1, "key"))
     known: Any = SimpleNamespace(name_of=lambda key: "h0")
     port = PagePort("", [], {"m1": entry}.get, known)
     plain = memoryview(bytearray(wire.CHUNK))
@@ -162,9 +163,9 @@ def sealed(data: bytes) -> None:
         except LiveshiftError:
             lane, number = 1, 0
         for who in (stranger, sealer):
-            room = memoryview(bytearray(len(chunk) + TAG))
+            into = memoryview(bytearray(len(chunk) + TAG))
             try:
-                sealed = who.seal(lane, number, head, chunk, room)
+                sealed = who.seal(lane, number, head, chunk, into)
             except ValueError:  # what nobody seals twice
                 continue
             frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", head, sealed)]

@@ -28,24 +28,64 @@ class Mutant:
 
 
 COMPARISONS: dict[type[ast.cmpop], str] = {
-    ast.Eq: "!=", ast.NotEq: "==", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">",
-    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
-}  # fmt: skip
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
 OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*",
-    ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<",
-}  # fmt: skip
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "+",
+    ast.Div: "*",
+    ast.FloorDiv: "*",
+    ast.Mod: "*",
+    ast.BitAnd: "|",
+    ast.BitOr: "&",
+    ast.LShift: ">>",
+    ast.RShift: "<<",
+}
 SQL = (
-    ("synchronous=FULL", "synchronous=OFF"), ("=WAL", "=DELETE"), (" AND ", " OR "),
-    ("MAX(", "MIN("), ("+ 1", "+ 0"), ("- 1", "- 0"), (" DESC", ""),
-    ("granted = 0", "granted = 1"), ("granted = 1", "granted = 0"), ("NOT IN", "IN"),
-    ("NULL, 1)", "NULL, 0)"), ("COMMIT", "ROLLBACK"), ("ROLLBACK", "COMMIT"),
-    ("'running'", "'ended'"), ("OR REPLACE ", ""), ("number > ?", "number >= ?"), ("> ?", "< ?"),
-)  # fmt: skip
+    ("synchronous=FULL", "synchronous=OFF"),
+    ("=WAL", "=DELETE"),
+    (" AND ", " OR "),
+    ("MAX(", "MIN("),
+    ("+ 1", "+ 0"),
+    ("- 1", "- 0"),
+    (" DESC", ""),
+    ("granted = 0", "granted = 1"),
+    ("granted = 1", "granted = 0"),
+    ("NOT IN", "IN"),
+    ("NULL, 1)", "NULL, 0)"),
+    ("COMMIT", "ROLLBACK"),
+    ("ROLLBACK", "COMMIT"),
+    ("'running'", "'ended'"),
+    ("OR REPLACE ", ""),
+    ("number > ?", "number >= ?"),
+    ("> ?", "< ?"),
+)
 SQL_BEGINS = (
-    "SELECT", "UPDATE", "INSERT", "DELETE", "PRAGMA", "BEGIN", "COMMIT", "ROLLBACK", "number",
-    " AND", " WHERE", " SELECT", " VALUES", " (SELECT",
-)  # fmt: skip
+    "SELECT",
+    "UPDATE",
+    "INSERT",
+    "DELETE",
+    "PRAGMA",
+    "BEGIN",
+    "COMMIT",
+    "ROLLBACK",
+    "number",
+    " AND",
+    " WHERE",
+    " SELECT",
+    " VALUES",
+    " (SELECT",
+)
 QUIET = ("log", "logging", "warnings")
 """What is called on these is words for people."""
 
@@ -70,8 +110,9 @@ class _Source:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return (
-            self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
-        )  # fmt: skip
+            self._at(node.lineno, node.col_offset),
+            self._at(node.end_lineno, node.end_col_offset),
+        )
 
     def _at(self, line: int, column: int) -> int:
         """``column`` counts bytes of UTF-8."""

@@ -25,7 +25,7 @@ void fill_fail(struct fill *f, const char *format, ...) {
     (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
 }
 
-static const struct image *absent(const struct fill *f) {
+static const struct image *unrestored_image(const struct fill *f) {
     for (uint32_t i = 0; i < f->store->images; i++) {
         const struct process *p = f->processes;
         while (p != NULL && p->pid != f->store->image[i].pid)
@@ -36,22 +36,21 @@ static const struct image *absent(const struct fill *f) {
     return NULL;
 }
 
-void fill_judge(struct fill *f) {
+void fill_update_phase(struct fill *f) {
     if (!f->drained || f->report.phase >= FILL_FILLED)
         return;
-    const struct image *image = absent(f);
-    if (f->report.phase == FILL_WAITS) {
-        fill_fail(f, "CRIU did not ask for memory");
+    const struct image *image = unrestored_image(f);
+    if (f->report.phase == FILL_WAITING) {
+        fill_fail(f, "CRIU did not connect to the fill to ask for memory");
         return;
     }
     if (image != NULL) {
-        fill_fail(f,
-                  "CRIU restored no process %" PRIu32 ", of which the table has %" PRIu64 " pages",
+        fill_fail(f, "CRIU did not restore process %" PRIu32 ", whose table has %" PRIu64 " pages",
                   image->pid, image->pages);
         return;
     }
     for (const struct process *p = f->processes; p != NULL; p = p->next)
-        if (p->pieces.to_do > 0 && !p->lost)
+        if (p->pieces.to_do > 0 && !p->exited)
             return;
     f->report.phase = FILL_FILLED;
     pthread_cond_broadcast(&f->changed);
@@ -60,15 +59,15 @@ void fill_judge(struct fill *f) {
 
 static int start_threads(struct fill *f, uint32_t threads) {
     f->thread = calloc(threads + 1, sizeof *f->thread);
-    if (f->thread == NULL || pthread_create(&f->events, NULL, fill_events, f) != 0)
+    if (f->thread == NULL || pthread_create(&f->events, NULL, fill_event_thread, f) != 0)
         return -1;
     while (f->threads_used < threads &&
-           pthread_create(&f->thread[f->threads_used], NULL, fill_copies, f) == 0)
+           pthread_create(&f->thread[f->threads_used], NULL, fill_copy_thread, f) == 0)
         f->threads_used++;
     return f->threads_used > 0 || threads == 0 ? 0 : -1;
 }
 
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const struct plan *plan,
                         char *why) {
     struct fill *f = calloc(1, sizeof *f);
     if (f == NULL) {
@@ -105,9 +104,9 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, const v
     return f;
 }
 
-void fill_settle(struct fill *f) {
+void fill_all_registered(struct fill *f) {
     pthread_mutex_lock(&f->lock);
-    f->settled = true;
+    f->all_registered = true;
     pthread_mutex_unlock(&f->lock);
     (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
 }
@@ -137,7 +136,7 @@ void fill_stop(struct fill *f) {
         f->processes = p->next;
         if (p->fd >= 0)
             close(p->fd);
-        pthread_rwlock_destroy(&p->still);
+        pthread_rwlock_destroy(&p->copy_lock);
         free(p->pieces.piece);
         free(p);
     }

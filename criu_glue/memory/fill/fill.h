@@ -9,7 +9,7 @@
 // only after all of its pages are in place. So a process that forks or changes its address space
 // before that fails the fill. After that no copies are left that a change could displace.
 //
-// The copying threads hold the process's lock (still) for reading. The thread that serves a fault
+// The copying threads hold the process's copy_lock for reading. The thread that serves a fault
 // uses the same pieces, so it holds that lock for writing.
 
 #pragma once
@@ -37,9 +37,9 @@ struct pieces { // ordered by address
 };
 
 // Makes the list of an image's pieces. It leaves out the pages that are placed according to the
-// plan, and adds their number to placed.
+// plan, and adds their number to *preplaced.
 int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
-              const struct plan *plan, uint64_t *placed);
+              const struct plan *plan, uint64_t *preplaced);
 // Returns the piece in PIECE_TO_DO that contains the page, or NULL.
 struct piece *pieces_find(struct pieces *list, uint64_t address);
 
@@ -47,15 +47,15 @@ struct process {
     struct process *next;
     int fd;
     uint32_t pid; // in the capsule; for a process that was forked during the fill, its parent's
-    bool lost;    // the process has ended
-    pthread_rwlock_t still;
-    struct pieces pieces; // changed under the fill's lock, or with still held for writing
+    bool exited;  // the process has ended
+    pthread_rwlock_t copy_lock;
+    struct pieces pieces; // changed under the fill's lock, or with copy_lock held for writing
     uint64_t not_before;  // ns: do not copy before; CRIU had not registered the memory yet
 };
 
 enum fill_phase {
-    FILL_WAITS,    // CRIU has not connected yet
-    FILL_RUNS,     // CRIU restores, or pages are still to be copied
+    FILL_WAITING,  // CRIU has not connected yet
+    FILL_RUNNING,  // CRIU restores, or pages are still to be copied
     FILL_FILLED,   // every page of the table is where it belongs
     FILL_FINISHED, // also, CRIU has let the tree go, and all descriptors are closed
     FILL_FAILED,
@@ -65,7 +65,7 @@ struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total; // pages
     uint64_t faults, zeros, present, events;
-    uint64_t placed; // pages that the prefill has put in place
+    uint64_t preplaced; // pages that the prefill has put in place
     char why[WHY];
 };
 
@@ -76,24 +76,24 @@ struct fill {
     pthread_cond_t changed, work; // the report has changed; there may be something to copy
     struct process *processes;
     struct fill_report report;
-    bool settled;        // CRIU has restored every process, so all memory is registered
+    bool all_registered; // CRIU has restored every process, so all memory is registered
     atomic_bool drained; // also, the events thread has read all that CRIU sent before that
     bool finished;       // CRIU has said that the tree goes on
     bool stopping;
     uint32_t threads_used;
     pthread_t *thread, events;
     int epoll, wake, listener, connection;
-    uint8_t heard[4];
-    uint32_t heard_bytes;
+    uint8_t received[4];
+    uint32_t received_bytes;
     uint32_t expected; // pid of the process whose descriptor comes next; 0: none
 };
 
 // Starts a fill that waits for CRIU on listener. The fill owns listener, also after an error. plan
 // is the plan of an early CRIU, or NULL. Returns NULL with why after an error.
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const struct plan *plan,
                         char *why);
 // The caller reports that CRIU waits in its hook: CRIU has handed over every process.
-void fill_settle(struct fill *f);
+void fill_all_registered(struct fill *f);
 // Waits until the phase is at least that, or FILL_FAILED, but at most ms. Then fills in the report.
 void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);
 // Ends the fill's threads and closes all descriptors.
@@ -101,19 +101,19 @@ void fill_stop(struct fill *f);
 
 // These are for the parts of the fill. The caller holds the lock.
 void fill_fail(struct fill *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void fill_judge(struct fill *f);
+void fill_update_phase(struct fill *f);
 
 // fill_copy.c
-void *fill_copies(void *fill);
+void *fill_copy_thread(void *fill);
 uint64_t fill_now(void);
 
 // fill_events.c
-void *fill_events(void *fill);
+void *fill_event_thread(void *fill);
 // Adds a process whose memory the fill must copy; it owns fd. The caller holds the lock.
-struct process *fill_adopt(struct fill *f, uint32_t pid, int fd);
-int fill_heed(struct fill *f, struct process *p);
+struct process *fill_add_process(struct fill *f, uint32_t pid, int fd);
+int fill_handle_events(struct fill *f, struct process *p);
 
-// fill_link.c
+// fill_criu.c
 // Reads the next message of CRIU. False when no more can be read now.
-bool fill_listen(struct fill *f);
+bool fill_read_criu(struct fill *f);
 void fill_watch(struct fill *f, int fd, void *what);

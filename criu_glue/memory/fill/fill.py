@@ -37,12 +37,12 @@ _TICK_MS = 100
 
 
 @dataclass(frozen=True)
-class Filled:
+class PagesFilled:
     """What a fill has done so far."""
 
     phase: int
     bytes: int
-    """The bytes that are in place so far, without those in ``placed``."""
+    """The bytes that are in place so far, without those in ``preplaced``."""
     total: int
     """The bytes of all pages in the table that are not zero."""
     faults: int
@@ -54,7 +54,7 @@ class Filled:
     processes: int
     events: int
     """The events from the kernel that were not page faults."""
-    placed: int
+    preplaced: int
     """The bytes that the prefill had put in place."""
     why: str
 
@@ -64,21 +64,26 @@ class FillEngine:
     attempt needs its own FillEngine, and it must exist before CRIU starts."""
 
     def __init__(
-        self, images: Path, store: MemoryStore, threads: int | None = None, *,
-        plan: mmap.mmap | None = None, spend: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        images: Path,
+        store: MemoryStore,
+        threads: int | None = None,
+        *,
+        plan: mmap.mmap | None = None,
+        free_after_copy: bool = False,
+    ) -> None:
         """``threads``: how many threads copy; None: one for each core that may be used, at most 8;
         0: only pages that the tree asks for are copied. ``plan``: the plan of an early CRIU
-        (prefill.py); pages that it has placed are not copied. ``spend``: the store frees the pages
-        that are in place (MemoryStore.spend).
+        (prefill.py); pages that it has placed are not copied. ``free_after_copy``: the store frees
+        the pages that are in place (MemoryStore.free_after_copy).
         """
         self._ffi, self._calls = store_library.load()
         self._fill = self._ffi.NULL
         self._held = ExitStack()
         with ExitStack() as undo:
             opened = undo.enter_context(store.in_use())  # held as long as the library reads it
-            if spend or store.spent:
-                store.spend()
+            if free_after_copy or store.frees_after_copy:
+                store.free_after_copy()
             listener = _listen(images)
             why = self._ffi.new("char[]", store_library.WHY)
             if threads is None:
@@ -90,12 +95,12 @@ class FillEngine:
                 raise StepFailed("restore", f"memory cannot be filled: {said}")
             self._held = undo.pop_all()
 
-    def wait(self, until: float) -> Filled:
+    def wait(self, until: float) -> PagesFilled:
         """Return once every page of the table is in its place. CRIU must have restored the whole
         tree and wait in its hook. Raises StepFailed, also at ``until`` (monotonic seconds); then
         the caller must end the tree before :meth:`close`."""
         self._need_open()
-        self._calls.fill_settle(self._fill)
+        self._calls.fill_all_registered(self._fill)
         while True:
             left = max(0.0, until - time.monotonic()) * 1000
             report = self._report(FILLED, math.ceil(min(left, _TICK_MS)))
@@ -110,7 +115,7 @@ class FillEngine:
                     f" filled in time, in {report.processes} processes",
                 )
 
-    def seen(self) -> Filled:
+    def seen(self) -> PagesFilled:
         """Return what the fill has done so far."""
         return self._report(0, 0)
 
@@ -126,15 +131,22 @@ class FillEngine:
         if not self._fill:
             raise StepFailed("restore", "the fill of memory was ended")
 
-    def _report(self, phase: int, wait_ms: int) -> Filled:
+    def _report(self, phase: int, wait_ms: int) -> PagesFilled:
         self._need_open()
         report = self._ffi.new("struct fill_report *")
         self._calls.fill_wait(self._fill, phase, wait_ms, report)
-        return Filled(
-            report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
-            report.present, report.processes, report.events, report.placed * PAGE,
+        return PagesFilled(
+            report.phase,
+            report.filled * PAGE,
+            report.total * PAGE,
+            report.faults,
+            report.zeros,
+            report.present,
+            report.processes,
+            report.events,
+            report.preplaced * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),
-        )  # fmt: skip
+        )
 
 
 def _listen(images: Path) -> int:

@@ -9,7 +9,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
-enum { AGAIN_NS = 1000000 }; // wait before a new try where memory was not registered
+enum { RETRY_NS = 1000000 }; // wait before a new try where memory was not registered
 
 uint64_t fill_now(void) {
     struct timespec t;
@@ -17,7 +17,7 @@ uint64_t fill_now(void) {
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-enum outcome { COPIED, NOT_YET, DISTURBED, LOST, NOWHERE, BROKEN };
+enum copy_result { COPIED, NOT_REGISTERED, INTERRUPTED, EXITED, NOT_MAPPED, FAILED };
 
 struct job {
     struct process *process;
@@ -28,7 +28,8 @@ struct job {
 };
 
 // Copies as much of the piece as possible. The piece then names the pages that are left.
-static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool settled) {
+static enum copy_result copy(struct fill *f, struct job *job, struct piece *p,
+                             bool all_registered) {
     uint32_t most = PIECE_PAGES; // fewer where the pages lie in several VMAs
     while (p->pages > 0) {
         uint32_t pages = p->pages < most ? p->pages : most;
@@ -44,7 +45,7 @@ static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool 
             job->present++;
             done = 1;
         }
-        if (done > 0 && f->store->spent)
+        if (done > 0 && f->store->free_after_copy)
             store_free(f->store, p->slot, done);
         p->address += (uint64_t)done * PAGE;
         p->slot += done;
@@ -54,22 +55,22 @@ static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool 
         job->address = p->address;
         job->error = error;
         if (error == EAGAIN)
-            return DISTURBED;
+            return INTERRUPTED;
         if (error == ESRCH)
-            return LOST;
-        if (error == ENOENT && !settled)
-            return NOT_YET;
+            return EXITED;
+        if (error == ENOENT && !all_registered)
+            return NOT_REGISTERED;
         if (error != ENOENT)
-            return BROKEN;
+            return FAILED;
         if (pages == 1)
-            return NOWHERE;
+            return NOT_MAPPED;
         most = pages / 2;
     }
     return COPIED;
 }
 
 // Takes pieces of one process that no other thread copies. The caller holds the lock.
-static bool take(struct process *p, struct job *job) {
+static bool claim_pieces(struct process *p, struct job *job) {
     struct pieces *list = &p->pieces;
     while (list->cursor < list->used && list->piece[list->cursor].state != PIECE_TO_DO)
         list->cursor++;
@@ -85,14 +86,14 @@ static bool take(struct process *p, struct job *job) {
     return job->end > job->first;
 }
 
-static void say(struct fill *f, const struct job *job, enum outcome outcome) {
+static void report_failure(struct fill *f, const struct job *job, enum copy_result copy_result) {
     uint32_t pid = job->process->pid;
-    if (outcome == NOWHERE)
+    if (copy_result == NOT_MAPPED)
         fill_fail(f,
                   "process %" PRIu32 ": no memory was restored at %#" PRIx64 ", where its table "
                   "has a page",
                   pid, job->address);
-    else if (outcome == LOST)
+    else if (copy_result == EXITED)
         fill_fail(f, "process %" PRIu32 " ended while its memory was filled", pid);
     else
         fill_fail(f, "process %" PRIu32 ": the page at %#" PRIx64 " cannot be filled: %s", pid,
@@ -100,15 +101,16 @@ static void say(struct fill *f, const struct job *job, enum outcome outcome) {
 }
 
 // Does one job. The caller holds the process's lock for reading, so its pieces stay as they are.
-static void work(struct fill *f, struct job *job) {
+static void run_job(struct fill *f, struct job *job) {
     struct process *p = job->process;
     uint64_t before = 0, after = 0;
-    enum outcome outcome = COPIED;
+    enum copy_result copy_result = COPIED;
     uint32_t at = job->first;
-    bool settled = f->drained;
+    bool all_registered = f->drained;
     for (uint32_t i = job->first; i < job->end; i++)
         before += p->pieces.piece[i].pages;
-    while (at < job->end && (outcome = copy(f, job, &p->pieces.piece[at], settled)) == COPIED)
+    while (at < job->end &&
+           (copy_result = copy(f, job, &p->pieces.piece[at], all_registered)) == COPIED)
         at++;
     for (uint32_t i = at; i < job->end; i++)
         after += p->pieces.piece[i].pages;
@@ -124,24 +126,24 @@ static void work(struct fill *f, struct job *job) {
             p->pieces.cursor = at;
         pthread_cond_broadcast(&f->work);
     }
-    if (outcome == NOT_YET)
-        p->not_before = fill_now() + AGAIN_NS;
-    else if (outcome != COPIED && outcome != DISTURBED)
-        say(f, job, outcome);
-    fill_judge(f);
+    if (copy_result == NOT_REGISTERED)
+        p->not_before = fill_now() + RETRY_NS;
+    else if (copy_result != COPIED && copy_result != INTERRUPTED)
+        report_failure(f, job, copy_result);
+    fill_update_phase(f);
     pthread_mutex_unlock(&f->lock);
 }
 
 // Returns a process with pieces to copy. NULL: there is none now; later is the time in ns when one
 // has, or 0. The caller holds the lock.
-static struct process *choose(struct fill *f, uint64_t *later) {
+static struct process *next_process(struct fill *f, uint64_t *later) {
     uint64_t now = fill_now();
     *later = 0;
     if (f->report.phase == FILL_FAILED)
         return NULL;
     for (struct process *p = f->processes; p != NULL; p = p->next) {
         struct pieces *list = &p->pieces;
-        if (p->lost || list->to_do == 0 || list->cursor >= list->used)
+        if (p->exited || list->to_do == 0 || list->cursor >= list->used)
             continue;
         if (p->not_before <= now || f->drained)
             return p;
@@ -151,12 +153,12 @@ static struct process *choose(struct fill *f, uint64_t *later) {
     return NULL;
 }
 
-void *fill_copies(void *fill) {
+void *fill_copy_thread(void *fill) {
     struct fill *f = fill;
     pthread_mutex_lock(&f->lock);
     while (!f->stopping) {
         uint64_t later;
-        struct process *p = choose(f, &later);
+        struct process *p = next_process(f, &later);
         if (p == NULL && later == 0) {
             pthread_cond_wait(&f->work, &f->lock);
         } else if (p == NULL) {
@@ -165,13 +167,13 @@ void *fill_copies(void *fill) {
         } else {
             struct job job;
             pthread_mutex_unlock(&f->lock);
-            pthread_rwlock_rdlock(&p->still);
+            pthread_rwlock_rdlock(&p->copy_lock);
             pthread_mutex_lock(&f->lock);
-            bool some = !f->stopping && take(p, &job);
+            bool claimed = !f->stopping && claim_pieces(p, &job);
             pthread_mutex_unlock(&f->lock);
-            if (some)
-                work(f, &job);
-            pthread_rwlock_unlock(&p->still);
+            if (claimed)
+                run_job(f, &job);
+            pthread_rwlock_unlock(&p->copy_lock);
             pthread_mutex_lock(&f->lock);
         }
     }

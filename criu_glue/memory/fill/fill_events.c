@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MESSAGES = 16, READY = 16 };
+enum { MESSAGES = 16, EVENTS = 16 };
 
 void fill_watch(struct fill *f, int fd, void *what) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = what};
@@ -23,7 +23,7 @@ void fill_watch(struct fill *f, int fd, void *what) {
         fill_fail(f, "a descriptor of the fill cannot be watched: %s", strerror(errno));
 }
 
-struct process *fill_adopt(struct fill *f, uint32_t pid, int fd) {
+struct process *fill_add_process(struct fill *f, uint32_t pid, int fd) {
     struct process *p = calloc(1, sizeof *p);
     if (p == NULL) {
         close(fd);
@@ -36,7 +36,7 @@ struct process *fill_adopt(struct fill *f, uint32_t pid, int fd) {
     pthread_rwlockattr_t kind;
     pthread_rwlockattr_init(&kind);
     pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&p->still, &kind);
+    pthread_rwlock_init(&p->copy_lock, &kind);
     pthread_rwlockattr_destroy(&kind);
     p->next = f->processes;
     f->processes = p;
@@ -51,7 +51,7 @@ static int wake(const struct process *p, uint64_t address) {
 }
 
 // Serves a fault: gives the kernel the store's page, or zeros if no piece has this page.
-static int serve(struct fill *f, struct process *p, uint64_t address) {
+static int serve_fault(struct fill *f, struct process *p, uint64_t address) {
     struct piece *piece = pieces_find(&p->pieces, address);
     int rc;
     f->report.faults++;
@@ -68,7 +68,7 @@ static int serve(struct fill *f, struct process *p, uint64_t address) {
     if (rc == 0)
         return 0;
     if (errno == ESRCH) {
-        p->lost = true;
+        p->exited = true;
         return 0;
     }
     if (errno != EEXIST && errno != EAGAIN && errno != ENOENT)
@@ -77,11 +77,11 @@ static int serve(struct fill *f, struct process *p, uint64_t address) {
 }
 
 // Handles one message. The caller holds the lock, and no thread copies into the process.
-static int heed(struct fill *f, struct process *p, const struct uffd_msg *m) {
+static int handle_event(struct fill *f, struct process *p, const struct uffd_msg *m) {
     if (m->event == UFFD_EVENT_PAGEFAULT)
-        return serve(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
+        return serve_fault(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
     f->report.events++;
-    if (m->event == UFFD_EVENT_FORK && fill_adopt(f, p->pid, (int)m->arg.fork.ufd) == NULL)
+    if (m->event == UFFD_EVENT_FORK && fill_add_process(f, p->pid, (int)m->arg.fork.ufd) == NULL)
         return -1;
     if (p->pieces.to_do > 0)
         fill_fail(f,
@@ -91,10 +91,10 @@ static int heed(struct fill *f, struct process *p, const struct uffd_msg *m) {
     return 0;
 }
 
-int fill_heed(struct fill *f, struct process *p) {
+int fill_handle_events(struct fill *f, struct process *p) {
     struct uffd_msg messages[MESSAGES];
     int rc = 0;
-    pthread_rwlock_wrlock(&p->still);
+    pthread_rwlock_wrlock(&p->copy_lock);
     ssize_t n = read(p->fd, messages, sizeof messages);
     pthread_mutex_lock(&f->lock);
     if (n == 0 || (n > 0 && n % (ssize_t)sizeof *messages != 0)) { // this is no userfaultfd
@@ -102,30 +102,30 @@ int fill_heed(struct fill *f, struct process *p) {
         rc = -1;
     }
     for (ssize_t i = 0; n > 0 && i < n / (ssize_t)sizeof *messages && rc == 0; i++)
-        rc = heed(f, p, &messages[i]);
+        rc = handle_event(f, p, &messages[i]);
     if (rc != 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         fill_fail(f, "process %" PRIu32 ": its page faults cannot be served: %s", p->pid,
                   strerror(errno));
     pthread_cond_broadcast(&f->work);
-    fill_judge(f);
+    fill_update_phase(f);
     pthread_mutex_unlock(&f->lock);
-    pthread_rwlock_unlock(&p->still);
+    pthread_rwlock_unlock(&p->copy_lock);
     return rc;
 }
 
-static void drain(struct fill *f) {
-    while (fill_listen(f))
+static void drain_criu(struct fill *f) {
+    while (fill_read_criu(f))
         continue;
     pthread_mutex_lock(&f->lock);
-    if (f->settled && !f->drained) {
+    if (f->all_registered && !f->drained) {
         f->drained = true;
         pthread_cond_broadcast(&f->work);
-        fill_judge(f);
+        fill_update_phase(f);
     }
     pthread_mutex_unlock(&f->lock);
 }
 
-static void let_go(struct fill *f) {
+static void close_descriptors(struct fill *f) {
     for (struct process *p = f->processes; p != NULL; p = p->next)
         if (p->fd >= 0) {
             close(p->fd);
@@ -133,17 +133,17 @@ static void let_go(struct fill *f) {
         }
 }
 
-void *fill_events(void *fill) {
+void *fill_event_thread(void *fill) {
     struct fill *f = fill;
-    struct epoll_event ready[READY];
+    struct epoll_event ready[EVENTS];
     while (true) {
         pthread_mutex_lock(&f->lock);
-        bool through = f->finished && f->report.phase == FILL_FILLED;
+        bool complete = f->finished && f->report.phase == FILL_FILLED;
         bool failed = f->report.phase == FILL_FAILED, stopping = f->stopping;
-        bool settling = f->settled && !f->drained;
+        bool draining = f->all_registered && !f->drained;
         pthread_mutex_unlock(&f->lock);
-        if (through) { // no thread copies now, since no pieces are left
-            let_go(f);
+        if (complete) { // no thread copies now, since no pieces are left
+            close_descriptors(f);
             pthread_mutex_lock(&f->lock);
             f->report.phase = FILL_FINISHED;
             pthread_cond_broadcast(&f->changed);
@@ -151,22 +151,22 @@ void *fill_events(void *fill) {
         }
         // After a failure the descriptors stay open, and no thread reads them, until the tree has
         // ended. If they were closed, missing pages would read as zeros.
-        if (through || failed || stopping)
+        if (complete || failed || stopping)
             return NULL;
-        if (settling) {
-            drain(f);
+        if (draining) {
+            drain_criu(f);
             continue;
         }
-        int n = epoll_wait(f->epoll, ready, READY, -1);
+        int n = epoll_wait(f->epoll, ready, EVENTS, -1);
         for (int i = 0; i < n; i++) {
             void *what = ready[i].data.ptr;
             uint64_t word;
             if (what == &f->wake)
                 (void)!read(f->wake, &word, sizeof word);
             else if (what == &f->listener || what == &f->connection)
-                fill_listen(f);
+                fill_read_criu(f);
             else
-                fill_heed(f, what);
+                fill_handle_events(f, what);
         }
     }
 }

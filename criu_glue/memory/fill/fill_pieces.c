@@ -32,17 +32,17 @@ static int add_all(struct pieces *list, struct extent e) {
 
 // Adds the pages of the extent that are not placed.
 static int add_rest(struct pieces *list, struct extent e, struct page_map *map,
-                    const struct plan *plan, uint64_t *placed) {
+                    const struct plan *plan, uint64_t *preplaced) {
     struct extent next = {e.address, 0, e.slot};
-    uint64_t page = e.address / PAGE, there = 0;
+    uint64_t page = e.address / PAGE, preplaced_bits = 0;
     for (uint32_t i = 0; i < e.pages; i++, page++) {
         if (i == 0 || page % LEAF_PAGES == 0)
-            there = cold_placed(plan, map, page);
-        if (!(there >> page % LEAF_PAGES & 1)) {
+            preplaced_bits = cold_preplaced(plan, map, page);
+        if (!(preplaced_bits >> page % LEAF_PAGES & 1)) {
             next.pages++;
             continue;
         }
-        ++*placed;
+        ++*preplaced;
         if (add_all(list, next) != 0)
             return -1;
         next = (struct extent){(page + 1) * PAGE, 0, e.slot + i + 1};
@@ -51,13 +51,13 @@ static int add_rest(struct pieces *list, struct extent e, struct page_map *map,
 }
 
 int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
-              const struct plan *plan, uint64_t *placed) {
+              const struct plan *plan, uint64_t *preplaced) {
     *list = (struct pieces){.used = 0};
     for (uint32_t i = 0; i < image->extents; i++) {
         struct extent e = image->extent[i];
         if (e.slot < FIRST_SLOT) // the kernel supplies pages of zeros
             continue;
-        if ((plan == NULL ? add_all(list, e) : add_rest(list, e, map, plan, placed)) != 0)
+        if ((plan == NULL ? add_all(list, e) : add_rest(list, e, map, plan, preplaced)) != 0)
             return -1;
     }
     return 0;

@@ -2,7 +2,7 @@
 """Follows the fill of a tree that CRIU restores, from CRIU's start to the last page.
 
 A mark file lies in the directory of the images until all memory is in its place. An agent that was
-started anew sees by it that the tree must not run.
+restarted sees by it that the tree must not run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....errors import StepFailed
-from .eager import restore_at_once
 from .fill import FAILED, FillEngine
+from .pagemap_flags import clear_lazy_flags
 
 UNFILLED = "unfilled"
 
@@ -39,7 +39,7 @@ class TreeMemory:
             return []
         self._fill = fill
         self._mark.touch()
-        restore_at_once(self._images)
+        clear_lazy_flags(self._images)
         return ["--lazy-pages"]
 
     def look(self) -> None:

@@ -25,7 +25,7 @@ struct rseq_area {
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
-uint64_t store_placed(struct store *s) {
+uint64_t store_preplaced(struct store *s) {
     uint64_t placed = 0;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->images; i++) {
@@ -34,7 +34,7 @@ uint64_t store_placed(struct store *s) {
             continue;
         for (uint32_t k = 0; k < map->size; k++)
             if (map->table[k] != NULL)
-                placed += (uint64_t)__builtin_popcountll(map->table[k]->placed);
+                placed += (uint64_t)__builtin_popcountll(map->table[k]->preplaced);
     }
     pthread_mutex_unlock(&s->lock);
     return placed;
@@ -84,11 +84,11 @@ uint64_t cold_planned(const struct plan *plan, uint32_t pid, const struct leaf *
     return covered(plan, pid, leaf, false);
 }
 
-uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page) {
+uint64_t cold_preplaced(const struct plan *plan, struct page_map *map, uint64_t page) {
     const struct leaf *leaf = page_map_leaf(map, page);
-    if (leaf == NULL || leaf->placed == 0)
+    if (leaf == NULL || leaf->preplaced == 0)
         return 0;
-    return covered(plan, map->pid, leaf, true) & leaf->placed;
+    return covered(plan, map->pid, leaf, true) & leaf->preplaced;
 }
 
 // Whether the pages differ only in the processor's number of one thread.
@@ -126,8 +126,8 @@ static int sample(const struct store *s, uint32_t pid, int task, const struct le
     return 0;
 }
 
-int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task,
-                       char *why) {
+int store_verify_preplaced(struct store *s, const struct plan *plan, uint32_t pid, int task,
+                           char *why) {
     const struct plan_process *process = process_of(plan, pid);
     struct page_map *map = cold_process(s, pid);
     const struct plan_vma *vma = process != NULL ? plan_vmas(plan) + process->first : NULL;
@@ -137,9 +137,9 @@ int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, i
         uint64_t first = vma[i].start / PAGE, pages = vma[i].size / PAGE;
         for (uint64_t k = 0; k < SAMPLES; k++) {
             uint64_t page = first + pages * k / SAMPLES;
-            uint64_t placed = cold_placed(plan, map, page);
+            uint64_t placed = cold_preplaced(plan, map, page);
             struct leaf *leaf = placed ? page_map_leaf(map, page) : NULL;
-            placed = leaf != NULL ? placed & ~leaf->moved : 0;
+            placed = leaf != NULL ? placed & ~leaf->evicted : 0;
             if (placed && sample(s, pid, task, leaf, placed, why) != 0)
                 return -1;
         }

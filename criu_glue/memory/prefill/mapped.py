@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ....errors import StepFailed
 from ...images.image_kinds import ImageFile
-from ...images.protobuf import Damaged, Message, fields
+from ...images.protobuf import Damaged, ProtobufMessage, fields
 
 TOP = 1 << 47
 _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x02, 0x20, 0x100, 0x40000
@@ -29,7 +29,7 @@ class PrefillLost(Exception):
 
 @dataclass
 class Region:
-    """A private mapping in CRIU's image. ``ours``: CRIU makes it anew, and the prefill can put
+    """A private mapping in CRIU's image. ``ours``: CRIU makes it again, and the prefill can put
     memory of its kind in place. ``source``: its address in the early CRIU, or 0."""
 
     start: int
@@ -63,7 +63,7 @@ class _Task:
 
 def _task(path: Path) -> _Task:
     try:
-        image = Message(ImageFile(path).entries[0])
+        image = ProtobufMessage(ImageFile(path).entries[0])
         vmas = [
             {number: value for number, value in fields(raw) if isinstance(value, int)}
             for raw in image.raws(_VMAS)
@@ -79,7 +79,7 @@ def _task(path: Path) -> _Task:
 
 def _parents(path: Path) -> dict[int, int]:
     try:
-        tasks = [Message(entry) for entry in ImageFile(path).entries]
+        tasks = [ProtobufMessage(entry) for entry in ImageFile(path).entries]
         return {task.uint(_PID): task.uint(_PARENT) for task in tasks}
     except (OSError, Damaged, StepFailed) as error:
         raise PrefillLost(f"{path.name}: {error}") from error

@@ -15,14 +15,14 @@ enum prefill_op {
     PREFILL_MAP,  // reserve address space for [low, high) and map [start, end) in it
     PREFILL_GROW, // also map [start, end), which is reserved already
     PREFILL_COPY, // copy one block; for each page: its slot, PAGE_ZERO, or PAGE_UNKNOWN (keep it)
-    PREFILL_BACK, // write the pages of one block that have a slot into the store, and free them
-    PREFILL_DROP, // free the listed ranges
-    PREFILL_GO,   // begin the restore; the plan is complete
+    PREFILL_WRITE_BACK, // write the pages of one block that have a slot into the store; free them
+    PREFILL_DISCARD,    // free the listed ranges
+    PREFILL_RESTORE,    // begin the restore; the plan is complete
 };
 
 struct prefill_order {
     uint32_t op;
-    uint32_t count; // PREFILL_COPY, PREFILL_BACK: slots; PREFILL_DROP: ranges
+    uint32_t count; // PREFILL_COPY, PREFILL_WRITE_BACK: slots; PREFILL_DISCARD: ranges
     uint64_t start, end, low, high;
     int64_t shift; // address in the early CRIU minus address in the job
 };
@@ -32,7 +32,7 @@ struct prefill_answer {
     int64_t shift; // of the new reservation; for PREFILL_MAP only
 };
 
-struct prefill_drop {
+struct prefill_discard {
     uint64_t address;
     uint64_t pages;
 };
@@ -53,9 +53,9 @@ struct plan_vma {
 
 struct plan_process {
     uint32_t pid, first, count;
-    _Atomic uint32_t trouble; // the library sets this when CRIU does not map what was planned
-    uint64_t total;           // bytes that CRIU reserves, without guard pages
-    uint64_t base_rest;       // the library reserves at an address with this rest, modulo BLOCK
+    _Atomic uint32_t mismatch; // the library sets this when CRIU does not map what was planned
+    uint64_t total;            // bytes that CRIU reserves, without guard pages
+    uint64_t base_rest;        // the library reserves at an address with this rest, modulo BLOCK
 };
 
 struct plan {

@@ -6,7 +6,7 @@ memory is in huge pages, and its addresses differ from the job's by a multiple o
 forks the tasks, and only fork passes a page to another process without a copy. It takes 0.6 ms/GB
 in huge pages and 25 ms/GB in small ones.
 
-At the standstill the prefill copies the pages that the job has written meanwhile once more. It
+At the freeze the prefill copies once more the pages that the job has written meanwhile. It
 copies them into memory that is there already. The fill would need fresh pages, which cost 5 ms for
 each 2 MiB on a virtual machine whose hypervisor takes free memory back. Pages that are still
 outdated after that are freed one by one, and :class:`~.fill.FillEngine` copies them like all pages
@@ -14,7 +14,7 @@ that were never put here.
 
 The store knows which memory is cold (cold.h). Each error ends in :class:`PrefillLost`, and a fresh
 CRIU then restores the tree without the prefill. The pages that only the early CRIU keeps
-(:meth:`Prefill.keep_once`) are brought back first. If not all can be brought back, the restore
+(:meth:`Prefill.evict`) are written back first. If not all can be written back, the restore
 fails and the tree goes on at its source.
 """
 
@@ -56,12 +56,12 @@ LEAST = 384 << 20
 
 ANSWER_S = 20.0
 
-_COMING, _IDLE, _AT_LAST = range(3)  # cold.h
+_RECEIVING, _IDLE, _FROZEN = range(3)  # cold.h
 
-_MAP, _GROW, _COPY, _BACK, _DROP, _GO = range(6)
+_MAP, _GROW, _COPY, _WRITE_BACK, _DISCARD, _RESTORE = range(6)
 _ORDER = struct.Struct("<IIQQQQq")
 _ANSWER = struct.Struct("<qq")
-_DROPS = 4096  # ranges in one message
+_DISCARD_RANGES = 4096  # ranges in one message
 _RANGE = struct.Struct("<QQ")
 _PLAN = struct.Struct("<IIII")
 _PLAN_PROCESS = struct.Struct("<IIIIQQ")
@@ -107,9 +107,9 @@ class Prefill:
         self._pids: set[int] = set()  # the processes that have memory in place
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
-        """The bytes put in place so far; after :meth:`settle` only those that are up to date."""
-        self._twice: list[tuple[int, int, int]] = []  # blocks that the store has, too
-        self.moved = False
+        """The bytes put in place so far; after :meth:`plan_restore` only the current ones."""
+        self._in_both: list[tuple[int, int, int]] = []  # blocks that the store has, too
+        self.evicted = False
         """Whether only the early CRIU keeps some of the pages."""
 
     def close(self) -> None:
@@ -128,17 +128,17 @@ class Prefill:
     def step(self, search: object, idle: bool) -> bool:
         """Put one more block in place. False when there is none from the position of ``search`` to
         the end. ``idle``: no chunks come at present."""
-        return self._next(search, _IDLE if idle else _COMING)
+        return self._next(search, _IDLE if idle else _RECEIVING)
 
-    def freshen(self, search: object) -> bool:
-        """At the standstill, copy the outdated pages of one more block again. False as in
+    def copy_outdated(self, search: object) -> bool:
+        """At the freeze, copy the outdated pages of one more block again. False as in
         :meth:`step`."""
-        return self._next(search, _AT_LAST)
+        return self._next(search, _FROZEN)
 
     def _next(self, search: object, when: int) -> bool:
         block = self._block
         with self._store.in_use() as store:
-            if not self._calls.store_cold(store, search, when, block):
+            if not self._calls.store_next_cold(store, search, when, block):
                 return False
             try:
                 self._copy(block)
@@ -146,46 +146,53 @@ class Prefill:
                 # The store does not know which of the earlier pages of the block are still there.
                 if not block.fresh:
                     raise PrefillLost(f"it cannot be copied again: {error.strerror}") from error
-                what = f"no huge page can be had: {error.strerror}"
+                what = f"the kernel has no free huge page: {error.strerror}"
                 if error.errno not in _NONE_NOW:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
                 raise NoHugePage(what) from error
-            self._twice.append((block.pid, block.incarnation, block.address))
+            self._in_both.append((block.pid, block.incarnation, block.address))
         return True
 
-    def keep_once(self, size: int) -> None:
+    def evict(self, size: int) -> None:
         """For this many bytes in place, the store gives up its own copy from now on."""
         with self._store.in_use() as store:
-            while self._twice and size > 0:
-                moved = self._calls.store_move(store, *self._twice.pop()) * PAGE
-                self.moved |= moved > 0
-                size -= moved
+            while self._in_both and size > 0:
+                evicted = self._calls.store_evict(store, *self._in_both.pop()) * PAGE
+                self.evicted |= evicted > 0
+                size -= evicted
 
-    def let_go_of_outdated(self) -> None:
-        """Free outdated pages where that gives memory back; :meth:`settle` frees the others."""
+    def discard_outdated(self) -> None:
+        """Free outdated pages where that gives memory back. :meth:`plan_restore` frees the rest."""
         for area in self._areas:
             with self._store.in_use() as store:
-                self.bytes -= self._drop(
-                    area, self._calls.store_outdated,
-                    store, area.pid, area.incarnation, area.start, area.end,
-                )  # fmt: skip
+                self.bytes -= self._discard(
+                    area,
+                    self._calls.store_list_outdated,
+                    store,
+                    area.pid,
+                    area.incarnation,
+                    area.start,
+                    area.end,
+                )
 
     def search(self) -> object:
         """Return a new search that begins at the first block."""
-        return self._ffi.new("struct search *")
+        return self._ffi.new("struct cold_cursor *")
 
-    def settle(self, images: Path) -> int:
+    def plan_restore(self, images: Path) -> int:
         """Once the image is complete: free outdated pages, plan where the others belong, and free
         those that have no place. Return how many mappings have memory in place."""
         incarnations = self._store.incarnations()
         for area in self._areas:
             if incarnations.get(area.pid) != area.incarnation:  # this process has ended
-                self._let_go(area, [(area.start, (area.end - area.start) // PAGE)])
+                self._free(area, [(area.start, (area.end - area.start) // PAGE)])
         self._areas = [a for a in self._areas if incarnations.get(a.pid) == a.incarnation]
         for area in self._areas:
             with self._store.in_use() as store:
-                self._drop(area, self._calls.store_settle, store, area.pid, area.start, area.end)
+                self._discard(
+                    area, self._calls.store_apply_table, store, area.pid, area.start, area.end
+                )
         plan = mapped(images, incarnations)
         found = 0
         for area in self._areas:
@@ -195,34 +202,39 @@ class Prefill:
                 self._pids.add(area.pid)
         self._write(plan)
         raw = self._ffi.from_buffer("uint8_t[]", self._plan)
-        self.bring_back(raw)
+        self.write_back(raw)
         with self._store.in_use() as store:
             for area in self._areas:
-                self._drop(
-                    area, self._calls.store_unplanned,
-                    store, raw, area.pid, area.start, area.end,
-                )  # fmt: skip
-            self.bytes = self._calls.store_placed(store) * PAGE
+                self._discard(
+                    area,
+                    self._calls.store_apply_plan,
+                    store,
+                    raw,
+                    area.pid,
+                    area.start,
+                    area.end,
+                )
+            self.bytes = self._calls.store_preplaced(store) * PAGE
         return found
 
-    def bring_back(self, plan: object = None) -> None:
+    def write_back(self, plan: object = None) -> None:
         """Write the pages that only the early CRIU keeps into the store again. Without a plan these
         are all; with one, those that no mapping of the plan moves to their place."""
         block, plan = self._block, self._ffi.NULL if plan is None else plan
-        for area in self._areas if self.moved else ():
+        for area in self._areas if self.evicted else ():
             for address in area.blocks:
                 with self._store.in_use() as store:
-                    if not self._calls.store_stranded(
+                    if not self._calls.store_orphaned(
                         store, plan, area.pid, area.incarnation, address, block
                     ):
                         continue
                     slots = bytes(self._ffi.buffer(block.slot))
-                    self._order(_BACK, area.shift, address, count=len(slots) // 4, more=slots)
-                    self._calls.store_brought_back(store, block)
+                    self._order(_WRITE_BACK, area.shift, address, count=len(slots) // 4, more=slots)
+                    self._calls.store_written_back(store, block)
 
-    def go(self) -> None:
+    def begin_restore(self) -> None:
         """Order the early CRIU to begin the restore."""
-        self._order(_GO)
+        self._order(_RESTORE)
 
     @property
     def plan(self) -> mmap.mmap | None:
@@ -242,7 +254,7 @@ class Prefill:
         why = self._ffi.new("char[]", store_library.WHY)
         plan = self._ffi.from_buffer("uint8_t[]", self._plan)
         with self._store.in_use() as store:
-            if self._calls.store_placed_right(store, plan, pid, task, why) != 0:
+            if self._calls.store_verify_preplaced(store, plan, pid, task, why) != 0:
                 raise StepFailed("restore", self._ffi.string(why).decode("utf-8", "replace"))
 
     def _copy(self, block: object) -> None:
@@ -275,22 +287,22 @@ class Prefill:
             self._order(_GROW, area.shift, area.end, end)
             area.end = end
 
-    def _drop(self, area: Area, listed: Callable[..., int], *of: object) -> int:
+    def _discard(self, area: Area, listed: Callable[..., int], *of: object) -> int:
         """Free the pages that the function ``listed`` lists. Return their bytes."""
-        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
-        rc = listed(*of, drops, count)
-        raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE.size)) if count[0] else b""
-        self._calls.free(drops[0])
+        discards, count = self._ffi.new("struct prefill_discard **"), self._ffi.new("uint32_t *")
+        rc = listed(*of, discards, count)
+        raw = bytes(self._ffi.buffer(discards[0], count[0] * _RANGE.size)) if count[0] else b""
+        self._calls.free(discards[0])
         if rc != 0:
-            raise PrefillLost("no memory to list what is let go of")
-        return self._let_go(area, list(_RANGE.iter_unpack(raw)))
+            raise PrefillLost("out of memory for the list of freed pages")
+        return self._free(area, list(_RANGE.iter_unpack(raw)))
 
-    def _let_go(self, area: Area, ranges: Sequence[tuple[int, int]]) -> int:
+    def _free(self, area: Area, ranges: Sequence[tuple[int, int]]) -> int:
         """Free ranges of (address, pages). Return their bytes."""
-        for at in range(0, len(ranges), _DROPS):
-            part = ranges[at : at + _DROPS]
+        for at in range(0, len(ranges), _DISCARD_RANGES):
+            part = ranges[at : at + _DISCARD_RANGES]
             packed = b"".join(_RANGE.pack(*each) for each in part)
-            self._order(_DROP, area.shift, count=len(part), more=packed)
+            self._order(_DISCARD, area.shift, count=len(part), more=packed)
         return sum(pages for _, pages in ranges) * PAGE
 
     def _place(self, area: Area, mappings: Sequence[Region]) -> int:
@@ -318,15 +330,23 @@ class Prefill:
             count += len(of)
         raw = _PLAN.pack(_MAGIC, len(plan), count, 0) + processes + mappings
         if len(raw) > PLAN_LIMIT:
-            raise PrefillLost(f"it has {count} mappings, too many to place ahead")
+            raise PrefillLost(f"the image has {count} mappings, too many to place in advance")
         os.ftruncate(self.plan_fd, len(raw))
         self._plan = mmap.mmap(self.plan_fd, len(raw))
         self._plan[:] = raw
 
     def _order(
-        self, op: int, shift: int = 0, start: int = 0, end: int = 0, low: int = 0, high: int = 0,
-        *, count: int = 0, more: bytes = b"",
-    ) -> int:  # fmt: skip
+        self,
+        op: int,
+        shift: int = 0,
+        start: int = 0,
+        end: int = 0,
+        low: int = 0,
+        high: int = 0,
+        *,
+        count: int = 0,
+        more: bytes = b"",
+    ) -> int:
         try:
             self._orders.send(_ORDER.pack(op, count, start, end, low, high, shift) + more)
             answer = self._orders.recv(_ANSWER.size)

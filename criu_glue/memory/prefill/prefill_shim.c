@@ -2,14 +2,14 @@
 //
 // This library is preloaded into an early CRIU, which starts while the job runs at its source.
 // Before CRIU's main begins, the library obeys the agent's orders (prefill.h): it maps memory in
-// huge pages and copies pages of the job into it. After the order PREFILL_GO CRIU restores. CRIU
-// forks the tasks, so they have these pages at no cost. Where CRIU maps a task's memory (criu:
+// huge pages and copies pages of the job into it. After the order PREFILL_RESTORE CRIU restores.
+// CRIU forks the tasks, so they have these pages at no cost. Where CRIU maps a task's memory (criu:
 // mem.c, premap_private_vma), the library moves the pages to that place. It moves page tables and
 // copies nothing.
 //
 // LIVESHIFT_PREFILL is "<socket>:<the pages' file>:<the plan's memory>", all descriptors. If the
-// agent ends before PREFILL_GO, this CRIU ends, too. Memory that does not fit the plan is mapped as
-// CRIU wants it, without the pages, and the plan then does not say that it was placed.
+// agent ends before PREFILL_RESTORE, this CRIU ends, too. Memory that does not fit the plan is
+// mapped as CRIU wants it, without the pages, and the plan then does not say that it was placed.
 
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS // mmap and mmap64 are both defined here
@@ -44,7 +44,7 @@ enum { NICE = 5, MESSAGE = 128 << 10, TRIED_BASES = 64 };
 
 static struct {
     int socket, pages, plan_fd;
-    bool going;
+    bool restoring;
     struct plan *plan;
 } early;
 
@@ -53,23 +53,23 @@ union message {
     uint8_t raw[MESSAGE];
 };
 
-static int64_t failed(void) { return -(int64_t)errno; }
+static int64_t negative_errno(void) { return -(int64_t)errno; }
 
 static void *at(uint64_t address) { return (void *)(uintptr_t)address; }
 
-static int64_t have(uint64_t start, uint64_t end) {
+static int64_t map_fixed(uint64_t start, uint64_t end) {
     void *got = mmap(at(start), end - start, PROT_READ | PROT_WRITE, ANONYMOUS | MAP_FIXED, -1, 0);
-    return got == MAP_FAILED ? failed() : 0;
+    return got == MAP_FAILED ? negative_errno() : 0;
 }
 
-static int64_t map(const struct prefill_order *o, int64_t *shift) {
+static int64_t reserve_area(const struct prefill_order *o, int64_t *shift) {
     uint64_t size = o->high - o->low;
     void *got = mmap(NULL, size + BLOCK, PROT_NONE, ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED)
-        return failed();
+        return negative_errno();
     uint64_t low = ((uintptr_t)got + BLOCK - 1) / BLOCK * BLOCK + o->low % BLOCK;
     *shift = (int64_t)(low - o->low);
-    return have(o->start + (uint64_t)*shift, o->end + (uint64_t)*shift);
+    return map_fixed(o->start + (uint64_t)*shift, o->end + (uint64_t)*shift);
 }
 
 // The kernel must not make huge pages here by itself, also where the host is set to make them
@@ -81,12 +81,12 @@ static void huge_pages(bool by_kernel) { prctl(PR_SET_THP_DISABLE, !by_kernel, 0
 
 // Copies one block into a huge page of its own. Without a huge page it fails: a prefill in small
 // pages saves no time.
-static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
+static int64_t copy_block(const struct prefill_order *o, const uint32_t *slot) {
     uint8_t *to = at(o->start + (uint64_t)o->shift);
     if (o->end) { // the first copy of this block
         *(volatile uint8_t *)to = 0;
         huge_pages(true); // MADV_COLLAPSE works only with this
-        int64_t rc = madvise(to, BLOCK, MADV_COLLAPSE) == 0 ? 0 : failed();
+        int64_t rc = madvise(to, BLOCK, MADV_COLLAPSE) == 0 ? 0 : negative_errno();
         huge_pages(false);
         if (rc != 0) {
             madvise(to, BLOCK, MADV_DONTNEED);
@@ -109,7 +109,7 @@ static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
     return 0;
 }
 
-static int64_t back(const struct prefill_order *o, const uint32_t *slot) {
+static int64_t write_back(const struct prefill_order *o, const uint32_t *slot) {
     uint8_t *from = at(o->start + (uint64_t)o->shift);
     for (uint32_t i = 0; i < BLOCK_PAGES; i++)
         if (slot[i] >= FIRST_SLOT && pwrite(early.pages, from + i * PAGE, PAGE,
@@ -122,53 +122,54 @@ static int64_t back(const struct prefill_order *o, const uint32_t *slot) {
     return 0;
 }
 
-static int64_t drop(const struct prefill_order *o, const struct prefill_drop *range) {
+static int64_t discard(const struct prefill_order *o, const struct prefill_discard *range) {
     for (uint32_t i = 0; i < o->count; i++)
         if (madvise(at(range[i].address + (uint64_t)o->shift), range[i].pages * PAGE,
                     MADV_DONTNEED) != 0)
-            return failed();
+            return negative_errno();
     return 0;
 }
 
-static int64_t go(void) {
+static int64_t begin_restore(void) {
     struct stat about;
     if (fstat(early.plan_fd, &about) != 0)
-        return failed();
+        return negative_errno();
     struct plan *plan =
         mmap(NULL, (size_t)about.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, early.plan_fd, 0);
     if (plan == MAP_FAILED)
-        return failed();
+        return negative_errno();
     if (plan->magic != PLAN_MAGIC)
         return -EINVAL;
     early.plan = plan;
     return 0;
 }
 
-static int64_t obey(const union message *m, size_t length, int64_t *shift) {
+static int64_t handle_order(const union message *m, size_t length, int64_t *shift) {
     const struct prefill_order *o = &m->order;
     size_t rest = length - sizeof *o;
     switch (o->op) {
     case PREFILL_MAP:
-        return map(o, shift);
+        return reserve_area(o, shift);
     case PREFILL_GROW:
-        return have(o->start + (uint64_t)o->shift, o->end + (uint64_t)o->shift);
+        return map_fixed(o->start + (uint64_t)o->shift, o->end + (uint64_t)o->shift);
     case PREFILL_COPY:
-        return rest == BLOCK_PAGES * sizeof(uint32_t) ? copy(o, (const uint32_t *)(o + 1))
+        return rest == BLOCK_PAGES * sizeof(uint32_t) ? copy_block(o, (const uint32_t *)(o + 1))
                                                       : -EINVAL;
-    case PREFILL_BACK:
-        return rest == BLOCK_PAGES * sizeof(uint32_t) ? back(o, (const uint32_t *)(o + 1))
+    case PREFILL_WRITE_BACK:
+        return rest == BLOCK_PAGES * sizeof(uint32_t) ? write_back(o, (const uint32_t *)(o + 1))
                                                       : -EINVAL;
-    case PREFILL_DROP:
-        return rest == o->count * sizeof(struct prefill_drop)
-                   ? drop(o, (const struct prefill_drop *)(o + 1))
+    case PREFILL_DISCARD:
+        return rest == o->count * sizeof(struct prefill_discard)
+                   ? discard(o, (const struct prefill_discard *)(o + 1))
                    : -EINVAL;
-    case PREFILL_GO:
-        return go();
+    case PREFILL_RESTORE:
+        return begin_restore();
     }
     return -EINVAL;
 }
 
-// Obeys orders until PREFILL_GO, and then sets early.going. Returns without it if the agent ends.
+// Handles orders until PREFILL_RESTORE, and then sets early.restoring. If the agent ends before
+// that, it returns without setting it.
 static void *serve(void *unused) {
     static union message m;
     // Only this thread is nice: the job's processes must descend from one that never was.
@@ -180,17 +181,17 @@ static void *serve(void *unused) {
         if (n < (ssize_t)sizeof m.order)
             return unused;
         struct prefill_answer answer = {0, 0};
-        answer.error = obey(&m, (size_t)n, &answer.shift);
+        answer.error = handle_order(&m, (size_t)n, &answer.shift);
         if (send(early.socket, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer)
             return unused;
     }
-    early.going = true;
+    early.restoring = true;
     return unused;
 }
 
 __attribute__((constructor)) static void begin(void) {
-    const char *said = getenv("LIVESHIFT_PREFILL");
-    if (said == NULL || sscanf(said, "%d:%d:%d", &early.socket, &early.pages, &early.plan_fd) != 3)
+    const char *text = getenv("LIVESHIFT_PREFILL");
+    if (text == NULL || sscanf(text, "%d:%d:%d", &early.socket, &early.pages, &early.plan_fd) != 3)
         return;
     unsetenv("LIVESHIFT_PREFILL"); // CRIU's hook inherits the environment and must not do this
     huge_pages(false);
@@ -200,7 +201,7 @@ __attribute__((constructor)) static void begin(void) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&thread, NULL, serve, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0 || pthread_join(thread, NULL) != 0 || !early.going)
+    if (rc != 0 || pthread_join(thread, NULL) != 0 || !early.restoring)
         _exit(1);
     close(early.pages);
     close(early.plan_fd);
@@ -233,7 +234,7 @@ static mremap_call real_mremap(void) {
     return real;
 }
 
-static void look_who(void) {
+static void find_task(void) {
     pid_t pid = getpid();
     if (pid == task.pid)
         return;
@@ -245,8 +246,8 @@ static void look_who(void) {
             task.process = &process[i];
 }
 
-static void give_up(void) {
-    task.process->trouble = 1;
+static void abandon_plan(void) {
+    task.process->mismatch = 1;
     task.next = task.end = NULL;
     task.process = NULL;
 }
@@ -286,7 +287,7 @@ static struct plan_vma *expected(const void *address, size_t size) {
         return NULL;
     uint64_t guard = task.next->flags & VMA_GROWS_DOWN ? task.guard : 0;
     if (task.next->size + guard != size) {
-        give_up();
+        abandon_plan();
         return NULL;
     }
     task.expected += size;
@@ -306,7 +307,7 @@ static bool placed_for_another(const struct plan_vma *vma) {
 EXPORT void *mmap64(void *address, size_t size, int prot, int flags, int fd, off_t offset) {
     if (early.plan == NULL)
         return real_mmap()(address, size, prot, flags, fd, offset);
-    look_who();
+    find_task();
     if (task.process == NULL)
         return real_mmap()(address, size, prot, flags, fd, offset);
     if (task.end == NULL && address == NULL && prot == PROT_NONE && flags == ANONYMOUS) {
@@ -344,7 +345,7 @@ EXPORT void *mremap(void *old, size_t old_size, size_t size, int flags, ...) {
     if (early.plan == NULL || got == MAP_FAILED || (uintptr_t)old < BASE ||
         (uintptr_t)old >= BASE + TRIED_BASES * BASES_APART)
         return got;
-    look_who();
+    find_task();
     struct plan_vma *vma = task.process != NULL ? expected(address, size) : NULL;
     if (vma == NULL || placed_for_another(vma))
         madvise(got, size, MADV_DONTNEED);

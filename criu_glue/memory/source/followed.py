@@ -12,13 +12,13 @@ from ..engine import PAGE
 from . import userfault, writers
 from .maps import own_ranges, shares_memory
 from .proc import About
-from .source_engine import Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
+from .source_engine import Pull, Ranges, Regions, Sent, classify, scan_present, scan_written
 
 TRIES = 3
 """The tracker tries this often, once a round, to track a process that it cannot track."""
 
 PART = 256 << 20
-"""At the standstill the tracker scans a process in parts of at least this many bytes."""
+"""While the capsule is frozen, the tracker scans a process in parts of at least this many bytes."""
 
 PARTS = 64
 """A large process has about this many parts; they are then larger than PART."""
@@ -34,7 +34,7 @@ class Followed:
         self.sent = Sent()
         self.untracked = ""
         """Why the process is not tracked, in words; "" when it is."""
-        self.distrusted = ""
+        self.untrusted = ""
         """Why tracking may miss writes of the process, in words; "" when it does not."""
         self.written = Regions()
         """The pages that the next pull must read."""
@@ -58,8 +58,8 @@ class Followed:
     def look(self, known: int, only_look: bool = False) -> None:
         """List in ``written`` the pages written since the last look, and protect them again.
 
-        If the process cannot be tracked, all its pages are listed once, and the standstill reads it
-        again in full. ``only_look``: the caller will not read the listed pages now. Raises
+        If the process cannot be tracked, all its pages are listed once, and the pass at the freeze
+        reads it again in full. ``only_look``: the caller will not read the listed pages now. Raises
         FileNotFoundError or ProcessLookupError when the process has ended.
         """
         self.written.clear()
@@ -69,12 +69,12 @@ class Followed:
                 break
         # This check must come after the look. I/O that is complete by now, or that began after the
         # look, needs no check: the pages are read as they are.
-        if not self.distrusted:
-            self.distrusted = writers.past_page_tables(self.pid)
+        if not self.untrusted:
+            self.untrusted = writers.past_page_tables(self.pid)
         if self._uffd is None and not self._read_once and not only_look:
             for look in self.looks_standing(known):
                 look()
-            self.judge(distrust=True)
+            self.classify(all_stale=True)
             self._read_once = True
 
     def _look_tracked(self, known: int, only_look: bool) -> bool:
@@ -96,17 +96,19 @@ class Followed:
 
     def looks_standing(self, known: int) -> list[Callable[[], None]]:
         """Return functions that scan the frozen process. Any threads must call all of them before
-        :meth:`judge`."""
+        :meth:`classify`."""
         self._found = []
         return [self._look_at(part, known) for part in divided(self.ranges)]
 
-    def judge(self, distrust: bool) -> None:
+    def classify(self, all_stale: bool) -> None:
         """List in ``present`` all pages that exist, and in ``written`` those that the destination
-        may not have. With ``distrust`` these are all pages."""
+        may not have. With ``all_stale`` these are all pages."""
         self.written.clear()
         self.present.clear()
         for found in self._found:
-            judge(found, distrust or bool(self.distrusted), self.sent, self.present, self.written)
+            classify(
+                found, all_stale or bool(self.untrusted), self.sent, self.present, self.written
+            )
         self._found = []
 
     def _look_at(self, part: Ranges, known: int) -> Callable[[], None]:
@@ -127,10 +129,16 @@ class Followed:
             path = f"/proc/{self.pid}/{name}"
             self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         return Pull(
-            self.pid, self._files[0], -1 if alone else self._files[1], inner=self.who.inner,
-            incarnation=self.incarnation, round=round, number=number, regions=self.written,
+            self.pid,
+            self._files[0],
+            -1 if alone else self._files[1],
+            inner=self.who.inner,
+            incarnation=self.incarnation,
+            round=round,
+            number=number,
+            regions=self.written,
             sent=self.sent,
-        )  # fmt: skip
+        )
 
     def _track(self) -> bool:
         if self._uffd is not None:
@@ -158,7 +166,7 @@ class Followed:
         cause."""
         self._close_uffd()
         self.written.clear()
-        self.sent.expect_all()
+        self.sent.invalidate_all()
         self._whole = True
         self._read_once = False
         if error.errno == errno.EPERM:  # it has run another program
@@ -166,7 +174,7 @@ class Followed:
             self.incarnation += 1
             self.untracked = "it runs another program each time"
         elif error.errno == errno.EBUSY:
-            self.untracked = "somebody else follows its memory"
+            self.untracked = "another userfaultfd follows its memory"
         elif error.errno == errno.ESRCH:
             raise ProcessLookupError(errno.ESRCH, "it has ended", str(self.pid)) from error
         else:
@@ -195,12 +203,12 @@ def divided(ranges: Ranges) -> Iterator[Ranges]:
     """Divide the ranges into parts of about the same size, for several threads."""
     most = max(PART, sum(end - start for start, end in ranges) // PARTS // PAGE * PAGE)
     part: Ranges = []
-    room = most
+    left = most
     for start, end in ranges:
-        while end - start > room:
-            yield [*part, (start, start + room)]
-            start, part, room = start + room, [], most
+        while end - start > left:
+            yield [*part, (start, start + left)]
+            start, part, left = start + left, [], most
         part.append((start, end))
-        room -= end - start
+        left -= end - start
     if part:
         yield part

@@ -21,7 +21,7 @@ enum { MOST_PAGES = CHUNK_PAYLOAD / PAGE };
 struct batch {
     size_t count, pages;
     struct iovec part[MOST_PAGES];
-    bool there[MOST_PAGES];
+    bool is_read[MOST_PAGES];
     uint8_t *at; // the content of the pages, in order
 };
 
@@ -64,7 +64,7 @@ struct pull_state pull_state(struct pull *pull) {
 }
 
 // Takes the next pages into the batch, at most most of them.
-static void take(struct pull *pull, struct batch *batch, size_t most) {
+static void next_batch(struct pull *pull, struct batch *batch, size_t most) {
     batch->count = batch->pages = 0;
     pthread_mutex_lock(&pull->lock);
     while (batch->pages < most && pull->state.error == 0 && pull->next < pull->regions->count) {
@@ -95,7 +95,7 @@ static void read_by_file(const struct pull *pull, struct batch *batch, size_t do
             ssize_t got = pread(pull->memory, batch->at + (page + k) * PAGE, (pages - k) * PAGE,
                                 (off_t)(address + k * PAGE));
             size_t whole = got > 0 ? (size_t)got / PAGE : 0;
-            memset(batch->there + page + k, true, whole);
+            memset(batch->is_read + page + k, true, whole);
             k += whole ? whole : 1;
         }
         page += pages;
@@ -119,7 +119,7 @@ static bool is_shared(const struct pull *pull, const struct batch *batch) {
 // Reads the pages of the batch. Returns 0, or -ESRCH when the process has ended.
 static int read_batch(const struct pull *pull, struct batch *batch) {
     struct iovec here = {batch->at, batch->pages * PAGE};
-    memset(batch->there, false, batch->pages);
+    memset(batch->is_read, false, batch->pages);
     // process_vm_readv is more than twice as fast as /proc/PID/mem, but it pins the pages. Before
     // the kernel pins a shared page, it gives the process a copy of its own (gup_must_unshare).
     size_t done = 0;
@@ -128,7 +128,7 @@ static int read_batch(const struct pull *pull, struct batch *batch) {
         if (got < 0 && errno == ESRCH)
             return -ESRCH;
         done = got > 0 ? (size_t)got / PAGE : 0;
-        memset(batch->there, true, done);
+        memset(batch->is_read, true, done);
     }
     if (done < batch->pages)
         read_by_file(pull, batch, done);
@@ -163,8 +163,8 @@ static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32
         run[(*runs)++] = (struct pull_run){address, 1, kind};
 }
 
-static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
-                  uint32_t parent_pid) {
+static void add_reference(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
+                          uint32_t parent_pid) {
     uint8_t *at = chunk->reference + chunk->references++ * REFERENCE;
     struct reference to = {{hash.low, hash.high}, parent_pid, address};
     chunk_put_reference(at, to);
@@ -172,8 +172,8 @@ static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash h
 }
 
 // Puts one page that was read into the chunk, in the shortest form.
-static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
-                const uint8_t *page, struct pull_state *seen) {
+static void add_page(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
+                     const uint8_t *page, struct pull_state *seen) {
     struct sent_block *block = sent_find(pull->sent, address);
     size_t index = sent_index(address);
     struct sent_hash hash = hash_of(page);
@@ -183,7 +183,7 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
         add_run(chunk->run, &chunk->runs, address, RUN_ZERO);
         sent_record(block, index, hash, pull->pass);
     } else if (parent_has(pull, address, hash)) {
-        refer(chunk, address, hash, pull->parent_pid);
+        add_reference(chunk, address, hash, pull->parent_pid);
         sent_record(block, index, hash, pull->pass);
     } else {
         uint8_t *to = chunk->at + PAGE + chunk->pages++ * PAGE;
@@ -195,16 +195,16 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
     sent_make_current(block, index);
 }
 
-static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct batch *batch) {
+static void add_batch(struct pull *pull, struct pull_chunk *chunk, const struct batch *batch) {
     struct pull_state seen = {0};
     const uint8_t *page = batch->at;
-    const bool *there = batch->there;
+    const bool *is_read = batch->is_read;
     for (size_t i = 0; i < batch->count; i++) {
         uint64_t address = (uintptr_t)batch->part[i].iov_base, end;
         end = address + batch->part[i].iov_len;
-        for (; address < end; address += PAGE, page += PAGE, there++) {
-            if (*there)
-                put(pull, chunk, address, page, &seen);
+        for (; address < end; address += PAGE, page += PAGE, is_read++) {
+            if (*is_read)
+                add_page(pull, chunk, address, page, &seen);
             else if (seen.unreadable++ == 0)
                 seen.first_unreadable = address;
         }
@@ -233,7 +233,7 @@ int pull_fill(struct pull *pull, struct pull_chunk *chunk, uint64_t budget, uint
         size_t most = space(chunk);
         if (most == 0)
             return PULL_FULL;
-        take(pull, &batch, most);
+        next_batch(pull, &batch, most);
         if (batch.pages == 0)
             return PULL_DONE;
         batch.at = chunk->at + PAGE + chunk->pages * PAGE;
@@ -244,7 +244,7 @@ int pull_fill(struct pull *pull, struct pull_chunk *chunk, uint64_t budget, uint
             pthread_mutex_unlock(&pull->lock);
             return PULL_DONE;
         }
-        put_all(pull, chunk, &batch);
+        add_batch(pull, chunk, &batch);
     }
     return PULL_PAUSE;
 }

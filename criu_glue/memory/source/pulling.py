@@ -8,39 +8,39 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from .ring import Ring, Slot
+from .ring import ChunkRing, ChunkSlot
 from .source_engine import DONE, PAUSE, Chunk, Pull
 
 BATCH = 4 << 20
-"""A thread reads at most this many bytes between two calls of its pace."""
+"""A thread reads at most this many bytes between two calls of its throttle."""
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
 """A sink takes a chunk. The chunk's memory belongs to the sink until the sink calls the second
 argument. All reading threads call the sink, several at the same time."""
 
 
-class Pace(Protocol):
+class PullThrottle(Protocol):
     """Slows the reading down. Several threads call it at the same time."""
 
-    def spent(self, read: int) -> None:
+    def account(self, read: int) -> None:
         """A thread has just read this many bytes. Return when it may read more."""
 
 
-class Unhurried:
-    """A pace without a limit."""
+class NoThrottle:
+    """A throttle that never waits."""
 
-    def spent(self, read: int) -> None:
+    def account(self, read: int) -> None:
         pass
 
 
-class Stopped(Exception):
+class PullStopped(Exception):
     """The caller does not want the work any more. The chunks handed on so far are valid."""
 
 
 class Pulling:
     """A pool of threads that read. It does one job at a time, with all threads."""
 
-    def __init__(self, threads: int, ring: Ring) -> None:
+    def __init__(self, threads: int, ring: ChunkRing) -> None:
         self._threads = threads
         self._ring = ring
         self._pool = ThreadPoolExecutor(threads, "pull")
@@ -56,11 +56,12 @@ class Pulling:
             pass
 
     def pull(
-        self, pulls: Sequence[Pull], sink: Sink, pace: Pace, stopped: Callable[[], bool]
+        self, pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle, stopped: Callable[[], bool]
     ) -> int:
         """Read all pulls, one process after the other. Return the bytes of all chunks.
 
-        Raises Stopped, or what the sink or the pace has raised; then a part of the pages is lost.
+        Raises PullStopped, or what the sink or the throttle has raised; then a part of the pages is
+        lost.
         """
         failed = threading.Event()
 
@@ -69,7 +70,7 @@ class Pulling:
 
         def work() -> int:
             try:
-                return _Worker(self._ring, sink, pace, give_up).run(pulls)
+                return _Worker(self._ring, sink, throttle, give_up).run(pulls)
             except BaseException:
                 failed.set()
                 raise
@@ -81,19 +82,21 @@ class Pulling:
                 errors.append(error)
             else:
                 sent += each.result()
-        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        for error in sorted(errors, key=lambda error: isinstance(error, PullStopped)):
             raise error
         return sent
 
 
 class _Worker:
-    def __init__(self, ring: Ring, sink: Sink, pace: Pace, stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, ring: ChunkRing, sink: Sink, throttle: PullThrottle, stopped: Callable[[], bool]
+    ) -> None:
         self._ring = ring
         self._sink = sink
-        self._pace = pace
+        self._throttle = throttle
         self._stopped = stopped
         self._chunk = Chunk()
-        self._slot: Slot | None = None
+        self._slot: ChunkSlot | None = None
         self._sent = 0
 
     def run(self, pulls: Sequence[Pull]) -> int:
@@ -111,18 +114,18 @@ class _Worker:
             if self._slot is None:
                 self._slot = self._ring.take(self._stopped)
                 if self._slot is None:
-                    raise Stopped
+                    raise PullStopped
             self._chunk.begin(self._slot.memory)
             how, read = self._chunk.fill(pull, BATCH)
-            self._pace.spent(read)
+            self._throttle.account(read)
             while how == PAUSE and not self._stopped():
                 how, read = self._chunk.fill(pull, BATCH)
-                self._pace.spent(read)
+                self._throttle.account(read)
             self._hand_on(pull)
             # If each batch fills a chunk, and the sink gives the slot back before it waits for the
             # link, no check above asks whether the round is still wanted.
             if how != DONE and self._stopped():
-                raise Stopped
+                raise PullStopped
 
     def _hand_on(self, pull: Pull) -> None:
         length = self._chunk.end(pull)

@@ -33,7 +33,7 @@ int remote_userfaultfd(pid_t tid, int pidfd, uint64_t syscall_at, bool filtered)
 enum { GET_SIGMASK = 0x420a, SET_SIGMASK = 0x420b, GET_RSEQ = 0x420f, EVENT_STOP = 128 };
 enum { OPTION_SUSPEND_SECCOMP = 1 << 21 };
 enum { SYSCALL_STOP = SIGTRAP | 0x80, USER_CODE_64 = 0x33, USER_MODE_ONLY = 1 };
-enum { SPINS = 200, NAP_NS = 20000, NAPS = 50000, LONG_NAP_NS = 1000000 };
+enum { SPINS = 200, SLEEP_NS = 20000, SLEEPS = 50000, LONG_SLEEP_NS = 1000000 };
 
 struct rseq_configuration {
     uint64_t abi;
@@ -58,7 +58,7 @@ static bool read_word(const struct remote *thread, uint64_t from, void *to, size
 
 // Whether the thread is in a restartable sequence (rseq(2)). The kernel would not notice that we
 // make the thread leave it.
-static bool in_sequence(const struct remote *thread) {
+static bool in_rseq(const struct remote *thread) {
     struct rseq_configuration about;
     if (ptrace((enum __ptrace_request)GET_RSEQ, thread->tid, sizeof about, &about) <= 0 ||
         about.abi == 0)
@@ -79,7 +79,7 @@ static bool is_syscall(const struct remote *thread) {
            code[1] == 0x05;
 }
 
-static int next_stop(const struct remote *thread, int *status, bool *hurried) {
+static int next_stop(const struct remote *thread, int *status, bool *interrupted) {
     for (int64_t spin = 0;; spin++) {
         pid_t which = waitpid(thread->tid, status, WNOHANG | __WALL);
         if (which == thread->tid)
@@ -90,9 +90,9 @@ static int next_stop(const struct remote *thread, int *status, bool *hurried) {
             sched_yield();
             continue;
         }
-        if (spin == NAPS)
-            *hurried = ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0) == 0;
-        nanosleep(&(struct timespec){.tv_nsec = spin < NAPS ? NAP_NS : LONG_NAP_NS}, NULL);
+        if (spin == SLEEPS)
+            *interrupted = ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0) == 0;
+        nanosleep(&(struct timespec){.tv_nsec = spin < SLEEPS ? SLEEP_NS : LONG_SLEEP_NS}, NULL);
     }
 }
 
@@ -100,17 +100,17 @@ static int next_stop(const struct remote *thread, int *status, bool *hurried) {
 // signals that cannot be blocked can come. -EAGAIN: the thread made no system call for a second,
 // for example since it is frozen (cgroups(7)); then it is stopped in a trap.
 static int run_until(const struct remote *thread, int request, bool event, int *status) {
-    bool hurried = false;
+    bool interrupted = false;
     for (long signum = 0;;) {
         if (ptrace((enum __ptrace_request)request, thread->tid, 0, signum) != 0)
             return -errno;
-        int rc = next_stop(thread, status, &hurried);
+        int rc = next_stop(thread, status, &interrupted);
         if (rc != 0)
             return rc;
         bool is_event = *status >> 16 == EVENT_STOP;
         if (event ? is_event : WSTOPSIG(*status) == SYSCALL_STOP)
             return 0;
-        if (is_event && hurried)
+        if (is_event && interrupted)
             return -EAGAIN;
         signum = is_event || WSTOPSIG(*status) == SYSCALL_STOP ? 0 : WSTOPSIG(*status);
     }
@@ -136,7 +136,7 @@ static long call(struct remote *thread, long number, uint64_t first) {
 
 // Brings the thread back into a trap with its own registers. From there the kernel restarts a
 // system call of its own that was interrupted.
-static int put_back(struct remote *thread) {
+static int restore_registers(struct remote *thread) {
     int status;
     if (!thread->changed)
         return 0;
@@ -148,7 +148,7 @@ static int put_back(struct remote *thread) {
     return rc;
 }
 
-static int make_and_take(struct remote *thread, int pidfd) {
+static int make_and_copy(struct remote *thread, int pidfd) {
     uint64_t flags = O_CLOEXEC | O_NONBLOCK | USER_MODE_ONLY;
     long there = call(thread, SYS_userfaultfd, flags);
     if (there < 0)
@@ -172,7 +172,7 @@ int remote_userfaultfd(pid_t tid, int pidfd, uint64_t syscall_at, bool filtered)
         return -errno;
     if (regs.iov_len != sizeof thread.own || thread.own.cs != USER_CODE_64)
         return -ENOEXEC;
-    if (!is_syscall(&thread) || in_sequence(&thread))
+    if (!is_syscall(&thread) || in_rseq(&thread))
         return -EAGAIN;
     long options = PTRACE_O_TRACESYSGOOD;
     if (filtered && ptrace(PTRACE_SETOPTIONS, tid, 0, options | OPTION_SUSPEND_SECCOMP) != 0)
@@ -182,8 +182,8 @@ int remote_userfaultfd(pid_t tid, int pidfd, uint64_t syscall_at, bool filtered)
     if (ptrace((enum __ptrace_request)GET_SIGMASK, tid, sizeof mask, &mask) != 0 ||
         ptrace((enum __ptrace_request)SET_SIGMASK, tid, sizeof all, &all) != 0)
         return -errno;
-    int fd = make_and_take(&thread, pidfd);
-    int rc = put_back(&thread);
+    int fd = make_and_copy(&thread, pidfd);
+    int rc = restore_registers(&thread);
     if (rc == 0 && ptrace((enum __ptrace_request)SET_SIGMASK, tid, sizeof mask, &mask) != 0)
         rc = -errno;
     if (rc != 0 && fd >= 0) {

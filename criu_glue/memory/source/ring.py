@@ -15,11 +15,11 @@ LOOK_S = 0.05
 _POPULATE = 0x8000  # MAP_POPULATE, so that there are no page faults later
 
 
-class Slot:
+class ChunkSlot:
     """The memory of one chunk until :meth:`release`. Any thread may release it, also twice."""
 
-    def __init__(self, ring: Ring, memory: memoryview) -> None:
-        self._ring: Ring | None = ring
+    def __init__(self, ring: ChunkRing, memory: memoryview) -> None:
+        self._ring: ChunkRing | None = ring
         self.memory = memory
 
     def release(self) -> None:
@@ -28,7 +28,7 @@ class Slot:
             ring.put_back(self.memory)
 
 
-class Ring:
+class ChunkRing:
     """Page-aligned memory for ``slots`` chunks."""
 
     def __init__(self, slots: int) -> None:
@@ -39,14 +39,14 @@ class Ring:
         self._closed = False
         self._changed = threading.Condition()
 
-    def take(self, stopped: Callable[[], bool]) -> Slot | None:
+    def take(self, stopped: Callable[[], bool]) -> ChunkSlot | None:
         """Wait for a free slot and return it; None once ``stopped`` is true or after close."""
         with self._changed:
             while not self._free:
                 if self._closed or stopped():
                     return None
                 self._changed.wait(LOOK_S)
-            return Slot(self, self._free.pop())
+            return ChunkSlot(self, self._free.pop())
 
     def wait_all_free(self, stopped: Callable[[], bool]) -> bool:
         """Wait until all slots are free; False once ``stopped`` is true or after close."""

@@ -31,7 +31,7 @@ enum { FEATURE_WP = 1 << 0, FEATURE_WP_UNPOPULATED = 1 << 13, FEATURE_WP_ASYNC =
 
 enum { BATCH = 4096 }; // regions per call
 
-int scan_prepare(int uffd) {
+int scan_enable(int uffd) {
     struct uffdio_api api = {
         .api = 0xAA,
         .features = FEATURE_WP | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC,
@@ -39,7 +39,7 @@ int scan_prepare(int uffd) {
     return ioctl(uffd, UFFDIO_API, &api) == 0 ? 0 : -errno;
 }
 
-static struct pm_scan_arg about_pages(uint64_t known) {
+static struct pm_scan_arg page_arguments(uint64_t known) {
     // These are the pages that CRIU would dump: they exist, and are not pages of a file, the
     // kernel's zero page or guards.
     uint64_t not = (PAGE_OF_FILE | PAGE_ZERO_FRAME | PAGE_GUARD) & known;
@@ -52,7 +52,7 @@ static struct pm_scan_arg about_pages(uint64_t known) {
     };
 }
 
-uint64_t scan_known(int pagemap) {
+uint64_t scan_categories(int pagemap) {
     uint64_t known = PAGE_WRITE_TRACKED | PAGE_WRITTEN | PAGE_OF_FILE | PAGE_PRESENT |
                      PAGE_SWAPPED | PAGE_ZERO_FRAME | PAGE_GUARD;
     for (; known >= PAGE_ZERO_FRAME; known &= ~(uint64_t)PAGE_GUARD) {
@@ -103,15 +103,15 @@ static bool is_listed_whole(struct region part) {
 }
 
 // Adds to stale the pages of the part whose content the destination may not have.
-static int add_stale(struct sent *sent, struct region part, bool distrust, struct regions *stale) {
-    if (distrust || is_listed_whole(part)) {
-        int rc = sent_expect(sent, part.start, part.end);
+static int add_stale(struct sent *sent, struct region part, bool all_stale, struct regions *stale) {
+    if (all_stale || is_listed_whole(part)) {
+        int rc = sent_invalidate(sent, part.start, part.end);
         return rc != 0 ? rc : regions_add(stale, part.start, part.end, 0);
     }
     for (uint64_t at = part.start; at < part.end;) {
         bool current;
-        uint64_t end = sent_same(sent, at, part.end, &current);
-        int rc = current ? 0 : sent_expect(sent, at, end);
+        uint64_t end = sent_run_end(sent, at, part.end, &current);
+        int rc = current ? 0 : sent_invalidate(sent, at, end);
         if (rc == 0 && !current)
             rc = regions_add(stale, at, end, 0);
         if (rc != 0)
@@ -121,11 +121,11 @@ static int add_stale(struct sent *sent, struct region part, bool distrust, struc
     return 0;
 }
 
-static int add_all_stale(struct sent *sent, const struct regions *found, bool distrust,
+static int add_all_stale(struct sent *sent, const struct regions *found, bool all_stale,
                          struct regions *stale) {
     int rc = 0;
     for (size_t i = 0; i < found->count && rc == 0; i++)
-        rc = add_stale(sent, found->at[i], distrust, stale);
+        rc = add_stale(sent, found->at[i], all_stale, stale);
     return rc;
 }
 
@@ -138,8 +138,8 @@ static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t s
     struct pm_scan_arg only_written = args;
     only_written.category_mask |= PAGE_WRITTEN;
     int rc = scan(pagemap, whole ? args : only_written, start, end, found);
-    bool distrust = rc == -EPERM;
-    if (distrust) {
+    bool all_stale = rc == -EPERM;
+    if (all_stale) {
         // A part of the range is a mapping that is not tracked. So all pages count as written:
         // those that the failed call has protected, and those that such a mapping has from an
         // earlier one (mremap).
@@ -148,20 +148,20 @@ static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t s
         if (rc == -ENOMEM || rc == -ESRCH)
             return -EPERM; // the address space of the userfaultfd does not exist any more
         if (rc == -EINVAL || rc == -ENOENT) {
-            // A part was unmapped meanwhile, or cannot be tracked; the standstill reads that part.
-            // But the failed call may have protected pages in the rest of the range.
+            // A part was unmapped meanwhile, or cannot be tracked; the pass at the freeze reads
+            // that part. But the failed call may have protected pages in the rest of the range.
             args.flags = PROTECT_MATCHING;
             rc = 0;
         }
         if (rc == 0)
             rc = scan(pagemap, args, start, end, found);
     }
-    return rc != 0 ? rc : add_all_stale(sent, found, distrust, written);
+    return rc != 0 ? rc : add_all_stale(sent, found, all_stale, written);
 }
 
 int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
                  bool whole, struct sent *sent, struct regions *written) {
-    struct pm_scan_arg args = about_pages(known);
+    struct pm_scan_arg args = page_arguments(known);
     struct regions found = {0};
     int rc = 0;
     for (size_t i = 0; i < count && rc == 0; i++) {
@@ -175,17 +175,17 @@ int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, ui
 
 int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
                  struct regions *found) {
-    struct pm_scan_arg args = about_pages(known);
+    struct pm_scan_arg args = page_arguments(known);
     int rc = 0;
     for (size_t i = 0; i < count && rc == 0; i++)
         rc = scan(pagemap, args, ranges[2 * i], ranges[2 * i + 1], found);
     return rc;
 }
 
-int scan_judge(const struct regions *found, bool distrust, struct sent *sent,
-               struct regions *present, struct regions *stale) {
+int scan_classify(const struct regions *found, bool all_stale, struct sent *sent,
+                  struct regions *present, struct regions *stale) {
     int rc = 0;
     for (size_t i = 0; i < found->count && rc == 0; i++)
         rc = regions_add(present, found->at[i].start, found->at[i].end, 0);
-    return rc != 0 ? rc : add_all_stale(sent, found, distrust, stale);
+    return rc != 0 ? rc : add_all_stale(sent, found, all_stale, stale);
 }

@@ -21,10 +21,10 @@ enum {
 };
 
 // Makes a userfaultfd track writes. Returns 0 or -errno.
-int scan_prepare(int uffd);
+int scan_enable(int uffd);
 
 // Returns those of the categories above that this kernel knows. 0: it has no PAGEMAP_SCAN.
-uint64_t scan_known(int pagemap);
+uint64_t scan_categories(int pagemap);
 
 // Adds to written the pages in ranges that the process has written since the last call, and
 // protects them again. With whole it also adds the pages that exist and are not current in sent.
@@ -41,6 +41,6 @@ int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t kno
                  struct regions *found);
 
 // Adds all found pages to present. Adds to stale those whose content the destination may not have;
-// with distrust these are all. 0 or -ENOMEM.
-int scan_judge(const struct regions *found, bool distrust, struct sent *sent,
-               struct regions *present, struct regions *stale);
+// with all_stale these are all. 0 or -ENOMEM.
+int scan_classify(const struct regions *found, bool all_stale, struct sent *sent,
+                  struct regions *present, struct regions *stale);

@@ -23,7 +23,7 @@ void sent_free(struct sent *sent) {
 }
 
 // Returns the place in the table where the block is, or would be.
-static struct sent_block **place(struct sent_block **table, size_t size, uint64_t number) {
+static struct sent_block **find_place(struct sent_block **table, size_t size, uint64_t number) {
     size_t at = (number * UINT64_C(0x9e3779b97f4a7c15)) >> 20 & (size - 1);
     while (table[at] != NULL && table[at]->number != number)
         at = (at + 1) & (size - 1);
@@ -31,7 +31,7 @@ static struct sent_block **place(struct sent_block **table, size_t size, uint64_
 }
 
 struct sent_block *sent_find(const struct sent *sent, uint64_t address) {
-    return sent->size ? *place(sent->table, sent->size, address / BLOCK) : NULL;
+    return sent->size ? *find_place(sent->table, sent->size, address / BLOCK) : NULL;
 }
 
 static int grow(struct sent *sent) {
@@ -41,17 +41,17 @@ static int grow(struct sent *sent) {
         return -ENOMEM;
     for (size_t i = 0; i < sent->size; i++)
         if (sent->table[i] != NULL)
-            *place(table, size, sent->table[i]->number) = sent->table[i];
+            *find_place(table, size, sent->table[i]->number) = sent->table[i];
     free(sent->table);
     sent->table = table;
     sent->size = size;
     return 0;
 }
 
-static struct sent_block *need(struct sent *sent, uint64_t number) {
+static struct sent_block *find_or_add(struct sent *sent, uint64_t number) {
     if (2 * (sent->used + 1) > sent->size && grow(sent) != 0)
         return NULL;
-    struct sent_block **at = place(sent->table, sent->size, number);
+    struct sent_block **at = find_place(sent->table, sent->size, number);
     if (*at == NULL) {
         *at = calloc(1, sizeof **at);
         if (*at == NULL)
@@ -70,11 +70,11 @@ static uint64_t bits(size_t i, size_t first, size_t last) {
     return below_high & ~((UINT64_C(1) << low) - 1);
 }
 
-int sent_expect(struct sent *sent, uint64_t start, uint64_t end) {
+int sent_invalidate(struct sent *sent, uint64_t start, uint64_t end) {
     while (start < end) {
         uint64_t number = start / BLOCK, next = (number + 1) * BLOCK;
         uint64_t stop = end < next ? end : next;
-        struct sent_block *block = need(sent, number);
+        struct sent_block *block = find_or_add(sent, number);
         if (block == NULL)
             return -ENOMEM;
         size_t first = sent_index(start), last = first + (stop - start) / PAGE;
@@ -85,13 +85,13 @@ int sent_expect(struct sent *sent, uint64_t start, uint64_t end) {
     return 0;
 }
 
-void sent_expect_all(struct sent *sent) {
+void sent_invalidate_all(struct sent *sent) {
     for (size_t i = 0; i < sent->size; i++)
         if (sent->table[i] != NULL)
             memset(sent->table[i]->current, 0, sizeof sent->table[i]->current);
 }
 
-static int forget(struct sent_block *block, uint64_t address, struct regions *list) {
+static int forget_page(struct sent_block *block, uint64_t address, struct regions *list) {
     size_t index = sent_index(address);
     if (block->hash[index].low == 0 && block->hash[index].high == 0)
         return 0;
@@ -108,13 +108,13 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
         uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
         struct sent_block *block = sent_find(sent, start);
         for (uint64_t at = start; rc == 0 && block != NULL && at < stop; at += PAGE)
-            rc = forget(block, at, list);
+            rc = forget_page(block, at, list);
         start = stop;
     }
     return rc;
 }
 
-// Does the work of sent_same within one block.
+// Does the work of sent_run_end within one block.
 static uint64_t same_in_block(const struct sent_block *block, uint64_t start, uint64_t stop,
                               bool current) {
     size_t at = sent_index(start), last = at + (stop - start) / PAGE;
@@ -130,7 +130,7 @@ static uint64_t same_in_block(const struct sent_block *block, uint64_t start, ui
     return at < last ? start + (at - sent_index(start)) * PAGE : stop;
 }
 
-uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current) {
+uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, bool *current) {
     *current = false;
     for (bool first = true; start < end; first = false) {
         uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;

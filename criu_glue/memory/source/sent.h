@@ -4,8 +4,8 @@
 // source sent last, the pass in which it sent that, and whether the page is current: the source has
 // read it since the page was last listed as written.
 //
-// One thread makes blocks with sent_expect(). After that, several threads may record pages, if they
-// are different pages.
+// One thread makes blocks with sent_invalidate(). After that, several threads may record pages, if
+// they are different pages.
 
 #pragma once
 
@@ -36,17 +36,17 @@ struct sent *sent_new(void);
 void sent_free(struct sent *sent);
 void sent_clear(struct sent *sent);
 
-// Returns the block of the address, or NULL when sent_expect() has made no such block.
+// Returns the block of the address, or NULL when sent_invalidate() has made no such block.
 struct sent_block *sent_find(const struct sent *sent, uint64_t address);
 // Marks the pages as not current: they may have been written since they were sent. 0 or -ENOMEM.
-int sent_expect(struct sent *sent, uint64_t start, uint64_t end);
+int sent_invalidate(struct sent *sent, uint64_t start, uint64_t end);
 // Marks all pages of all blocks as not current.
-void sent_expect_all(struct sent *sent);
+void sent_invalidate_all(struct sent *sent);
 // The destination has nothing of these pages. Forgets their hashes, and adds the pages that were
 // sent to list. 0 or -ENOMEM.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list);
 // Returns the end of the pages from start on that are all current, or all not current; at most end.
-uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
+uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
 
 static inline size_t sent_index(uint64_t address) { return address / PAGE % BLOCK_PAGES; }
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..engine import PAGE as PAGE
 from ..engine import load, raised
 
-_ffi, _lib = load("""
+DECLARATIONS = """
 struct region { uint64_t start, end, categories; };
 struct regions { struct region *at; size_t count, room; uint64_t bytes; };
 struct regions *regions_new(void);
@@ -26,17 +26,17 @@ struct sent;
 struct sent *sent_new(void);
 void sent_clear(struct sent *);
 void sent_free(struct sent *);
-int sent_expect(struct sent *, uint64_t start, uint64_t end);
-void sent_expect_all(struct sent *);
+int sent_invalidate(struct sent *, uint64_t start, uint64_t end);
+void sent_invalidate_all(struct sent *);
 int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
 
-int scan_prepare(int uffd);
-uint64_t scan_known(int pagemap);
+int scan_enable(int uffd);
+uint64_t scan_categories(int pagemap);
 int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
                  bool whole, struct sent *, struct regions *written);
 int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
                  struct regions *found);
-int scan_judge(const struct regions *found, bool distrust, struct sent *,
+int scan_classify(const struct regions *found, bool all_stale, struct sent *,
                struct regions *present, struct regions *stale);
 
 struct pull;
@@ -52,7 +52,9 @@ struct pull_chunk *pull_chunk_new(void);
 void pull_chunk_free(struct pull_chunk *);
 void pull_chunk_begin(struct pull_chunk *, void *at);
 size_t pull_chunk_end(struct pull_chunk *, const struct pull *);
-""")
+"""
+
+_ffi, _lib = load(DECLARATIONS)
 
 Ranges = list[tuple[int, int]]
 """Parts of an address space, [start, end), sorted."""
@@ -60,12 +62,12 @@ Ranges = list[tuple[int, int]]
 
 def prepare(uffd: int) -> None:
     """Make a userfaultfd track writes. EINVAL: this kernel has no WP_ASYNC."""
-    _check(_lib.scan_prepare(uffd), "userfaultfd")
+    _check(_lib.scan_enable(uffd), "userfaultfd")
 
 
 def known_categories(pagemap: int) -> int:
     """Return the categories that this kernel's PAGEMAP_SCAN knows; 0: it has no PAGEMAP_SCAN."""
-    return int(_lib.scan_known(pagemap))
+    return int(_lib.scan_categories(pagemap))
 
 
 class Regions:
@@ -98,9 +100,9 @@ class Sent:
     def clear(self) -> None:
         _lib.sent_clear(self.pages)
 
-    def expect_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Mark all pages as not current: any of them may have been written since it was sent."""
-        _lib.sent_expect_all(self.pages)
+        _lib.sent_invalidate_all(self.pages)
 
     def forget(self, start: int, end: int, forgotten: Regions) -> None:
         """Record that the destination has nothing of these pages. Those of them that were sent are
@@ -124,10 +126,10 @@ def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> No
     _check(rc, "PAGEMAP_SCAN")
 
 
-def judge(found: Regions, distrust: bool, sent: Sent, present: Regions, stale: Regions) -> None:
+def classify(found: Regions, all_stale: bool, sent: Sent, present: Regions, stale: Regions) -> None:
     """Add to ``present`` all found pages, and to ``stale`` those that must be read: pages that were
-    written, or that the destination may not have. With ``distrust`` these are all pages."""
-    rc = _lib.scan_judge(found.list, distrust, sent.pages, present.list, stale.list)
+    written, or that the destination may not have. With ``all_stale`` these are all pages."""
+    rc = _lib.scan_classify(found.list, all_stale, sent.pages, present.list, stale.list)
     _check(rc, "PAGEMAP_SCAN")
 
 
@@ -135,9 +137,18 @@ class Pull:
     """The pages of one process that must be read. Any number of threads may read them."""
 
     def __init__(
-        self, pid: int, memory: int, pagemap: int, *, inner: int, incarnation: int, round: int,
-        number: int, regions: Regions, sent: Sent,
-    ) -> None:  # fmt: skip
+        self,
+        pid: int,
+        memory: int,
+        pagemap: int,
+        *,
+        inner: int,
+        incarnation: int,
+        round: int,
+        number: int,
+        regions: Regions,
+        sent: Sent,
+    ) -> None:
         """``memory``: the open /proc/PID/mem. ``pagemap``: the open /proc/PID/pagemap if the
         process may share pages with another one, else -1. ``number``: the number of the pass, which
         grows."""

@@ -18,9 +18,11 @@ _ENDED = (b"Z", b"X")
 
 
 def wait_stopped(
-    tasks: Callable[[], Sequence[int]], until: float, given_up: Callable[[], bool] = lambda: False,
+    tasks: Callable[[], Sequence[int]],
+    until: float,
+    given_up: Callable[[], bool] = lambda: False,
     known: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
+) -> None:
     """Return once every thread of ``tasks()`` was seen in a tracing stop of CRIU's.
 
     Raises TimeoutError at ``until`` (monotonic seconds) or once ``given_up`` is true. The error

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tracker: the source's side of pre-copy. It makes rounds, and sends the delta at the end.
+"""The tracker: the source's side of pre-copy. It makes rounds, then sends the final dirty set.
 
 Each round takes the pages that were written since the round before. The tracker protects the pages
-again and then reads them, so a later write comes in the next round. At the standstill the last pass
-finds all pages that exist. They are the table, the last word about memory. It sends the pages that
-the destination does not have as they are.
+again and then reads them, so a later write comes in the next round. While the capsule is frozen,
+the last pass finds all pages that exist. Their list, the table, decides which memory the
+destination restores. The last pass sends the final dirty set: the pages that the destination does
+not have with their present content.
 
 Nothing stays in the processes. If the tracker ends, the job runs on unharmed.
 """
@@ -24,8 +25,8 @@ from . import userfault
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
-from .pulling import Pace, Pulling, Sink, Stopped, Unhurried
-from .ring import Ring
+from .pulling import NoThrottle, Pulling, PullStopped, PullThrottle, Sink
+from .ring import ChunkRing
 from .source_engine import Pull, Ranges, known_categories
 from .standing import wait_stopped
 
@@ -39,7 +40,7 @@ threads would not help."""
 
 
 @dataclass(frozen=True)
-class Round:
+class TrackedRound:
     """The result of one round. ``dirty_bytes`` is the size of the pages listed as written,
     ``sent_bytes`` the size of the chunks sent, heads included."""
 
@@ -49,11 +50,11 @@ class Round:
     seconds: float
     processes: int
     untracked: dict[int, str]
-    """The processes (inner pids) that the standstill will read in full, and the reasons."""
+    """The processes (inner pids) that the last pass will read in full, and the reasons."""
 
 
 @dataclass(frozen=True)
-class Standstill:
+class FrozenSet:
     """The result of the last pass. It took ``seconds``, of which the search for pages took
     ``scan_s``."""
 
@@ -70,21 +71,25 @@ class MemoryTracker:
     """Follows the memory of the processes that ``tasks`` returns (the host's pids).
 
     ``compare`` is true for a process whose memory a GPU may write past the processor's page tables.
-    (The tracker finds other pinned memory itself, see writers.py.) At the standstill it reads such
-    a process in full, and sends what differs from what it sent before. Only one thread at a time
-    may use a tracker.
+    (The tracker finds other pinned memory itself, see writers.py.) At the freeze it reads such a
+    process in full, and sends what differs from what it sent before. Only one thread at a time may
+    use a tracker.
     """
 
     def __init__(
-        self, tasks: Callable[[], Sequence[int]], compare: Callable[[int], bool] = lambda _: False,
-        *, stopped: Callable[[], bool] = lambda: False, threads: int | None = None,
+        self,
+        tasks: Callable[[], Sequence[int]],
+        compare: Callable[[int], bool] = lambda _: False,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        threads: int | None = None,
         slots: int = SLOTS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``stopped`` becomes true when the round must stop; ``threads``: how many threads read."""
         self._tasks = tasks
         self._compare = compare
         self._stopped = stopped
-        self._ring = Ring(slots)
+        self._ring = ChunkRing(slots)
         self._pulling = Pulling(threads or cores.threads(READERS), self._ring)
         self._family = Family()
         self._rounds = 0
@@ -106,15 +111,17 @@ class MemoryTracker:
         return sum(process.written.size for process in self._family)
 
     def round(
-        self, sink: Sink, pace: Pace | None = None,
+        self,
+        sink: Sink,
+        throttle: PullThrottle | None = None,
         listed: Callable[[int], None] = lambda _: None,
-    ) -> Round:  # fmt: skip
+    ) -> TrackedRound:
         """Send the pages written since the last round. The first round sends all pages.
 
         Before each generation of processes is sent, ``listed`` gets the number of bytes listed so
-        far. It may raise Stopped.
-        Raises Stopped when the round must stop; pages that were not sent then count as written.
-        Raises also what the sink has raised; after that this tracker cannot be used any more.
+        far. It may raise PullStopped. Raises PullStopped when the round must stop; pages that were
+        not sent then count as written. Raises also what the sink has raised; after that this
+        tracker cannot be used any more.
         """
         began = time.monotonic()
         self._refresh()
@@ -125,21 +132,21 @@ class MemoryTracker:
             dirty += sum(process.written.size for process in there)
             try:
                 listed(dirty)
-            except Stopped:  # the caller decides that the round is not worth it
+            except PullStopped:  # the caller decides that the round is not worth it
                 for process in there:
                     process.interrupted()
                 raise
-            sent += self._pull(there, sink, pace or Unhurried())
+            sent += self._pull(there, sink, throttle or NoThrottle())
             # Children may refer to pages of their parents only once those are on their way. If a
             # reference overtakes its page, the destination asks for the page.
             if sent and not self._ring.wait_all_free(self._stopped):
-                raise Stopped
+                raise PullStopped
             self._passes += 1
         self._rounds += 1
-        why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
+        why = {p.who.inner: p.untracked or p.untrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
-        return Round(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
+        return TrackedRound(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait until CRIU has stopped every task. ``known``: whether CRIU itself reports that.
@@ -151,11 +158,12 @@ class MemoryTracker:
 
     def standstill(
         self, sink: Sink, hide: Callable[[dict[int, Ranges]], None] = lambda _: None
-    ) -> Standstill:
-        """Send the delta. All tasks must be frozen. ``hide`` gets the ranges that the tracker
-        carries, before the scan. Returns when the last chunk was handed on, not when it arrived.
+    ) -> FrozenSet:
+        """Send the final dirty set. All tasks must be frozen. ``hide`` gets the ranges that the
+        tracker carries, before the scan. Returns when the last chunk was handed on, not when it
+        arrived.
 
-        Raises StepFailed, Stopped or what the sink has raised.
+        Raises StepFailed, PullStopped or what the sink has raised.
         """
         began = time.monotonic()
         self._refresh()
@@ -169,13 +177,13 @@ class MemoryTracker:
         except GONE as gone:
             raise StepFailed("memory", f"a task has ended while it was frozen: {gone}") from gone
         for process in processes:
-            process.judge(distrust=self._compare(process.pid))
+            process.classify(all_stale=self._compare(process.pid))
         scanned = time.monotonic()
         sent = 0
         for generation in self._family.generations():
-            sent += self._pull(generation, sink, Unhurried(), all_there=True)
+            sent += self._pull(generation, sink, NoThrottle(), all_there=True)
         self._passes += 1
-        return Standstill(
+        return FrozenSet(
             dirty_bytes=sum(process.written.size for process in processes),
             sent_bytes=sent,
             table={
@@ -194,7 +202,7 @@ class MemoryTracker:
         """Send the pages that the destination asks for, as (inner pid, address, pages). Return the
         bytes of the chunks. Pages that were never sent are left out.
 
-        At the standstill this completes the delta. Before it, it only saves time later.
+        At the freeze this completes the final dirty set. Before, it only saves time later.
         """
         by_inner = self._family.by_inner_pid()
         asked: dict[int, Followed] = {}
@@ -204,7 +212,7 @@ class MemoryTracker:
                     process.written.clear()
                 asked[inner] = process
                 process.sent.forget(address, address + pages * PAGE, process.written)
-        sent = self._pull(list(asked.values()), sink, Unhurried(), refer=False)
+        sent = self._pull(list(asked.values()), sink, NoThrottle(), refer=False)
         self._passes += 1
         return sent
 
@@ -216,7 +224,7 @@ class MemoryTracker:
 
     def _refresh(self) -> None:
         if self._broken:
-            raise StepFailed("memory", "what was sent before is not known any more")
+            raise StepFailed("memory", "the tracker has lost the record of what it sent before")
         self._family.refresh(self._tasks())
 
     def _scan(self, processes: list[Followed], only_look: bool = False) -> None:
@@ -229,9 +237,13 @@ class MemoryTracker:
         self._pulling.scan([lambda p=p: scan(p) for p in processes])  # type: ignore[misc]
 
     def _pull(
-        self, processes: list[Followed], sink: Sink, pace: Pace, refer: bool = True,
+        self,
+        processes: list[Followed],
+        sink: Sink,
+        throttle: PullThrottle,
+        refer: bool = True,
         all_there: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Read and send the listed pages of ``processes``. Return the bytes of the chunks.
 
         ``refer``: processes may refer to pages of their parents. ``all_there``: each page must be
@@ -248,7 +260,7 @@ class MemoryTracker:
                 if refer and (parent := self._family.parent(process)):
                     pull.refer_to(parent.who.inner, parent.sent)
                 pulls[process] = pull
-        sent = self._send(list(pulls), list(pulls.values()), sink, pace)
+        sent = self._send(list(pulls), list(pulls.values()), sink, throttle)
         for process, pull in pulls.items():
             if pull.ended:
                 self._ended(process, all_there)
@@ -265,12 +277,12 @@ class MemoryTracker:
         self._family.forget(process)
 
     def _send(
-        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, pace: Pace
+        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle
     ) -> int:
         try:
-            return self._pulling.pull(pulls, sink, pace, self._stopped)
+            return self._pulling.pull(pulls, sink, throttle, self._stopped)
         except BaseException as error:
-            self._broken = not isinstance(error, Stopped)
+            self._broken = not isinstance(error, PullStopped)
             for process in processes:
                 process.interrupted()
             raise

@@ -33,11 +33,13 @@ STOP_S = 0.5
 
 ATTEMPTS = 5
 
-_, _lib = load("int remote_userfaultfd(int tid, int pidfd, uint64_t syscall_at, bool filtered);")
+DECLARATIONS = "int remote_userfaultfd(int tid, int pidfd, uint64_t syscall_at, bool filtered);"
+
+_, _lib = load(DECLARATIONS)
 
 _SYSCALL = b"\x0f\x05"  # the x86-64 instruction
 _UNRESTARTED = frozenset({"23", "65", "128", "208", "220", "232", "281", "333", "441"})
-"""An interruption ends these x86-64 system calls with EINTR or early: epoll_wait, semop …"""
+"""An interruption ends these x86-64 system calls early or with EINTR: epoll_wait, semop …"""
 _USERFAULTFD = 323
 _USER_MODE_ONLY = 1
 
@@ -78,7 +80,7 @@ def probe() -> str:
     """Return why this kernel cannot track writes, in words, or "". It tests this process itself."""
     libc = ctypes.CDLL(None, use_errno=True)
     if os.uname().machine != "x86_64":
-        return f"memory is not followed on {os.uname().machine} yet"
+        return f"liveshift cannot follow memory on {os.uname().machine} yet"
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
     uffd = libc.syscall(_USERFAULTFD, flags)
     if uffd < 0:
@@ -172,7 +174,7 @@ def _trapped(tid: int) -> bool:
             time.sleep(0.00005)
         elif isinstance(event[1], ptrace.Delivery):
             ptrace.resume(tid, event[1].signum)
-        elif isinstance(event[1], ptrace.Ended):
+        elif isinstance(event[1], ptrace.TraceeEnded):
             raise ProcessLookupError(errno.ESRCH, "it has ended", str(tid))
         else:
             return True
@@ -229,4 +231,4 @@ def _words(number: int) -> str:
         errno.EPERM: "the kernel gives it no userfaultfd",
         errno.ENOSYS: "the kernel has no userfaultfd",
     }
-    return known.get(-number) or f"no userfaultfd was to be had in it: {os.strerror(-number)}"
+    return known.get(-number) or f"no userfaultfd could be made in it: {os.strerror(-number)}"

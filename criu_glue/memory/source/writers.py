@@ -3,8 +3,8 @@
 
 A device that has pages pinned, or the kernel for it, writes to them later without the page tables.
 It can do so also after the tracker has protected and read the pages, and the tracker does not see
-such a write. So the tracker reads such a process again at the standstill, when no I/O is under way
-any more.
+such a write. So the tracker reads such a process again at the freeze, when no I/O is under way any
+more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ counts only while one of its threads is in such a read."""
 _READS = frozenset({b"0", b"17", b"19", b"295", b"327"})
 """The system calls of x86-64 that read: read, pread64, readv, preadv, preadv2."""
 _MANY = 4096
-"""At most this many descriptors of a process are looked at."""
+"""At most this many descriptors of a process are examined."""
 
 
 def past_page_tables(pid: int) -> str:

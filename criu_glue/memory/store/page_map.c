@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t place(const struct page_map *map, uint64_t number) {
+static uint32_t first_place(const struct page_map *map, uint64_t number) {
     return (uint32_t)(number * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (map->size - 1);
 }
 
-static struct leaf **look(const struct page_map *map, uint64_t number) {
-    uint32_t at = place(map, number);
+static struct leaf **find_place(const struct page_map *map, uint64_t number) {
+    uint32_t at = first_place(map, number);
     while (map->table[at] != NULL && map->table[at]->number != number)
         at = (at + 1) & (map->size - 1);
     return &map->table[at];
@@ -23,7 +23,7 @@ static int grow(struct page_map *map) {
         return -1;
     for (uint32_t i = 0; i < map->size; i++)
         if (map->table[i] != NULL)
-            *look(&larger, map->table[i]->number) = map->table[i];
+            *find_place(&larger, map->table[i]->number) = map->table[i];
     free(map->table);
     map->table = larger.table;
     map->size = larger.size;
@@ -34,7 +34,7 @@ static struct leaf *leaf_of(struct page_map *map, uint64_t number) {
     if (map->last == NULL || map->last->number != number) {
         if (map->size == 0)
             return NULL;
-        struct leaf *found = *look(map, number);
+        struct leaf *found = *find_place(map, number);
         if (found == NULL)
             return NULL;
         map->last = found;
@@ -47,7 +47,7 @@ uint32_t *page_map_find(struct page_map *map, uint64_t page) {
     return leaf == NULL ? NULL : &leaf->page[page & (LEAF_PAGES - 1)];
 }
 
-uint32_t *page_map_need(struct page_map *map, uint64_t page) {
+uint32_t *page_map_insert(struct page_map *map, uint64_t page) {
     uint32_t *found = page_map_find(map, page);
     if (found != NULL)
         return found;
@@ -57,7 +57,7 @@ uint32_t *page_map_need(struct page_map *map, uint64_t page) {
     if (leaf == NULL)
         return NULL;
     leaf->number = page >> LEAF_BITS;
-    *look(map, leaf->number) = leaf;
+    *find_place(map, leaf->number) = leaf;
     map->used++;
     map->last = leaf;
     return &leaf->page[page & (LEAF_PAGES - 1)];

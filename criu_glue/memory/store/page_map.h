@@ -17,12 +17,12 @@ struct leaf {
     uint64_t number; // address / (64 pages)
     uint32_t page[LEAF_PAGES];
     // What the early CRIU holds of these pages (cold.h); one bit for each page.
-    uint64_t placed; // the early CRIU holds the content that the store knows
-    uint64_t copied; // the early CRIU holds some content, which may be outdated
-    uint64_t moved;  // only the early CRIU holds the content; the slot is empty
-    uint64_t ticket; // the ticket of the last write to one of the pages
-    uint32_t round;  // the round of that write
-    uint32_t tries;  // how often a page of this leaf was copied into the early CRIU
+    uint64_t preplaced; // the early CRIU holds the content that the store knows
+    uint64_t copied;    // the early CRIU holds some content, which may be outdated
+    uint64_t evicted;   // only the early CRIU holds the content; the slot is empty
+    uint64_t ticket;    // the ticket of the last write to one of the pages
+    uint32_t round;     // the round of that write
+    uint32_t copies;    // how often a page of this leaf was copied into the early CRIU
 };
 
 struct page_map {
@@ -38,7 +38,7 @@ struct page_map {
 // Returns a pointer to the page's entry, or NULL when the map has no leaf for the page.
 uint32_t *page_map_find(struct page_map *map, uint64_t page);
 // Returns a pointer to the page's entry and makes the leaf if necessary. NULL without memory.
-uint32_t *page_map_need(struct page_map *map, uint64_t page);
+uint32_t *page_map_insert(struct page_map *map, uint64_t page);
 // Returns the leaf of the page, or NULL when there is none.
 struct leaf *page_map_leaf(struct page_map *map, uint64_t page);
 void page_map_clear(struct page_map *map);

@@ -21,7 +21,7 @@ enum { SLACK = 16384, POPULATE = 32 << 20 };
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
-static bool make(struct store *s, int fd) {
+static bool map_file(struct store *s, int fd) {
     size_t bytes = s->capacity * PAGE;
     s->shared = calloc(s->capacity, sizeof *s->shared);
     if (s->shared == NULL || ftruncate(fd, (off_t)bytes) != 0)
@@ -41,8 +41,8 @@ struct store *store_open(int fd, uint64_t limit, char *why) {
         s->limit = limit;
         s->capacity = limit + SLACK;
         pthread_mutex_init(&s->lock, NULL);
-        pthread_cond_init(&s->quiet, NULL);
-        if (make(s, fd))
+        pthread_cond_init(&s->no_writers, NULL);
+        if (map_file(s, fd))
             return s;
         free(s->shared);
     }
@@ -60,12 +60,12 @@ void store_close(struct store *s) {
     munmap(s->map, s->capacity * PAGE);
     close(s->fd);
     free(s->process);
-    free(s->spare.slot);
-    free(s->freed.slot);
+    free(s->free_slots.slot);
+    free(s->freed_slots.slot);
     free(s->shared);
-    free(s->seen);
+    free(s->in_image);
     free(s->want);
-    pthread_cond_destroy(&s->quiet);
+    pthread_cond_destroy(&s->no_writers);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
@@ -84,9 +84,9 @@ int store_reserve(struct store *s, uint64_t bytes, char *why) {
     return 0;
 }
 
-void store_spend(struct store *s) { s->spent = true; }
+void store_free_after_copy(struct store *s) { s->free_after_copy = true; }
 
-bool store_spent(const struct store *s) { return s->spent; }
+bool store_frees_after_copy(const struct store *s) { return s->free_after_copy; }
 
 struct write { // pages that must be copied once the lock is released
     uint32_t slot;
@@ -99,15 +99,15 @@ struct writes {
     struct write write[CHUNK_LONGEST / PAGE];
 };
 
-static int take_data(struct store *s, struct page_map *map, const struct run *run, struct writes *w,
-                     char *why) {
+static int take_data_run(struct store *s, struct page_map *map, const struct run *run,
+                         struct writes *w, char *why) {
     for (uint32_t i = 0; i < run->pages; i++) {
-        uint32_t *entry = page_map_need(map, run->address / PAGE + i);
+        uint32_t *entry = page_map_insert(map, run->address / PAGE + i);
         if (entry == NULL)
             FAIL("out of memory for the index of pages");
         if (*entry < FIRST_SLOT || s->shared[*entry - FIRST_SLOT] > 0) {
             uint32_t slot;
-            if (store_slot(s, &slot, why) != 0 || store_set(s, map, entry, slot, why) != 0)
+            if (store_allocate_slot(s, &slot, why) != 0 || store_set(s, map, entry, slot, why) != 0)
                 return -1;
         }
         const uint8_t *from = run->payload + (size_t)i * PAGE;
@@ -121,9 +121,9 @@ static int take_data(struct store *s, struct page_map *map, const struct run *ru
     return 0;
 }
 
-static int take_zeros(struct store *s, struct page_map *map, const struct run *run, char *why) {
+static int take_zero_run(struct store *s, struct page_map *map, const struct run *run, char *why) {
     for (uint64_t i = 0; i < run->pages; i++) {
-        uint32_t *entry = page_map_need(map, run->address / PAGE + i);
+        uint32_t *entry = page_map_insert(map, run->address / PAGE + i);
         if (entry == NULL)
             FAIL("out of memory for the index of pages");
         if (store_set(s, map, entry, PAGE_ZERO, why) != 0)
@@ -134,8 +134,8 @@ static int take_zeros(struct store *s, struct page_map *map, const struct run *r
 
 // Marks what the early CRIU holds of these pages as outdated. The caller must hold the lock since
 // it set the pages' entries.
-static void outdate(const struct store *s, struct page_map *map, const struct run *run,
-                    uint32_t round) {
+static void mark_outdated(const struct store *s, struct page_map *map, const struct run *run,
+                          uint32_t round) {
     uint64_t page = run->address / PAGE, end = page + run->pages;
     while (page < end) {
         struct leaf *leaf = page_map_leaf(map, page);
@@ -146,8 +146,8 @@ static void outdate(const struct store *s, struct page_map *map, const struct ru
             uint64_t bits = next - page == LEAF_PAGES
                                 ? ~UINT64_C(0)
                                 : ((UINT64_C(1) << (next - page)) - 1) << (page & (LEAF_PAGES - 1));
-            leaf->placed &= ~bits;
-            leaf->moved &= ~bits;
+            leaf->preplaced &= ~bits;
+            leaf->evicted &= ~bits;
             leaf->ticket = s->tickets;
             leaf->round = round;
         }
@@ -155,17 +155,18 @@ static void outdate(const struct store *s, struct page_map *map, const struct ru
     }
 }
 
-static int take_references(struct store *s, struct page_map *map, const struct run *run,
-                           char *why) {
+static int take_reference_run(struct store *s, struct page_map *map, const struct run *run,
+                              char *why) {
     for (uint32_t i = 0; i < run->pages; i++)
-        if (store_refer(s, map, run->address + (uint64_t)i * PAGE, chunk_reference(run, i), why))
+        if (store_resolve_reference(s, map, run->address + (uint64_t)i * PAGE,
+                                    chunk_reference(run, i), why))
             return -1;
     return 0;
 }
 
 // Returns the map of the chunk's process. NULL with 0 in rc: the chunk is of an earlier
 // incarnation, so it must be ignored. NULL with -1 in rc: an error, with why.
-static struct page_map *process_of(struct store *s, const struct chunk *c, int *rc, char *why) {
+static struct page_map *map_for_chunk(struct store *s, const struct chunk *c, int *rc, char *why) {
     *rc = -1;
     if (s->broken) {
         snprintf(why, WHY, "an earlier write to the store of pages has failed");
@@ -187,42 +188,42 @@ static struct page_map *process_of(struct store *s, const struct chunk *c, int *
     if (c->incarnation < map->incarnation)
         return NULL;
     if (c->incarnation > map->incarnation) {
-        store_forget(s, map);
+        store_drop_process(s, map);
         map->incarnation = c->incarnation;
     }
-    if (c->round > s->newest)
-        s->newest = c->round;
+    if (c->round > s->newest_round)
+        s->newest_round = c->round;
     return map;
 }
 
-static int take(struct store *s, const struct chunk *c, struct page_map *map, char *why) {
+static int take_runs(struct store *s, const struct chunk *c, struct page_map *map, char *why) {
     struct writes w = {.used = 0};
     int rc = 0;
     bool references = false;
     for (uint32_t i = 0; i < c->runs && rc == 0; i++) {
         const struct run *run = &c->run[i];
         if (run->kind == RUN_DATA)
-            rc = take_data(s, map, run, &w, why);
+            rc = take_data_run(s, map, run, &w, why);
         else if (run->kind != RUN_REFERENCE)
-            rc = take_zeros(s, map, run, why);
-        outdate(s, map, run, c->round);
+            rc = take_zero_run(s, map, run, why);
+        mark_outdated(s, map, run, c->round);
         references |= run->kind == RUN_REFERENCE;
     }
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < w.used && rc == 0; i++)
-        rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
+        rc = store_write_slot(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
     pthread_mutex_lock(&s->lock);
     if (references && map->incarnation != c->incarnation)
         return rc; // another thread has taken a chunk of a later incarnation meanwhile
     for (uint32_t i = 0; i < c->runs && rc == 0; i++)
         if (c->run[i].kind == RUN_REFERENCE) {
-            rc = take_references(s, map, &c->run[i], why);
-            outdate(s, map, &c->run[i], c->round);
+            rc = take_reference_run(s, map, &c->run[i], why);
+            mark_outdated(s, map, &c->run[i], c->round);
         }
     return rc;
 }
 
-static uint64_t *list_writer(struct store *s) {
+static uint64_t *begin_write(struct store *s) {
     s->tickets++;
     for (uint32_t i = 0; i < WRITERS_LISTED; i++)
         if (s->writing[i] == 0) {
@@ -239,19 +240,19 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     if (chunk_read(&c, raw, length, why, WHY) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
-    while (s->freed.used > SLACK / 2 && s->writers > 0)
-        pthread_cond_wait(&s->quiet, &s->lock);
+    while (s->freed_slots.used > SLACK / 2 && s->writers > 0)
+        pthread_cond_wait(&s->no_writers, &s->lock);
     s->writers++;
-    uint64_t *listed = list_writer(s);
-    struct page_map *map = process_of(s, &c, &rc, why);
+    uint64_t *listed = begin_write(s);
+    struct page_map *map = map_for_chunk(s, &c, &rc, why);
     if (map != NULL)
-        rc = take(s, &c, map, why);
+        rc = take_runs(s, &c, map, why);
     s->broken |= rc != 0;
     if (listed != NULL)
         *listed = 0;
     else
         s->unlisted--;
-    store_done(s);
+    store_writer_done(s);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }

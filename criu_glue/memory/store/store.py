@@ -2,9 +2,9 @@
 """The store keeps the pages of one migration in a file on the tmpfs, beside CRIU's images.
 
 The source sends pages while the job runs, and sends them again when the job has written them. At
-the standstill it sends the table of the pages that exist. Each page of the table must have come.
-Pages that are not in the table do not belong to the image. All work that grows with the size of
-memory is done in C (store.h). chunk.h describes the form of a chunk.
+the freeze it sends the table of the pages that exist. Each page of the table must have come. Pages
+that are not in the table do not belong to the image. All work that grows with the size of memory is
+done in C (store.h). chunk.h describes the form of a chunk.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Table = Mapping[int, ProcessTable]
 """The table of a capsule, by inner pid."""
 
 
-class Want(NamedTuple):
+class WantedPages(NamedTuple):
     """Pages that the source only named and that the store does not have. The source must send
     them."""
 
@@ -67,7 +67,9 @@ class Want(NamedTuple):
 def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
     """Parse the table as it comes over the wire (MessagePack). Raises StepFailed."""
     if (count := _entries(bytes(raw[:5]))) > PROCESSES_MOST:
-        raise StepFailed("ship", f"the table of memory names {count} processes: too many")
+        raise StepFailed(
+            "ship", f"the table of memory names {count} processes, more than {PROCESSES_MOST}"
+        )
     try:
         return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -103,7 +105,9 @@ class MemoryStore:
         self.written = 0.0  # when the last write of a chunk began or ended; monotonic seconds
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
-            raise StepFailed("ship", f"{limit} bytes of memory were announced: no store holds that")
+            raise StepFailed(
+                "ship", f"{limit} bytes of memory were announced, more than a store can hold"
+            )
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             if fresh:
@@ -126,7 +130,7 @@ class MemoryStore:
 
     @classmethod
     def load(cls, directory: Path) -> MemoryStore:
-        """Load the store that :meth:`save` has written, after the agent was started anew. It is
+        """Load the store that :meth:`save` has written, after the agent was restarted. It is
         complete, so it takes no more chunks."""
         path = directory / INDEX_FILE
         try:
@@ -156,7 +160,7 @@ class MemoryStore:
     def write(self, chunk: bytes | memoryview) -> None:
         """Take one chunk. Raises StepFailed for an invalid one, or for more than was announced."""
         if self._loaded:
-            raise StepFailed("ship", "nothing more is taken for this memory: it is complete")
+            raise StepFailed("ship", "the image of memory is complete and takes no more pages")
         self.written = time.monotonic()
         with self.in_use() as store:
             self._do("ship", self._calls.store_write, store, self._bytes(chunk), len(chunk))
@@ -184,51 +188,55 @@ class MemoryStore:
                     who = f"process {pid}, {process.incarnation}"
                     raise StepFailed("ship", f"the table of memory names an invalid {who}")
                 self._do(
-                    "ship", self._calls.store_image, store, pid, process.incarnation,
+                    "ship",
+                    self._calls.store_image,
+                    store,
+                    pid,
+                    process.incarnation,
                     self._ffi.cast("uint64_t *", self._bytes(process.runs)),
                     len(process.runs) // 16,
-                )  # fmt: skip
+                )
 
-    def wants(self) -> list[Want]:
+    def wants(self) -> list[WantedPages]:
         """Return the pages that references named and that the store still does not have."""
-        found: list[Want] = []
+        found: list[WantedPages] = []
         with self.in_use() as store:
             for pid, address in sorted((w.pid, w.address) for w in self._wanted(store)):
                 if found and found[-1][:2] == (pid, address - found[-1].pages * PAGE):
-                    found[-1] = Want(pid, found[-1].address, found[-1].pages + 1)
+                    found[-1] = WantedPages(pid, found[-1].address, found[-1].pages + 1)
                 else:
-                    found.append(Want(pid, address, 1))
+                    found.append(WantedPages(pid, address, 1))
         return found
 
     @property
-    def absent(self) -> int:
+    def lost(self) -> int:
         """Bytes of the image that lie only in an early CRIU (Prefill); after :meth:`end`. If it is
         not 0, the store cannot be saved or forwarded, so no other agent can restore from it."""
         with self.in_use() as store:
-            return int(self._calls.store_absent(store, self._ffi.NULL)) * PAGE
+            return int(self._calls.store_lost(store, self._ffi.NULL)) * PAGE
 
     @property
-    def spent(self) -> bool:
-        """Whether a fill uses the store up (:meth:`spend`)."""
+    def frees_after_copy(self) -> bool:
+        """Whether a fill uses the store up (:meth:`free_after_copy`)."""
         with self.in_use() as store:
-            return bool(self._calls.store_spent(store))
+            return bool(self._calls.store_frees_after_copy(store))
 
-    def spend(self) -> None:
+    def free_after_copy(self) -> None:
         """From now on the store frees each page that a fill has put in its place. This is for a
         host that has no memory for the pages twice. No other fill is possible after that one: a
         second call raises StepFailed."""
         with self.in_use() as store:
-            if self._calls.store_spent(store):
+            if self._calls.store_frees_after_copy(store):
                 raise StepFailed("restore", f"{self._why} was used up by an attempt that failed")
             (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first, so no agent loads it
-            self._calls.store_spend(store)
+            self._calls.store_free_after_copy(store)
 
     def save(self) -> None:
         """Write the index that :meth:`load` needs, beside the pages; after :meth:`end`. It writes
         no index if a part of the image lies only in an early CRIU."""
         path = self._directory / INDEX_FILE
         path.unlink(missing_ok=True)
-        if self.absent:
+        if self.lost:
             return
         fresh = path.with_suffix(".new")
         with self.in_use() as store, fresh.open("wb") as file:
@@ -243,19 +251,19 @@ class MemoryStore:
     def forward(self, sink: Sink) -> None:
         """Give the whole image to ``sink`` as chunks, for another host; after :meth:`end`. Raises
         StepFailed if a part of the image is not in the store any more."""
-        if self.spent or self.absent:
+        if self.frees_after_copy or self.lost:
             raise StepFailed(
                 "ship", f"{self._why} is not whole: this host had no memory for all of it twice"
             )
         free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
             free.put(memoryview(bytearray(CHUNK)))
-        at = self._ffi.new("struct forwarding *")
+        at = self._ffi.new("struct chunk_cursor *")
         with self.in_use() as store:
             while True:
                 buffer = free.get()
                 chunk = self._ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
-                length = self._calls.store_forward(store, at, chunk)
+                length = self._calls.store_next_chunk(store, at, chunk)
                 if not length:
                     return
                 sink(buffer[:length], lambda buffer=buffer: free.put(buffer))  # type: ignore[misc]
@@ -316,9 +324,14 @@ class MemoryStore:
                 if len(rest) < extents * 16:
                     raise ValueError(f"process {pid} is cut off")
                 self._do(
-                    "restore", self._calls.store_image_again, store, pid, incarnation,
-                    self._ffi.cast("struct extent *", self._bytes(rest)), extents,
-                )  # fmt: skip
+                    "restore",
+                    self._calls.store_load_image,
+                    store,
+                    pid,
+                    incarnation,
+                    self._ffi.cast("struct extent *", self._bytes(rest)),
+                    extents,
+                )
                 rest = rest[extents * 16 :]
         if rest:
             raise ValueError(f"{len(rest)} bytes too many")

@@ -104,7 +104,7 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
                 uint32_t count, char *why) {
     struct missing missing = {0, 0};
     if (pid == 0 || pid > LAST_PID)
-        FAIL("%" PRIu32 " is no valid pid in a table", pid);
+        FAIL("%" PRIu32 " is not a valid pid in a table", pid);
     pthread_mutex_lock(&s->lock);
     struct image *image = add(s, pid, incarnation, why);
     int rc = image == NULL ? -1 : collect(s, image, runs, count, &missing, why);
@@ -123,19 +123,19 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
 // Counts how many pages lie in each slot. After a load the store knows that only from its images.
 static void count_shared(struct store *s, uint64_t slot, uint32_t pages) {
     for (uint64_t end = slot + pages; slot < end; slot++) {
-        if (s->seen[slot / 8] >> slot % 8 & 1 && s->shared[slot] < UINT16_MAX)
+        if (s->in_image[slot / 8] >> slot % 8 & 1 && s->shared[slot] < UINT16_MAX)
             s->shared[slot]++;
-        s->seen[slot / 8] |= (uint8_t)(1 << slot % 8);
+        s->in_image[slot / 8] |= (uint8_t)(1 << slot % 8);
     }
 }
 
-int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
-                      const struct extent *extent, uint32_t count, char *why) {
+int store_load_image(struct store *s, uint32_t pid, uint32_t incarnation,
+                     const struct extent *extent, uint32_t count, char *why) {
     struct image *image = add(s, pid, incarnation, why);
     if (image == NULL)
         return -1;
-    if (s->seen == NULL && (s->seen = calloc(s->capacity / 8 + 1, 1)) == NULL)
-        FAIL("out of memory for what several pages lie in");
+    if (s->in_image == NULL && (s->in_image = calloc(s->capacity / 8 + 1, 1)) == NULL)
+        FAIL("out of memory for the counts of shared slots");
     uint64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct extent *e = &extent[i];
@@ -175,7 +175,7 @@ uint32_t store_runs(const struct image *image, uint64_t *runs) {
     return count;
 }
 
-size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {
+size_t store_next_chunk(struct store *s, struct chunk_cursor *at, uint8_t *chunk) {
     while (at->image < s->images && at->extent == s->image[at->image].extents) {
         at->image++;
         at->extent = at->page = 0;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declares the destination's part of memory.so for cffi: store.h, cold.h, fill.h and eager.h."""
+"""Declares what the destination calls in memory.so, for cffi (store.h, cold.h, fill.h …)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ struct image {
     struct extent *extent;
 };
 struct reference { uint64_t hash[2]; uint32_t pid; uint64_t address; };
-struct want { uint32_t pid, incarnation; uint64_t address; struct reference like; };
-struct forwarding { uint32_t image, extent, page; };
+struct want { uint32_t pid, incarnation; uint64_t address; struct reference reference; };
+struct chunk_cursor { uint32_t image, extent, page; };
 struct store *store_open(int fd, uint64_t limit, char *why);
 void store_close(struct store *s);
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why);
@@ -28,32 +28,32 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why);
 void store_images_clear(struct store *s);
 int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
                 uint32_t count, char *why);
-int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
+int store_load_image(struct store *s, uint32_t pid, uint32_t incarnation,
                       const struct extent *extent, uint32_t count, char *why);
 const struct image *store_images(struct store *s, uint32_t *count);
 uint32_t store_runs(const struct image *image, uint64_t *runs);
-size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk);
+size_t store_next_chunk(struct store *s, struct chunk_cursor *at, uint8_t *chunk);
 
-struct search { uint32_t process, place; };
+struct cold_cursor { uint32_t process, place; };
 struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint32_t slot[512]; };
-struct prefill_drop { uint64_t address, pages; };
-bool store_cold(struct store *s, struct search *at, int when, struct block *out);
+struct prefill_discard { uint64_t address, pages; };
+bool store_next_cold(struct store *s, struct cold_cursor *at, unsigned int when, struct block *out);
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
-uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
-int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
-                   uint64_t end, struct prefill_drop **drop, uint32_t *drops);
-bool store_stranded(struct store *s, const void *plan, uint32_t pid, uint32_t incarnation,
+uint32_t store_evict(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
+int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_discard **discard, uint32_t *discards);
+bool store_orphaned(struct store *s, const void *plan, uint32_t pid, uint32_t incarnation,
                     uint64_t address, struct block *out);
-void store_brought_back(struct store *s, const struct block *block);
-uint64_t store_absent(struct store *s, const void *plan);
-void store_spend(struct store *s);
-bool store_spent(const struct store *s);
-int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
-                 struct prefill_drop **drop, uint32_t *drops);
-int store_unplanned(struct store *s, const void *plan, uint32_t pid, uint64_t start, uint64_t end,
-                    struct prefill_drop **drop, uint32_t *drops);
-uint64_t store_placed(struct store *s);
-int store_placed_right(struct store *s, const void *plan, uint32_t pid, int task, char *why);
+void store_written_back(struct store *s, const struct block *block);
+uint64_t store_lost(struct store *s, const void *plan);
+void store_free_after_copy(struct store *s);
+bool store_frees_after_copy(const struct store *s);
+int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
+                 struct prefill_discard **discard, uint32_t *discards);
+int store_apply_plan(struct store *s, const void *plan, uint32_t pid, uint64_t start, uint64_t end,
+                    struct prefill_discard **discard, uint32_t *discards);
+uint64_t store_preplaced(struct store *s);
+int store_verify_preplaced(struct store *s, const void *plan, uint32_t pid, int task, char *why);
 void free(void *memory);
 
 struct fill;
@@ -61,16 +61,16 @@ struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total;
     uint64_t faults, zeros, present, events;
-    uint64_t placed;
+    uint64_t preplaced;
     char why[256];
 };
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
                         char *why);
-void fill_settle(struct fill *f);
+void fill_all_registered(struct fill *f);
 void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);
 void fill_stop(struct fill *f);
 
-int eager_pagemap(uint8_t *raw, size_t length);
+int pagemap_clear_lazy(uint8_t *raw, size_t length);
 """
 
 

@@ -15,7 +15,7 @@
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
-static bool is(const uint8_t *page, const uint64_t hash[2]) {
+static bool has_hash(const uint8_t *page, const uint64_t hash[2]) {
     XXH128_hash_t seen = XXH3_128bits(page, PAGE);
     return seen.low64 == hash[0] && seen.high64 == hash[1];
 }
@@ -24,16 +24,16 @@ static int keep_page(struct store *s, struct page_map *map, uint32_t *entry, con
                      char *why) {
     uint32_t slot = *entry;
     bool own = slot >= FIRST_SLOT && s->shared[slot - FIRST_SLOT] == 0;
-    if (!own && store_slot(s, &slot, why) != 0)
+    if (!own && store_allocate_slot(s, &slot, why) != 0)
         return -1;
     if (store_set(s, map, entry, slot, why) != 0)
         return -1;
-    return store_put(s, slot, page, PAGE, why);
+    return store_write_slot(s, slot, page, PAGE, why);
 }
 
 // Looks for the content that from names. Returns 1 when found, 0 when not, -1 with why.
-static int find(struct store *s, struct page_map *map, uint64_t address, struct reference from,
-                char *why) {
+static int find_content(struct store *s, struct page_map *map, uint64_t address,
+                        struct reference from, char *why) {
     static const uint8_t zeros[PAGE];
     uint8_t page[PAGE];
     if (from.pid > LAST_PID || from.address >= ADDRESS_END)
@@ -44,7 +44,7 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
         if (s->process[middle]->pid == from.pid) {
             uint64_t page = from.address / PAGE;
             const struct leaf *leaf = page_map_leaf(s->process[middle], page);
-            if (leaf != NULL && !(leaf->moved >> page % LEAF_PAGES & 1))
+            if (leaf != NULL && !(leaf->evicted >> page % LEAF_PAGES & 1))
                 value = leaf->page[page % LEAF_PAGES];
             break;
         }
@@ -55,26 +55,27 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
     }
     if (value == PAGE_UNKNOWN || value == PAGE_WANTED)
         return 0;
-    uint32_t *entry = page_map_need(map, address / PAGE);
+    uint32_t *entry = page_map_insert(map, address / PAGE);
     if (entry == NULL)
         FAIL("out of memory for the index of pages");
     if (value == PAGE_ZERO)
-        return is(zeros, from.hash) ? store_set(s, map, entry, PAGE_ZERO, why) == 0 ? 1 : -1 : 0;
+        return has_hash(zeros, from.hash) ? store_set(s, map, entry, PAGE_ZERO, why) == 0 ? 1 : -1
+                                          : 0;
     if (s->writers <= 1) { // no other thread, which could be writing to the slot now
-        if (!is(store_content(s, value), from.hash))
+        if (!has_hash(store_content(s, value), from.hash))
             return 0;
         if (*entry == value)
             return 1;
-        if (store_share(s, value))
+        if (store_reference_slot(s, value))
             return store_set(s, map, entry, value, why) == 0 ? 1 : -1;
     }
     memcpy(page, store_content(s, value), PAGE);
-    if (!is(page, from.hash))
+    if (!has_hash(page, from.hash))
         return 0;
     return keep_page(s, map, entry, page, why) == 0 ? 1 : -1;
 }
 
-static uint32_t *wanted(struct store *s, const struct want *want) {
+static uint32_t *wanted_entry(struct store *s, const struct want *want) {
     if (want->pid == 0)
         return NULL;
     struct page_map *map = store_process(s, want->pid);
@@ -97,7 +98,7 @@ static int by_page(const void *left, const void *right) {
 
 // A page that was wanted, came, and is wanted again with another content is in the list twice. Only
 // the last want is valid. Returns 0, or -1 without memory.
-static int forget_older(struct store *s) {
+static int drop_duplicates(struct store *s) {
     struct want **order = s->wants ? malloc(s->wants * sizeof *order) : NULL;
     if (order == NULL)
         return s->wants ? -1 : 0;
@@ -112,24 +113,24 @@ static int forget_older(struct store *s) {
     return 0;
 }
 
-static void forget_answered(struct store *s) {
+static void drop_found(struct store *s) {
     uint32_t left = 0;
     for (uint32_t i = 0; i < s->wants; i++)
-        if (wanted(s, &s->want[i]) != NULL)
+        if (wanted_entry(s, &s->want[i]) != NULL)
             s->want[left++] = s->want[i];
     s->wants = left;
 }
 
-static int note(struct store *s, struct want want, char *why) {
+static int add_want(struct store *s, struct want want, char *why) {
     if (s->wants == s->wants_room) {
-        forget_answered(s);
+        drop_found(s);
         // If a source names the same pages again and again, the list would grow without end.
         if (s->wants > 2 * s->limit)
             FAIL("process %u: references never reach a page that is here", want.pid);
         uint32_t room = s->wants * 2 + 64;
         struct want *larger = realloc(s->want, room * sizeof *larger);
         if (larger == NULL)
-            FAIL("out of memory for what is wanted");
+            FAIL("out of memory for the list of wanted pages");
         s->want = larger;
         s->wants_room = room;
     }
@@ -137,34 +138,34 @@ static int note(struct store *s, struct want want, char *why) {
     return 0;
 }
 
-int store_refer(struct store *s, struct page_map *map, uint64_t address, struct reference from,
-                char *why) {
-    int found = find(s, map, address, from, why);
+int store_resolve_reference(struct store *s, struct page_map *map, uint64_t address,
+                            struct reference from, char *why) {
+    int found = find_content(s, map, address, from, why);
     if (found != 0)
         return found < 0 ? -1 : 0;
-    uint32_t *entry = page_map_need(map, address / PAGE);
+    uint32_t *entry = page_map_insert(map, address / PAGE);
     if (entry == NULL)
         FAIL("out of memory for the index of pages");
     if (store_set(s, map, entry, PAGE_WANTED, why) != 0) // the old content is outdated
         return -1;
-    return note(s, (struct want){map->pid, map->incarnation, address, from}, why);
+    return add_want(s, (struct want){map->pid, map->incarnation, address, from}, why);
 }
 
 const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     int rc = 0;
     pthread_mutex_lock(&s->lock);
     s->writers++;
-    if (forget_older(s) != 0) {
+    if (drop_duplicates(s) != 0) {
         rc = -1;
-        snprintf(why, WHY, "out of memory for what is wanted");
+        snprintf(why, WHY, "out of memory for the list of wanted pages");
     }
     for (uint32_t i = 0; i < s->wants && rc >= 0; i++)
-        if (wanted(s, &s->want[i]) != NULL)
-            rc =
-                find(s, store_process(s, s->want[i].pid), s->want[i].address, s->want[i].like, why);
-    forget_answered(s);
+        if (wanted_entry(s, &s->want[i]) != NULL)
+            rc = find_content(s, store_process(s, s->want[i].pid), s->want[i].address,
+                              s->want[i].reference, why);
+    drop_found(s);
     *count = s->wants;
-    store_done(s);
+    store_writer_done(s);
     pthread_mutex_unlock(&s->lock);
     static const struct want none;
     return rc < 0 ? NULL : s->wants ? s->want : &none;

@@ -12,7 +12,7 @@
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
-static int keep(struct slots *list, uint32_t slot) {
+static int push(struct slots *list, uint32_t slot) {
     if (list->used == list->room) {
         uint32_t room = list->room ? list->room * 2 : 1024;
         uint32_t *larger = realloc(list->slot, room * sizeof *larger);
@@ -25,9 +25,9 @@ static int keep(struct slots *list, uint32_t slot) {
     return 0;
 }
 
-int store_slot(struct store *s, uint32_t *slot, char *why) {
-    if (s->spare.used > 0)
-        *slot = s->spare.slot[--s->spare.used];
+int store_allocate_slot(struct store *s, uint32_t *slot, char *why) {
+    if (s->free_slots.used > 0)
+        *slot = s->free_slots.slot[--s->free_slots.used];
     else if (s->next < s->capacity)
         *slot = FIRST_SLOT + (uint32_t)s->next++;
     else
@@ -35,14 +35,14 @@ int store_slot(struct store *s, uint32_t *slot, char *why) {
     return 0;
 }
 
-static void let_go(struct store *s, uint32_t slot) {
+static void release_slot(struct store *s, uint32_t slot) {
     if (s->shared[slot - FIRST_SLOT] > 0)
         s->shared[slot - FIRST_SLOT]--;
     else
-        keep(&s->freed, slot); // without memory for the list only this slot is lost
+        push(&s->freed_slots, slot); // without memory for the list only this slot is lost
 }
 
-bool store_share(struct store *s, uint32_t slot) {
+bool store_reference_slot(struct store *s, uint32_t slot) {
     if (s->shared[slot - FIRST_SLOT] == UINT16_MAX)
         return false;
     s->shared[slot - FIRST_SLOT]++;
@@ -58,7 +58,7 @@ int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t v
         map->known++;
     }
     if (*entry >= FIRST_SLOT && *entry != value)
-        let_go(s, *entry);
+        release_slot(s, *entry);
     *entry = value;
     return 0;
 }
@@ -73,20 +73,20 @@ void store_free(struct store *s, uint32_t slot, uint32_t pages) {
     }
 }
 
-void store_done(struct store *s) {
+void store_writer_done(struct store *s) {
     if (--s->writers > 0)
         return;
-    for (uint32_t i = s->freed.used; i-- > 0;) // from the end, so the first one is used first
-        keep(&s->spare, s->freed.slot[i]);
-    s->freed.used = 0;
-    pthread_cond_broadcast(&s->quiet);
+    for (uint32_t i = s->freed_slots.used; i-- > 0;) // from the end, so the first one is used first
+        push(&s->free_slots, s->freed_slots.slot[i]);
+    s->freed_slots.used = 0;
+    pthread_cond_broadcast(&s->no_writers);
 }
 
-void store_forget(struct store *s, struct page_map *map) {
+void store_drop_process(struct store *s, struct page_map *map) {
     for (uint32_t i = 0; i < map->size; i++)
         for (int k = 0; map->table[i] != NULL && k < LEAF_PAGES; k++)
             if (map->table[i]->page[k] >= FIRST_SLOT)
-                let_go(s, map->table[i]->page[k]);
+                release_slot(s, map->table[i]->page[k]);
     s->known -= map->known;
     page_map_clear(map);
 }
@@ -118,7 +118,7 @@ struct page_map *store_process(struct store *s, uint32_t pid) {
     return map;
 }
 
-int store_put(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why) {
+int store_write_slot(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why) {
     uint64_t at = (uint64_t)(slot - FIRST_SLOT) * PAGE;
     const uint8_t *next = from;
     while (bytes > 0) {

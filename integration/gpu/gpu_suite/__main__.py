@@ -45,7 +45,7 @@ def main() -> int:
         parser.error(f"no step {unknown}; there are {', '.join(s.name for s in plan.STEPS)}")
     work = BUILD / f"run-{os.getpid()}"
     work.mkdir(parents=True)
-    alone.adopt()
+    alone.hand_over()
     try:
         report = _run(args, work)
     finally:
@@ -106,8 +106,11 @@ def _machine(environment: dict[str, str]) -> Machine | None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "gpu_suite.machine"],
-            env=environment, stdout=subprocess.PIPE, text=True, timeout=120,
-        )  # fmt: skip
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
     except subprocess.TimeoutExpired:
         _say("the CUDA driver here does not answer")
         return None

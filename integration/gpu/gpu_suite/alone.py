@@ -29,7 +29,7 @@ LABS = "labs"
 """In a step's folder: names of the labs it has made, a line each."""
 
 
-def adopt() -> None:
+def hand_over() -> None:
     """Be the parent of all orphans among our descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -41,9 +41,12 @@ def run(step: Step, work: Path, environment: dict[str, str], deadline_s: float) 
     with (work / "output").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gpu_suite.step", step.name, str(work), str(deadline_s)],
-            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             code = process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -101,7 +104,8 @@ def _is_helper(process: psutil.Process) -> bool:
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return process.children(recursive=True)
+        found: list[psutil.Process] = process.children(recursive=True)
+        return found
     except psutil.Error:
         return []
 

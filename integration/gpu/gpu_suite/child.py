@@ -33,9 +33,11 @@ class Child:
         with self._log.open("wb") as err:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, args)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
                 env=os.environ | (env or {}),
-            )  # fmt: skip
+            )
         self.pid = self._process.pid
         self._read = b""
 

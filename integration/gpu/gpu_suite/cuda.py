@@ -47,9 +47,13 @@ class Library:
 
 class _Property(ctypes.Structure):  # CUmemAllocationProp
     _fields_ = (
-        ("type", ctypes.c_int), ("handles", ctypes.c_int), ("place", ctypes.c_int),
-        ("device", ctypes.c_int), ("windows", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8),
-    )  # fmt: skip
+        ("type", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("place", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
 
 
 class _Access(ctypes.Structure):  # CUmemAccessDesc

@@ -59,7 +59,7 @@ def _in(helper: GpuHelper, total: int) -> float:
     with helper.filler(KEY) as filler:
         left = total
         while left:
-            size = min(left, len(filler.room()))
+            size = min(left, len(filler.space()))
             filler.advance(size)
             left -= size
         filler.finish()

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from liveshift.criu_glue.capsule import room
+from liveshift.criu_glue.capsule import sandboxes
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.interposer.library import library_path
 from liveshift.interposer.orders import open_ordered
@@ -36,7 +36,7 @@ class Tree(DeviceTree):
 
     @contextmanager
     def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:
-        pages = self.resident.room.root / room.PAGES.lstrip("/")
+        pages = self.resident.sandbox.root / sandboxes.PAGES.lstrip("/")
         directory = os.open(pages, os.O_RDONLY | os.O_DIRECTORY)
         try:
             page = open_ordered(pages / str(self.child.pid), directory)
@@ -63,7 +63,7 @@ def measure(step: Step) -> None:
 
 def _moved(step: Step, helper: GpuHelper, name: str, size: int) -> None:
     root = step.work / f"room-{size >> 20}"
-    pages = root / room.PAGES.lstrip("/")
+    pages = root / sandboxes.PAGES.lstrip("/")
     pages.mkdir(parents=True)
     environment = {
         "LD_PRELOAD": str(library_path()),
@@ -104,7 +104,7 @@ def _moved(step: Step, helper: GpuHelper, name: str, size: int) -> None:
 
 
 def _tree(root: Path, helper: GpuHelper, child: Child, migration: str) -> Tree:
-    resident: Any = SimpleNamespace(room=SimpleNamespace(root=root))
+    resident: Any = SimpleNamespace(sandbox=SimpleNamespace(root=root))
     tree = Tree(resident, helper, migration, LOCK_S)
     tree.child = child
     return tree

@@ -13,7 +13,7 @@ from pathlib import Path
 from lab_session import JOBS
 from moving_job import Job
 
-from liveshift.criu_glue.capsule.room import PAGES
+from liveshift.criu_glue.capsule.sandboxes import PAGES
 from liveshift.interposer.page import opened, paths
 
 from .e5_training import GPT
@@ -26,6 +26,7 @@ def measure(step: Step) -> None:
     step.begin()
     python, out = sys.executable, ("--out", "{out}")
     how = (*out, "--steps", "2000", "--enough", "{out}/enough")
+    jobs: dict[str, tuple[str, ...]]
     if step.machine.torch_cuda:
         training = (python, str(GPT), *how, "--pace", "0.1", "--depth", "4")
         jobs = {how: (*training, "--wrap", how) for how in ("ddp", "fsdp")}

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from liveshift.interposer import page
-from liveshift.interposer.layout import Memory
+from liveshift.interposer.layout import MemoryKind
 from liveshift.interposer.library import library_path
 
 from .child import Child
@@ -24,9 +24,13 @@ WITHOUT, CHANCE, GATE, ARENA = "without", "chance", "gate", "arena"
 VARIANTS = (WITHOUT, CHANCE, GATE, ARENA)
 RANKS = 2
 NCCL = {
-    "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_RAS_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_IB_DISABLE": "1",
-}  # fmt: skip
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NET": "Socket",
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+    "NCCL_IB_DISABLE": "1",
+}
 TURN_S = 0.04
 """About as long as a turn should last, so that clocks and wake-ups do not show."""
 
@@ -62,7 +66,7 @@ def _seen(step: Step, what: str, variant: str, at_least: int) -> None:
             f"{what}, {variant}: the interposer saw {count} all-reduces, not {at_least}",
         )
         step.check(
-            (Memory.ARENA in kinds) == (variant == ARENA),
+            (MemoryKind.ARENA in kinds) == (variant == ARENA),
             f"{what}, {variant}: the memory is of the kinds {sorted(kinds)}",
         )
         step.figure(f"{what}/{variant}, all-reduces seen", count)

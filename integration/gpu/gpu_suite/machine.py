@@ -100,7 +100,7 @@ def probe() -> Machine | None:
         libnccl=_found("libnccl.so.2"),
         lacks=dict(_lacks()),
         seen={"cuInit_s": round(init_s, 3), **asked, **_system()},
-    )  # fmt: skip
+    )
 
 
 def _opened(soname: str) -> tuple[ctypes.CDLL, str] | None:
@@ -109,8 +109,11 @@ def _opened(soname: str) -> tuple[ctypes.CDLL, str] | None:
             library = ctypes.CDLL(name)
         except OSError:
             continue
-        mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
-                  if soname.partition(".so")[0] + ".so" in line]  # fmt: skip
+        mapped = [
+            line.split()[-1]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if soname.partition(".so")[0] + ".so" in line
+        ]
         return library, str(Path(mapped[0]).with_name(soname)) if mapped else name
     return None
 
@@ -135,9 +138,12 @@ def _asked_nvml() -> dict[str, Any]:
         return {"driver": seen.driver or "", "nvml": seen.why_none}
     first = seen.devices[0]
     return {
-        "driver": seen.driver or "", "free": first.free_bytes, "gpus": len(seen.devices),
-        "persistence": first.persistence, "mig": first.mig,
-    }  # fmt: skip
+        "driver": seen.driver or "",
+        "free": first.free_bytes,
+        "gpus": len(seen.devices),
+        "persistence": first.persistence,
+        "mig": first.mig,
+    }
 
 
 def _torch() -> tuple[str, bool]:
@@ -155,8 +161,11 @@ def _torch() -> tuple[str, bool]:
 def _lacks() -> Iterator[tuple[str, str]]:
     if os.geteuid() != 0:
         yield "root", "it takes root"
-    done = subprocess.run(["unshare", *ALL_NAMESPACES, "true"], capture_output=True, text=True) \
-        if shutil.which("unshare") else None  # fmt: skip
+    done = (
+        subprocess.run(["unshare", *ALL_NAMESPACES, "true"], capture_output=True, text=True)
+        if shutil.which("unshare")
+        else None
+    )
     if done is None or done.returncode != 0:
         said = done.stderr.strip() if done else "there is no unshare"
         yield "namespaces", f"this machine makes no namespaces: {said}"
@@ -187,16 +196,20 @@ def _lacks() -> Iterator[tuple[str, str]]:
 def _system() -> dict[str, Any]:
     """What else a reader of the figures wants to know; what is not told is left out."""
     seen: dict[str, Any] = {"load": os.getloadavg()[0]}
-    for name, path in (("ptrace_scope", "/proc/sys/kernel/yama/ptrace_scope"),
-                       ("thp", "/sys/kernel/mm/transparent_hugepage/enabled")):  # fmt: skip
+    for name, path in (
+        ("ptrace_scope", "/proc/sys/kernel/yama/ptrace_scope"),
+        ("thp", "/sys/kernel/mm/transparent_hugepage/enabled"),
+    ):
         if Path(path).is_file():
             seen[name] = Path(path).read_text().strip()
     if shutil.which("nvidia-smi"):
         asked = "pcie.link.gen.max,pcie.link.gen.current,pcie.link.width.current,clocks.max.memory"
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
         seen["pcie (gen max, gen now, width, memory clock)"] = done.stdout.strip()
     return seen
 

@@ -49,11 +49,18 @@ class Report:
                 del told["bit_identical"]
             steps[name] = {"title": step.title, **told}
         return {
-            "format": FORMAT, "simulated": machine.pop("simulated"), "gpu": machine["gpu"],
-            "driver": machine["driver"], "date": self.date, "liveshift": self.liveshift,
-            "commit": self.commit, "seconds": round(self.seconds, 1), "machine": machine,
-            "goals": [asdict(goal) for goal in goals(self)], "steps": steps,
-        }  # fmt: skip
+            "format": FORMAT,
+            "simulated": machine.pop("simulated"),
+            "gpu": machine["gpu"],
+            "driver": machine["driver"],
+            "date": self.date,
+            "liveshift": self.liveshift,
+            "commit": self.commit,
+            "seconds": round(self.seconds, 1),
+            "machine": machine,
+            "goals": [asdict(goal) for goal in goals(self)],
+            "steps": steps,
+        }
 
     @property
     def name(self) -> str:

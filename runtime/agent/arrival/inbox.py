@@ -13,7 +13,6 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,23 +20,25 @@ import xxhash
 
 from .... import units
 from ....criu_glue.capsule.output import SEGMENT
-from ....criu_glue.capsule.room import STDERR_FD, STDOUT_FD
+from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.memory.prefill.prefill import memory_left
-from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, Want, read_table
+from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, WantedPages, read_table
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams
 from ..departure import small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
-from ..host.resident import Resident
+from ..host.running_capsule import RunningCapsule
+from .pages_ahead import NothingAhead, PagesAhead
 
 log = logging.getLogger("liveshift.inbox")
 
 IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,60}\.img")
-"""The names of CRIU's images (criu: image-desc.c). None of our files beside them is named so."""
+"""The names of CRIU's images (criu: image-desc.c). Our own files in that directory have other
+names."""
 
 STREAMS = 200_000
 OPEN = 512
@@ -47,14 +48,14 @@ seven images for each task, one after the other, two for each shared mapping, an
 OUTPUT = "output"
 
 LOOK = 32 << 20
-"""Bytes of pages between two checks of the free memory."""
+"""The inbox checks the free memory each time it has taken this many bytes of pages."""
 
 LEFT, FREED_S = 160 << 20, 1.0
 """Minimum free memory in bytes, else the OOM killer may hit another job; and the seconds for which
 less is accepted, because early.py may be about to give some back."""
 
 FRESH = 64 << 20
-"""Bytes of new pages for which memory is ready at the standstill, so that no copy waits for it."""
+"""At the freeze, memory is ready for this many bytes of new pages, so that no copy waits for it."""
 
 
 @dataclass
@@ -64,18 +65,13 @@ class Inbox:
     is set for a capsule with CUDA processes."""
 
     images: Path
-    resident: Resident
+    resident: RunningCapsule
     carried: tuple[str, ...] = ()
     devices: DeviceInlet | None = None
     memory_limit: int = 0
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
+    ahead: PagesAhead = field(default_factory=NothingAhead)
     memory: MemoryStore | None = None
-    memory_comes: Callable[[MemoryStore], None] = lambda _: None
-    """Called when the first pages have come, while the job trains."""
-    stands_still: Callable[[], None] = lambda: None
-    """Called when CRIU's images begin to come: the tree is then frozen at its source."""
-    memory_lost: Callable[[], str] = lambda: ""
-    """Returns why pages that came are lost, in words; "" if they are not."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names written here
@@ -94,7 +90,7 @@ class Inbox:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._small = small_images.Unpacker(self._keep_small)
+        self._small = small_images.SmallImageUnpacker(self._keep_small)
         self._small_files = 0
         self.pages = PageStreams(self._take_pages, self._wanted_pages)
 
@@ -109,7 +105,7 @@ class Inbox:
         assert self.landed is not None
         return self.landed.manifest
 
-    def take_up(self) -> bool:
+    def recover_image(self) -> bool:
         """Read what an earlier agent received; return whether the image is complete."""
         try:
             self.landed = manifest.load(self.images)
@@ -136,18 +132,18 @@ class Inbox:
         """
         with self._lock:
             if self.complete or self._closed:
-                raise StepFailed("ship", "nothing more is taken for this image")
+                raise StepFailed("ship", "the image is closed and takes no more data")
             if stream in self._ended:
                 raise StepFailed("ship", f"more came for {stream!a} after its end")
             if stream == manifest.STREAM:
                 self._take_manifest(data)
                 return
             if stream not in self.bytes:
-                self._begin(stream)
+                self._begin_stream(stream)
             self.bytes[stream] += len(data)
             self._hashes[stream].update(data)
             if not data:
-                self._end(stream)
+                self._end_stream(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
             elif stream == small_images.STREAM:
@@ -186,18 +182,18 @@ class Inbox:
     def path(self, kind: str, name: str) -> Path:
         """The path of a stream that is a file; raises StepFailed for one that no image has."""
         if kind == OUTPUT and SEGMENT.fullmatch(name):
-            return self.resident.room.plan.log / name
+            return self.resident.sandbox.plan.log / name
         if kind == "image" and IMAGE_NAME.fullmatch(name):
             return self.images / name
         raise _unknown(f"{kind}:{name}")
 
     def top(self, tree: str) -> Path:
         """The directory of a tree on this host; raises StepFailed for a tree that no image has."""
-        plan = self.resident.room.plan
+        plan = self.resident.sandbox.plan
         if tree == "tmp":
             return plan.tmp
         if tree == "shm":
-            return self.resident.room.root / "dev/shm"
+            return self.resident.sandbox.root / "dev/shm"
         if tree == "open":
             return Path("/")
         kind, _, path = tree.partition(":")
@@ -210,17 +206,17 @@ class Inbox:
             hint="files.carried must be the same in the cluster file of every host",
         )
 
-    def _begin(self, stream: str) -> None:
+    def _begin_stream(self, stream: str) -> None:
         if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
             raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
         if kind in ("image", small_images.STREAM):
-            self.stands_still()
+            self.ahead.halt()
         if kind in (OUTPUT, "image"):
             self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
         elif kind == "tree" and pass_ in ("1", "2"):
-            plan = self.resident.room.plan
+            plan = self.resident.sandbox.plan
             self._unpackers[stream] = Unpacker(
                 self.top(tree),
                 sparing=tree.startswith("carried:"),
@@ -251,19 +247,19 @@ class Inbox:
     def _full(self) -> bool:
         return len(self.bytes) + self._small_files >= STREAMS
 
-    def _end(self, stream: str) -> None:
+    def _end_stream(self, stream: str) -> None:
         self._ended.add(stream)
         if stream in self._files:
             os.close(self._files.pop(stream))
         elif stream == PAGE_TABLE:
             self._end_page_table()
         elif stream == small_images.STREAM:
-            self._small.end()
+            self._small.check_ended()
         elif self.devices is not None and stream == TABLE:
             self.devices.end_table()
             (self.images / TABLE).write_bytes(self.devices.table)
         elif self.devices is not None and (pid := _device(stream)):
-            self.devices.end(pid)
+            self.devices.end_memory(pid)
         else:
             tree = stream.split(":", 2)[2]
             unpacker = self._unpackers.pop(stream)
@@ -275,7 +271,7 @@ class Inbox:
         """Take pages. Several threads call this and copy into the store at the same time."""
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
-                raise StepFailed("ship", "no pages of memory are taken for this image")
+                raise StepFailed("ship", "this image takes no pages of memory")
             self._unlooked += len(chunk)
             if self._unlooked > LOOK:
                 _need_memory()
@@ -283,10 +279,10 @@ class Inbox:
             first = self.memory is None
             memory = self._store()
             if first:
-                self.memory_comes(memory)
+                self.ahead.begin(memory)
         memory.write(chunk)
 
-    def _wanted_pages(self) -> list[Want]:
+    def _wanted_pages(self) -> list[WantedPages]:
         with self._lock:
             return self.memory.wants() if self.memory is not None and not self._closed else []
 
@@ -296,12 +292,12 @@ class Inbox:
         return self.memory
 
     def make_room(self, stop: int = 0) -> bool:
-        """Prepare memory for the pages that come at the standstill, so that the job does not wait
+        """Prepare memory for the pages that come during the freeze, so that the job does not wait
         for it then: the kernel clears each page at its first use, and on a virtual machine the
         hypervisor may have to find it. May be called repeatedly.
 
-        ``stop``: bytes of memory that all come at the standstill, as none is pre-copied. A thread
-        makes room for them. Returns whether that thread still works.
+        ``stop``: bytes of memory that all come during the freeze, as none is pre-copied. A thread
+        prepares memory for them. Returns whether that thread still works.
         """
         if stop and self._making_room is None and self.memory_limit and not self.complete:
             with self._lock:
@@ -338,8 +334,8 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
-        if why := self.memory_lost():
-            raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
+        if why := self.ahead.lost:
+            raise StepFailed("ship", f"memory that was put in place in advance is lost: {why}")
         if self.memory is not None:
             self.memory.save()
         for tree, names in found.gone().items():  # names that came and were removed later
@@ -372,9 +368,10 @@ def _need_memory() -> None:
     while (left := memory_left()) < LEFT:
         if time.monotonic() > until:
             raise StepFailed(
-                "ship", f"this host has no memory for more: {units.size(left)} are left",
+                "ship",
+                f"this host has no memory for more: {units.size(left)} are left",
                 hint="choose a host with more free memory, or free some of it there",
-            )  # fmt: skip
+            )
         time.sleep(0.01)
 
 

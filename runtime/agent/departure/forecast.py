@@ -11,39 +11,39 @@ from ....criu_glue.memory.source.tracker import MemoryTracker
 from ....criu_glue.survey.footprint import footprint
 from ....criu_glue.survey.found import Footprint
 from ....errors import LiveshiftError
-from ...config.cluster import Precopy
+from ...config.cluster import PrecopySettings
 from ...cost.model import LOOK_S
 from ...messages import Writing
-from ..host.resident import Resident
-from .precopy import full_dump_because
+from ..host.running_capsule import RunningCapsule
+from .full_dump import full_dump_because
 
 log = logging.getLogger("liveshift.forecast")
 
 LOOKS = 3
 """The number of short looks at how much a capsule writes. Each is about as long as the time between
-the last round and the boundary, whose writes are left for the standstill."""
+the last round and the boundary, whose writes are left for the freeze."""
 
 LONG_LOOK_S = 1.0
 
 
-def look(
-    host: str, resident: Resident, settings: Precopy, watch: bool
+def forecast_memory(
+    host: str, resident: RunningCapsule, settings: PrecopySettings, watch: bool
 ) -> tuple[Footprint, Writing | None, str]:
     """Return (its size, what it writes if ``watch``, why only a full dump is possible).
 
     The last is empty if pre-copy can copy its memory while it trains.
     """
     why = full_dump_because(host, resident, settings)
-    writing = look_at_writing(resident) if watch and not why else None
-    return footprint(resident.room), writing, why
+    writing = measure_writing(resident) if watch and not why else None
+    return footprint(resident.sandbox), writing, why
 
 
-def look_at_writing(
-    resident: Resident, looks: int = LOOKS, long_s: float = LONG_LOOK_S
+def measure_writing(
+    resident: RunningCapsule, looks: int = LOOKS, long_s: float = LONG_LOOK_S
 ) -> Writing | None:
     """What its processes write within the next seconds, from ``looks`` short looks and a long one;
     None if the tracker cannot see that."""
-    tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
+    tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.sandbox)])
 
     def written(seconds: float) -> tuple[int, float]:
         began = time.monotonic()

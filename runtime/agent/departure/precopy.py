@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a capsule's memory comes to the destination, most of it while the job trains.
 
-Order: ``choose`` picks the way (cost/model.py). ``rounds`` makes the rounds of that way; with the
-way auto, a further one only if it saves more than it costs. If rounds shrink, ``keep_fresh`` makes
-more until the orchestrator asks for the freeze. At the standstill, when CRIU holds the tree,
-``Delta`` sends the rest and the table of all pages, and the page filter hides them from CRIU.
+Order: ``choose_way`` picks the way (cost/model.py). ``run`` makes the rounds of that way; with the
+way auto, it makes a further one only if that saves more than it costs. If rounds shrink,
+``iterate_until_freeze`` makes more until the orchestrator asks for the freeze. When CRIU holds the
+tree, ``FinalDirtySet`` sends the rest and the table of all pages, and the page filter hides them
+from CRIU.
 
-What one round did not send, the next round sends; what no round sent, the standstill sends. So any
-round may be interrupted, and with no round at all the standstill sends everything.
+What one round did not send, the next round sends; what no round sent, the final dirty set has. So
+any round may be interrupted, and with no round at all the final dirty set is all memory.
 """
 
 from __future__ import annotations
@@ -24,26 +25,24 @@ import msgspec
 
 from .... import units
 from ....criu_glue.capsule.tree import tasks
-from ....criu_glue.criu.page_filter import PageFilter
-from ....criu_glue.memory.source.pulling import Stopped
-from ....criu_glue.memory.source.tracker import MemoryTracker, Standstill
+from ....criu_glue.memory.source.pulling import PullStopped
+from ....criu_glue.memory.source.tracker import MemoryTracker
 from ....criu_glue.survey import gpu_tasks
-from ....criu_glue.survey.footprint import footprint
 from ....errors import LiveshiftError
 from ...config.choices import Way
-from ...config.cluster import Precopy as Settings
+from ...config.cluster import PrecopySettings as Settings
 from ...cost import model as cost
 from ...messages import Chosen, Situation
 from ...model.link_rates import STANDSTILL
-from ...wire import PAGE_TABLE, Lanes, Sender, Wants
-from ..host.resident import Resident
-from .pace import Pace
-from .progress import Reporter
+from ...wire import Lanes, Wants
+from ..host.running_capsule import RunningCapsule
+from .progress import RoundsReporter
+from .throttle import Throttle
 
 log = logging.getLogger("liveshift.precopy")
 
 ENOUGH_S = 0.02
-"""Seconds. What is sent within this time at the standstill is not worth a round."""
+"""Memory that takes fewer seconds than this during the freeze is not worth a round."""
 
 SHRINKS = 0.9
 STALE = 2
@@ -51,17 +50,14 @@ STALE = 2
 before had found: this is the job's working set. After the first round, which found all memory, one
 such round is enough: a job that writes all its memory pays for each round and gains nothing."""
 
-NAP_S = 0.2
-"""Seconds before each round of ``keep_fresh``. A round costs the job a fault for each page that it
-writes again. The pause avoids a round just before the freeze, which brings little."""
-
-SHARED_MOST = 256 << 20
-"""Bytes. Pre-copy is refused if processes share more than this copy on write, and also more than a
-quarter of their private bytes: each restored process would have its own copy."""
+BETWEEN_ROUNDS_S = 0.2
+"""``iterate_until_freeze`` waits this many seconds before each round. A round costs the job a fault
+for each page that it writes again. The pause avoids a round just before the freeze, which brings
+little."""
 
 
 @dataclass
-class Ahead:
+class CopiedAhead:
     """The result of the rounds; sizes in bytes."""
 
     rounds: int = 0
@@ -73,35 +69,48 @@ class Ahead:
     lost: float | None = None
     """The share of its speed that the job lost; None: not known."""
     untracked: dict[int, str] = field(default_factory=dict)
-    """Processes (inner pids) that the standstill must read in full, and why."""
+    """Processes (inner pids) that the final dirty set must read in full, and why."""
 
 
-class Precopy:
+class PrecopyRounds:
     """The pre-copy of one capsule; it reports its progress to ``reporter``."""
 
     def __init__(
-        self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter,
+        self,
+        resident: RunningCapsule,
+        lanes: Lanes,
+        settings: Settings,
+        reporter: RoundsReporter,
         wants: Callable[[], Wants],
-    ) -> None:  # fmt: skip
-        """``wants`` asks the destination which of the pages that were only named it lacks."""
+        rate: float = 0.0,
+    ) -> None:
+        """``wants`` asks the destination which of the pages that were only named it lacks.
+        ``rate``: measured bytes per second of the lanes, 0.0 if not measured. Rounds are throttled,
+        so they show less than that."""
         self._stop = threading.Event()  # no round for now
         self._over = threading.Event()  # no round any more
         self._until = float("inf")  # no round continues after this (monotonic seconds)
         self._sooner = float("inf")  # no round except the first continues after this
+        self._must_end = False  # whether a deadline may need more than the throttle allows
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
-            lambda: [task.pid for task in tasks(resident.room)], untrusted,
+            lambda: [task.pid for task in tasks(resident.sandbox)],
+            untrusted,
             stopped=lambda: self._stopped(),
-        )  # fmt: skip
+        )
         self.lanes = lanes
         self._wants = wants
         by_collectives = resident.rate.usual() > 0
         usual = resident.rate if by_collectives else resident.computes
-        self._pace = Pace(
+        self._throttle = Throttle(
             resident.collectives if by_collectives else resident.run_time.progress,
-            usual.usual(), settings.slow_down, sleep=self._sleep, gap=usual.gap(),
+            usual.usual(),
+            settings.slow_down,
+            sleep=self._sleep,
+            gap=usual.gap(),
             sees_all=by_collectives,
-        )  # fmt: skip
+            least=self._speed_needed,
+        )
         self._limit = settings.rounds
         self._way, self._forced = Way.ROUNDS, True
         self.chosen: Chosen | None = None
@@ -110,25 +119,23 @@ class Precopy:
         self._not_worth = False  # whether a further round costs more than it saves
         self._before = 0  # bytes that the round before had to send
         self._reporter = reporter
-        self._fresh: threading.Thread | None = None
-        self._broken: LiveshiftError | None = None  # the error that ended keep_fresh's rounds
-        self._ahead = Ahead()
-        self.rate = 0.0
-        """Measured bytes per second of the lanes; rounds are paced, so they show less than that."""
+        self._iterating: threading.Thread | None = None
+        self._broken: LiveshiftError | None = None  # what ended iterate_until_freeze
+        self._ahead = CopiedAhead()
+        self._rate = rate
 
-    def choose(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
-        """Choose the way, after the link was measured (``rate``). ``within``: seconds until the
-        host must be empty, 0 without a deadline."""
-        rate = min(self.rate or STANDSTILL, STANDSTILL)
+    def choose_way(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
+        """Choose the way. ``within``: seconds until the host must be empty, 0 without a
+        deadline."""
+        rate = min(self._rate or STANDSTILL, STANDSTILL)
         given = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
         self.chosen = cost.choose(given, max_pause, within or None, way)
         self._way, self._forced = Way(self.chosen.estimate.way), way is not Way.AUTO
-        self._pace.limit = cost.limit(given, self.chosen.estimate)
-        if within:
-            self._pace.least = self._speed_needed
+        self._throttle.set_limit(cost.limit(given, self.chosen.estimate))
+        self._must_end = self._must_end or within > 0
         return self.chosen
 
-    def rounds(self, until: float) -> Ahead:
+    def run(self, until: float) -> CopiedAhead:
         """Send memory in the chosen way, until ``until`` (monotonic seconds) at the latest.
         Raises StepFailed if the destination refuses."""
         self._until = until
@@ -139,57 +146,57 @@ class Precopy:
         else:
             self._until_they_shrink_no_more()
         self._reporter.done()
-        return replace(self._ahead, lost=self._pace.lost())
+        return replace(self._ahead, lost=self._throttle.lost())
 
     def _until_they_shrink_no_more(self) -> None:
         before, stale = float("inf"), 0
         while self._ahead.rounds < self._limit and stale < STALE and self._round():
             dirty = self._ahead.dirty
-            if dirty <= ENOUGH_S * self.rate:
+            if dirty <= ENOUGH_S * self._rate:
                 break
             if self._ahead.rounds == 2 and SHRINKS * before < dirty < before / SHRINKS:
                 break
             stale = stale + 1 if dirty > SHRINKS * before else 0
             before = dirty
 
-    def keep_fresh(self) -> None:
-        """Make further rounds in a thread, so that little is left at the standstill. Does nothing
+    def iterate_until_freeze(self) -> None:
+        """Make further rounds in a thread, so that little is left for the freeze. Does nothing
         if the chosen way has no further rounds."""
         if self._way is not Way.ROUNDS:
             return
         self._until = float("inf")
-        self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
-        self._fresh.start()
+        self._iterating = threading.Thread(target=self._iterate, name="pre-copy", daemon=True)
+        self._iterating.start()
 
     def end_sooner(self, seconds: float) -> None:
         """End the rounds in ``seconds``, and read as fast as that needs: the host must soon be
         empty. The first round always ends: without it, the job would be paused while the rest is
         sent, and the host would be empty no sooner. Any thread may call this."""
         self._sooner = min(self._sooner, time.monotonic() + seconds)
-        self._pace.least = self._speed_needed
+        self._must_end = True
 
-    def hurry(self) -> None:
+    def cancel(self) -> None:
         """Begin no further round, and interrupt one that is under way."""
         self._over.set()
         self._stop.set()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """A capsule of the job will soon be frozen, perhaps this one: pause the rounds of
-        ``keep_fresh``. Other rounds go on."""
-        if self._fresh is not None:
+        ``iterate_until_freeze``. Other rounds go on."""
+        if self._iterating is not None:
             self._stop.set()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """This capsule is not frozen now after all: resume the rounds, unless they are over."""
         self._stop.clear()
 
-    def stop_rounds(self) -> None:
-        """As :meth:`hurry`, and return when all that the rounds sent has arrived. Raises the error
-        that ended them: the standstill would fail too. A second call does no harm."""
-        self.hurry()
-        if self._fresh is not None:
-            self._fresh.join()
-            self._fresh = None
+    def stop(self) -> None:
+        """As :meth:`cancel`, and return when all that the rounds sent has arrived. Raises the error
+        that ended them: the freeze would fail too. A second call does no harm."""
+        self.cancel()
+        if self._iterating is not None:
+            self._iterating.join()
+            self._iterating = None
         if self._broken is not None:
             raise self._broken
 
@@ -199,29 +206,30 @@ class Precopy:
         return stopped or time.monotonic() > until
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep for the pace; end at once when rounds are stopped: a standstill does not wait."""
+        """Sleep for the throttle; end at once when rounds are stopped, because the freeze does not
+        wait."""
         left = min(self._until, self._sooner) - time.monotonic()
         self._stop.wait(max(0.0, min(seconds, left)))
 
-    def _keep_fresh(self) -> None:
+    def _iterate(self) -> None:
         try:
-            while not self._over.wait(NAP_S):
+            while not self._over.wait(BETWEEN_ROUNDS_S):
                 if not self._stop.is_set() and not self._round() and self._not_worth:
                     break
         except LiveshiftError as error:
             log.warning("rounds that keep memory fresh have ended: %s", error)
             self._broken = error
-        except Exception:  # the standstill sends what these rounds would have sent
+        except Exception:  # the final dirty set has what these rounds would have sent
             log.exception("rounds that keep memory fresh have ended")
 
-    def _look_at_list(self, dirty: int) -> None:
-        """A round has listed ``dirty`` bytes and not sent them yet. Raises Stopped if sending them
-        costs the job more than it shortens the pause."""
+    def _decide_on_list(self, dirty: int) -> None:
+        """A round has listed ``dirty`` bytes and not sent them yet. Raises PullStopped if sending
+        them costs the job more than it shortens the pause."""
         before, self._before = self._before, dirty
         self._listed = dirty
         if self.chosen is not None and not self._forced and self._ahead.rounds:
             given, speed = self.chosen.given, self.chosen.estimate.speed
-            each = self._pace.per_byte
+            each = self._throttle.per_byte
             if each is None:
                 each = cost.lost_per_byte(given, speed)
             then = cost.written_in(given, dirty / speed + cost.BETWEEN_S)
@@ -230,11 +238,13 @@ class Precopy:
             if not cost.pays(dirty, then, each, cost.standstill(given)):
                 self._not_worth = True
                 self._reporter.stopping(dirty)
-                raise Stopped
+                raise PullStopped
         self._reporter.listed(dirty)
 
     def _speed_needed(self) -> float:
-        """Bytes per second that this round needs to end before its deadline."""
+        """Bytes per second that this round needs to end before its deadline; 0 without one."""
+        if not self._must_end:
+            return 0.0
         left = min(self._until, self._sooner) - time.monotonic()
         sent = self.lanes.bytes - self._sent
         return max(0, self._listed - sent) / left if left > 0 else float("inf")
@@ -251,10 +261,10 @@ class Precopy:
         ahead = self._ahead
         self._reporter.round_began(ahead.rounds + 1)
         try:
-            done = self.tracker.round(sink, self._pace, self._look_at_list)
+            done = self.tracker.round(sink, self._throttle, self._decide_on_list)
             self.lanes.finish()
             wanted = self._send_wanted()
-        except Stopped:
+        except PullStopped:
             # Chunks on several lanes overtake each other. These must arrive before the next round
             # reads and sends the same pages again.
             self.lanes.finish()
@@ -264,7 +274,7 @@ class Precopy:
         ahead.dirty = done.dirty_bytes
         ahead.wanted += wanted
         ahead.untracked = done.untracked
-        self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
+        self._reporter.round_ended(done.dirty_bytes, self._throttle.lost())
         return True
 
     def _send_wanted(self) -> int:
@@ -289,73 +299,9 @@ class Precopy:
     def close(self) -> None:
         """End the rounds, and the tracking of the job's writes. A second call does no harm."""
         with contextlib.suppress(LiveshiftError):
-            self.stop_rounds()
+            self.stop()
         self.lanes.close()
         self.tracker.close()
-
-
-class Delta:
-    """Sends the delta in a thread of its own while CRIU dumps the rest.
-
-    ``table`` carries the table of pages; ``page_filter`` hides the tracked memory from CRIU.
-    """
-
-    def __init__(
-        self, precopy: Precopy, table: Sender, page_filter: PageFilter, until: float
-    ) -> None:
-        self._precopy, self._table = precopy, table
-        self._filter, self._until = page_filter, until
-        self._found: Standstill | None = None
-        self._error: BaseException | None = None
-        self._stop = threading.Event()
-        precopy.interrupt_on(self._stop.is_set)
-        self._thread = threading.Thread(target=self._run, name="delta", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> Standstill:
-        """Return when the destination has the whole delta; raises the error that prevented it."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._found is not None
-        self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self._found.table))
-        self._table.send(PAGE_TABLE, b"")
-        return self._found
-
-    def look(self) -> None:
-        """Raises the error that stopped the delta, if there is one by now."""
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """Send nothing more. A second call does no harm."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        tracker = self._precopy.tracker
-        try:
-            tracker.wait_frozen(self._until, self._filter.asked)
-            self._found = tracker.standstill(self._precopy.lanes.pages, self._filter.hide)
-            self._precopy.complete()
-        except BaseException as error:
-            self._error = error
-
-
-def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
-    """Why ``host`` cannot send a capsule's memory while it trains, in words; "" if it can."""
-    if not settings.enabled:
-        return "precopy.enabled is false in the cluster file"
-    if why := MemoryTracker.probe():
-        return f"{host}: {why}"
-    size = footprint(resident.room)
-    shared = size.copied - size.private
-    if shared > SHARED_MOST and shared > size.private / 4:
-        return (
-            f"its processes share {units.size(shared)} copy on write, of which each would have its"
-            " own copy otherwise"
-        )
-    return ""
 
 
 def untrusted(pid: int) -> bool:
@@ -369,7 +315,7 @@ def untrusted(pid: int) -> bool:
         return False
 
 
-def words_of_rounds(done: Ahead) -> str:
+def describe_rounds(done: CopiedAhead) -> str:
     """A text such as "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
     if not done.rounds and not done.sent:
         return "no round: all memory goes while the job is paused"
@@ -384,7 +330,3 @@ def words_of_rounds(done: Ahead) -> str:
         others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
         words += f"; read in full while the job is paused: process {pid}{others} ({why})"
     return words
-
-
-def words_of_delta(found: Standstill) -> str:
-    return f"{units.size(found.dirty_bytes)} rewritten, found within {found.scan_s * 1e3:.0f} ms"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a pre-copy is: the source counts it and reports it several times a second.
 
-:class:`Reporter` counts in the threads that send; :class:`Teller` carries its reports from them to
-the agent's event loop. Neither ever waits. If a report is lost, the next one makes up for it.
+:class:`RoundsReporter` counts in the threads that send; :class:`ReportSender` carries its reports
+from them to the agent's event loop. Neither ever waits. If a report is lost, the next one makes up
+for it.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ WINDOW_S = 1.0
 """The rate is that of the last second: long enough to be steady, short enough to be current."""
 
 
-class Reporter:
+class RoundsReporter:
     """Counts the rounds of one pre-copy; any thread may call it.
 
-    ``send`` must neither wait nor raise. Bytes are bytes of memory, uncompressed. Rounds are paced,
-    the standstill is not. So the reporter estimates the standstill with ``carries`` (the known
+    ``send`` must neither wait nor raise. Bytes are bytes of memory, uncompressed. Rounds are
+    throttled, the freeze is not. So the reporter estimates the freeze with ``carries`` (the known
     bytes per second of the link) or with the rate of the best whole round, if that is higher. Part
     of a round does not count, as bytes on their way count as sent. Neither does the first round:
     all memory together may be easier to compress.
     """
 
     def __init__(
-        self, send: Callable[[Progressed], None], migration: str, every_s: float = EVERY_S,
+        self,
+        send: Callable[[Progressed], None],
+        migration: str,
+        every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        carries: float = 0.0,
+    ) -> None:
         self._send = send
         self._migration = migration
         self._every_s = every_s
@@ -52,31 +57,31 @@ class Reporter:
         self._ended = False  # pages not sent by then need no sending: zeros, or already there
         self._delta: int | None = None  # bytes that the last round found rewritten
         self._slow_down: float | None = None
-        self.carries = 0.0
+        self._carries = carries
         self._best = 0.0
         self._seen: deque[tuple[float, int]] = deque()  # (moment, bytes sent by then)
-        self._told = float("-inf")
+        self._reported = float("-inf")
 
-    def round_began(self, number: int, dirty: int = 0) -> None:
-        """Round ``number`` (from 1) begins; it has at least ``dirty`` bytes to send."""
+    def round_began(self, number: int) -> None:
+        """Round ``number`` (from 1) begins; :meth:`listed` says later what it has to send."""
         with self._lock:
-            self._round, self._dirty = number, dirty
+            self._round, self._dirty = number, 0
             self._before, self._ended, self._began = self._bytes, False, self._clock()
             self._note()
-        self._tell()
+        self._report()
 
     def listed(self, dirty: int) -> None:
         """The tracker found ``dirty`` bytes for this round to send; in the first, all memory."""
         with self._lock:
             self._dirty = dirty
-        self._tell()
+        self._report()
 
     def moved(self, count: int) -> None:
         """``count`` more bytes are on their way."""
         with self._lock:
             self._bytes += count
             self._note()
-        self._tell()
+        self._report()
 
     def round_ended(self, dirty: int, slow_down: float | None = None) -> None:
         """The round has sent all that it found written, ``dirty`` bytes. ``slow_down``: the share
@@ -91,7 +96,7 @@ class Reporter:
             if slow_down is not None:
                 self._slow_down = slow_down
             self._note()
-        self._tell()
+        self._report()
 
     def stopping(self, left: int) -> None:
         """No further round comes: ``left`` bytes remain for the pause."""
@@ -102,8 +107,8 @@ class Reporter:
 
     def done(self) -> None:
         """No round follows: send the last report, even shortly after the one before."""
-        self._told = float("-inf")
-        self._tell()
+        self._reported = float("-inf")
+        self._report()
 
     def rate(self) -> float:
         """Bytes per second over the last second; 0 before the second look."""
@@ -122,54 +127,61 @@ class Reporter:
         (began, before), (now, after) = self._seen[0], self._seen[-1]
         return (after - before) / (now - began) if now > began else 0.0
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._lock:
             now = self._clock()
-            if now - self._told < self._every_s:
+            if now - self._reported < self._every_s:
                 return
-            self._told = now
-            word = self._word()
-        self._send(word)
+            self._reported = now
+            report = self._progress()
+        self._send(report)
 
-    def _word(self) -> Progressed:
-        rate = max(self._best, self.carries) or self._rate()
+    def _progress(self) -> Progressed:
+        rate = max(self._best, self._carries) or self._rate()
         left = 0 if self._ended else max(0, self._dirty - (self._bytes - self._before))
         delta = self._delta / rate if self._delta is not None and rate else None
         return Progressed(
-            self._migration, self._round, self._bytes, self._dirty, left, self._rate(),
-            self._slow_down, delta, rate,
-        )  # fmt: skip
+            self._migration,
+            self._round,
+            self._bytes,
+            self._dirty,
+            left,
+            self._rate(),
+            self._slow_down,
+            delta,
+            rate,
+        )
 
 
-class Teller:
+class ReportSender:
     """Sends reports one at a time, the newest of each migration. No caller waits for them.
 
-    Make it in the event loop; any thread may call it. ``ask`` is like Line.ask; ``timeout`` is in
-    seconds. A report that cannot be delivered is dropped.
+    Make it in the event loop; any thread may call it. ``request`` sends a message and returns its
+    answer, within ``timeout`` seconds. A report that cannot be delivered is dropped.
     """
 
     def __init__(
-        self, ask: Callable[[Message, float], Awaitable[Message | None]], timeout: float
+        self, request: Callable[[Message, float], Awaitable[Message | None]], timeout: float
     ) -> None:
-        self._ask = ask
+        self._request = request
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, Progressed] = {}
         self._work: asyncio.Task[None] | None = None
 
-    def __call__(self, word: Progressed) -> None:
+    def __call__(self, report: Progressed) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the agent with it
-            self._loop.call_soon_threadsafe(self._put, word)
+            self._loop.call_soon_threadsafe(self._put, report)
 
-    def _put(self, word: Progressed) -> None:
-        self._waiting[word.migration] = word
+    def _put(self, report: Progressed) -> None:
+        self._waiting[report.migration] = report
         if self._work is None or self._work.done():
             self._work = self._loop.create_task(self._deliver())
 
     async def _deliver(self) -> None:
         while self._waiting:
-            _, word = self._waiting.popitem()
+            _, report = self._waiting.popitem()
             try:
-                await self._ask(word, self._timeout)
+                await self._request(report, self._timeout)
             except LiveshiftError as lost:
-                log.debug("%s: a word about its progress is lost: %s", word.migration, lost)
+                log.debug("%s: a report of its progress is lost: %s", report.migration, lost)

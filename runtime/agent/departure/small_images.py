@@ -27,7 +27,7 @@ _HEAD = struct.Struct("<HI")
 _LONGEST_NAME = 100
 
 
-class Packer:
+class SmallImagePacker:
     """The sink of a dump (capture.Sink); it passes ``send`` what goes onto the wire."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
@@ -68,7 +68,7 @@ class Packer:
             self._records.clear()
 
 
-class Unpacker:
+class SmallImageUnpacker:
     """Reads the common stream; calls ``keep`` with each file's name and bytes."""
 
     def __init__(self, keep: Callable[[str, memoryview], None]) -> None:
@@ -76,7 +76,7 @@ class Unpacker:
         self._rest = bytearray()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Raises StepFailed for bytes that no :class:`Packer` sends, and what ``keep`` raises."""
+        """Raises StepFailed for bytes that no SmallImagePacker sends, and what ``keep`` raises."""
         self._rest += data
         at = 0
         while len(self._rest) - at >= _HEAD.size:
@@ -94,7 +94,7 @@ class Unpacker:
             self._keep(name, memoryview(bytes(self._rest[begin:at])))
         del self._rest[:at]
 
-    def end(self) -> None:
+    def check_ended(self) -> None:
         """Raises StepFailed if the last record was cut off."""
         if self._rest:
             raise StepFailed(

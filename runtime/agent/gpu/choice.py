@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose which GPUs change places when a capsule leaves one for another of its host. Pure.
+"""Chooses which GPUs change places when a capsule leaves one for another of its host. The functions
+are pure.
 
 The driver needs a map that names every GPU that a process could see (assignment.py). So the map
 also sends the new GPU to the old one, although nothing moves there.
@@ -15,7 +16,7 @@ from ....cuda_snapshot.assignment import named
 from ....errors import Refused
 from ...messages import GpuSurvey, SwapPlan
 from ...model.gpu_asked import find, left
-from ...model.troubles import refuse
+from ...model.preflight_findings import refuse
 from . import preflight as gpu_preflight
 
 
@@ -50,7 +51,7 @@ def choose(
     made = gpu_preflight.plan(
         these, survey.host, "", {old.uuid: new.uuid}, f"the host of {capsule}"
     )
-    refuse(made.troubles)
+    refuse(made.findings)
     rows = [*made.rows, ("processes", ", ".join(f"{p.pid} ({p.name})" for p in going))]
     if new.uuid in survey.host.taken:
         rows.append(("shared", f"{named(new)} {survey.host.taken[new.uuid]}"))

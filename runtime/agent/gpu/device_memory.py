@@ -24,16 +24,19 @@ from .devices import DeviceTree
 TABLE = "devices"
 MEMORY = "device"
 TABLE_LIMIT = 64 << 20
-"""The most bytes that a table may have; a block takes some 60."""
+"""A table has at most this many bytes; a block takes some 60."""
 
 Send = Callable[[str, bytes | memoryview], None]
 """A function like wire.Sender.send: empty bytes end a stream."""
 
 
 def send_memory(
-    helper: GpuHelper, migration: str, saved: Sequence[Saved], send: Send,
+    helper: GpuHelper,
+    migration: str,
+    saved: Sequence[Saved],
+    send: Send,
     stopped: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
+) -> None:
     """Send the device memory that the helper holds for ``saved``; StepFailed once ``stopped``."""
     for process in saved:
         if not process.blocks:
@@ -126,7 +129,7 @@ class DeviceInlet:
             self._fillers[pid] = self._helper.filler(self._key(pid))
         self._fillers[pid].write(data)
 
-    def end(self, pid: str) -> None:
+    def end_memory(self, pid: str) -> None:
         """Raises StepFailed if bytes are missing."""
         if pid in self._fillers:
             self._fillers.pop(pid).finish()

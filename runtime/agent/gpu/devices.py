@@ -27,18 +27,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
-from ....cuda_snapshot.checkpoint import ProcessState
+from ....cuda_snapshot.checkpoint import CudaState
 from ....cuda_snapshot.helper.client import GpuHelper
 from ....cuda_snapshot.helper.session_client import DeviceSession
 from ....errors import LiveshiftError, StepFailed
-from ....interposer.layout import Memory, Want, text_of
+from ....interposer.layout import MemoryKind, WantedState, text_of
 from ....interposer.orders import OrderedPage
-from ...config.cluster import Cluster, FastPath, Verify
+from ...config.cluster import Cluster, FastPathChoice, Verify
 from ...model.stopwatch import Stopwatch
 from ..host.rank_pages import lives, ordered_pages
-from ..host.resident import Resident
+from ..host.running_capsule import RunningCapsule
 from .device_state import (
     DeviceLost,
     Saved,
@@ -55,7 +55,8 @@ SAMPLES = 4
 """A sampled checksum reads this many blocks of 4 KiB of each allocation."""
 
 SESSION_S = 20.0
-"""Seconds in which a service thread must answer; it looks for orders at least once a second."""
+"""A service thread must answer within this many seconds; it looks for orders at least once a
+second."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Devices:
     def tree(
         self,
         migration: str,
-        resident: Resident,
+        resident: RunningCapsule,
         *,
         full: bool = False,
         plain: str = "",
@@ -83,7 +84,7 @@ class Devices:
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
         here = helper.host()
-        if gpu.fast_path is FastPath.OFF:
+        if gpu.fast_path is FastPathChoice.OFF:
             why = OFF
         else:
             why = here.fast_path or (f"at the destination: {plain}" if plain else "")
@@ -93,7 +94,7 @@ class Devices:
         limit = self.cluster.timeouts.gpu_lock
         return DeviceTree(resident, helper, migration, limit, samples, why, only, not here.sessions)
 
-    def left(self, migration: str, resident: Resident) -> DeviceTree | None:
+    def left(self, migration: str, resident: RunningCapsule) -> DeviceTree | None:
         """The same for a move that an earlier agent began; it is only ended, not continued."""
         return self.tree(migration, resident, plain="an earlier agent has begun it")
 
@@ -109,7 +110,7 @@ class Devices:
             held = helper.held()
             keep = known()  # after held(): a migration is known before the helper holds its memory
             for key in [k for k in held if k.partition("/")[0] not in keep]:
-                log.warning("device memory of %s, which nobody wants any more, is dropped", key)
+                log.warning("device memory of %s, which no migration needs, is dropped", key)
                 helper.drop(key)
         except LiveshiftError as error:
             log.warning("%s", error)
@@ -136,7 +137,7 @@ class DeviceTree:
     method blocks.
     """
 
-    resident: Resident
+    resident: RunningCapsule
     helper: GpuHelper
     migration: str
     lock_s: float
@@ -201,7 +202,7 @@ class DeviceTree:
     def _needs_session(self, page: OrderedPage) -> bool:
         """A session moves the memory and takes checksums. It also makes memory that once came from
         a helper the process's own, as otherwise its checkpoint may fail."""
-        arena = any(row.kind == Memory.ARENA for row in page.allocations())
+        arena = any(row.kind == MemoryKind.ARENA for row in page.allocations())
         return self.sessions and (not self.plain or self.samples is not None or arena)
 
     def drop(self) -> None:
@@ -227,7 +228,7 @@ class DeviceTree:
     def off_gpus(self) -> bool:
         """Whether some device state is on no GPU now, and could be brought back to any."""
         with self._processes(self.only) as found:
-            return any(self.helper.state(p.pid) is ProcessState.CHECKPOINTED for p in found)
+            return any(self.helper.state(p.pid) is CudaState.CHECKPOINTED for p in found)
 
     def arrive(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]]) -> None:
         """Put the device state of a stopped tree, which waits for its grant, onto this host's GPUs.
@@ -245,7 +246,7 @@ class DeviceTree:
                 self._bring_back(process, gpus)
             lap.detail = words_of_return(self.saved)
 
-    def take_up(self, *, some: bool = False) -> None:
+    def recover_held(self, *, some: bool = False) -> None:
         """Find the processes that :meth:`arrive` held in an earlier agent. Raises StepFailed if
         some are missing, unless ``some`` is set."""
         of = {saved.pid for saved in self.saved}
@@ -277,13 +278,13 @@ class DeviceTree:
         helper, pid, key = self.helper, process.pid, self.key(process.inner)
         state, holds = helper.state(pid), helper.holds(pid)
         ours = key in helper.held()
-        if state is ProcessState.RUNNING and not ours and not holds:
+        if state is CudaState.RUNNING and not ours and not holds:
             return
         saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
         verify = saved.samples is not None and bool(saved.sums)
         if state is None:
             raise StepFailed("gpu restore", f"process {process.inner}: the driver does not know it")
-        if state is ProcessState.CHECKPOINTED and saved.blocks and not ours:
+        if state is CudaState.CHECKPOINTED and saved.blocks and not ours:
             raise DeviceLost(
                 "gpu restore",
                 f"process {process.inner}: the GPU helper had its memory, and has it no more",
@@ -293,13 +294,13 @@ class DeviceTree:
             raise DeviceLost("gpu restore", f"process {process.inner} has no page any more")
         if not holds and (ours or verify):
             helper.hold(pid)
-        if state is ProcessState.FAILED:
+        if state is CudaState.FAILED:
             raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
-        if state is ProcessState.CHECKPOINTED:
+        if state is CudaState.CHECKPOINTED:
             # Without a table, the helper knows what the process held at its checkpoint.
             needed = left_to_driver(saved, gpus) if saved.used else None
             helper.restore(pid, gpus, needed=needed)
-        if state is not ProcessState.RUNNING:
+        if state is not CudaState.RUNNING:
             helper.unlock(pid)
         if process.page is not None and (ours or verify):
             with self._session(process) as session:
@@ -322,7 +323,7 @@ class DeviceTree:
         memory the helper holds. Their pages are open meanwhile."""
         pages = {page_pid: page for page, page_pid in ordered_pages(self.resident)}
         try:
-            found, living = [], [task for task in tasks(self.resident.room) if lives(task.pid)]
+            found, living = [], [task for task in tasks(self.resident.sandbox) if lives(task.pid)]
             for task in living:
                 with suppress(FileNotFoundError, ProcessLookupError):
                     inner = inner_pid(task.pid)
@@ -343,18 +344,27 @@ class DeviceTree:
         """A session with the process's service thread, which serves nothing else meanwhile."""
         page = process.page
         assert page is not None
-        directory = self.resident.room.root / room.PAGES.lstrip("/")
+        directory = self.resident.sandbox.root / sandboxes.PAGES.lstrip("/")
         with self.helper.session(process.pid, directory, process.inner) as session:
             order = page.order()
-            page.give(Want.DEVICES, order["attempt"], order["version"] + 1)
+            page.give(WantedState.DEVICES, order["attempt"], order["version"] + 1)
             session.wait(SESSION_S)
             yield session
         _await_served(page)
 
 
-def has_cuda(resident: Resident) -> bool:
+FindDevices = Callable[[], DeviceTree | None]
+"""Finds the CUDA processes of a migration that an earlier agent began; None if there is no GPU
+helper. It is called once they are needed, and again at the next attempt."""
+
+
+def no_devices() -> None:
+    """The FindDevices of a migration that this agent began: it has them from the beginning."""
+
+
+def has_cuda(resident: RunningCapsule) -> bool:
     """Whether a process of the capsule may have device state."""
-    for task in tasks(resident.room):
+    for task in tasks(resident.sandbox):
         with suppress(FileNotFoundError, ProcessLookupError):
             if _has_cuda(task.pid):
                 return True
@@ -377,12 +387,12 @@ def _served(page: OrderedPage | None) -> OrderedPage | None:
 def _await_served(page: OrderedPage) -> None:
     """Wait until the service thread has ended the session; raises StepFailed with its message."""
     order, until = page.order(), time.monotonic() + SESSION_S
-    asked = (order["attempt"], order["version"], Want.DEVICES)
+    asked = (order["attempt"], order["version"], WantedState.DEVICES)
     while True:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
             if code := answer["done_result"]:
-                raise StepFailed("gpu", text_of(answer["trouble"]) or os.strerror(code))
+                raise StepFailed("gpu", text_of(answer["message"]) or os.strerror(code))
             return
         if time.monotonic() > until:
             raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")

@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandboxes
 from ....errors import LiveshiftError, StepFailed, Unreachable
 from ...daemon.faultpoints import reach
 from ...messages import Moved
 from ...model.stopwatch import Stopwatch
-from ..host.resident import Resident
+from ..host.running_capsule import RunningCapsule
 from .device_state import DeviceLost, Saved
 from .devices import DeviceTree
 
@@ -34,7 +34,7 @@ log = logging.getLogger("liveshift.swap")
 
 NOTE = "gpu-swap"
 ATTEMPTS = 2
-"""How often the driver is asked to put device state onto a GPU if there is no other way."""
+"""The agent tries this many times to put device state onto a GPU if there is no other way."""
 
 Tree = Callable[[int], DeviceTree]
 """Returns the device state of one process, by its pid inside the capsule."""
@@ -72,14 +72,14 @@ class SwapNote(msgspec.Struct, frozen=True):
         return self.stage in ENDS
 
 
-def read(resident: Resident) -> SwapNote | None:
+def read(resident: RunningCapsule) -> SwapNote | None:
     """The note of the capsule's last swap; None if there is none or it cannot be read."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.msgpack.decode(_path(resident).read_bytes(), type=SwapNote)
     return None
 
 
-def write(resident: Resident, note: SwapNote) -> None:
+def write(resident: RunningCapsule, note: SwapNote) -> None:
     """Replace the capsule's note in one step."""
     path = _path(resident)
     path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
@@ -90,7 +90,7 @@ class HostSwap:
     """One swap of one capsule. Call :meth:`run`; after the agent's death, or when the helper could
     not be reached, call :meth:`finish`."""
 
-    def __init__(self, resident: Resident, note: SwapNote, tree: Tree) -> None:
+    def __init__(self, resident: RunningCapsule, note: SwapNote, tree: Tree) -> None:
         self.note = note
         self._resident = resident
         self._tree = tree
@@ -182,7 +182,7 @@ class HostSwap:
     def _lose(self, tree: DeviceTree, why: str) -> None:
         """End the capsule: it would hang at its next CUDA call, and so would all of its job."""
         self._note(Stage.LOST, why=f"its device state is lost, so it was ended: {why}")
-        room.end(self._resident.room)
+        sandboxes.end(self._resident.sandbox)
         with contextlib.suppress(LiveshiftError):  # a restarted agent does it again
             tree.drop()
 
@@ -197,5 +197,5 @@ class HostSwap:
         write(self._resident, self.note)
 
 
-def _path(resident: Resident) -> Path:
-    return resident.room.plan.directory / NOTE
+def _path(resident: RunningCapsule) -> Path:
+    return resident.sandbox.plan.directory / NOTE

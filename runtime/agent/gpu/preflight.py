@@ -10,7 +10,7 @@ from .... import units
 from ....cuda_snapshot.assignment import Pairs, assign, changes, named
 from ....errors import Refused
 from ...messages import GpuHost, GpuSurvey
-from ...model.troubles import Trouble
+from ...model.preflight_findings import PreflightFinding
 from .survey import CHECKPOINTS, NEWER, dotted
 
 SHOWN = 4
@@ -19,7 +19,7 @@ SHOWN = 4
 
 @dataclass
 class GpuPlan:
-    """The plan for a capsule's GPUs on this host. It can move if ``troubles`` is empty."""
+    """The plan for a capsule's GPUs on this host. It can move if ``findings`` is empty."""
 
     pairs: Pairs = field(default_factory=list)
     plain: str = ""
@@ -27,9 +27,9 @@ class GpuPlan:
     host_memory: int = 0
     """Bytes of host memory that the driver's checkpoint takes for device memory, on each host."""
     at_source: bool = False
-    """Whether the source causes some of the troubles: no other destination avoids those."""
+    """Whether the source causes some of the findings: no other destination avoids those."""
     rows: list[tuple[str, str]] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    findings: list[PreflightFinding] = field(default_factory=list)
 
 
 def plan(
@@ -40,14 +40,14 @@ def plan(
     ``here``: None if this host has no GPU helper, and ``why`` says why. ``wanted``: GPU of the
     source → GPU of this host. ``host``: the name of this host.
     """
-    made = GpuPlan(troubles=list(survey.problems))
+    made = GpuPlan(findings=list(survey.problems))
     made.at_source = bool(survey.problems) or survey.by_driver("") > survey.memory
     if not survey.processes:
         return made
     if here is None or not here.gpus:
         why = why if here is None else here.why_none
         made.rows.append(("GPUs", "none can be used here"))
-        made.troubles.append(
+        made.findings.append(
             (
                 f"{host} has no usable GPU: {why}",
                 f"`liveshift doctor --config FILE` on {host} says what is missing",
@@ -56,25 +56,25 @@ def plan(
         return made
     made.plain = here.fast_path
     made.host_memory = survey.by_driver(made.plain)
-    made.troubles += _of_driver(survey.host, here, host)
+    made.findings += _of_driver(survey.host, here, host)
     try:
         made.pairs = assign(survey.host.gpus, survey.used, here.gpus, here.taken, wanted)
     except Refused as refused:
-        made.troubles.append((str(refused), refused.hint or "choose another host"))
+        made.findings.append((str(refused), refused.hint or "choose another host"))
     if changes(made.pairs) and not here.can_remap:
-        made.troubles.append(
+        made.findings.append(
             (
                 f"the driver on {host}, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
                 " onto another GPU than the one of the checkpoint",
                 "install a driver of CUDA 13.0 (580) or later on both hosts",
             )
         )
-    made.troubles += _of_source_memory(survey, made)
+    made.findings += _of_source_memory(survey, made)
     made.rows += [*_rows(survey, here, made), *survey.remarks]
     return made
 
 
-def _of_driver(source: GpuHost, here: GpuHost, host: str) -> Iterator[Trouble]:
+def _of_driver(source: GpuHost, here: GpuHost, host: str) -> Iterator[PreflightFinding]:
     if here.cuda < CHECKPOINTS:
         yield (
             f"the driver on {host}, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
@@ -94,7 +94,7 @@ def _version(driver: str) -> list[int]:
     return [int(part) if part.isdigit() else 0 for part in driver.split(".")]
 
 
-def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[Trouble]:
+def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[PreflightFinding]:
     if made.host_memory > survey.memory:
         yield (
             "the source has not enough host memory: the driver copies"
@@ -130,8 +130,8 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
     ]
     if strange:
         # NVIDIA/cuda-checkpoint issue 48: the process still reports the old address.
-        told = "no GPU here has that PCI address, by which NCCL will look for it"
-        yield "PCI addresses", f"{_some(strange)}: {told}"
+        problem = "no GPU here has that PCI address, by which NCCL will look for it"
+        yield "PCI addresses", f"{_some(strange)}: {problem}"
     streamed = survey.total - made.host_memory
     if why := _why_plain(survey, made):
         found = f"{units.size(made.host_memory)} copied by the driver's checkpoint: {why}"

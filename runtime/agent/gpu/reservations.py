@@ -13,7 +13,7 @@ from ....criu_glue.survey.found import Survey
 from ....interposer.page import PageError
 from ...messages import GpuSurvey, Reserve
 from ..host import host_facts, rank_pages
-from ..host.resident import Resident
+from ..host.running_capsule import RunningCapsule
 from . import preflight as gpu_preflight
 from . import survey as gpu_survey
 from .preflight import GpuPlan
@@ -32,7 +32,7 @@ class GpuReservations:
         self.chosen: dict[str, str] = {}
         """GPUs of reservations that are being made at the moment."""
 
-    def survey(self, resident: Resident, found: Survey) -> GpuSurvey | None:
+    def survey(self, resident: RunningCapsule, found: Survey) -> GpuSurvey | None:
         """What a surveyed capsule uses of GPUs; None if it uses none. Blocks."""
         if not found.gpu_tasks:
             return None
@@ -44,20 +44,20 @@ class GpuReservations:
         pages = {state.pid: state for state in rank_pages.states(resident, note)}
         memory = host_facts.memory_offered(None)
         helper, host = self._watch.helper(), self._watch.host({})
-        return gpu_survey.look(found, pages, helper, host, memory, unreadable)
+        return gpu_survey.survey_devices(found, pages, helper, host, memory, unreadable)
 
     @contextlib.asynccontextmanager
-    async def making(self, ask: Reserve) -> AsyncIterator[GpuPlan]:
+    async def making(self, request: Reserve) -> AsyncIterator[GpuPlan]:
         """Plan for a capsule that will come. No other capsule gets its GPUs until the end of this
-        context; from then on the arrival holds them."""
-        if ask.gpu is None:
+        context; from then on the incoming migration holds them."""
+        if request.gpu is None:
             yield GpuPlan()
             return
         async with self._turn:
-            plan = await asyncio.to_thread(self._plan, ask, ask.gpu)
-            words = f"is promised to {ask.spec.name} ({ask.migration})"
-            used = ask.gpu.used
-            mine = [] if ask.dry_run else [new for old, new in plan.pairs if old in used]
+            plan = await asyncio.to_thread(self._plan, request, request.gpu)
+            words = f"is promised to {request.spec.name} ({request.migration})"
+            used = request.gpu.used
+            mine = [] if request.dry_run else [new for old, new in plan.pairs if old in used]
             self.chosen |= dict.fromkeys(mine, words)
         try:
             yield plan
@@ -65,8 +65,8 @@ class GpuReservations:
             for uuid in mine:
                 self.chosen.pop(uuid, None)
 
-    def _plan(self, ask: Reserve, gpu: GpuSurvey) -> GpuPlan:
+    def _plan(self, request: Reserve, gpu: GpuSurvey) -> GpuPlan:
         here = self._watch.host(self._taken())
         usable = None if self._watch.helper() is None else here
-        wanted = dict(ask.gpus_wanted)
+        wanted = dict(request.gpus_wanted)
         return gpu_preflight.plan(gpu, usable, self._watch.why_none, wanted, self._host)

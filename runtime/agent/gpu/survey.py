@@ -17,12 +17,12 @@ import msgspec
 from ....criu_glue.survey.found import Survey
 from ....criu_glue.survey.gpu_tasks import GpuTask
 from ....cuda_snapshot.assignment import named
-from ....cuda_snapshot.devices import Gpu
+from ....cuda_snapshot.devices import NvmlGpu
 from ....interposer.inspection import KINDS, ProcessState
-from ....interposer.layout import Memory
+from ....interposer.layout import MemoryKind
 from ....interposer.page import PageError
 from ...messages import GpuHost, GpuProcess, GpuSurvey
-from ...model.troubles import Trouble
+from ...model.preflight_findings import PreflightFinding
 
 NO_ARENA = "none of its memory is from the interposer's arena"
 """Why no memory of a process is streamed on a host that could stream it."""
@@ -44,7 +44,7 @@ class Drivers(Protocol):
     def used(self, pid: int) -> dict[str, int]: ...
 
 
-def look(
+def survey_devices(
     found: Survey,
     pages: Mapping[int, ProcessState],
     helper: Drivers | None,
@@ -62,7 +62,7 @@ def look(
         holders = [task for task in found.gpu_tasks if _holds(task, pages)]
         missing = [_without_helper(task, host.fast_path) for task in holders]
         return GpuSurvey(host, [], missing, [], memory) if missing else None
-    problems: list[Trouble] = []
+    problems: list[PreflightFinding] = []
     processes: list[GpuProcess] = []
     for task in found.gpu_tasks:
         state = helper.state(task.host_pid)
@@ -76,12 +76,12 @@ def look(
         if unreadable and (error := unreadable.get(task.pid)) is not None:
             problems.append((f"{who(task)}: {error.message}", error.hint or UNREADABLE))
         problems += _of_company(task)
-    processes, told = _with_untold(processes, pages, host)
+    processes, reported = _with_unreported(processes, pages, host)
     if processes:
         problems = [*_of_host(host), *_of_gpus(processes, host), *problems]
     if not processes and not problems:
         return None
-    return GpuSurvey(host, processes, problems, list(_remarks(processes, host, told)), memory)
+    return GpuSurvey(host, processes, problems, list(_remarks(processes, host, reported)), memory)
 
 
 def who(task: GpuTask) -> str:
@@ -93,9 +93,9 @@ def _holds(task: GpuTask, pages: Mapping[int, ProcessState]) -> bool:
     return task.device_files or (page is not None and page.driver > 0)
 
 
-def _without_helper(task: GpuTask, why: str) -> Trouble:
+def _without_helper(task: GpuTask, why: str) -> PreflightFinding:
     return (
-        f"{who(task)} holds a GPU, and this host's GPU helper is not there: {why}",
+        f"{who(task)} holds a GPU, and this host has no GPU helper: {why}",
         "`liveshift doctor --config FILE` there looks for the driver and its libraries",
     )
 
@@ -116,10 +116,10 @@ def _process(
 
 
 def _arena(page: ProcessState) -> int:
-    return sum(held.bytes for held in page.memory if held.kind == KINDS[Memory.ARENA])
+    return sum(held.bytes for held in page.memory if held.kind == KINDS[MemoryKind.ARENA])
 
 
-def _with_untold(
+def _with_unreported(
     processes: list[GpuProcess], pages: Mapping[int, ProcessState], host: GpuHost
 ) -> tuple[list[GpuProcess], bool]:
     """Add the memory that NVML does not report by process, as in a container. Then all memory in
@@ -137,7 +137,7 @@ def _with_untold(
     return processes, True
 
 
-def _of_no_process(task: GpuTask) -> Iterator[Trouble]:
+def _of_no_process(task: GpuTask) -> Iterator[PreflightFinding]:
     """Troubles of a task that the driver does not know as a CUDA process."""
     if not task.device_files:
         return  # it has loaded the library and made no use of it
@@ -156,7 +156,7 @@ def _of_no_process(task: GpuTask) -> Iterator[Trouble]:
         )
 
 
-def _of_state(task: GpuTask, state: str) -> Iterator[Trouble]:
+def _of_state(task: GpuTask, state: str) -> Iterator[PreflightFinding]:
     if state == "FAILED":
         yield f"{who(task)} has lost its GPU state: CUDA says FAILED", "it has to be ended"
     elif state != "RUNNING":
@@ -166,12 +166,12 @@ def _of_state(task: GpuTask, state: str) -> Iterator[Trouble]:
         )
 
 
-def _of_page(task: GpuTask, page: ProcessState | None) -> Iterator[Trouble]:
+def _of_page(task: GpuTask, page: ProcessState | None) -> Iterator[PreflightFinding]:
     for obstacle in page.obstacles if page else ():
         yield f"{who(task)}: {obstacle.what}", obstacle.hint
 
 
-def _of_company(task: GpuTask) -> Iterator[Trouble]:
+def _of_company(task: GpuTask) -> Iterator[PreflightFinding]:
     if task.tracer:
         yield (
             f"{who(task)} is traced by process {task.tracer} (a debugger?)",
@@ -186,11 +186,11 @@ def _of_company(task: GpuTask) -> Iterator[Trouble]:
         yield _mps(f"{who(task)} uses CUDA through MPS (its daemon's pipes are in {task.mps})")
 
 
-def _mps(what: str) -> Trouble:
+def _mps(what: str) -> PreflightFinding:
     return what, "stop the MPS daemon and start the job again: no driver can move its clients"
 
 
-def _of_host(host: GpuHost) -> Iterator[Trouble]:
+def _of_host(host: GpuHost) -> Iterator[PreflightFinding]:
     if host.cuda < CHECKPOINTS:
         yield (
             f"the driver {host.driver} (CUDA {dotted(host.cuda)}) cannot take a checkpoint",
@@ -200,7 +200,7 @@ def _of_host(host: GpuHost) -> Iterator[Trouble]:
         yield f"NVML names no GPU at the source: {host.why_none}", "`nvidia-smi` there says more"
 
 
-def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[Trouble]:
+def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[PreflightFinding]:
     for gpu in _used(processes, host):
         if gpu.mig:
             yield (
@@ -211,15 +211,17 @@ def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[Trouble]:
             yield _mps(f"{named(gpu)} is shared by MPS clients")
 
 
-def _remarks(processes: list[GpuProcess], host: GpuHost, told: bool) -> Iterator[tuple[str, str]]:
+def _remarks(
+    processes: list[GpuProcess], host: GpuHost, reported: bool
+) -> Iterator[tuple[str, str]]:
     off = [named(gpu) for gpu in _used(processes, host) if gpu.persistence is False]
     if off:
         yield "persistence mode", f"off at the source on {', '.join(off)}"
-    if not told:
-        yield "GPU memory", "NVML does not tell it by process at the source: taken for all in use"
+    if not reported:
+        yield "GPU memory", "NVML does not report it by process at the source: all in use counts"
 
 
-def _used(processes: list[GpuProcess], host: GpuHost) -> list[Gpu]:
+def _used(processes: list[GpuProcess], host: GpuHost) -> list[NvmlGpu]:
     uuids = {uuid for process in processes for uuid in process.used}
     return [gpu for gpu in host.gpus if gpu.uuid in uuids]
 

@@ -2,7 +2,7 @@
 """The agent's view of its host's GPUs, and its connection to the GPU helper.
 
 The agent starts the helper if there is a driver. The client starts it again if it has ended. For
-beats the agent keeps the helper's last answer for a while; for plans and moves it asks again.
+heartbeats the agent keeps the helper's last answer for a while; for plans and moves it asks again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("liveshift.gpus")
 
 LOOK_S = 2.0
-"""Seconds between two looks for the beats: a new user of a GPU may stay unseen for this long."""
+"""For heartbeats the agent looks at the GPUs every LOOK_S seconds: a new user of a GPU may stay
+unseen for this long."""
 MISSING_S = 60.0
-"""Seconds between two attempts to start a helper that did not start."""
+"""The agent tries every MISSING_S seconds to start a helper that did not start."""
 ARENA = "LIVESHIFT_DEVICE_ARENA"
 """The interposer reads this variable: with it, cudaMalloc returns memory that can be taken away and
 put back."""
@@ -81,8 +82,8 @@ class GpuWatch:
         )
         return self._last
 
-    def look(self) -> None:
-        """Ask the helper for the state of the GPUs, for beats; blocks, and raises nothing."""
+    def refresh(self) -> None:
+        """Ask the helper for the state of the GPUs, for heartbeats; blocks, and raises nothing."""
         try:
             self.host({})
         except LiveshiftError as error:
@@ -92,7 +93,7 @@ class GpuWatch:
         """Environment variables for a capsule that starts here, so that its device memory can be
         streamed when it moves; blocks."""
         if not (self._last and not self._last.fast_path):
-            self.look()
+            self.refresh()
         return {ARENA: "1"} if self._last and not self._last.fast_path else {}
 
     def seats(self, taken: Collection[str]) -> list[GpuSeat]:
@@ -121,7 +122,7 @@ class GpuWatch:
                     await asyncio.to_thread(self.host, {})
                 except LiveshiftError as error:
                     log.warning("%s", error)
-                    self._last = None  # so that beats report no usable GPU
+                    self._last = None  # so that heartbeats report no usable GPU
                 missing = self._helper is None
             await asyncio.sleep(MISSING_S if missing else LOOK_S)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent remembers which files a capsule took along from this host's carried paths.
 
-A carried path may also hold files of other jobs, so a departure deletes nothing in it. When the
-same capsule returns, files that it took away then and has deleted since must not reappear. These
-are the remembered files that did not come back with it and that have not changed on this host.
+A carried path may also hold files of other jobs, so an outgoing migration deletes nothing in it.
+When the same capsule returns, files that it took away then and has deleted since must not reappear.
+These are the remembered files that did not come back with it and have not changed on this host.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp
-from .resident import Housing
+from .running_capsule import CapsuleFactory
 
 
-def remember(housing: Housing, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
+def remember(factory: CapsuleFactory, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
     """Note the files that the capsule took along: carried path → (name → stamp)."""
-    note = _note(housing, capsule)
+    note = _note(factory, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(taken))
 
 
-def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None:
+def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
     """Remove the files that left with the capsule and did not come back; delete the note."""
-    note = _note(housing, capsule)
+    note = _note(factory, capsule)
     if not note.exists():
         return
     for path, stamps in json.loads(note.read_text()).items():
@@ -35,10 +35,10 @@ def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None
     note.unlink()
 
 
-def forget_job(housing: Housing, job: str) -> None:
-    for note in _note(housing, f"{job}/0").parent.glob(f"{job}.*"):
+def forget_job(factory: CapsuleFactory, job: str) -> None:
+    for note in _note(factory, f"{job}/0").parent.glob(f"{job}.*"):
         note.unlink(missing_ok=True)
 
 
-def _note(housing: Housing, capsule: str) -> Path:
-    return housing.cluster.paths.state / "carried-out" / capsule.replace("/", ".")
+def _note(factory: CapsuleFactory, capsule: str) -> Path:
+    return factory.cluster.paths.state / "carried-out" / capsule.replace("/", ".")

@@ -17,8 +17,8 @@ from ...messages import DataLink
 from ...model.link_rates import STANDSTILL, Measured, bits
 
 WIRE_RATE = 2 * STANDSTILL / 3
-"""Bytes per second that the wire carries on two cores, even slightly slow ones. An interface that
-is faster than this is not blamed for a rate below its own: the cores may be the limit."""
+"""The wire carries this many bytes per second on two cores, even slightly slow ones. If an
+interface is faster than this, a lower rate is not its fault: the cores may be the limit."""
 
 FAR_BELOW = 0.5
 
@@ -56,7 +56,7 @@ def interfaces() -> list[Interface]:
     return found
 
 
-def look(
+def read_link(
     host: str, address: str, rates: Mapping[str, Measured], among: list[Interface] | None = None
 ) -> DataLink:
     """Find the interface that has ``address`` of ``host``, and warn if it is a bad choice.

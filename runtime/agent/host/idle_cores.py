@@ -33,14 +33,14 @@ class _Look:
 
 
 class IdleCores:
-    """Reads the counters at each beat of the agent and on request; any thread may call it."""
+    """Reads the counters at each heartbeat of the agent and on request; any thread may call it."""
 
     def __init__(self, cost: ReadingCost = OF_THIS_AGENT) -> None:
         self._lock = threading.Lock()
         self._cost = cost
         self._looks = [_look()]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Read the counters, and forget readings that are too old."""
         with self._lock:
             self._add()

@@ -27,8 +27,8 @@ from ...cost.lost_time import (
     NotMeasured,
     level,
 )
-from .house import House
-from .resident import Resident
+from .capsule_table import CapsuleTable
+from .running_capsule import RunningCapsule
 
 LOOK_S = 0.05
 KEPT = 200
@@ -41,7 +41,7 @@ class _Part:
     """A move as this host saw it; the counts are those of ``clock``."""
 
     cpu: float  # CPU seconds of this agent when the move began here
-    resident: Resident | None = None
+    resident: RunningCapsule | None = None
     clock: str = ""
     rate: float = 0.0
     begin: float = 0.0
@@ -56,15 +56,15 @@ class _Part:
 class Measures:
     """Answers StartMeasure and EndMeasure."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, capsule_table: CapsuleTable) -> None:
+        self._capsule_table = capsule_table
         self._parts: dict[str, _Part] = {}
 
-    async def start(self, ask: messages.StartMeasure) -> None:
+    async def start_measure(self, request: messages.StartMeasure) -> None:
         """A move of a capsule on this host begins: note the capsule's count."""
         now, cpu = time.monotonic(), cpu_s()
-        resident = self._house.resident(ask.capsule)
-        part = self._part(ask.migration, cpu)
+        resident = self._capsule_table.resident(request.capsule)
+        part = self._part(request.migration, cpu)
         part.resident, part.leaves = resident, True
         part.clock, usual = COLLECTIVES, resident.rate
         if not usual.typical():
@@ -81,7 +81,7 @@ class Measures:
         """This host expects the capsule: count CPU time from now on."""
         self._part(migration, cpu_s())
 
-    def runs(self, migration: str, resident: Resident) -> None:
+    def runs(self, migration: str, resident: RunningCapsule) -> None:
         """The capsule runs here from now on: note its count. May block for some ms."""
         if (part := self._parts.get(migration)) is not None:
             part.resident = resident
@@ -99,17 +99,17 @@ class Measures:
         if (part := self._parts.get(migration)) is not None:
             part.sent = size
 
-    async def end(self, ask: messages.EndMeasure) -> messages.Worked:
+    async def end_measure(self, request: messages.EndMeasure) -> messages.Worked:
         """The move is over: return what was counted. Takes seconds if the capsule runs here."""
-        part = self._parts.pop(ask.migration, None)
+        part = self._parts.pop(request.migration, None)
         if part is None:
-            why = f"the agent on {self._house.host} was started anew meanwhile"
+            why = f"the agent on {self._capsule_table.host} was restarted meanwhile"
             return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, 0.0, why_not=why)
-        cpu, clock = cpu_s() - part.cpu, ask.clock or part.clock
+        cpu, clock = cpu_s() - part.cpu, request.clock or part.clock
         if not part.leaves:
             part.begin = part.at_restore if clock == COLLECTIVES else 0.0
             part.counted = part.begin
-        runs = self._house.capsules.get(ask.capsule) is part.resident is not None
+        runs = self._capsule_table.capsules.get(request.capsule) is part.resident is not None
         end, seconds = part.stopped, 0.0
         if runs and part.leaves and end is not None:
             part.why_not = "it makes no collectives, was frozen and then went on where it was"
@@ -132,7 +132,7 @@ class Measures:
         while True:
             count = await asyncio.to_thread(read)
             now = time.monotonic()
-            here = self._house.capsules.get(resident.spec.name) is resident
+            here = self._capsule_table.capsules.get(resident.spec.name) is resident
             if resident.code is not None or not here:
                 raise NotMeasured(NOT_SEEN)
             changes += bool(looks and count != looks[-1][1])
@@ -152,7 +152,7 @@ class Measures:
         return part
 
 
-def _reader(resident: Resident, clock: str) -> Callable[[], int]:
+def _reader(resident: RunningCapsule, clock: str) -> Callable[[], int]:
     """A function that reads ``clock`` of the capsule; it may block for some ms."""
     return resident.collectives if clock == COLLECTIVES else resident.run_time.progress
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ....criu_glue.capsule import room
+from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.files import below
 from ....interposer.inspection import ProcessState, inspect
@@ -17,9 +17,9 @@ from ....interposer.layout import CommunicatorState
 from ....interposer.orders import OrderedPage, open_ordered
 from ....interposer.page import PageError, paths
 from ...messages import Member
-from .resident import Resident
+from .running_capsule import RunningCapsule
 
-log = logging.getLogger("liveshift.gatekeeper")
+log = logging.getLogger("liveshift.gates")
 
 
 def log_trouble(path: Path, error: PageError) -> None:
@@ -27,7 +27,7 @@ def log_trouble(path: Path, error: PageError) -> None:
 
 
 def ordered_pages(
-    resident: Resident,
+    resident: RunningCapsule,
     known: Container[tuple[int, int]] = (),
     trouble: Callable[[Path, PageError], None] = log_trouble,
 ) -> Iterator[tuple[OrderedPage, int]]:
@@ -37,18 +37,18 @@ def ordered_pages(
     be opened. The job can write to the directory, so the agent follows no link that the job made.
     """
     living = {}
-    for task in tasks(resident.room):
+    for task in tasks(resident.sandbox):
         with suppress(FileNotFoundError, ProcessLookupError):
             if lives(task.pid):
                 living[inner_pid(task.pid)] = task.pid
-    name = room.PAGES.lstrip("/")
+    name = sandboxes.PAGES.lstrip("/")
     try:
-        with below.opened(resident.room.root) as top:
+        with below.opened(resident.sandbox.root) as top:
             directory = below.open_below(top, name, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return  # no rank has a page yet, or its room is ending
+        return  # no rank has a page yet, or its sandbox is ending
     try:
-        for path in paths(resident.room.root / name):
+        for path in paths(resident.sandbox.root / name):
             if int(path.name) not in living:
                 continue
             try:
@@ -85,7 +85,7 @@ def lives(pid: int) -> bool:
 
 
 def states(
-    resident: Resident, trouble: Callable[[Path, PageError], None] = log_trouble
+    resident: RunningCapsule, trouble: Callable[[Path, PageError], None] = log_trouble
 ) -> list[ProcessState]:
     """What the capsule's processes hold; ``trouble`` receives pages that cannot be read."""
     found = []
@@ -127,7 +127,7 @@ def members(page: OrderedPage) -> list[Member]:
         )
         for row in rows
         if row.state in live and row.id
-    ]  # fmt: skip
+    ]
     return found + ([unknown(world_rank)] if unseen else [])
 
 

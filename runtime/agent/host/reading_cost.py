@@ -18,7 +18,7 @@ has measured the cost."""
 
 DEAREST = 20e-9
 """The upper limit, in CPU seconds per byte: even zstd on a slow core takes less. More CPU time went
-into other work, such as the standstill of another move, and would distort the mean for long."""
+into other work, such as the freeze of another move, and would distort the mean for long."""
 
 LOOK = 8 << 20
 """Bytes between two reads of the CPU time. The CPU time of running threads is late by a tick."""
@@ -53,10 +53,10 @@ class ReadingCost:
                 self._read += read
             self._last[reader] = now
             if self._read >= LOOK:
-                self._look()
+                self._update_cost()
             return len(self._last)
 
-    def _look(self) -> None:
+    def _update_cost(self) -> None:
         used = self._cpu()
         spent = min(max(0.0, used - self._used), DEAREST * self._read)
         self.per_byte = (FADES * self.per_byte + spent) / (FADES + self._read)

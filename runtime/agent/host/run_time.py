@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 LOOK_S = 0.4
-"""Seconds between two looks, each of which reads two files of /proc for each thread."""
+"""A look every LOOK_S seconds reads two files of /proc for each thread."""
 
 LIST_S = 2.0
-"""Seconds between two lists of the tree's processes. Each list goes through all processes of the
+"""The tree's processes are listed every LIST_S seconds. Each list goes through all processes of the
 host."""
 
 
@@ -53,10 +53,10 @@ class RunTime:
         with self._lock:
             now = self._clock()
             if now - self._looked >= (0.0 if at_once else LOOK_S):
-                self._look(now)
+                self._read_tasks(now)
             return int(1000 * self._progress)
 
-    def _look(self, now: float) -> None:
+    def _read_tasks(self, now: float) -> None:
         if now - self._listed_at >= LIST_S:
             self._listed, self._listed_at = list(self._pids()), now
         threads = {key: each for pid in self._listed for key, each in _threads(pid)}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many collectives per second a job makes now, and how many it usually makes.
 
-The agent counts the collectives at each beat. A plain mean would not give the usual rate: the job
-makes none while it begins (some collectives, then a slow first step), at a checkpoint, and after a
-move. Compared with such a mean, a job would seem to lose nothing to a pre-copy that takes a quarter
-of its speed. So the beats are cut into stretches of some steps, and most of these give the rate.
+The agent counts the collectives at each heartbeat. A plain mean would not give the usual rate: the
+job makes none while it begins (some collectives, then a slow first step), at a checkpoint, and
+after a move. Compared with such a mean, a job would seem to lose nothing to a pre-copy that takes a
+quarter of its speed. So the heartbeats are divided into stretches of some steps, and most of these
+give the rate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import pairwise
 from statistics import mean, median
 
 BEATS = 120
-"""The agent remembers this many beats of a job."""
+"""The agent remembers this many heartbeats of a job."""
 
 LEAST_S, PARTS = 2.0, 8
 """A stretch is at least ``LEAST_S`` seconds, and at least 1/``PARTS`` of the remembered time."""
@@ -28,26 +29,26 @@ BELOW, ABOVE = 0.4, 0.15
 ones because disturbances slow a job down. A mean, because a stretch may cut a step in parts."""
 
 LEVEL_S = 10.0
-"""Seconds: only beats of this age or younger say how far a job is."""
+"""Only heartbeats of the last LEVEL_S seconds show how far a job is."""
 
 
 class UsualRate:
     """The rate of one job, from its counts at moments (seconds) that only grow."""
 
     def __init__(self) -> None:
-        self._beats: deque[tuple[float, int]] = deque(maxlen=BEATS)
+        self._heartbeats: deque[tuple[float, int]] = deque(maxlen=BEATS)
         self.now = 0.0
-        """Collectives per second between the last two beats."""
+        """Collectives per second between the last two heartbeats."""
 
-    def beat(self, moment: float, collectives: int) -> None:
+    def heartbeat(self, moment: float, collectives: int) -> None:
         """Record that the job had made ``collectives`` in all at ``moment``."""
-        if self._beats and moment > self._beats[-1][0]:
-            then, before = self._beats[-1]
+        if self._heartbeats and moment > self._heartbeats[-1][0]:
+            then, before = self._heartbeats[-1]
             self.now = max(0.0, (collectives - before) / (moment - then))
-        self._beats.append((moment, collectives))
+        self._heartbeats.append((moment, collectives))
 
     def usual(self) -> float:
-        """Collectives per second; 0 if the job makes none, or if there are too few beats."""
+        """Collectives per second; 0 if the job makes none, or if there are too few heartbeats."""
         rates = self._stretches()
         below, above = int(BELOW * len(rates)), int(ABOVE * len(rates))
         return mean(rates[below : len(rates) - above]) if rates else 0.0
@@ -59,11 +60,13 @@ class UsualRate:
         return median(rates) if rates else 0.0
 
     def level(self, moment: float) -> float | None:
-        """The count at a moment, as if collectives came evenly; None if there are too few beats.
+        """The count at a moment, as if collectives came evenly; None if there are too few
+        heartbeats.
 
         A count grows in steps, so a single read may be half a step too low or too high. The level
-        is therefore read off a line with the typical rate through the last beats. The line goes
-        back to where the job last paused, at a checkpoint for example: a pause breaks the line.
+        is therefore read off a line with the typical rate through the last heartbeats. The line
+        goes back to where the job last paused, at a checkpoint for example: a pause breaks the
+        line.
         """
         rate, found = self.typical(), list[float]()
         if not rate:
@@ -77,38 +80,38 @@ class UsualRate:
         return mean(found) if found else None
 
     def _stretches(self) -> list[float]:
-        """The rates of all stretches in rising order; empty if there are too few beats."""
-        beats = self._training()
-        span = beats[-1][0] - beats[0][0] if beats else 0.0
+        """The rates of all stretches in rising order; empty if there are too few heartbeats."""
+        heartbeats = self._training()
+        span = heartbeats[-1][0] - heartbeats[0][0] if heartbeats else 0.0
         if span < LEAST_S:
             return []
         length = max(LEAST_S, span / PARTS, GAPS * self.gap())
         if length > span / 2:
-            return [_rate(beats[0], beats[-1])]
+            return [_rate(heartbeats[0], heartbeats[-1])]
         rates, end = [], 0
-        for beat in beats:
-            while end < len(beats) and beats[end][0] - beat[0] < length:
+        for heartbeat in heartbeats:
+            while end < len(heartbeats) and heartbeats[end][0] - heartbeat[0] < length:
                 end += 1
-            if end == len(beats):
+            if end == len(heartbeats):
                 break
-            rates.append(_rate(beat, beats[end]))
+            rates.append(_rate(heartbeat, heartbeats[end]))
         return sorted(rates)
 
     def gap(self) -> float:
-        """Seconds: the longest gap between collectives that recurs like that of a step. The beats
-        limit it: it is at least the time between two beats. 0 if there are too few beats."""
-        beats = self._training()
-        if len(beats) < 2:
+        """Seconds: the longest gap between collectives that recurs like that of a step. The
+        heartbeats limit it: it is at least the time between two of them. 0 if there are too few."""
+        heartbeats = self._training()
+        if len(heartbeats) < 2:
             return 0.0
-        grew = [then for (_, before), (then, now) in pairwise(beats) if now > before]
+        grew = [then for (_, before), (then, now) in pairwise(heartbeats) if now > before]
         gaps = sorted(
-            (b - a for a, b in pairwise([beats[0][0], *grew, beats[-1][0]])), reverse=True
+            (b - a for a, b in pairwise([heartbeats[0][0], *grew, heartbeats[-1][0]])), reverse=True
         )
         return gaps[min(RECURS, len(gaps)) - 1]
 
     def _training(self) -> list[tuple[float, int]]:
-        # A copy: beats come in one thread, and a pre-copy begins in another.
-        return [(moment, count) for moment, count in tuple(self._beats) if count]
+        # A copy: heartbeats come in one thread, and a pre-copy begins in another.
+        return [(moment, count) for moment, count in tuple(self._heartbeats) if count]
 
 
 def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:

@@ -16,9 +16,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"
 CFLAGS = (
-    "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1",
-    "-fno-omit-frame-pointer", "-pthread",
-)  # fmt: skip
+    "-std=gnu11",
+    "-D_GNU_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-g",
+    "-O1",
+    "-fno-omit-frame-pointer",
+    "-pthread",
+)
 NVML_TOO = ("inventory.c", "holders.c")
 """Of the simulated libcuda.so.1: both libraries see the same GPUs and the same processes."""
 
@@ -90,12 +97,23 @@ def kept(
 def _library(folder: Path, soname: str, sources: Path, symbols: str, flags: Sequence[str]) -> None:
     subprocess.run(
         [
-            *compiler(), *CFLAGS, *flags, "-fPIC", "-shared", f"-I{INCLUDE}", f"-I{sources}",
-            f"-Wl,-soname,{soname}", f"-Wl,--version-script={sources / symbols}", "-Wl,-Bsymbolic",
-            "-o", str(folder / soname), *map(str, sorted(sources.glob("*.c"))), "-ldl",
+            *compiler(),
+            *CFLAGS,
+            *flags,
+            "-fPIC",
+            "-shared",
+            f"-I{INCLUDE}",
+            f"-I{sources}",
+            f"-Wl,-soname,{soname}",
+            f"-Wl,--version-script={sources / symbols}",
+            "-Wl,-Bsymbolic",
+            "-o",
+            str(folder / soname),
+            *map(str, sorted(sources.glob("*.c"))),
+            "-ldl",
         ],
         check=True,
-    )  # fmt: skip
+    )
 
 
 def program(
@@ -105,9 +123,16 @@ def program(
     or the real ones."""
     subprocess.run(
         [
-            *compiler(), *CFLAGS, *flags, f"-I{INCLUDE}", "-o", str(target), str(source),
-            *map(str, libraries), "-ldl",
+            *compiler(),
+            *CFLAGS,
+            *flags,
+            f"-I{INCLUDE}",
+            "-o",
+            str(target),
+            str(source),
+            *map(str, libraries),
+            "-ldl",
         ],
         check=True,
-    )  # fmt: skip
+    )
     return target

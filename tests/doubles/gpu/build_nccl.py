@@ -35,10 +35,21 @@ def build_nccl(folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) 
 def _compile(target: Path, version: int, flags: Sequence[str]) -> None:
     subprocess.run(
         [
-            *compiler(), *CFLAGS, *flags, "-fPIC", "-shared", "-fvisibility=hidden",
-            f"-DSIMNCCL_VERSION={version}", f"-I{INCLUDE}", "-Wl,-soname,libnccl.so.2",
-            f"-Wl,--version-script={SOURCES / 'exports.map'}", "-o", str(target),
-            *map(str, sorted(SOURCES.glob("*.c"))), "-ldl", "-lm",
+            *compiler(),
+            *CFLAGS,
+            *flags,
+            "-fPIC",
+            "-shared",
+            "-fvisibility=hidden",
+            f"-DSIMNCCL_VERSION={version}",
+            f"-I{INCLUDE}",
+            "-Wl,-soname,libnccl.so.2",
+            f"-Wl,--version-script={SOURCES / 'exports.map'}",
+            "-o",
+            str(target),
+            *map(str, sorted(SOURCES.glob("*.c"))),
+            "-ldl",
+            "-lm",
         ],
         check=True,
-    )  # fmt: skip
+    )

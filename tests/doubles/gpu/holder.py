@@ -23,7 +23,7 @@ from pathlib import Path
 
 from liveshift.interposer import device_session as wire
 from liveshift.interposer.device_session import Op
-from liveshift.interposer.layout import Memory
+from liveshift.interposer.layout import MemoryKind
 
 MIB = 1 << 20
 u64, size_t = ctypes.c_ulonglong, ctypes.c_size_t
@@ -34,13 +34,16 @@ class Held:
     address: int
     size: int
     device: int
-    kind: Memory
+    kind: MemoryKind
     handle: int = 0
     here: bool = True
 
 
 class Failed(Exception):
     pass
+
+
+Packet = bytes  # Holder has a method of that name
 
 
 class Holder:
@@ -52,8 +55,10 @@ class Holder:
         for word in described.split(","):
             size, _, device = word.partition("@")
             self.current(int(device))
-            for kind in (Memory.ARENA, Memory.DEVICE):  # a small plain one beside each
-                held = self.make(int(size) * MIB if kind is Memory.ARENA else 4096, device, kind)
+            for kind in (MemoryKind.ARENA, MemoryKind.DEVICE):  # a small plain one beside each
+                held = self.make(
+                    int(size) * MIB if kind is MemoryKind.ARENA else 4096, device, kind
+                )
                 data = dice.randbytes(held.size)
                 self.call("cuMemcpyHtoD_v2", u64(held.address), data, size_t(held.size))
                 self.held.append(held)
@@ -68,9 +73,9 @@ class Holder:
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
 
-    def make(self, size: int, device: str, kind: Memory) -> Held:
+    def make(self, size: int, device: str, kind: MemoryKind) -> Held:
         at = u64()
-        if kind is Memory.DEVICE:
+        if kind is MemoryKind.DEVICE:
             self.call("cuMemAlloc_v2", ctypes.byref(at), size_t(size))
             return Held(at.value, size, int(device), kind)
         handle = u64()
@@ -135,7 +140,7 @@ class Holder:
             for fd in [*fds, *exported]:
                 os.close(fd)
 
-    def answer(self, op: Op, request: dict[str, int], fds: list[int]) -> tuple[bytes, list[int]]:
+    def answer(self, op: Op, request: dict[str, int], fds: list[int]) -> tuple[Packet, list[int]]:
         if op is Op.NEXT:
             if request["argument"] >= len(self.held):
                 raise Failed(-errno.ENOENT)
@@ -175,15 +180,21 @@ class Holder:
 
     def reply(
         self, op: Op, result: int = 0, held: Held | None = None, value: int = 0, kind: int = 0
-    ) -> bytes:
+    ) -> Packet:
         uuid = ctypes.create_string_buffer(16)
         if held is not None:
             self.call("cuDeviceGetUuid_v2", uuid, held.device)
         return wire.REPLY.struct.pack(
-            op, result, held.address if held else 0, held.size if held else 0, value,
-            held.device if held else 0, held.kind if held else kind, uuid.raw,
+            op,
+            result,
+            held.address if held else 0,
+            held.size if held else 0,
+            value,
+            held.device if held else 0,
+            held.kind if held else kind,
+            uuid.raw,
             b"as the test wishes" if result else b"",
-        )  # fmt: skip
+        )
 
 
 def main(library: str, folder: str, described: str) -> None:

@@ -98,8 +98,10 @@ class Inside:
     def restore(self, pid: int, pairs: dict[str, str] | None = None) -> int:
         class Args(ctypes.Structure):
             _fields_ = (
-                ("pairs", ctypes.c_char_p), ("count", ctypes.c_uint), ("r", ctypes.c_char * 52),
-            )  # fmt: skip
+                ("pairs", ctypes.c_char_p),
+                ("count", ctypes.c_uint),
+                ("r", ctypes.c_char * 52),
+            )
 
         data = b"".join(bytes.fromhex(a + b) for a, b in (pairs or {}).items())
         args = Args(data if pairs else None, len(pairs or {}))

@@ -50,16 +50,20 @@ def main() -> None:
         def out() -> None:
             for index, stream in enumerate(streams[:count]):
                 cu.cuMemcpyDtoHAsync_v2(
-                    ctypes.c_void_p(host + index * part), U64(device.value + index * part),
-                    SIZE(part), stream,
-                )  # fmt: skip
+                    ctypes.c_void_p(host + index * part),
+                    U64(device.value + index * part),
+                    SIZE(part),
+                    stream,
+                )
 
         def back() -> None:
             for index, stream in enumerate(streams[:count]):
                 cu.cuMemcpyHtoDAsync_v2(
-                    U64(device.value + index * part), ctypes.c_void_p(host + index * part),
-                    SIZE(part), stream,
-                )  # fmt: skip
+                    U64(device.value + index * part),
+                    ctypes.c_void_p(host + index * part),
+                    SIZE(part),
+                    stream,
+                )
 
         return out, back
 

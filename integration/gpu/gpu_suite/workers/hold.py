@@ -42,7 +42,7 @@ def by_torch(size: int) -> Digest:
         sums = [
             (part * places[: len(part)]).sum().item()
             for block in blocks
-            for part in block.split(PART)
+            for part in torch.split(block, PART)
         ]
         del places
         torch.cuda.empty_cache()  # nothing but the blocks is held

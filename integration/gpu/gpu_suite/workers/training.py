@@ -29,7 +29,11 @@ def by_torch() -> Callable[[], None]:
 
     torch.manual_seed(7)
     dist.init_process_group(
-        "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda:0")
+        "nccl",
+        store=dist.HashStore(),  # type: ignore[attr-defined]  # torch does not declare it
+        rank=0,
+        world_size=1,
+        device_id=torch.device("cuda:0"),
     )
     model = gpt.wrapped(gpt.GPT().cuda().bfloat16(), "ddp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

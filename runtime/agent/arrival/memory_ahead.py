@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is in place at the destination before the restore begins.
+
+An early CRIU (criu_glue/criu/early.py) starts when the first pages come, and gets the cold ones
+while the job trains. It can restore the tree once. If there is none, or if it cannot restore the
+tree any more, a fresh CRIU restores the tree, and the fill copies all memory then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from .... import units
+from ....criu_glue.capsule.sandboxes import Sandbox
+from ....criu_glue.criu.early import EarlyCriu
+from ....criu_glue.criu.restore import RestoringTree
+from ....criu_glue.criu.tool import Criu
+from ....criu_glue.images import pids
+from ....criu_glue.memory.fill.fill import FillEngine
+from ....criu_glue.memory.prefill.prefill import LEAST, memory_left
+from ....criu_glue.memory.store.store import MemoryStore
+from ....errors import StepFailed
+from ...messages import Reserve
+from ...model.manifest import Manifest
+from ...model.stopwatch import Lap
+
+log = logging.getLogger("liveshift.incoming")
+
+
+class MemoryAhead:
+    """The memory of one incoming capsule that is put in place ahead; ``criu``: None if none is."""
+
+    def __init__(self, criu: Criu | None, sandbox: Sandbox, images: Path, reserve: Reserve) -> None:
+        self._criu = criu
+        self._sandbox = sandbox
+        self._images = images
+        self._reserve = reserve
+        self._early: EarlyCriu | None = None
+        self._why_none = ""  # why no memory was in place before the restore, in words
+
+    def begin(self, store: MemoryStore) -> None:
+        """The first pages have come, while the job trains: start the early CRIU."""
+        if self._criu is not None:
+            self._early = EarlyCriu(self._criu, self._sandbox, self._images, store)
+            self._early.begin()
+
+    def halt(self) -> None:
+        """The tree is frozen at its source: put no more memory in place."""
+        if self._early is not None:
+            self._early.halt()
+
+    @property
+    def lost(self) -> str:
+        """Why pages that came are lost, in words; "" if they are not."""
+        return self._early.lost if self._early is not None else ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether an early CRIU has memory in place, and no attempt to restore has used it."""
+        return self._early is not None
+
+    @property
+    def placed(self) -> tuple[int, bool]:
+        """Bytes that are in place before the restore, and whether more will be."""
+        return (self._early.bytes, self._early.placing) if self._early is not None else (0, False)
+
+    def restore(
+        self,
+        tree: RestoringTree,
+        criu: Criu,
+        store: MemoryStore | None,
+        manifest: Manifest,
+        deadline_s: float,
+        lap: Lap,
+        *,
+        stopped: bool,
+    ) -> None:
+        """Restore the tree with the early CRIU, or with a fresh one. Raises StepFailed with no task
+        left. ``store``: None if CRIU's image has all memory."""
+        until = time.monotonic() + deadline_s
+        early, self._early = self._early, None
+        fill: FillEngine | None = None
+        if early is not None and store is not None:
+            fill = self._restore_early(early, tree, criu, store, manifest, deadline_s, stopped)
+        if fill is None:
+            if store is not None:
+                fill = FillEngine(self._images, store, free_after_copy=_only_once(store.size))
+            left = until - time.monotonic()
+            tree.bring_up(
+                criu, manifest.pipes, left, stopped=stopped, fill=fill, epoll=manifest.epoll
+            )
+        lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image"))
+        if fill is not None:
+            seen = fill.seen()
+            lap.bytes += seen.bytes + seen.preplaced
+            placed = f"{units.size(seen.preplaced)} were in place" if seen.preplaced else ""
+            lap.detail = placed or self._why_none
+
+    def _restore_early(
+        self,
+        early: EarlyCriu,
+        tree: RestoringTree,
+        criu: Criu,
+        store: MemoryStore,
+        manifest: Manifest,
+        deadline_s: float,
+        stopped: bool,
+    ) -> FillEngine | None:
+        """Return None if the early CRIU could not restore the tree; no task is left then."""
+        early.why = early.why or self._ids_in_the_way()
+        try:
+            if early.prepare():
+                spend = _only_once(store.size - early.bytes)
+                fill = FillEngine(self._images, store, plan=early.plan, free_after_copy=spend)
+                tree.bring_up(
+                    criu,
+                    manifest.pipes,
+                    deadline_s,
+                    stopped=stopped,
+                    fill=fill,
+                    early=early,
+                    epoll=manifest.epoll,
+                )
+                return fill
+            self._why_none = f"all was filled in now: {early.why}"
+        except StepFailed as error:
+            self._why_none = f"all was filled in now: {error}"
+            log.warning("%s: without memory in place: %s", self._reserve.migration, error)
+        finally:
+            early.close()
+        return None
+
+    def _ids_in_the_way(self) -> str:
+        """Why an early CRIU may have an id that the tree needs, in words; "" if none does. The ids
+        for CRIU were chosen to avoid those that the tree had at its survey."""
+        end = pids.limit()
+        last = pids.place(self._reserve.survey.ids, end)
+        assert last is not None  # the sandbox was made with it
+        found = pids.within_reach(last, end, pids.of_image(self._images))
+        return f"CRIU may have id {found[0]}, which a task has got meanwhile" if found else ""
+
+    def drop(self) -> None:
+        """End the early CRIU. A second call does no harm."""
+        if self._early is not None:
+            self._early.drop()
+
+
+def _only_once(size: int) -> bool:
+    """Whether this host lacks the memory to hold ``size`` bytes in the store and in the tree."""
+    return memory_left() < max(0, size) + LEAST

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files and the output of a capsule that leaves this host.
+
+Two passes: ``send_ahead`` while the job trains, ``send_rest`` when the tree is frozen. The second
+pass is exact, because nothing writes then; it sends only what has changed since the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ....criu_glue.capsule import output
+from ....criu_glue.capsule.output_sender import OutputSender
+from ....criu_glue.files import trees
+from ....criu_glue.files.trees import Stamp, Tree
+from ....criu_glue.images import file_locks
+from ....criu_glue.survey import databases
+from ....criu_glue.survey.survey import Changing, changing
+from ....errors import StepFailed
+from ..host import carried_out
+from ..host.running_capsule import CapsuleFactory, RunningCapsule
+
+Send = Callable[[str, bytes], None]
+"""Sends bytes of a stream to the destination; empty bytes end the stream."""
+
+
+def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tree]:
+    """What moves besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
+
+    /dev/shm comes last, and only when the tree is frozen: it is memory.
+    """
+    plan = resident.sandbox.plan
+    carried = [Tree("carried:" + p, Path(p), Path(p)) for p in factory.placement.carried]
+    shm = resident.sandbox.root / "dev/shm"
+    return [Tree("tmp", plan.tmp, plan.tmp), *carried, Tree("shm", shm, shm)]
+
+
+class OutgoingFiles:
+    """The files and the output of one outgoing capsule. Every method blocks."""
+
+    def __init__(self, resident: RunningCapsule, factory: CapsuleFactory) -> None:
+        self._resident = resident
+        self._factory = factory
+        self._trees = carried_trees(resident, factory)
+        self._listed: dict[str, dict[str, Stamp]] = {}  # tree → its files at the first pass
+        self._taken: dict[str, dict[str, Stamp]] = {}  # carried path → its files when it left
+        self._output = OutputSender(resident.sandbox)
+
+    def send_ahead(self, send: Send) -> None:
+        """First pass: all directories but /dev/shm, and the output so far."""
+        for tree in self._trees[:-1]:
+            now = trees.listing(tree)
+            _pack(send, tree, now, 1)
+            self._listed[tree.name] = now
+        self.send_output(send)
+
+    def send_output(self, send: Send) -> None:
+        """Send the output that has come since the last call."""
+        self._output.send_new(send)
+
+    def send_rest(self, send: Send) -> dict[str, list[str]]:
+        """Second pass: what has changed, and the rest of the output. Returns the names that the
+        destination must remove: tree → names. Raises StepFailed for what cannot move."""
+        removed = self._send_changes(send)
+        output.settle(self._resident.sandbox)
+        self._output.finish(send)
+        return removed
+
+    def remember_taken(self) -> None:
+        """Note on this host which files of the carried paths the capsule has taken along."""
+        carried_out.remember(self._factory, self._resident.spec.name, self._taken)
+
+    def close(self) -> None:
+        self._output.close()
+
+    def _send_changes(self, send: Send) -> dict[str, list[str]]:
+        found = changing(self._resident.sandbox, self._factory.placement)
+        if found.locks:
+            raise StepFailed("freeze", f"at that moment {found.locks[0]}", hint=file_locks.REMEDY)
+        if found.databases:
+            text = f"at that moment {found.databases[0]}"
+            raise StepFailed("freeze", text, hint=databases.REMEDY)
+        removed: dict[str, list[str]] = {}
+        for tree in [*self._trees, *_single_files(found)]:
+            before = self._listed.get(tree.name, {})
+            now = trees.listing(tree)
+            always = _relative(found.mapped_writable, tree)
+            _pack(send, tree, trees.changed(before, now, always), 2, always)
+            removed[tree.name] = [name for name in before if name not in now]
+            if tree.name.startswith("carried:"):
+                self._taken[str(tree.source)] = now
+        return removed
+
+
+def sent_of_files(streams: dict[str, int]) -> int:
+    """The bytes of directories and output among all streams. Device memory is sent meanwhile."""
+    sizes = dict(streams)
+    return sum(n for stream, n in sizes.items() if stream.startswith(("tree:", "output")))
+
+
+def _pack(
+    send: Send, tree: Tree, names: Iterable[str], pass_: int, forced: Iterable[str] = ()
+) -> None:
+    stream = f"tree:{pass_}:{tree.name}"
+    trees.pack(tree, names, lambda data: send(stream, bytes(data)) if data else None, forced)
+    send(stream, b"")
+
+
+def _single_files(found: Changing) -> list[Tree]:
+    """Open files in unlisted places of the root file system; each travels as a single file."""
+    if not found.single_files:
+        return []
+    names = tuple(path.lstrip("/") for path in found.single_files)
+    return [Tree("open", Path("/"), Path("/"), names)]
+
+
+def _relative(paths: tuple[str, ...], tree: Tree) -> list[str]:
+    """Turn paths as the capsule sees them into names relative to the top of ``tree``."""
+    top = {"tmp": "/tmp", "shm": "/dev/shm"}.get(tree.name, str(tree.source))
+    return [str(Path(p).relative_to(top)) for p in paths if Path(p).is_relative_to(top)]

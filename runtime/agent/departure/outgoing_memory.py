@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of a capsule that leaves: the lanes on which its pages go, and who sends them.
+
+While the job trains, PrecopyRounds sends them. When the tree is frozen, FinalDirtySet sends the
+rest. If the tracker cannot follow the memory, there are neither lanes nor rounds: CRIU's image
+contains all of it (a full dump).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .... import units
+from ....criu_glue.criu.page_filter import PageFilter
+from ...messages import Chosen, Progressed, StartPrecopy
+from ...model import link_rates
+from ...model.stopwatch import Lap, Stopwatch
+from ...wire import Lanes, Sender
+from ..host.running_capsule import CapsuleFactory, RunningCapsule
+from .final_dirty_set import FinalDirtySet
+from .full_dump import full_dump_because
+from .precopy import PrecopyRounds, describe_rounds
+from .progress import RoundsReporter
+from .way import choose_way
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class OutgoingWire:
+    """What leads from this host to the destination, and to the orchestrator. ``report`` sends a
+    progress report, or loses it; any thread may call it."""
+
+    sender: Sender
+    open_lanes: Callable[[Sender], Lanes]
+    report: Callable[[Progressed], None]
+
+
+class OutgoingMemory:
+    """The memory of one outgoing capsule. Any thread may call ``cancel``, ``give_up``, ``pause``,
+    ``resume`` and ``end_sooner``, at any time; all other methods block."""
+
+    def __init__(
+        self, resident: RunningCapsule, factory: CapsuleFactory, wire: OutgoingWire | None
+    ) -> None:
+        """``wire``: None if nothing will be sent any more."""
+        self._resident = resident
+        self._factory = factory
+        self._wire = wire
+        self._lanes: Lanes | None = None
+        self._rounds: PrecopyRounds | None = None
+        self._full_dump = ""  # why CRIU's image carries all memory; "" if it does not
+        self._cancelled = self._given_up = False
+        self._sooner = NEVER  # monotonic seconds; rounds end by then
+
+    @property
+    def sent(self) -> int:
+        """Bytes of pages that were sent."""
+        return self._lanes.bytes if self._lanes is not None else 0
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """The way that was chosen, if there was a choice."""
+        return self._rounds.chosen if self._rounds is not None else None
+
+    def begin(self, request: StartPrecopy, watch: Stopwatch) -> None:
+        """Measure the link and choose the way of the memory, for a request with which ``watch``
+        began."""
+        assert self._wire is not None
+        if request.sooner:
+            self.end_sooner(watch.began + request.sooner - time.monotonic())
+        self._full_dump = request.full_dump or full_dump_because(
+            self._factory.host, self._resident, self._factory.cluster.precopy
+        )
+        if self._full_dump:
+            return
+        with watch.phase("choose") as lap:
+            rate = self._choose(request, self._wire, watch.began)
+            lap.detail = f"the link takes {units.size(rate)}/s"
+
+    def _choose(self, request: StartPrecopy, wire: OutgoingWire, asked: float) -> float:
+        """Open the lanes and choose the way; return the rate of the link in bytes per second."""
+        self._lanes = lanes = wire.open_lanes(wire.sender)
+        if self._given_up:
+            lanes.until = 0.0
+        rate = lanes.measure()
+        link_rates.keep(self._factory.cluster.paths.run, request.destination, rate)
+        carries = min(rate, link_rates.STANDSTILL)
+        reporter = RoundsReporter(wire.report, request.migration, carries=carries)
+        settings, wants = self._factory.cluster.precopy, wire.sender.wants
+        self._rounds = rounds = PrecopyRounds(
+            self._resident, lanes, settings, reporter, wants, rate
+        )
+        # Another thread may have called these while the link was measured.
+        if self._cancelled:
+            rounds.cancel()
+        if self._sooner != NEVER:
+            rounds.end_sooner(self._sooner - time.monotonic())
+        choose_way(rounds, request, self._resident, asked)
+        return rate
+
+    def send_ahead(self, until: float, lap: Lap) -> None:
+        """Send memory while the job trains, until ``until`` (monotonic seconds) at the latest; then
+        go on in a thread until :meth:`stop_rounds`."""
+        lap.detail = f"full dump: {self._full_dump}"
+        if self._rounds is not None:
+            done = self._rounds.run(until)
+            lap.bytes = done.sent
+            lap.detail = describe_rounds(done)
+            self._rounds.iterate_until_freeze()
+
+    def end_sooner(self, seconds: float) -> None:
+        """See :meth:`PrecopyRounds.end_sooner`."""
+        self._sooner = min(self._sooner, time.monotonic() + seconds)
+        if self._rounds is not None:
+            self._rounds.end_sooner(seconds)
+
+    def pause(self) -> None:
+        """A capsule of the job will soon be frozen, perhaps this one."""
+        if self._rounds is not None:
+            self._rounds.pause()
+
+    def resume(self) -> None:
+        """The job's ranks train on."""
+        if self._rounds is not None:
+            self._rounds.resume()
+
+    def cancel(self) -> None:
+        """Begin no further round, and interrupt one that is under way."""
+        self._cancelled = True
+        if self._rounds is not None:
+            self._rounds.cancel()
+
+    def give_up(self) -> None:
+        """Wait for no acknowledgement any more: calls that send pages now fail."""
+        self._given_up = True
+        if self._lanes is not None:
+            self._lanes.until = 0.0
+
+    def stop_rounds(self, watch: Stopwatch) -> None:
+        """Stop the rounds; return when all that they sent has arrived. Raises the error that ended
+        them."""
+        if self._rounds is not None:
+            with watch.phase("last round", frozen=True) as lap:
+                self._rounds.stop()
+                lap.detail = "interrupted"
+
+    def send_final_set(self, images: Path, until: float) -> FinalDirtySet | None:
+        """Begin to send the rest of the memory, because CRIU is about to freeze the tree. Returns
+        None if CRIU dumps all memory. ``images``: where the page filter meets CRIU."""
+        if self._rounds is None or self._lanes is None or self._wire is None:
+            return None
+        self._lanes.until = until
+        return FinalDirtySet(self._rounds, self._wire.sender, PageFilter(images), until)
+
+    def wait_without_end(self) -> None:
+        """From the promise on, the orchestrator decides how long to wait for the destination."""
+        if self._lanes is not None:
+            self._lanes.until = NEVER
+
+    def end_streams(self) -> dict[str, tuple[int, int]]:
+        """End the lanes' streams; return their entries in the manifest."""
+        return self._lanes.end() if self._lanes is not None else {}
+
+    def close(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+        elif self._lanes is not None:
+            self._lanes.close()

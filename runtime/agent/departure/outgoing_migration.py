@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source's side of a migration.
+
+A capsule with CUDA processes has a DeviceTree. Its device state leaves the GPUs before CRIU dumps,
+and the GPU helper then holds that memory; the helper sends it at the same time as CRIU's image. The
+capsule's own memory goes the same way if the tracker can follow it (precopy.py): pre-copy sends
+most of it, and CRIU dumps none of it. If the tracker cannot follow it, CRIU's image contains all of
+it.
+
+Order: ``precopy`` while the job trains, ``freeze`` to dump and hold the tree, then exactly one of
+``thaw`` (the tree goes on here) and ``finish`` (it has moved). Within ``freeze`` the source
+*promises*: before that it may thaw by itself, afterwards only after a ruling. The promise comes
+before the manifest, so a complete image proves that the source has promised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Sequence
+
+from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
+from ....criu_glue.criu.tool import Criu
+from ....criu_glue.network import network
+from ....criu_glue.survey.epoll_sets import EpollEntry
+from ....errors import Refused, StepFailed
+from ...daemon.faultpoints import reach
+from ...messages import Frozen, Moved, StartPrecopy
+from ...model.stopwatch import Stopwatch
+from ...wire import Sender
+from ..gpu.device_memory import Pump
+from ..gpu.devices import DeviceTree, FindDevices
+from ..host.running_capsule import CapsuleFactory, RunningCapsule
+from . import freeze_obstacles
+from .final_dirty_set import FinalDirtySet, describe_final_set
+from .frozen_capsule import FrozenCapsule
+from .outgoing_files import OutgoingFiles, sent_of_files
+from .outgoing_memory import NEVER, OutgoingMemory, OutgoingWire
+from .outgoing_note import OutgoingNote, has_promised, write_note, write_promise
+from .outgoing_phase import ALLOWED, OutgoingPhase
+from .small_images import SmallImagePacker
+
+
+class OutgoingMigration:
+    """One capsule that leaves this host.
+
+    ``wire``: None for one that an earlier agent began: it is only thawed or finished. ``devices``:
+    the capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that the capsule uses here.
+    They stay reserved while it may come back. ``frozen``: see :meth:`recover`.
+
+    Methods block, and the agent runs them in a thread, one at a time. Any thread may call
+    ``abandon``, ``end_sooner``, ``gates_close`` and ``gates_open`` meanwhile.
+    """
+
+    def __init__(
+        self,
+        migration: str,
+        resident: RunningCapsule,
+        factory: CapsuleFactory,
+        wire: OutgoingWire | None = None,
+        devices: DeviceTree | None = None,
+        gpus: Sequence[str] = (),
+        *,
+        frozen: FrozenCapsule | None = None,
+        phase: OutgoingPhase = OutgoingPhase.PREPARING,
+    ) -> None:
+        self.migration = migration
+        self.resident = resident
+        self.gpus = list(gpus)
+        self.phase = phase
+        self._factory = factory
+        self._sender = wire.sender if wire is not None else None
+        self._images = factory.images(migration)
+        self._files = OutgoingFiles(resident, factory)
+        self._memory = OutgoingMemory(resident, factory, wire)
+        self._frozen = frozen or FrozenCapsule(resident, self._images, devices)
+        self._abandoned = False
+
+    @classmethod
+    def recover(
+        cls,
+        migration: str,
+        resident: RunningCapsule,
+        factory: CapsuleFactory,
+        gpus: Sequence[str],
+        find_devices: FindDevices,
+    ) -> OutgoingMigration:
+        """One whose freeze an earlier agent began: its tree may be frozen, or it holds it."""
+        images = factory.images(migration)
+        frozen = FrozenCapsule.recover(resident, images, find_devices)
+        phase = OutgoingPhase.PROMISED if has_promised(images) else OutgoingPhase.FREEZING
+        return cls(migration, resident, factory, gpus=gpus, frozen=frozen, phase=phase)
+
+    # ---- phases --------------------------------------------------------------------------------
+
+    def _enter(self, phase: OutgoingPhase) -> None:
+        now = self.phase
+        assert phase is now or phase in ALLOWED[now], f"{now} may not become {phase}"
+        self.phase = phase
+
+    def check_may_freeze(self) -> None:
+        """Raises Refused if a freeze has begun already: the request came late, or twice."""
+        if self.promised:
+            raise Refused(f"{self.resident.spec.name} is held frozen already")
+        if self.phase is not OutgoingPhase.PRECOPYING:
+            raise Refused(f"{self.migration} cannot freeze its capsule: it is {self.phase.value}")
+
+    @property
+    def promised(self) -> bool:
+        """Whether the source has promised: then only a ruling may let the tree go on here."""
+        return has_promised(self._images)
+
+    # ---- while the job trains ------------------------------------------------------------------
+
+    def precopy(self, request: StartPrecopy, asked: float) -> Moved:
+        """Send directories, output and memory while the job trains. Memory goes again and again,
+        until the deadline of a request that came at ``asked`` (monotonic seconds)."""
+        self._enter(OutgoingPhase.PRECOPYING)
+        watch = Stopwatch(asked)  # the orchestrator counts its phases from the request
+        self._frozen.warm_devices(self.gpus)
+        self._memory.begin(request, watch)
+        until = asked + request.deadline
+        with watch.phase("files ahead") as lap:
+            self._files.send_ahead(self._wire.send)
+            network.prepare_lock(self.resident.sandbox.init)
+            self._wire.finish()
+            lap.bytes = self._wire.bytes
+        with watch.phase("pre-copy") as lap:
+            self._memory.send_ahead(until, lap)
+            self._files.send_output(self._wire.send)
+            soon = time.monotonic() + freeze_obstacles.UNLOCKED_S
+            freeze_obstacles.wait_unlocked(
+                self.resident.sandbox,
+                self._factory.placement,
+                min(until, soon),
+                lambda: self._abandoned,
+            )
+        return Moved(self.sent, watch.phases, chosen=self._memory.chosen)
+
+    def end_sooner(self, seconds: float) -> None:
+        """End the pre-copy in ``seconds``: the host must soon be empty."""
+        self._memory.end_sooner(seconds)
+
+    def gates_close(self) -> None:
+        """The job's ranks come to a boundary, so one of its capsules will soon be frozen."""
+        self._memory.pause()
+
+    def gates_open(self) -> None:
+        """The job's ranks train on."""
+        self._memory.resume()
+
+    def abandon(self) -> None:
+        """The orchestrator gave up the migration: interrupt sending and dumping. After the promise
+        this has no effect."""
+        self._abandoned = True
+        self._memory.cancel()
+        if not self.promised:
+            if self._sender is not None:
+                self._sender.until = 0.0
+            self._memory.give_up()
+
+    # ---- the freeze ----------------------------------------------------------------------------
+
+    def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
+        """Freeze the tree, dump it into the wire, promise, complete the image; then hold the tree.
+
+        An error before the promise leaves the tasks running and the network open. An error after
+        the promise leaves the tree held.
+        """
+        self.check_may_freeze()
+        self._enter(OutgoingPhase.FREEZING)
+        watch = Stopwatch()
+        self._wire.until = time.monotonic() + deadline_s
+        try:
+            if self._abandoned:
+                raise StepFailed("freeze", "it was cancelled")
+            self._memory.stop_rounds(watch)
+            before = self.sent
+            removed = self._dump(watch, criu, deadline_s)
+            self._promise()
+        except BaseException:
+            self.thaw()
+            raise
+        reach("source.promised")
+        self._wire.until = NEVER  # the orchestrator decides from here on
+        self._memory.wait_without_end()
+        with watch.phase("promise", frozen=True):
+            self._send_manifest(removed, self.sent - before)
+        return Frozen(self.sent - before, watch.phases)
+
+    def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
+        self._images.mkdir(parents=True, exist_ok=True)
+        write_note(self._images, OutgoingNote(self.migration, self.resident.spec.name, self.gpus))
+        self._frozen.save_devices(watch)
+        reach("source.devices_saved")
+        left = self._wire.until - time.monotonic()
+        if left <= 0:
+            raise StepFailed("freeze", f"the dump could not begin within {deadline_s:g} s")
+        with watch.phase("lock", frozen=True):
+            self._frozen.lock()
+            epoll = freeze_obstacles.check_before_dump(
+                self.resident.sandbox, self._factory.placement, lambda: self._abandoned
+            )
+        reach("source.locked")
+        pump = Pump(self._frozen.devices, self._wire.send)
+        final_set = self._memory.send_final_set(self._images, self._wire.until)
+        try:
+            with watch.phase("dump", frozen=True) as lap:
+                lap.bytes = self._dump_tree(criu, left, final_set, epoll)
+                freeze_obstacles.check_after_dump(self.resident.sandbox)
+            reach("source.dumped")
+            removed = self._send_files(watch)
+            if final_set is not None:
+                with watch.phase("memory", frozen=True) as lap:
+                    found = final_set.finish()
+                    lap.bytes = found.sent_bytes
+                    lap.detail = describe_final_set(found)
+            if pump.bytes:
+                with watch.phase("gpu memory", frozen=True) as lap:
+                    lap.bytes = pump.finish()
+                    lap.detail = "what was not sent yet"
+        finally:
+            pump.stop()
+            if final_set is not None:
+                final_set.stop()
+        with watch.phase("ship", frozen=True) as lap:
+            self._wire.finish()
+            lap.detail = "the rest of the image, on its way"
+        return removed
+
+    def _dump_tree(
+        self,
+        criu: Criu,
+        deadline_s: float,
+        final_set: FinalDirtySet | None,
+        epoll: Sequence[EpollEntry],
+    ) -> int:
+        """Dump the tree into the wire; return the bytes of CRIU's images."""
+        packer = SmallImagePacker(self._wire.send)
+        page_filter = final_set.page_filter if final_set is not None else None
+        check = final_set.check if final_set is not None else lambda: None
+        self._frozen.tree.dump(criu, packer, deadline_s, page_filter, check, epoll)
+        packer.finish()
+        return self._frozen.tree.image_bytes
+
+    def _send_files(self, watch: Stopwatch) -> dict[str, list[str]]:
+        with watch.phase("files", frozen=True) as lap:
+            before = sent_of_files(self._wire.streams)
+            removed = self._files.send_rest(self._wire.send)
+            lap.bytes = sent_of_files(self._wire.streams) - before
+        return removed
+
+    def _promise(self) -> None:
+        """From here on the tree stays frozen until a ruling, even if CRIU dies."""
+        self._files.remember_taken()
+        self._frozen.tree.pin()
+        write_promise(self._images)
+        self._enter(OutgoingPhase.PROMISED)
+
+    def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
+        sandbox = self.resident.sandbox
+        pipes = {sandbox.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+        lanes, epoll = self._memory.end_streams(), self._frozen.tree.taken_out()
+        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, epoll)
+        self._wire.finish()
+
+    @property
+    def sent(self) -> int:
+        """Bytes sent on all lanes."""
+        return self._wire.bytes + self._memory.sent
+
+    @property
+    def _wire(self) -> Sender:
+        assert self._sender is not None  # see recover
+        return self._sender
+
+    # ---- its end -------------------------------------------------------------------------------
+
+    def thaw(self) -> None:
+        """Let the tree go on here. May be called again, also after an error."""
+        self._enter(OutgoingPhase.THAWING)
+        self._frozen.thaw()
+        self._close()
+        self._enter(OutgoingPhase.RETURNED)
+
+    def finish(self) -> None:
+        """The capsule has moved: end the held copy, and remove its sandbox and network. May be
+        called again after an error."""
+        self._enter(OutgoingPhase.FINISHING)
+        reach("source.finishing")
+        self._frozen.remove()
+        self._close()
+        self._enter(OutgoingPhase.MOVED)
+
+    def _close(self) -> None:
+        self._files.close()
+        self._memory.close()
+        if self._sender is not None:
+            with contextlib.suppress(Exception):
+                self._sender.close()
+        shutil.rmtree(self._images, ignore_errors=True)

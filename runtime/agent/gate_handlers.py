@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's part in quiescing jobs: it closes and opens the gates of its capsules' processes.
+
+The state is in the interposer pages. They say whether a gate is closed and whether communicators
+are down. So a restarted agent, or a host to which a closed capsule has moved, can open a gate.
+The agent opens a gate unasked when it was closed for longer than agreed, or when the orchestrator
+has been silent: a job whose communicators are up loses nothing by that. If communicators are down,
+no rank can go on alone, and the gate stays closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ...errors import NotFound, Refused
+from ...interposer.layout import WantedState
+from ...interposer.orders import OrderedPage
+from ...interposer.page import PageError
+from .. import messages
+from ..model.collective_clock import ClockReport
+from ..quiesce import services
+from ..quiesce.host_gate import GateObstacle, HostGate, PendingReturns, page_problem
+from .gpu.devices import has_cuda
+from .host.capsule_table import CapsuleTable
+from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
+
+log = logging.getLogger("liveshift.gates")
+T = TypeVar("T")
+
+POLL_S = 0.001
+BEAT_S = 0.5
+MOST_PAGES = 512
+"""A job may have at most this many processes with a page on a host, else no boundary is possible.
+Each page takes a descriptor of the agent, and the job's user can start as many processes as
+that user's limit allows."""
+
+
+@dataclass
+class ClosedGates:
+    """A job's gates, closed for one attempt; ``until`` is on the monotonic clock.
+
+    Access ``gate`` and ``pids`` only through :meth:`use`: a look at a job's pages may take long if
+    its user wants that, and the pages must stay open meanwhile.
+    """
+
+    attempt: int
+    gate: HostGate
+    pids: dict[OrderedPage, int]  # of the pages' processes, as the host sees them
+    until: float
+    unreadable: dict[Path, GateObstacle]
+    version: int = 0
+    released: bool = False
+    using: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def use(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the gate, in a thread; raises NotFound if the attempt is over."""
+        async with self.using:
+            if self.released:
+                raise NotFound(f"attempt {self.attempt} is over")
+            return await asyncio.to_thread(work)
+
+    async def release(self) -> None:
+        async with self.using:
+            self.released = True
+            self.gate.release()
+
+    def fatal(self) -> list[str]:
+        """Why this attempt cannot succeed."""
+        found = [o for o in self.gate.obstacles() if o.fatal]
+        return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
+
+
+class GatedMigrations(Protocol):
+    """The outgoing migrations of this host, which gates concern (MigrationRegistry)."""
+
+    def gates_close(self, job: str) -> None:
+        """The job's gates are being closed."""
+
+    def gates_open(self, job: str) -> None:
+        """The job's gates were opened, by order of the orchestrator or by the agent itself."""
+
+
+class GateHandlers:
+    """The gates of one host; ``silence``: seconds since the orchestrator was last heard.
+
+    Requests that close, open or tear down take turns in the order in which they come: after a link
+    was stuck for a while, an Arm and the OpenGate that gave it up can come together.
+    """
+
+    def __init__(
+        self,
+        capsule_table: CapsuleTable,
+        registry: GatedMigrations,
+        silence: Callable[[], float],
+    ) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
+        self._silence = silence
+        self._closed: dict[str, ClosedGates] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    # ---- requests of the orchestrator ----------------------------------------------------------
+
+    async def arm(self, request: messages.Arm) -> messages.Armed:
+        async with self._turns[request.job]:
+            await self._release(request.job)
+            self._registry.gates_close(request.job)
+            closed = await asyncio.to_thread(self._close_gates, request)
+            self._closed[request.job] = closed
+        until = time.monotonic() + self._capsule_table.cluster.timeouts.suspicion / 2
+        begun = await closed.use(closed.gate.announced)
+        while begun is None and time.monotonic() < until:  # a rank is beginning a group
+            await asyncio.sleep(POLL_S)
+            begun = await closed.use(closed.gate.announced)
+        obstacles, who = await closed.use(lambda: (closed.fatal(), _members(closed)))
+        if begun is None:
+            obstacles.append(
+                f"{self._capsule_table.host}: a group of operations was begun and not ended"
+            )
+        if bool(closed.unreadable) and await asyncio.to_thread(self._has_cuda, request.job):
+            who.append(unknown())
+        numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
+        return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
+
+    def _has_cuda(self, job: str) -> bool:
+        return any(
+            has_cuda(c) for c in list(self._capsule_table.capsules.values()) if c.spec.job == job
+        )
+
+    def _close_gates(self, request: messages.Arm) -> ClosedGates:
+        pids: dict[OrderedPage, int] = {}
+        gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
+        closed = ClosedGates(request.attempt, gate, pids, time.monotonic() + request.hold, {})
+        try:
+            lease = 2 * self._capsule_table.cluster.timeouts.suspicion
+            found = list(self._new_pages(request.job, closed))
+            if any(_down(page) for page in found):
+                raise Refused(
+                    f"communicators of {request.job} are down on {self._capsule_table.host}"
+                )
+            gate.arm(request.attempt, int(1000 * lease), int(1000 * request.limit))
+            for page in found:
+                gate.admit(page)
+        except BaseException:
+            for page in pids:
+                page.close()
+            raise
+        return closed
+
+    async def aim(self, request: messages.SetTargets) -> messages.TargetsSet:
+        closed = self._of(request.job, request.attempt)
+        if request.version > closed.version:
+            closed.version = request.version
+            await closed.use(
+                lambda: closed.gate.aim(request.version, request.targets, request.pairs)
+            )
+        until = time.monotonic() + request.wait
+        while True:
+            began = time.monotonic()
+            seen = await closed.use(closed.gate.report)
+            superseded = (
+                closed.version > request.version or self._closed.get(request.job) is not closed
+            )
+            if seen.reached or seen.numbers or superseded or time.monotonic() > until:
+                obstacles = [] if seen.reached else await closed.use(closed.fatal)
+                return _aimed(seen, obstacles)
+            await asyncio.sleep(max(POLL_S, time.monotonic() - began))
+
+    async def shut(self, request: messages.Shut) -> messages.TargetsSet:
+        async with self._turns[request.job]:
+            closed = self._of(request.job, request.attempt)
+            await closed.use(lambda: self._admit_new(request.job, closed))
+            seen, obstacles, pages = await closed.use(lambda: _shut(closed))
+        if seen.reached and not obstacles:
+            obstacles = await services.drained(pages, request.attempt)
+        return _aimed(seen, obstacles)
+
+    async def list_behind(self, request: messages.ListBehind) -> messages.Behind:
+        closed = self._of(request.job, request.attempt)
+        pending = await closed.use(lambda: closed.gate.pending_returns(closed.pids.get))
+        found = await closed.use(closed.gate.obstacles)
+        notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
+        if not pending and closed.gate.want is WantedState.CLOSED:
+            draining = await closed.use(
+                lambda: services.draining(closed.gate.pages, request.attempt)
+            )
+            notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
+        return messages.Behind([_describe_pending(returns) for returns in pending] + notes)
+
+    async def tear_down(self, request: messages.TearDown) -> messages.TornDown:
+        async with self._turns[request.job], self._all_pages(request.job) as pages:
+            return await services.torn_down(pages, request.attempt)
+
+    async def fresh_ids(self, request: messages.FreshIds) -> messages.Fresh:
+        async with self._all_pages(request.job) as pages:
+            return await services.fresh_ids(pages, request.attempt)
+
+    async def rebuild(self, request: messages.Rebuild) -> messages.TornDown:
+        async with self._all_pages(request.job) as pages:
+            return await services.rebuilt(pages, request.attempt, request.ids)
+
+    async def open(self, request: messages.OpenGate) -> messages.TornDown:
+        """Open the gates, no matter which attempt or agent closed them. A gate stays closed if its
+        communicators are down."""
+        async with self._turns[request.job]:
+            await self._release(request.job)
+            opened = await asyncio.to_thread(self._open_gates, request.job)
+            self._registry.gates_open(request.job)
+            return opened
+
+    def _open_gates(self, job: str) -> messages.TornDown:
+        down: list[tuple[int, int]] = []
+        for page, _ in self._pages(job):
+            down += services.opened(page)
+            page.close()
+        return messages.TornDown(down, 0.0)
+
+    # ---- while it is closed --------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Give signs of life to closed gates; open those that were closed for too long."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            # Concurrently, so that no job waits for its sign behind another job's many pages.
+            await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
+
+    async def _keep(self, job: str, closed: ClosedGates) -> None:
+        try:
+            await self._keep_one(job, closed)
+        except NotFound:
+            pass  # the gates were opened meanwhile
+        except Exception:
+            log.exception("the gates of %s", job)
+
+    async def _keep_one(self, job: str, closed: ClosedGates) -> None:
+        patience = 2 * self._capsule_table.cluster.timeouts.suspicion
+        if time.monotonic() > closed.until or self._silence() > patience:
+            log.warning("%s: no order to open its gates came in time; opened here", job)
+            await self.open(messages.OpenGate(job))
+            return
+        await closed.use(closed.gate.heartbeat)
+        await closed.use(lambda: self._admit_new(job, closed))
+        if closed.pids and not await closed.use(lambda: closed.gate.pages):
+            async with self._turns[job]:  # its processes went on elsewhere
+                if self._closed.get(job) is closed:
+                    await self._release(job)
+
+    def _admit_new(self, job: str, closed: ClosedGates) -> None:
+        """Admit processes that have made their page since the gates closed: it is born open."""
+        for page in self._new_pages(job, closed):
+            closed.gate.admit(page)
+
+    def _new_pages(self, job: str, closed: ClosedGates) -> Iterator[OrderedPage]:
+        """Pages that ``closed`` does not have yet; notes them in its ``pids``. A page that cannot
+        be read belongs to a rank that no boundary can hold."""
+        closed.unreadable.clear()
+        pages = closed.gate.pages
+        known, many = {page.inode for page in pages}, len(pages)
+
+        def note(path: Path, error: PageError) -> None:
+            log_trouble(path, error)
+            closed.unreadable[path] = page_problem(path, error)
+
+        for page, pid in self._pages(job, known, note):
+            if many == MOST_PAGES:
+                page.close()
+                note(page.path, PageError(f"{job} has more than {MOST_PAGES} processes with pages"))
+                return
+            many += 1
+            closed.pids[page] = pid
+            yield page
+
+    @asynccontextmanager
+    async def _all_pages(self, job: str) -> AsyncIterator[list[OrderedPage]]:
+        """All pages of the job, no matter which agent closed their gates: a capsule may have come
+        here with its communicators down."""
+        pages: list[OrderedPage] = []
+        await asyncio.to_thread(lambda: pages.extend(page for page, _ in self._pages(job)))
+        try:
+            yield pages
+        finally:
+            for page in pages:
+                page.close()
+
+    def _pages(
+        self,
+        job: str,
+        known: Container[tuple[int, int]] = (),
+        trouble: Callable[[Path, PageError], None] = log_trouble,
+    ) -> Iterator[tuple[OrderedPage, int]]:
+        """Pages of the living processes of the job's capsules on this host: see ordered_pages."""
+        for resident in list(self._capsule_table.capsules.values()):
+            if resident.spec.job == job and resident.sandbox.alive():
+                yield from ordered_pages(resident, known, trouble)
+
+    def _of(self, job: str, attempt: int) -> ClosedGates:
+        closed = self._closed.get(job)
+        if closed is None or closed.attempt != attempt:
+            raise NotFound(f"{self._capsule_table.host} has no attempt {attempt} to quiesce {job}")
+        return closed
+
+    async def _release(self, job: str) -> None:
+        closed = self._closed.pop(job, None)
+        if closed is not None:
+            await closed.release()
+
+
+def _members(closed: ClosedGates) -> list[messages.Member]:
+    return [member for page in closed.gate.pages for member in members(page)]
+
+
+def _shut(closed: ClosedGates) -> tuple[ClockReport, list[str], list[OrderedPage]]:
+    closed.gate.close()
+    return closed.gate.report(), closed.fatal(), closed.gate.pages
+
+
+def _down(page: OrderedPage) -> bool:
+    try:
+        return bool(page.answer()["down"])
+    except PageError:
+        return False  # the attempt reports the damaged page
+
+
+def _aimed(seen: ClockReport, obstacles: list[str]) -> messages.TargetsSet:
+    return messages.TargetsSet(
+        seen.version, seen.reached, dict(seen.numbers), obstacles, dict(seen.pairs)
+    )
+
+
+def _who(rank: int | None, pid: int) -> str:
+    return f"rank {rank}" if rank is not None else f"process {pid}"
+
+
+def _describe_pending(returns: PendingReturns) -> str:
+    """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
+    (threads: python 1002: asleep in futex)"."""
+    what = "is inside" if returns.begun else "owes"
+    pair = f" {returns.sender} → {returns.receiver}" if returns.sender >= 0 else ""
+    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in returns.threads[:3])
+    return (
+        f"{_who(returns.rank, returns.pid)} {what} operation {returns.returned + 1}"
+        f" of {returns.target} on "
+        f"{returns.communicator}{pair}, last {returns.operation} (threads: {where or 'not known'})"
+    )

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule as the agent of its host knows it: its sandbox, its output, its state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+import msgspec
+
+from .... import units
+from ....criu_glue.capsule import output, sandboxes
+from ....criu_glue.capsule.mounts import Placement
+from ....criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
+from ....criu_glue.capsule.tree import inner_pid, tasks
+from ....criu_glue.images import pids
+from ....criu_glue.network import network
+from ....criu_glue.network.network import Overlay
+from ....errors import LiveshiftError, NotFound, Refused
+from ....interposer.page import Page, pages
+from ...config.cluster import Cluster
+from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
+from . import run_time
+from .run_time import RunTime
+from .usual_rate import UsualRate
+
+ROOT_PID = sandboxes.PID_FLOOR + 1
+"""The pid of a capsule's root task inside the capsule: the first one above the floor."""
+
+READ_LIMIT = 4 << 20
+
+
+class CapsuleNote(msgspec.Struct, frozen=True):
+    """A running capsule on disk; ``init_started`` distinguishes its process 1 from a later one with
+    that pid."""
+
+    spec: CapsuleSpec
+    epoch: int
+    vni: int
+    subnet: str
+    init: int
+    init_started: int
+
+
+NOTE = "resident"
+
+
+@dataclass
+class RunningCapsule:
+    """A capsule that runs, is frozen or has ended on this host."""
+
+    spec: CapsuleSpec
+    epoch: int
+    overlay: Overlay
+    sandbox: Sandbox
+    leaving: bool = False  # a move, not the job, ends it here
+    still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
+    code: int | None = None
+    finished: dict[int, int] = field(default_factory=dict)  # by pid, at the last restore
+    rate: UsualRate = field(default_factory=UsualRate)  # of collectives
+    computes: UsualRate = field(default_factory=UsualRate)  # of run time, without collectives
+
+    def __post_init__(self) -> None:
+        self.run_time = RunTime(lambda: [task.pid for task in tasks(self.sandbox)])
+
+    @property
+    def netns(self) -> str:
+        return netns_name(self.spec.name)
+
+    def root_task(self) -> int:
+        """The command's pid as the host sees it; raises NotFound if the command has ended."""
+        for task in tasks(self.sandbox):
+            with contextlib.suppress(FileNotFoundError):
+                if inner_pid(task.pid) == ROOT_PID:
+                    return int(task.pid)
+        raise NotFound(f"{self.spec.name} has no running command any more")
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the command; the command passes signals on to its children as usual."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.root_task(), signal.Signals(signum))
+
+    def state(self, gpus_of: Callable[[set[int]], list[str]]) -> CapsuleState:
+        """The state that a heartbeat reports; also measures the collective rate since the last
+        heartbeat.
+
+        ``gpus_of``: returns the GPUs on which any of these processes (pids of the host) computes.
+        """
+        found = tasks(self.sandbox)
+        resident = 0
+        for task in found:
+            with contextlib.suppress(Exception):  # the task has ended meanwhile
+                resident += task.memory_info().rss
+        seen = interposer_pages(self.sandbox)
+        collectives = max((page.finished for page in seen), default=0)
+        self.rate.heartbeat(time.monotonic(), collectives)
+        if not collectives:
+            self.computes.heartbeat(time.monotonic(), self.run_time.progress())
+        return CapsuleState(
+            name=self.spec.name,
+            epoch=self.epoch,
+            pids=len(found),
+            resident=resident,
+            collectives=collectives,
+            rate=self.rate.now,
+            ranks=sorted({page.rank for page in seen if page.rank is not None}),
+            command=" ".join(self.spec.argv)[:200],
+            gpus=gpus_of({task.pid for task in found}),
+            output_trouble=self.output_trouble(),
+        )
+
+    def ran_s(self) -> float:
+        """Seconds on a core, summed over all threads that the capsule has now."""
+        return run_time.ran_s(task.pid for task in tasks(self.sandbox))
+
+    def collectives(self) -> int:
+        """The finished collectives of the rank that has made the most."""
+        return max((page.finished for page in interposer_pages(self.sandbox)), default=0)
+
+    def read_output(self, offset: int) -> tuple[int, bytes]:
+        """Whole records from ``offset`` on, and the offset where they begin: see output.read."""
+        return output.read(self.sandbox.plan.log, offset, READ_LIMIT)
+
+    def output_trouble(self) -> str:
+        """Which part of the output this host could not write, in words; "" if it wrote all."""
+        try:
+            written = output.written(self.sandbox)
+        except LiveshiftError:
+            return ""  # the capsule has ended
+        if not written.lost:
+            return ""
+        text = f"{units.size(written.lost)} of its output were lost"
+        if not written.error:
+            return f"{text}: {self.sandbox.plan.log} could not be written to for a time"
+        return f"{text}: {self.sandbox.plan.log} cannot be written to: {os.strerror(written.error)}"
+
+    def exit_code(self) -> int | None:
+        """The command's exit code, or 128 + signal, once process 1 has written it."""
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is empty
+            word, number = self.sandbox.plan.status.read_text().split()[:2]
+            return int(number) if word == "exit" else 128 + int(number)
+        return None
+
+    def note(self) -> None:
+        """Write down what a restarted agent needs to know of the capsule."""
+        note = CapsuleNote(
+            self.spec,
+            self.epoch,
+            self.overlay.vni,
+            self.overlay.subnet,
+            self.sandbox.init,
+            self.sandbox.started,
+        )
+        path = self.sandbox.plan.directory / NOTE
+        path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
+        path.with_suffix(".new").rename(path)
+
+    def noted(self) -> bool:
+        return (self.sandbox.plan.directory / NOTE).exists()
+
+    def unnote(self) -> None:
+        """Delete the note: the capsule does not run here, or not yet."""
+        (self.sandbox.plan.directory / NOTE).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """End the sandbox, and remove its network and directory. A second call does no harm."""
+        if self.code is None:  # else its process 1 has ended, and its pid may be in use again
+            sandboxes.end(self.sandbox)
+        network.unplug(self.overlay, self.netns, self.spec.index)
+        shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)
+
+
+class Fenced(TypedDict):
+    """The input for the firewall rules of a host: see fence.lay."""
+
+    cluster: list[str]
+    overlays: str
+    control: list[tuple[str, int]]
+    agents: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class CapsuleFactory:
+    """Makes capsules on this host; it knows where their directories lie, and the cluster file."""
+
+    cluster: Cluster
+    host: str
+
+    @property
+    def placement(self) -> Placement:
+        files = self.cluster.files
+        return Placement(tuple(map(str, files.shared)), tuple(map(str, files.carried)))
+
+    def images(self, migration: str) -> Path:
+        """The directory of a migration's image, on the destination, and of CRIU's hooks, on both
+        hosts."""
+        return self.cluster.paths.run / "images" / migration
+
+    def resident(self, reserve: Reserve, sandbox: Sandbox) -> RunningCapsule:
+        """The capsule for which a sandbox is reserved."""
+        overlay = Overlay(reserve.book.vni, reserve.book.subnet)
+        return RunningCapsule(reserve.spec, reserve.epoch, overlay, sandbox)
+
+    def plan(self, spec: CapsuleSpec) -> SandboxPlan:
+        paths = self.cluster.paths
+        return SandboxPlan(
+            directory=paths.state / "capsules" / spec.name.replace("/", "."),
+            netns=Path("/run/netns") / netns_name(spec.name),
+            hostname=spec.name.replace("/", "-"),
+            hosts_file=spec.hosts_file,
+            uid=spec.uid,
+            gid=spec.gid,
+            groups=tuple(spec.groups),
+            shared=tuple(map(str, self.cluster.files.shared)),
+            hidden=tuple(map(str, (paths.run, paths.state, paths.keys))),
+            log_max=self.cluster.logs.max,
+            log_keep=self.cluster.logs.keep,
+        )
+
+    def clear_unfinished(self, keep: set[str]) -> None:
+        """End sandboxes that an earlier agent built for moves that it did not finish.
+
+        ``keep``: directories of capsules that are still arriving. A restored capsule has its note
+        before it runs. A capsule without a note runs, or will run, on its source.
+        """
+        for directory in (self.cluster.paths.state / "capsules").glob("*"):
+            if not (directory / NOTE).exists() and directory.name not in keep:
+                network.end_namespace(netns_name(directory.name))
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def returning(self) -> list[RunningCapsule]:
+        """Capsules that an earlier agent left here; some may have ended since."""
+        found = []
+        for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
+            note = msgspec.msgpack.decode(path.read_bytes(), type=CapsuleNote)
+            sandbox = Sandbox(self.plan(note.spec), note.init, note.init_started)
+            here = RunningCapsule(note.spec, note.epoch, Overlay(note.vni, note.subnet), sandbox)
+            found.append(here)  # if it has ended without a code, it went down with this host
+        return found
+
+    def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> RunningCapsule:
+        """Start a capsule afresh; raises LiveshiftError, and then leaves nothing behind."""
+        self._need_interposer(spec)
+        overlay = self.raise_overlay(book)
+        plan = self.fresh_directory(spec)
+        self._plug_in(overlay, spec, book.where, locked=False)
+        try:
+            sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd)
+        except LiveshiftError:
+            network.unplug(overlay, netns_name(spec.name), spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
+        resident = RunningCapsule(spec, epoch, overlay, sandbox)
+        resident.note()
+        return resident
+
+    def _need_interposer(self, spec: CapsuleSpec) -> None:
+        """Raises Refused if the file is missing: the dynamic linker only warns and goes on."""
+        path = spec.env.get("LD_PRELOAD", "").partition(":")[0]
+        if path and not os.path.isfile(path):
+            raise Refused(
+                f"{self.host} has no {path}, which the orchestrator names for every rank:"
+                " ranks would run without gates, and could not move",
+                hint="install liveshift at the same path on all machines, under the same minor"
+                " version of Python, which is part of that path",
+            )
+
+    def build_sandbox(self, reserve: Reserve) -> RunningCapsule:
+        """Build an empty, locked sandbox for the tree that a Reserve announces."""
+        spec = reserve.spec
+        overlay = self.raise_overlay(reserve.book)
+        plan = self.fresh_directory(spec)
+        peers = reserve.book.where
+        self._plug_in(overlay, spec, peers, locked=True)
+        try:
+            last = pids.place(reserve.survey.ids, pids.limit())
+            assert last is not None  # the preflight has checked this
+            sandbox = sandboxes.build_empty(plan, ROOT_PID, last)
+        except LiveshiftError:
+            network.unplug(overlay, netns_name(spec.name), spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
+        return self.resident(reserve, sandbox)
+
+    def _plug_in(
+        self, overlay: Overlay, spec: CapsuleSpec, peers: Iterable[str], *, locked: bool
+    ) -> None:
+        relayed = [host.address for host in self.cluster.hosts] if self.cluster.relay else None
+        netns = netns_name(spec.name)
+        network.plug_in(overlay, netns, spec.index, peers, locked, spec.uid, relayed)
+
+    def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
+        overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
+        relay = self.cluster.relay.address if self.cluster.relay else ""
+        network.raise_overlay(overlay, address, relay=relay, lay_again=lay_again, **self._fenced())
+        return overlay
+
+    def hold_fence(self) -> None:
+        """Put the firewall rules of this host in force: see network.hold_fence."""
+        network.hold_fence(**self._fenced())
+
+    def _fenced(self) -> Fenced:
+        cluster = self.cluster
+        return {
+            "cluster": [host.address for host in cluster.hosts],
+            "overlays": str(cluster.overlay),
+            "control": [cluster.orchestrator],
+            "agents": [end for host in cluster.hosts for end in (host.data, host.pages)],
+        }
+
+    def fresh_directory(self, spec: CapsuleSpec) -> SandboxPlan:
+        """Make the capsule's directory. The files of an earlier stay on this host are removed."""
+        plan = self.plan(spec)
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        plan.directory.parent.mkdir(parents=True, exist_ok=True)
+        plan.directory.mkdir(mode=0o700)  # only root may read the job's environment
+        return plan
+
+
+def netns_name(capsule: str) -> str:
+    return "ls-" + capsule.replace("/", ".")
+
+
+def interposer_pages(sandbox: Sandbox) -> list[Page]:
+    directory = sandbox.root / sandboxes.PAGES.lstrip("/")
+    return list(pages(directory)) if directory.is_dir() else []
+
+
+def finished_by_pid(sandbox: Sandbox) -> dict[int, int]:
+    """The finished operations of each process, by its pid inside the capsule."""
+    return {page.pid: page.finished for page in interposer_pages(sandbox)}
+
+
+def watch(resident: RunningCapsule, ended: Callable[[], None]) -> None:
+    """Call ``ended`` in this thread's event loop once the sandbox's process 1 has ended."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(resident.sandbox.init)
+    except ProcessLookupError:
+        loop.call_soon(ended)
+        return
+
+    def gone() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        ended()
+
+    loop.add_reader(pidfd, gone)

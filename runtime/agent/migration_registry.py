@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The migrations that a host takes part in, by name, and what they share: CRIU, the GPUs, the wire.
+
+The orchestrator asks for the steps of a migration one by one (source_handlers.py,
+destination_handlers.py). rulings.py brings what this host holds to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Iterator
+
+from ...criu_glue.criu import kernel_data
+from ...criu_glue.criu.tool import Criu
+from ...criu_glue.survey.found import Survey
+from ...criu_glue.survey.survey import survey
+from ...errors import LiveshiftError, NotFound, Refused
+from .. import messages
+from ..config.choices import SealChoice
+from ..wire import Lanes, Receiver, Sender
+from .arrival.incoming_migration import IncomingMigration
+from .departure.outgoing_migration import OutgoingMigration
+from .departure.outgoing_note import read_note
+from .gpu.devices import Devices
+from .gpu.reservations import GpuReservations
+from .gpu.watch import GpuWatch
+from .host import host_facts
+from .host.capsule_table import CapsuleTable
+from .host.running_capsule import ROOT_PID, RunningCapsule
+
+log = logging.getLogger("liveshift.registry")
+
+POLL_S = 0.005
+
+
+class MigrationRegistry:
+    """Holds outgoing and incoming migrations by name."""
+
+    def __init__(self, capsule_table: CapsuleTable, criu: Criu | None, gpus: GpuWatch) -> None:
+        self._capsule_table = capsule_table
+        self._busy: set[str] = set()  # migrations with work under way on this host
+        self.criu = criu
+        self.reservations = GpuReservations(capsule_table.host, gpus, self.gpus_taken)
+        self.devices = Devices(gpus, capsule_table.cluster)
+        self.facts = host_facts.facts(criu)
+        cluster, own = capsule_table.cluster, capsule_table.cluster.host(capsule_table.host)
+        self.receiver = Receiver(
+            str(own.data),
+            str(own.pages),
+            cluster.paths.keys,
+            capsule_table.host,
+            [host.address for host in cluster.hosts],
+            clear=cluster.wire.seal == SealChoice.OFF,
+        )
+        self.gpus_swapped: dict[str, str] = {}  # uuid → reason in words, during GPU swaps
+        self.outgoing: dict[str, OutgoingMigration] = {}
+        self.incoming: dict[str, IncomingMigration] = {}
+
+    def keep_kernel_data(self) -> None:
+        """Store CRIU's probe of the kernel, so that no dump or restore repeats it; takes 0.2 s."""
+        if self.criu is not None:
+            kernel_data.keep(self.criu, self._capsule_table.cluster.paths.run / "criu")
+
+    def holds(self, resident: RunningCapsule) -> bool:
+        """Whether a migration has promised to hold it; that migration then handles its end."""
+        return any(o.resident is resident and o.promised for o in self.outgoing.values())
+
+    def gates_close(self, job: str) -> None:
+        """The job's ranks come to a boundary, so one of its capsules will soon be frozen."""
+        for outgoing in self._outgoing_of(job):
+            outgoing.gates_close()
+
+    def gates_open(self, job: str) -> None:
+        """The job's ranks train on."""
+        for outgoing in self._outgoing_of(job):
+            outgoing.gates_open()
+
+    def _outgoing_of(self, job: str) -> list[OutgoingMigration]:
+        return [o for o in self.outgoing.values() if o.resident.spec.job == job]
+
+    def gpus_taken(self) -> dict[str, str]:
+        """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
+        come back. Maps each uuid to the reason, in words."""
+        taken = {**self.reservations.chosen, **self.gpus_swapped}
+        for migration, outgoing in self.outgoing.items():
+            words = f"is kept for {outgoing.resident.spec.name}, which is leaving ({migration})"
+            taken |= dict.fromkeys(outgoing.gpus, words)
+        for migration, incoming in self.incoming.items():
+            words = f"is promised to {incoming.resident.spec.name} ({migration})"
+            taken |= dict.fromkeys(incoming.gpus_promised, words)
+        return taken
+
+    def free(self, capsule: str) -> RunningCapsule:
+        """Like :meth:`running`; also raises Refused if another migration still holds it."""
+        resident = self.running(capsule)
+        held = next((o for o in self.outgoing.values() if o.resident is resident), None)
+        if held is not None:
+            raise Refused(f"{capsule} is held by {held.migration} still")
+        return resident
+
+    def running(self, capsule: str) -> RunningCapsule:
+        """The capsule; raises NotFound if it is not here, Refused if it has ended."""
+        resident = self._capsule_table.resident(capsule)
+        if resident.code is not None:
+            raise Refused(f"{capsule} has ended with code {resident.code}")
+        return resident
+
+    async def survey_gpus(self, resident: RunningCapsule) -> messages.GpuSurvey | None:
+        """What its processes use of GPUs, and what could not be moved off them."""
+        found = await self.surveyed(resident)
+        return await asyncio.to_thread(self.reservations.survey, resident, found)
+
+    async def surveyed(self, resident: RunningCapsule) -> Survey:
+        """A survey of the capsule's processes; raises Refused if it is just ending."""
+        name, placement = resident.spec.name, self._capsule_table.factory.placement
+        try:
+            return await self._capsule_table.blocking(
+                name, lambda: survey(resident.sandbox, ROOT_PID, placement)
+            )
+        except ProcessLookupError as gone:
+            raise Refused(f"{name} is just ending") from gone
+
+    def open_sender(self, request: messages.StartPrecopy | messages.Forward) -> Sender:
+        """A sender to the host that will receive the capsule."""
+        cluster = self._capsule_table.cluster
+        return Sender(
+            request.migration,
+            request.endpoint,
+            cluster.paths.keys,
+            self._capsule_table.host,
+            request.destination,
+            patience=2 * cluster.timeouts.suspicion,
+        )
+
+    def open_lanes(self, beside: Sender) -> Lanes:
+        """Lanes for pages, to the host of ``beside``. They come from this host's own address: the
+        destination accepts no other."""
+        cluster, wire = self._capsule_table.cluster, self._capsule_table.cluster.wire
+        own = cluster.host(self._capsule_table.host).address
+        endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
+        clear = wire.seal == SealChoice.OFF
+        return Lanes(beside, endpoint, wire.streams, wire.compress, clear=clear)
+
+    @contextlib.contextmanager
+    def working(self, migration: str) -> Iterator[None]:
+        """Mark the migration as busy on this host."""
+        self._busy.add(migration)
+        try:
+            yield
+        finally:
+            self._busy.discard(migration)
+
+    def is_busy(self, migration: str) -> bool:
+        return migration in self._busy
+
+    def not_busy(self) -> set[str]:
+        """The migrations without work under way on this host."""
+        return {*self.outgoing, *self.incoming} - self._busy
+
+    async def until_idle(self, migration: str) -> None:
+        """Return once no work for that migration is under way here."""
+        while migration in self._busy:
+            await asyncio.sleep(POLL_S)
+
+    # ---- after a restart ----
+
+    async def recover_migrations(self) -> None:
+        """Go on with the capsules and migrations of an earlier agent; it blocks only briefly."""
+        factory = self._capsule_table.factory
+        images = self._capsule_table.cluster.paths.run / "images"
+        names = sorted(path.name for path in images.iterdir())
+        for name in names:
+            incoming = await asyncio.to_thread(
+                IncomingMigration.recover, name, factory, self.devices
+            )
+            if incoming is None or await asyncio.to_thread(incoming.resume_recovered):
+                continue
+            self.incoming[name] = incoming
+            log.warning("%s: its complete image is here; sending claims for it", name)
+        keep = {i.resident.sandbox.plan.directory.name for i in self.incoming.values()}
+        await self._capsule_table.recover_capsules(keep)
+        for name in names:
+            await self._recover_outgoing(name)
+            if name not in self.outgoing and name not in self.incoming:
+                shutil.rmtree(images / name, ignore_errors=True)
+
+    async def _recover_outgoing(self, name: str) -> None:
+        """Thaw a tree that was being frozen; keep one frozen if the earlier agent had promised."""
+        factory = self._capsule_table.factory
+        if (note := read_note(factory.images(name))) is None:
+            return
+        try:
+            resident = self._capsule_table.resident(note.capsule)
+        except NotFound:
+            return
+        outgoing = await asyncio.to_thread(
+            OutgoingMigration.recover,
+            name,
+            resident,
+            factory,
+            note.gpus,
+            lambda: self.devices.left(name, resident),
+        )
+        if outgoing.promised:
+            log.warning("%s: %s is held frozen; sending claims for it", name, note.capsule)
+            self.outgoing[name] = outgoing
+        else:
+            log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
+            try:
+                await asyncio.to_thread(outgoing.thaw)
+            except LiveshiftError as error:  # the next claim tries it again
+                log.error("%s: %s", name, error)
+                self.outgoing[name] = outgoing

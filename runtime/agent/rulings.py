@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the migrations that a host holds come to their end: the agent sends a claim for each copy and
+applies the ruling (model/ownership.py).
+
+It does so when the orchestrator orders it (Settle), and at every heartbeat without an order. So
+neither a lost message nor a restart of either daemon leaves a copy behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...errors import LiveshiftError
+from .. import messages
+from ..daemon.tasks import Tasks
+from ..model.ownership import Ruling, Side
+from .arrival.incoming_migration import IncomingMigration
+from .arrival.restore_attempt import SendClaim
+from .departure.outgoing_migration import OutgoingMigration
+from .host.capsule_table import CapsuleTable
+from .migration_registry import MigrationRegistry
+
+log = logging.getLogger("liveshift.rulings")
+
+
+class Rulings:
+    """Answers Settle. Both methods that send claims return what is left of the copy: "held",
+    "runs", "ended" or "nothing"."""
+
+    def __init__(
+        self, capsule_table: CapsuleTable, registry: MigrationRegistry, send_claim: SendClaim
+    ) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
+        self._send_claim = send_claim
+        self._tasks = Tasks()
+
+    async def keep_claiming(self) -> None:
+        """Once per heartbeat, send a claim for each copy that this host holds."""
+        while True:
+            await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
+            for name in self._registry.not_busy():
+                try:
+                    await self.claim(name)
+                except LiveshiftError as error:
+                    log.warning("%s is not settled yet: %s", name, error)
+                except Exception:
+                    log.exception("%s is not settled yet", name)
+
+    async def claim_now(self, request: messages.Settle) -> messages.Settled:
+        """Claim on the orchestrator's order, after the work under way for that migration."""
+        outgoing = self._registry.outgoing.get(request.migration)
+        if outgoing is not None:
+            outgoing.abandon()
+        await self._registry.until_idle(request.migration)
+        state = await self.claim(request.migration)
+        here = self._capsule_table.capsules.get(request.capsule)
+        if (
+            state == "nothing"
+            and here is not None
+            and request.migration not in self._registry.outgoing
+        ):
+            state = "runs" if here.code is None and here.sandbox.alive() else "ended"
+        return messages.Settled(state)
+
+    async def claim(self, migration: str) -> str:
+        """Send a claim and apply the ruling, unless work is under way; return the new state."""
+        registry = self._registry
+        if registry.is_busy(migration):
+            return "held"
+        if (outgoing := registry.outgoing.get(migration)) is not None:
+            with registry.working(migration):
+                return await self._settle_outgoing(outgoing)
+        if (incoming := registry.incoming.get(migration)) is not None:
+            with registry.working(migration):
+                return await self._settle_incoming(incoming)
+        return "nothing"
+
+    async def _settle_outgoing(self, outgoing: OutgoingMigration) -> str:
+        name, resident = outgoing.resident.spec.name, outgoing.resident
+        claim = messages.Claim(
+            outgoing.migration, name, Side.LEAVING.value, resident.epoch, ready=True
+        )
+        ruled = await self._send_claim(claim)
+        ruling = Ruling(ruled.ruling)
+        if ruling is not Ruling.WAIT and ruled.epoch < resident.epoch:
+            raise LiveshiftError(
+                f"the ruling on {name} is of epoch {ruled.epoch}, and it has {resident.epoch}"
+            )
+        alive = resident.sandbox.alive()  # if not, it was killed while it was held
+        if ruling is Ruling.WAIT:
+            return "held" if alive else "nothing"
+        if ruling is Ruling.RUN:
+            return await self._let_go_on(outgoing, ruled.epoch, alive)
+        if not outgoing.promised:  # the capsule ended by itself
+            await self._capsule_table.blocking(name, outgoing.thaw)
+            self._registry.outgoing.pop(outgoing.migration, None)
+            return "ended"
+        return await self._remove_moved(outgoing)
+
+    async def _let_go_on(self, outgoing: OutgoingMigration, epoch: int, alive: bool) -> str:
+        name, resident = outgoing.resident.spec.name, outgoing.resident
+        resident.epoch = epoch
+        await self._capsule_table.blocking(name, outgoing.thaw)
+        self._registry.outgoing.pop(outgoing.migration, None)
+        if not alive:
+            self._capsule_table.ended(resident)
+            return "ended"
+        try:
+            resident.note()
+        except OSError as error:  # the capsule runs, and that is the answer
+            log.error("%s: cannot note its epoch: %s", name, error)
+        return "runs"
+
+    async def _remove_moved(self, outgoing: OutgoingMigration) -> str:
+        name, resident = outgoing.resident.spec.name, outgoing.resident
+        if self._capsule_table.capsules.get(name) is resident:
+            self._capsule_table.capsules.pop(name)
+        await self._capsule_table.blocking(name, outgoing.finish)
+        self._registry.outgoing.pop(outgoing.migration, None)
+        if outgoing.gpus:  # so that the next heartbeat reports them free
+            self._tasks.spawn(asyncio.to_thread(self._registry.devices.gpus.refresh))
+        return "ended"
+
+    async def _settle_incoming(self, incoming: IncomingMigration) -> str:
+        name = incoming.resident.spec.name
+        claim = messages.Claim(
+            incoming.migration, name, Side.COMING.value, incoming.resident.epoch, ready=False
+        )
+        if Ruling((await self._send_claim(claim)).ruling) is not Ruling.END:
+            return "held"
+        self._registry.receiver.forget(incoming.migration)
+        async with self._capsule_table.network:
+            await self._capsule_table.blocking(name, incoming.discard)
+        self._registry.incoming.pop(incoming.migration, None)
+        return "ended"

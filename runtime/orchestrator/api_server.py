@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes people's requests to the orchestrator, finds out who asks, and passes each one on to the
+method that answers it. rights.py says who may do what.
+
+Requests come over the local socket, through an agent, or with an operator's key (access.py). All
+users may see the hosts. A job, its moves and its events are shown to its owner and to the role
+"view". An owner may move, signal and read a job; "operate" may move and end any, and taint hosts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...errors import NotPermitted, Refused, no_such
+from .. import messages
+from ..config.access import Principal, Role, Roles
+from ..control.keyring import Holder
+from ..messages import Message
+from ..messages.request_text import request_to
+from .address_book import AddressBook
+from .agents import Agents
+from .endings import Endings
+from .evacuation import Evacuation
+from .fleet import Fleet
+from .host_marks import HostMarks
+from .job_requests import JobRequests
+from .lookups import Lookups
+from .migration_requests import MigrationRequests
+from .migration_service import MigrationService
+from .planning import MigrationPlanner
+from .rights import Rights
+from .status import status
+from .stopping import Stopping
+
+log = logging.getLogger("liveshift.api")
+
+CHANGING = (
+    messages.RunJob,
+    messages.Migrate,
+    messages.Cancel,
+    messages.SignalJob,
+    messages.EndUnknown,
+)
+
+
+class ApiServer:
+    """Answers the requests of the command line."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        agents: Agents,
+        address_book: AddressBook,
+        planner: MigrationPlanner,
+        migrations: MigrationService,
+        endings: Endings,
+        evacuation: Evacuation,
+        stopping: Stopping,
+    ) -> None:
+        self._fleet = fleet
+        self._rights = rights = Rights(fleet)
+        self._roles = Roles(fleet.cluster.access)
+        self._lookups = Lookups()
+        for name in self._roles.unknown():
+            log.warning('access: this machine knows no "%s"', name)
+        marks = HostMarks(fleet, rights, evacuation)
+        jobs = JobRequests(fleet, rights, self._lookups, agents, address_book, endings, stopping)
+        self._migration_requests = MigrationRequests(
+            fleet, rights, agents, planner, migrations, evacuation
+        )
+        self._handlers: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
+            messages.RunJob: jobs.run,
+            messages.GetStatus: self._get_status,
+            messages.SetTaint: marks.set_taint,
+            messages.Untaint: marks.untaint,
+            messages.Cordon: marks.cordon,
+            messages.Uncordon: marks.uncordon,
+            messages.Migrate: self._migration_requests.migrate,
+            messages.Cancel: self._migration_requests.cancel,
+            messages.GetMigration: self._migration_requests.get_migration,
+            messages.ReadOutput: jobs.read_output,
+            messages.GetInspection: jobs.get_inspection,
+            messages.SignalJob: jobs.signal_job,
+            messages.EndUnknown: jobs.end_unknown,
+            messages.GetEvents: self._get_events,
+            messages.WhoAmI: self._who_am_i,
+        }
+
+    async def handle(self, uid: int, request: Message) -> Message | None:
+        """Answer a request of a user on this machine. Raises errors meant for that user."""
+        who = await self._lookups.run(lambda: self._roles.local(uid))
+        return await self._answer(who, request)
+
+    async def handle_relayed(self, host: str, uid: int, request: Message) -> Message | None:
+        """Answer a request of a user on a host; the host's agent vouches for the uid."""
+        who = await self._lookups.run(lambda: self._roles.relayed(host, uid))
+        return await self._answer(who, request)
+
+    async def handle_operator(self, holder: Holder, request: Message) -> Message | None:
+        """Answer a request of the holder of an operator's key."""
+        assert holder.role is not None
+        return await self._answer(self._roles.operator(holder.name, holder.role), request)
+
+    async def _answer(self, who: Principal, request: Message) -> Message | None:
+        if isinstance(request, CHANGING) and (waits := self._fleet.unreported()):
+            raise Refused(
+                "the journal was put back from a backup: nothing is started, moved or ended before"
+                f" {', '.join(waits)} reported what is there",
+                hint="start the agents there; a host that will not return is taken out of the"
+                " cluster file",
+            )
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise NotPermitted(f"{request_to(request)} is not for the command line")
+        return await handler(who, request)
+
+    # ---- what is known -----------------------------------------------------------------------
+
+    async def _get_status(self, who: Principal, _ask: messages.GetStatus) -> messages.Status:
+        return status(
+            self._fleet, lambda job: self._rights.sees(who, job), sees_all=who.may(Role.VIEW)
+        )
+
+    async def _get_events(self, who: Principal, request: messages.GetEvents) -> messages.Events:
+        subject, journal = request.subject, self._fleet.journal
+        if subject.startswith("m") and subject[1:].isdigit() and subject not in self._fleet.jobs:
+            asked_for = messages.GetMigration(subject)
+            details = await self._migration_requests.get_migration(who, asked_for)
+            every = journal.events(details.row.capsule, request.after)
+            about = [e for e in every if e.migration and e.migration.name == subject]
+            return messages.Events(self._rights.visible(who, about))
+        job = self._fleet.jobs.get(subject.partition("/")[0])
+        if job is not None and subject not in self._fleet.hosts:
+            self._rights.need_to_see(who, job)
+        is_host = subject in self._fleet.hosts
+        events = self._rights.visible(who, journal.events(subject, request.after, is_host))
+        known = {"", *self._fleet.hosts, *self._fleet.jobs}
+        if not events and not request.after and subject not in known:
+            own = [name for name, each in self._fleet.jobs.items() if self._rights.sees(who, each)]
+            text, names = f'nothing is known of "{subject}"', [*self._fleet.hosts, *own]
+            raise no_such(text, subject, names, "known hosts and jobs")
+        return messages.Events(events)
+
+    async def _who_am_i(self, who: Principal, _ask: messages.WhoAmI) -> messages.Me:
+        return messages.Me(
+            name=who.name,
+            role=who.role.value,
+            why=who.why,
+            uid=who.uid,
+            through=who.host or "",
+            cluster=self._fleet.cluster.name,
+            may=who.rights(),
+            shared=list(map(str, self._fleet.cluster.files.shared)),
+        )

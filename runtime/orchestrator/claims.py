@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge of claims: an agent sends a claim for its copy of a capsule, and gets a ruling.
+
+ownership.rule decides. This file gives it what the orchestrator knows, and makes each grant durable
+before the host hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .. import messages
+from ..migration.host_migration import HostMigration
+from ..model.ownership import Ruling, Side, rule
+from .fleet import Fleet
+from .migration_records import MigrationRecords
+
+log = logging.getLogger("liveshift.claims")
+
+
+class ClaimJudge:
+    """Answers the claims of agents."""
+
+    def __init__(self, fleet: Fleet, records: MigrationRecords) -> None:
+        self._fleet = fleet
+        self._records = records
+
+    def rule(self, host: str, claim: messages.Claim) -> messages.Ruled:
+        """Return what becomes of the host's copy. Raises JournalError; then nothing is
+        granted."""
+        found = self._fleet.find(claim.capsule)
+        if found is None:
+            return self._rule_forgotten(host, claim)
+        capsule = found[1]
+        migration = self._fleet.migrations.get(claim.migration)
+        step = migration.step if migration else self._records.last_step(claim.migration)
+        side = Side(claim.side)
+        ruling = rule(side, host, claim.epoch, capsule.owner, step)
+        if capsule.code is not None:
+            ruling = Ruling.END
+        if ruling is Ruling.RUN and not claim.ready:
+            ruling = Ruling.WAIT
+        leaves = migration if ruling is Ruling.RUN and side is Side.LEAVING else None
+        if leaves is not None:
+            # Write the step first: else a restarted orchestrator might still commit this migration.
+            self._records.ensure_saved(leaves)
+        if ruling is Ruling.RUN and not capsule.granted:
+            self._fleet.journal.grant(capsule.name, host, capsule.epoch)
+            capsule.granted = True
+        if isinstance(leaves, HostMigration):
+            leaves.released = True
+        log.log(
+            logging.DEBUG if ruling is Ruling.WAIT else logging.INFO,
+            "%s: %s on %s, %s under epoch %d: %s",
+            claim.migration,
+            claim.capsule,
+            host,
+            side.value,
+            claim.epoch,
+            ruling.value,
+        )
+        return messages.Ruled(ruling.value, capsule.epoch)
+
+    def _rule_forgotten(self, host: str, claim: messages.Claim) -> messages.Ruled:
+        """Rule on a capsule that the journal does not have. A forgotten job's copy must end. A copy
+        of a job that was never known waits: perhaps the journal is wrong."""
+        last = self._fleet.journal.last_epoch(claim.capsule.partition("/")[0])
+        if claim.epoch <= last:
+            return messages.Ruled(Ruling.END.value, last)
+        log.error("%s holds %s, which this journal does not know", host, claim.capsule)
+        return messages.Ruled(Ruling.WAIT.value, 0)

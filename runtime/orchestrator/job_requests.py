@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers the requests about jobs: run, signal, read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+import msgspec
+
+from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
+from .. import messages
+from ..config.access import Principal, Role, groups_of, refusal
+from ..model.jobs import Capsule, Job, check_request, overlay_for
+from .address_book import AddressBook
+from .agents import Agents
+from .endings import Endings
+from .fleet import Fleet
+from .journal import shortened
+from .lookups import Lookups
+from .rights import Rights
+from .spares import place_job
+from .stopping import Stopping
+
+log = logging.getLogger("liveshift.api")
+
+START_S = 60.0
+OUTPUT_RETRY_S = 0.05
+INSPECT_S = 20.0
+MOST_WAIT_S = 60.0
+"""A request for output waits at most this many seconds if there is no new output."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+"""Signals that end a job. Its owner and "operate" may send these; other signals take "admin"."""
+
+
+class JobRequests:
+    """Answers the requests about jobs that the ApiServer passes on."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        rights: Rights,
+        lookups: Lookups,
+        agents: Agents,
+        address_book: AddressBook,
+        endings: Endings,
+        stopping: Stopping,
+    ) -> None:
+        self._fleet = fleet
+        self._rights = rights
+        self._lookups = lookups
+        self._agents = agents
+        self._address_book = address_book
+        self._endings = endings
+        self._stopping = stopping
+
+    async def run(self, who: Principal, request: messages.RunJob) -> messages.Named:
+        fleet = self._fleet
+        if (uid := who.uid) is None:
+            raise NotPermitted(
+                f"{who.shown} may not run a job: it runs as a user of the hosts, whom the kernel"
+                " vouches for, and a key is none",
+                hint="log in where an agent or the orchestrator runs, and `liveshift run` there",
+            )
+        if who.squashed:
+            raise refusal(who, "run a job as root on other hosts", Role.ADMIN)
+        if uid != 0:
+            await self._lookups.run(lambda: _check_groups(who, uid, request))
+        # An ended job keeps its output for its owner: another user must not take over the name.
+        kept = {n for n, j in fleet.jobs.items() if j.state == "ended" and not who.owns(j.uid)}
+        if request.name in kept and not who.may(Role.OPERATE):
+            raise Refused(f'"{request.name}" is another user\'s job', hint="choose another --name")
+        running = {n for n, j in fleet.jobs.items() if j.state != "ended"}
+        taken = running if request.name else running | kept
+        name = check_request(request, taken, fleet.cluster, fleet.journal.next_number())
+        await self._endings.forget(name)
+        if name in fleet.jobs:  # another request took the name meanwhile
+            raise Refused(f'a job "{name}" is running already', hint="choose another --name")
+        for host, unknown in fleet.unknown.items():
+            if unknown:  # it uses a subnet, and the journal does not know which
+                one = unknown[0].name
+                raise Refused(
+                    f"{host} runs {one}, which the journal does not know",
+                    hint=f"`liveshift stop {one.partition('/')[0]} --unknown {host}` ends it",
+                )
+        overlay = overlay_for(fleet.cluster, {j.overlay.vni for j in fleet.jobs.values()})
+        hosts = place_job(fleet.views(), request.nnodes)
+        capsules = {
+            f"{name}/{i}": Capsule(f"{name}/{i}", i, host, 1) for i, host in enumerate(hosts)
+        }
+        spec = msgspec.msgpack.encode({"uid": uid, "run": msgspec.to_builtins(request)})
+        owners = {c.name: (c.index, c.host) for c in capsules.values()}
+        where, what = ", ".join(hosts), shortened(" ".join(request.argv))
+        with fleet.journal.together():
+            started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
+            fleet.journal.add_event(name, "started", f"started on {where}: {what}", who.shown)
+        for capsule in capsules.values():
+            capsule.epoch = first
+        job = fleet.jobs[name] = Job(name, overlay, request, uid, started, capsules)
+        try:
+            await self._start(job)
+        except LiveshiftError as error:
+            fleet.journal.note(name, "ended", f"did not start: {error}")
+            await self._endings.forget(name, even_running=True)
+            raise
+        return messages.Named(name)
+
+    async def _start(self, job: Job) -> None:
+        await self._address_book.publish(job)
+        starts = [
+            (c.host, messages.Start(job.spec(c, self._fleet.cluster), job.book(), c.epoch))
+            for c in job.capsules.values()
+        ]
+        requests = (self._agents.request(host, start, START_S) for host, start in starts)
+        done = await asyncio.gather(*requests, return_exceptions=True)
+        # Wait for all hosts: a host that still builds would keep what is built after the clean-up.
+        for failed in (result for result in done if isinstance(result, BaseException)):
+            raise failed
+        for capsule in job.capsules.values():
+            capsule.started = True
+
+    async def signal_job(self, who: Principal, request: messages.SignalJob) -> None:
+        job = self._rights.job(who, request.job)
+        try:
+            sent = signal.Signals(request.signum)
+        except ValueError:
+            raise Refused(f"there is no signal {request.signum}") from None
+        if not who.owns(job.uid):
+            ends = sent in ENDING
+            what = f"end {job.name}" if ends else f"send {sent.name} to {job.name}"
+            self._rights.need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
+        self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
+        await self._stopping.signal(job, sent, who.shown)
+
+    async def end_unknown(self, who: Principal, request: messages.EndUnknown) -> None:
+        """End a host's capsules of a job that the journal does not know; remove what they leave."""
+        if who.rules != request.host:
+            self._rights.need(who, Role.OPERATE, f"end {request.job} on {request.host}")
+        host = self._fleet.cluster.host(request.host).name
+        unknown = self._fleet.unknown.get(host, ())
+        here = [c for c in unknown if c.name.startswith(f"{request.job}/")]
+        if not here or request.job in self._fleet.jobs:
+            raise NotFound(
+                f"{host} runs nothing of {request.job} that the journal does not know",
+                hint="`liveshift status` shows what is unknown",
+            )
+        limit = self._fleet.cluster.timeouts.prepare
+        for capsule in here:
+            await self._agents.request(host, messages.End(capsule.name, capsule.epoch), limit)
+        await self._agents.request(host, messages.Forget(request.job), limit)
+        left = [c for c in self._fleet.unknown.get(host, ()) if c not in here]
+        self._fleet.unknown[host] = left
+        journal = self._fleet.journal
+        try:
+            journal.end_unknown(request.job, max(capsule.epoch for capsule in here))
+        except LiveshiftError as error:  # a full disk must not prevent the end
+            log.error("%s is ended; its name may be used again: %s", request.job, error)
+        journal.note(host, "ended", f"ended {request.job}, which was unknown", who.shown)
+
+    async def read_output(self, who: Principal, request: messages.ReadOutput) -> messages.Output:
+        """Read output from the host that owns the capsule. Offsets stay valid across a move, so a
+        request that fails is repeated at the capsule's host of that moment."""
+        job = self._rights.job(who, request.capsule)
+        if not who.owns(job.uid):
+            self._rights.need(who, Role.ADMIN, f"read the output of {job.name}", job)
+        capsule = self._fleet.capsule(request.capsule)[1]
+        until = time.monotonic() + (min(request.wait, MOST_WAIT_S) if request.wait > 0 else 0)
+        while True:
+            host = capsule.host
+            left = max(0.0, until - time.monotonic())
+            try:
+                read = messages.ReadOutput(capsule.name, request.offset, left)
+                answer = await self._agents.request(host, read, left + 10)
+                assert isinstance(answer, messages.Output)
+                return answer
+            except LiveshiftError:
+                if time.monotonic() > until and capsule.host == host and not capsule.migration:
+                    raise
+            await asyncio.sleep(OUTPUT_RETRY_S)
+
+    async def get_inspection(
+        self, who: Principal, request: messages.GetInspection
+    ) -> messages.Inspection:
+        """Ask the agent of the host that has the capsule."""
+        self._rights.need_to_see(who, self._rights.job(who, request.capsule))
+        capsule = self._fleet.capsule(request.capsule)[1]
+        answer = await self._agents.request(capsule.host, request, INSPECT_S)
+        assert isinstance(answer, messages.Inspection)
+        return answer
+
+
+def _check_groups(who: Principal, uid: int, request: messages.RunJob) -> None:
+    """Raise NotPermitted unless all groups of the request are the caller's own: the kernel vouches
+    for the uid only."""
+    own = groups_of(uid)
+    if not own:
+        raise NotPermitted(
+            f"{who.shown} may not run a job: the orchestrator's machine knows no user {uid}",
+            hint="users and groups must be the same on every machine of the cluster",
+        )
+    if others := sorted({request.gid, *request.groups} - set(own)):
+        numbers = ", ".join(map(str, others))
+        raise NotPermitted(
+            f"{who.shown} may not run a job with the groups {numbers}: on the orchestrator's"
+            f" machine {who.name} is not in them",
+            hint="users and groups must be the same on every machine of the cluster",
+        )

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source's C reads this process's own memory, and the destination's C takes the chunks.
+
+No root is needed: nothing is tracked, every page that exists is found as at a standstill.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cffi import FFI
+
+from liveshift.criu_glue.memory.engine import PAGE
+from liveshift.criu_glue.memory.source import source_engine
+from liveshift.criu_glue.memory.source.pulling import NoThrottle, Pulling
+from liveshift.criu_glue.memory.source.ring import ChunkRing
+from liveshift.criu_glue.memory.source.source_engine import Pull, Regions, Sent
+from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable
+
+PAGES = 2048
+INNER = 7
+
+
+class Memory:
+    """Anonymous memory of this process: pages of data, of zeros, and pages that do not exist."""
+
+    def __init__(self) -> None:
+        self.map = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.map.madvise(mmap.MADV_NOHUGEPAGE)
+        ffi = FFI()
+        self.start = int(ffi.cast("uintptr_t", ffi.from_buffer(self.map)))
+        self.content: dict[int, bytes] = {}
+        """By number of the page."""
+        self.random = random.Random(1)
+        for n in range(PAGES):
+            kind = self.random.random()
+            if kind < 0.2:
+                continue
+            self.write(n, self.random.randbytes(16) * (PAGE // 16) if kind < 0.8 else bytes(PAGE))
+
+    def write(self, n: int, content: bytes) -> None:
+        self.map[n * PAGE : (n + 1) * PAGE] = content
+        self.content[n] = content
+
+    def present(self) -> Regions:
+        found = Regions()
+        with _opened("/proc/self/pagemap") as pagemap:
+            known = source_engine.known_categories(pagemap)
+            assert known, "this kernel has no PAGEMAP_SCAN"
+            end = self.start + PAGES * PAGE
+            source_engine.scan_present(pagemap, [(self.start, end)], known, found)
+        return found
+
+
+class _opened:
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MemoryStore]:
+    made = MemoryStore.create(tmp_path, 2 * PAGES * PAGE)
+    yield made
+    made.close()
+
+
+def carried(store: MemoryStore) -> dict[int, bytes]:
+    """All pages of the store's image, by address."""
+    found: dict[int, bytes] = {}
+
+    def take(chunk: memoryview, release: Callable[[], None]) -> None:
+        runs, at = int.from_bytes(chunk[16:20], "little"), PAGE
+        for n in range(20, 20 + 16 * runs, 16):
+            address = int.from_bytes(chunk[n : n + 8], "little")
+            pages = int.from_bytes(chunk[n + 8 : n + 12], "little")
+            data = chunk[n + 12] == 1
+            for k in range(pages):
+                found[address + k * PAGE] = bytes(chunk[at : at + PAGE]) if data else bytes(PAGE)
+                at += PAGE if data else 0
+        release()
+
+    store.forward(take)
+    return found
+
+
+def send(
+    memory: Memory, sent: Sent, store: MemoryStore, threads: int, number: int, alone: bool
+) -> tuple[Regions, int, int]:
+    """Send all pages that the destination may not have, as at a standstill. Return the table, the
+    bytes of all chunks, and how many pages were read that the destination has."""
+    present, stale = Regions(), Regions()
+    source_engine.classify(memory.present(), True, sent, present, stale)
+    ring = ChunkRing(4)
+    pulling = Pulling(threads, ring)
+
+    def sink(chunk: memoryview, release: Callable[[], None]) -> None:
+        store.write(chunk)
+        release()
+
+    with _opened("/proc/self/mem") as mem, _opened("/proc/self/pagemap") as pagemap:
+        pull = Pull(
+            os.getpid(),
+            mem,
+            -1 if alone else pagemap,
+            inner=INNER,
+            incarnation=1,
+            round=number,
+            number=number,
+            regions=stale,
+            sent=sent,
+        )
+        size = pulling.pull([pull], sink, NoThrottle(), lambda: False)
+    pulling.close()
+    ring.close()
+    assert not pull.ended
+    assert pull.unreadable == (0, 0)
+    return present, size, pull.unchanged
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_store_has_what_the_source_has_read(
+    store: MemoryStore, threads: int, alone: bool
+) -> None:
+    memory, sent = Memory(), Sent()
+    first, size, unchanged = send(memory, sent, store, threads, 0, alone)
+    assert (first.size, unchanged) == (len(memory.content) * PAGE, 0)
+    assert size > sum(map(any, memory.content.values())) * PAGE
+
+    changed = memory.random.sample(sorted(memory.content), 50)
+    for n in changed:
+        memory.write(n, memory.random.randbytes(PAGE))
+    table, size, unchanged = send(memory, sent, store, threads, 1, alone)
+    assert unchanged == len(memory.content) - len(changed)
+    assert 50 * PAGE < size < 200 * PAGE
+
+    store.end({INNER: ProcessTable(1, table.runs())})
+    expected = {memory.start + n * PAGE: content for n, content in memory.content.items()}
+    assert carried(store) == expected
+
+
+def test_what_was_sent_can_be_forgotten(store: MemoryStore) -> None:
+    memory, sent, forgotten = Memory(), Sent(), Regions()
+    send(memory, sent, store, 2, 0, True)
+    sent.forget(memory.start, memory.start + PAGES // 2 * PAGE, forgotten)
+    half = sum(n < PAGES // 2 for n in memory.content)
+    assert forgotten.size == half * PAGE
+    _, _, unchanged = send(memory, sent, store, 2, 1, True)
+    assert unchanged == len(memory.content) - half
+    sent.clear()
+    _, _, unchanged = send(memory, sent, store, 2, 2, True)
+    assert unchanged == 0

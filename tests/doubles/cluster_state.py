@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the double of the orchestrator knows of its cluster, and how `status` shows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from liveshift.runtime import messages
+from liveshift.runtime.messages import CapsuleRow, HostRow, JobRow
+
+
+@dataclass
+class Capsule:
+    """One capsule; ``log`` is its record log, which stays with it wherever it goes."""
+
+    name: str
+    host: str
+    epoch: int = 1
+    log: bytes = b""
+    code: int | None = None
+    migration: str | None = None
+    kept_from: int = 0  # what of the log is older was rotated away
+    output_trouble: str = ""
+
+
+@dataclass
+class Job:
+    name: str
+    argv: list[str]
+    capsules: dict[str, Capsule]
+    started: float = field(default_factory=time.time)
+    signals: list[int] = field(default_factory=list)
+    code: int | None = None
+
+
+@dataclass
+class Host:
+    name: str
+    slots: int = 1
+    taint: str | None = None
+    cordon: str | None = None
+    state: str = "up"
+    other_file: bool = False
+    gpus: list[messages.GpuSeat] = field(default_factory=list)
+
+
+def job_row(job: Job) -> JobRow:
+    rows = [
+        CapsuleRow(
+            name=c.name,
+            index=n,
+            state="ended" if c.code is not None else "moving" if c.migration else "running",
+            host=c.host,
+            epoch=c.epoch,
+            address=f"10.99.1.{n + 2}",
+            ranks=[2 * n, 2 * n + 1],
+            pids=12,
+            resident=250_000_000,
+            collectives=1234,
+            rate=12.3,
+            code=c.code,
+            migration=c.migration,
+            output_trouble=c.output_trouble,
+        )
+        for n, c in enumerate(job.capsules.values())
+    ]
+    state = "running" if job.code is None else "ended"
+    argv = " ".join(job.argv)
+    return JobRow(job.name, state, argv, 0, job.started, 12.3, job.code, rows)
+
+
+def host_row(host: Host, capsules: Iterable[Capsule]) -> HostRow:
+    here = [c.name for c in capsules if c.host == host.name and c.code is None]
+    return HostRow(
+        name=host.name,
+        address="10.88.0.10",
+        state=host.state,
+        spare="floating",
+        slots=host.slots,
+        other_file=host.other_file,
+        used=len(here),
+        taint=host.taint,
+        taint_by="root" if host.taint else None,
+        memory_free=7_000_000_000,
+        capsules=here,
+        gpus=host.gpus,
+        cordon=host.cordon,
+    )

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`liveshift logs`, `status` and `events`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import signal
+import struct
+import termios
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from cli_harness import DEADLINE, Call, Starter, Terminal, ended
+
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.runtime.messages import (
+    GetEvents,
+    GetMigration,
+    GetStatus,
+    GpuSeat,
+    RunJob,
+)
+
+# ---- logs ---------------------------------------------------------------------------------------
+
+
+def test_logs_of_a_capsule_are_its_bytes(gpt: Any, call: Call) -> None:
+    gpt.print("gpt/0", b"one\n")
+    gpt.print("gpt/0", b"bad\n", STDERR)
+    gpt.print("gpt/0", b"two, cut")
+    assert call("logs", "gpt/0") == (0, "one\ntwo, cut", "bad\n")
+
+
+def test_logs_say_where_output_is_missing_and_how_much(gpt: Any, call: Call) -> None:
+    gpt.print("gpt/0", b"old\n")
+    gpt._capsule("gpt/0").kept_from = len(gpt._capsule("gpt/0").log)
+    gpt.print("gpt/0", b"new\n")
+    code, out, err = call("logs", "gpt/0")
+    assert (code, out) == (0, "new\n")
+    assert err.startswith("[liveshift: 20 bytes of the output of gpt/0 are missing here: ")
+    gpt.print("gpt/1", b"other\n")
+    code, out, err = call("logs", "gpt")
+    assert out == "gpt/0: new\ngpt/1: other\n"
+    assert err.startswith("gpt/0: [liveshift: 20 bytes of the output of gpt/0 are missing here: ")
+
+
+def test_logs_of_a_job_are_in_order_of_time(gpt: Any, call: Call) -> None:
+    for at, capsule in ((3.0, "gpt/0"), (4.0, "gpt/0"), (1.5, "gpt/1"), (3.5, "gpt/1")):
+        gpt.print(capsule, b"at %g\n" % at, at=at)
+    code, out, _ = call("logs", "gpt", "--timestamps")
+    assert code == 0
+    assert out.splitlines() == [
+        "1970-01-01T00:00:01.500Z gpt/1: at 1.5",
+        "1970-01-01T00:00:03.000Z gpt/0: at 3",
+        "1970-01-01T00:00:03.500Z gpt/1: at 3.5",
+        "1970-01-01T00:00:04.000Z gpt/0: at 4",
+    ]
+
+
+def test_logs_follow_a_capsule_across_moves_to_its_end(gpt: Any, start: Starter) -> None:
+    gpt.print("gpt/1", b"history\n")
+    process = start("logs", "gpt/1", "-f")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"history\n"
+    for n, to in enumerate(("h2", "h1")):
+        gpt.move("gpt/1", to)
+        gpt.print("gpt/1", b"%d\n" % n)
+    gpt.end("gpt/1", 9)
+    code, out, _ = ended(process)
+    assert (code, out) == (0, "0\n1\n")
+
+
+def test_logs_end_quietly_when_interrupted(gpt: Any, start: Starter) -> None:
+    gpt.print("gpt/1", b"history\n")
+    process = start("logs", "gpt/1", "-f")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"history\n"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, "", "")
+
+
+def test_logs_of_nothing(gpt: Any, call: Call) -> None:
+    said = 'error: no job "gtp"\nhint: did you mean gpt? there are: gpt\n'
+    assert call("logs", "gtp") == (4, "", said)
+    code, out, err = call("logs", "gpt/7")
+    assert (code, out) == (4, "")
+    assert err.startswith('error: no capsule "gpt/7"\n')
+
+
+# ---- status -------------------------------------------------------------------------------------
+
+
+def test_status_says_which_output_cannot_be_kept(gpt: Any, call: Call) -> None:
+    gpt._capsule("gpt/1").output_trouble = "70 bytes of its output were lost: /v: disk full"
+    _, out, _ = call("status")
+    assert "gpt/1 on h1: 70 bytes of its output were lost: /v: disk full" in out
+    _, out, _ = call("status", "-o", "json")
+    assert json.loads(out)["jobs"][0]["capsules"][1]["output_trouble"].startswith("70 bytes")
+
+
+def test_status_shows_jobs_hosts_and_moves(gpt: Any, call: Call) -> None:
+    gpt.begin_move("gpt/1", "h2", "h1 is tainted: ECC")
+    gpt.hosts["h1"].taint = "ECC errors [rising]"
+    code, out, err = call("status")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "gpt running 12.3" in lines
+    assert "gpt/0 running h0 1 10.99.1.2 0-1 12.3 250 MB" in lines
+    assert "gpt/1 moving h1 1 10.99.1.3 2-3 12.3 250 MB" in lines
+    assert "h1 up, tainted 1/1 floating 7.00 GB ECC errors [rising] (by root)" in lines
+    moving = next(line for line in lines if line.startswith("gpt/1 h1 → h2"))
+    assert "freezing ━━━━━───── 50 % 123 MB of 246 MB 0.5" in moving
+    assert "train" not in out
+    assert "train" in call("status", "-o", "wide")[1]
+
+
+def test_status_shows_gpus_where_there_are_any(gpt: Any, call: Call) -> None:
+    assert "GPUs" not in call("status")[1]
+    gpt.hosts["h1"].gpus = [
+        GpuSeat("GPU-0", "NVIDIA H200", True),
+        GpuSeat("GPU-1", "NVIDIA H200", False),
+        GpuSeat("GPU-2", "NVIDIA A100", False),
+    ]
+    _, out, _ = call("status")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "host state slots spare free memory GPUs taint" in lines
+    assert "h0 up 1/1 floating 7.00 GB" in lines
+    assert any("7.00 GB H200 ×2 (1 free), A100 ×1 (0" in line for line in lines), out
+
+
+def test_status_as_json(gpt: Any, call: Call) -> None:
+    code, out, err = call("status", "gpt", "-o", "json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert set(told) == {"cluster", "time", "jobs", "hosts", "moving", "trouble", "unknown"}
+    assert told["jobs"][0]["capsules"][1]["host"] == "h1"
+    assert [host["name"] for host in told["hosts"]] == ["h0", "h1"]
+
+
+def test_status_of_a_job_that_is_not_there(gpt: Any, call: Call) -> None:
+    code, out, err = call("status", "gtp", "-o", "json")
+    assert (code, out) == (4, "")
+    first, hint = err.splitlines()
+    assert first == 'error: no job "gtp" in the cluster double'
+    assert hint == "hint: did you mean gpt? its jobs are: gpt"
+
+
+def test_status_watched_in_a_pipe_prints_again_until_interrupted(gpt: Any, start: Starter) -> None:
+    process = start("status", "--watch")
+    gpt.wait_for(GetStatus, 3)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, err) == (130, "")
+    assert out.count("gpt/0") in (2, 3)
+
+
+def ended_jobs(double: Any, count: int) -> None:
+    for n in range(count):
+        double._run(RunJob(f"old{n}", 1, ["train"], {}, "/", 0, []))
+        double.end(f"old{n}/0", 0)
+
+
+def names(out: str) -> list[str]:
+    """The jobs in the order of the table."""
+    return re.findall(r"^([a-z]\w*) +(?:running|ended)", out, re.MULTILINE)
+
+
+def test_status_shows_what_runs_first_and_few_that_ended(double: Any, call: Call) -> None:
+    ended_jobs(double, 6)
+    double._run(RunJob("calm", 1, ["train"], {}, "/", 0, []))
+    double._run(RunJob("gpt", 2, ["train"], {}, "/", 0, []))
+    double.begin_move("gpt/1", "h2")
+    out = call("status")[1]
+    assert names(out) == ["gpt", "calm", "old5", "old4", "old3"]
+    assert "and 3 ended jobs more: --all\n" in out
+    every = call("status", "--all")[1]
+    assert names(every) == ["gpt", "calm", "old5", "old4", "old3", "old2", "old1", "old0"]
+    assert "--all" not in every
+    assert len(json.loads(call("status", "-o", "json")[1])["jobs"]) == 8
+
+
+TROUBLE = "the journal waits for h2 to report"
+
+
+def test_status_says_at_its_head_what_the_orchestrator_waits_for(gpt: Any, call: Call) -> None:
+    assert "waits" not in call("status")[1]
+    gpt.trouble = TROUBLE
+    code, out, err = call("status")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [TROUBLE, ""]
+    assert json.loads(call("status", "-o", "json")[1])["trouble"] == TROUBLE
+
+
+def test_status_watched_on_a_terminal_says_it_too(
+    gpt: Any, start: Starter, terminal: Terminal
+) -> None:
+    gpt.trouble = TROUBLE
+    process = start("status", "--watch", stdout=terminal.theirs)
+    terminal.read_until(TROUBLE.encode())
+    terminal.read_until(b"gpt/0")
+    gpt.trouble = ""
+    gpt.wait_for(GetStatus, 4)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE) == 130
+
+
+@pytest.mark.parametrize("moves", [1, 8])
+@pytest.mark.parametrize("size", [(24, 80), (24, 200), (16, 80)])
+def test_status_watched_shows_moves_and_hosts_on_a_small_terminal(
+    double: Any, start: Starter, terminal: Terminal, size: tuple[int, int], moves: int
+) -> None:
+    fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    ended_jobs(double, 20)
+    double._run(RunJob("gpt", 12, ["train"], {}, "/", 0, []))
+    double.hosts["h1"].taint = "ECC"
+    for capsule in range(1, 1 + moves):
+        double.begin_move(f"gpt/{capsule}", "h2")
+    process = start("status", "--watch", stdout=terminal.theirs)
+    double.wait_for(GetStatus, 2)
+    terminal.read_until(b"more lines")
+    terminal.read_until(b"ECC (by root)")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE) == 130
+    pictures = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", terminal.seen).decode().split("job ")
+    first = ("job " + pictures[1]).rstrip().splitlines()
+    assert len(first) <= size[0]
+    shown = "\n".join(first)
+    assert "h1 → h2" in shown
+    assert "up, tainted" in shown
+    assert "h0    up" in shown, "the hosts without a taint, too"
+    assert names(shown)[0] == "gpt"
+
+
+def test_status_of_an_empty_cluster(double: Any, call: Call) -> None:
+    code, out, _ = call("status")
+    assert code == 0
+    assert out.startswith("no jobs; `liveshift run -- COMMAND` starts one\n")
+
+
+# ---- events -------------------------------------------------------------------------------------
+
+
+def test_events_tell_who_and_what(gpt: Any, call: Call) -> None:
+    gpt.move("gpt/1", "h2")
+    code, out, _ = call("events")
+    assert code == 0
+    lines = [re.sub(r"^\S+ \S+ ", "", " ".join(line.split())) for line in out.splitlines()[1:]]
+    assert lines == [
+        "root gpt train",
+        "root gpt/1 m1 begins: h1 → h2",
+        "root gpt/1 paused after collective 7 of gloo",
+        "root gpt/1 moved h1 → h2 (m1)",
+    ]
+
+
+@pytest.mark.parametrize("words", [("gpt", "--wide"), ("gpt/1", "-o", "wide"), ("m1",)])
+def test_events_with_phases(gpt: Any, call: Call, words: tuple[str, ...]) -> None:
+    gpt.move("gpt/1", "h2")
+    code, out, _ = call("events", *words)
+    assert code == 0
+    assert re.search(r"dump.*0\.400.*246 MB.*frozen", out)
+
+
+def test_events_as_json(gpt: Any, call: Call) -> None:
+    gpt.move("gpt/1", "h2")
+    rows = json.loads(call("events", "gpt/1", "-o", "json")[1])
+    assert [row["kind"] for row in rows] == ["move", "boundary", "moved"]
+    assert rows[2]["migration"]["phases"][1]["bytes"] == 246_000_000
+
+
+def test_events_of_a_migration_under_way(gpt: Any, call: Call) -> None:
+    gpt.begin_move("gpt/1", "h2")
+    code, out, _ = call("events", "m1")
+    assert code == 0
+    assert "under way: freezing" in out
+    rows = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    assert "freezing 0.500 100 % 123 MB frozen under way" in rows, "the step of now has a row"
+    assert any(row.startswith("unaccounted 0.000") for row in rows)
+
+
+def test_events_of_a_migration_that_the_end_of_its_job_overtook(gpt: Any, call: Call) -> None:
+    gpt.end_before_move(gpt.begin_move("gpt/1", "h2"))
+    code, out, _ = call("events", "m1")
+    assert code == 0
+    assert out.splitlines()[-1] == "gpt/1 ended with code 0 before it could move h1 → h2"
+
+
+def test_events_since_a_while_ago(gpt: Any, call: Call) -> None:
+    old = msgspec.structs.replace(gpt.events[0], time=time.time() - 3600, text="long ago")
+    gpt.events[0] = old
+    gpt.move("gpt/1", "h2")
+    assert "long ago" in call("events")[1]
+    out = call("events", "--since", "5m")[1]
+    assert "long ago" not in out
+    assert "moved h1 → h2" in out
+    assert call("events", "gpt/1", "--since", "1ms")[0] == 0, "it is known, and nothing happened"
+    assert len(json.loads(call("events", "--since", "2h", "-o", "json")[1])) == 4
+
+
+def test_events_are_followed(gpt: Any, start: Starter) -> None:
+    process = start("events", "gpt", "--follow")
+    gpt.wait_for(GetEvents, 2)
+    gpt.move("gpt/1", "h2")
+    gpt.wait_for(GetEvents, 4)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, err) == (130, "")
+    assert [line.split("gpt", 1)[1] for line in out.splitlines()] == [
+        "         train",
+        "/1       m1 begins: h1 → h2",
+        "/1       paused after collective 7 of gloo",
+        "/1       moved h1 → h2",
+    ]
+
+
+def test_one_migration_is_followed_to_its_end(gpt: Any, start: Starter) -> None:
+    gpt.begin_move("gpt/1", "h2")
+    process = start("events", "m1", "-f")
+    gpt.wait_for(GetMigration, 3)
+    assert process.poll() is None
+    gpt.finish_move("m1")
+    code, out, _ = ended(process)
+    assert code == 0
+    assert "copied 246 MB paused" in out
+    assert "under way" not in out
+
+
+def test_events_of_nothing(gpt: Any, call: Call) -> None:
+    code, out, err = call("events", "h9")
+    assert (code, out) == (4, "")
+    assert err.startswith('error: nothing is known of "h9"')

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line loads before it speaks. Modules are counted: seconds are the machine's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from cli_harness import DEADLINE, Call
+
+from liveshift.runtime.messages import RunJob
+
+HEAVY = (
+    *("pydantic", "pydantic_core", "markdown_it", "pygments", "rich.markdown", "rich.traceback"),
+    *("torch", "numpy", "zmq", "cryptography", "sqlite3", "asyncio", "cffi", "importlib.metadata"),
+    *("psutil", "tarfile", "ctypes"),
+)
+MOST = 340
+"""Modules in all, those of Python's own start among them; 800 when pydantic was one of them."""
+
+
+def imported(environment: dict[str, str], *words: str) -> tuple[str, set[str]]:
+    """What a command prints, and the modules that it imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "liveshift.launcher", *words]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, timeout=DEADLINE, check=True
+    )
+    lines = done.stderr.decode().splitlines()
+    names = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    return done.stdout.decode(), names
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("status",), "gpt/1"),
+        (("status", "gpt", "-o", "json"), '"gpt/1"'),
+        (("taint", "host", "h2"), "h2 is tainted"),
+        (("events", "gpt"), "train"),
+        (("--help",), "First steps"),
+        (("status", "--help"), "--watch"),
+    ],
+)
+def test_nothing_heavy_is_loaded(
+    gpt: Any, environment: dict[str, str], words: tuple[str, ...], said: str
+) -> None:
+    out, names = imported(environment, *words)
+    assert said in out
+    assert "liveshift.launcher.cli" in names
+    assert not names.intersection(HEAVY)
+    assert len(names) < MOST
+
+
+def test_what_typer_checks_it_still_checks(double: Any, call: Call) -> None:
+    code, _, err = call("run", "--nnodes", "0", "--", "true")
+    assert (code, err.splitlines()[0]) == (
+        2,
+        "error: Invalid value for '--nnodes' / '-n': Input should be greater than or equal to 1",
+    )
+    code, _, err = call("status", "-o", "yaml")
+    assert code == 2
+    assert "yaml" in err
+    assert call("run", "--nnodes", "2", "--detach", "--", "true")[0] == 0
+    asked = double.wait_for(RunJob)
+    assert (asked.nnodes, asked.argv) == (2, ["true"])

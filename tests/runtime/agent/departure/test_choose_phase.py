@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring the link and choosing the way is a phase of a migration, and those after it are shown
+where they were."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from outgoing_scene import Scene, scene
+
+from liveshift.runtime.agent.departure import outgoing_memory
+from liveshift.runtime.agent.departure.outgoing_memory import OutgoingMemory, OutgoingWire
+from liveshift.runtime.messages import Phase
+from liveshift.runtime.model import link_rates
+from liveshift.runtime.model.timeline import Timeline
+
+__all__ = ["scene"]
+
+MEASURED_S, CHOSEN_S = 0.2, 0.1
+
+
+class Link:
+    until = float("inf")
+    bytes = 0
+
+    def measure(self) -> float:
+        time.sleep(MEASURED_S)
+        return 2.5e9
+
+
+class Rounds:
+    """They send nothing."""
+
+    chosen = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def run(self, _until: float) -> Any:
+        return SimpleNamespace(sent=30)
+
+    def iterate_until_freeze(self) -> None:
+        pass
+
+
+@pytest.fixture
+def leaving(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Its memory can go ahead."""
+    monkeypatch.setattr(outgoing_memory, "full_dump_because", lambda *_: "")
+    monkeypatch.setattr(outgoing_memory, "PrecopyRounds", Rounds)
+    monkeypatch.setattr(outgoing_memory, "choose_way", lambda *_: time.sleep(CHOSEN_S))
+    monkeypatch.setattr(outgoing_memory, "describe_rounds", lambda _: "1 round")
+    monkeypatch.setattr(link_rates, "keep", lambda *_: None)
+    scene.factory.host = "h0"
+    scene.factory.cluster = SimpleNamespace(precopy=None, paths=SimpleNamespace(run=None))
+    scene.wire.wants, scene.wire.send = None, lambda *_: None
+    lanes: Any = Link()
+    wire = OutgoingWire(scene.wire, lambda _sender: lanes, lambda _report: None)
+    outgoing: Any = scene.outgoing
+    outgoing._memory = OutgoingMemory(scene.resident, scene.factory, wire)
+    return scene
+
+
+def phases(scene: Scene, full_dump: str) -> list[Phase]:
+    """As the orchestrator lists them; it sent the request half a second after the migration began,
+    and the handler needed a moment before it began."""
+    request: Any = SimpleNamespace(
+        deadline=60.0, full_dump=full_dump, sooner=0.0, destination="h2", migration="m1"
+    )
+    since = time.monotonic()
+    times = Timeline(began=since - 0.5)
+    time.sleep(0.05)
+    times.add(scene.outgoing.precopy(request, since).phases, since)
+    return times.phases
+
+
+def test_choosing_the_way_is_a_phase_before_the_files(leaving: Scene) -> None:
+    choose, files, precopy = phases(leaving, "")
+    assert [choose.name, files.name, precopy.name] == ["choose", "files ahead", "pre-copy"]
+    assert choose.seconds >= MEASURED_S + CHOSEN_S
+    assert not choose.frozen
+    assert choose.detail == "the link takes 2.50 GB/s"
+    assert 0.55 <= choose.start < 0.6 + MEASURED_S
+    gap = files.start - (choose.start + choose.seconds)
+    assert 0 <= gap < 0.1, "what comes after it is not shown too early"
+
+
+def test_a_full_dump_has_no_choice(leaving: Scene) -> None:
+    files, precopy = phases(leaving, "the kernel is too old")
+    assert [files.name, precopy.name] == ["files ahead", "pre-copy"]
+    assert files.start >= 0.55

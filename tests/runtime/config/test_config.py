@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster file: what it says."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import MISSING, replace
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_files import EXAMPLE, SMALL, mistakes
+
+from liveshift.errors import NotFound
+from liveshift.runtime.config.choices import SealChoice
+from liveshift.runtime.config.cluster import (
+    SCHEMA,
+    Compress,
+    Endpoint,
+    Env,
+    FastPathChoice,
+    Files,
+    GpuSettings,
+    HostSettings,
+    Paths,
+    PrecopySettings,
+    Spare,
+    Timeouts,
+    Verify,
+    Way,
+    WireSettings,
+    dump,
+    load,
+    parse,
+)
+from liveshift.runtime.config.toml_lines import key_lines
+from liveshift.runtime.config.values import Size, read_value, write_value
+
+
+def test_only_four_values_have_to_be_given() -> None:
+    cluster = parse(SMALL).cluster
+    assert cluster.name == "prod"
+    assert cluster.orchestrator == Endpoint("10.88.0.2", 7400)
+    assert cluster.orchestrator.url == "tcp://10.88.0.2:7400"
+    assert cluster.overlay == IPv4Network("10.99.0.0/16")
+    assert [host.name for host in cluster.hosts] == ["h0", "h1"]
+    assert cluster.host("h1") == HostSettings(
+        name="h1",
+        address="10.88.0.11",
+        data_port=7401,
+        pages_port=7402,
+        slots=1,
+        spare=Spare.FLOATING,
+        memory=None,
+    )
+    assert cluster.host("h1").data == Endpoint("10.88.0.11", 7401)
+    assert cluster.host("h1").pages == Endpoint("10.88.0.11", 7402)
+    assert cluster.paths == Paths() == Paths(criu=None, state=Path("/var/lib/liveshift"))
+    assert (cluster.env, cluster.files, cluster.timeouts) == (Env(), Files(), Timeouts())
+    assert cluster.timeouts.suspicion == 5.0
+
+
+def test_example_names_every_key_and_says_the_defaults() -> None:
+    whole = EXAMPLE.read_text()
+    # What is derived stands in comments, so that nobody copies it: it would no longer be.
+    whole = re.sub(r"^# (?=[a-z_]+ = )", "", whole, flags=re.MULTILINE)
+    text, lines, values = whole.splitlines(), key_lines(whole), tomllib.loads(whole)
+    for table, keys in SCHEMA.items():
+        for name, setting in keys.items():
+            places = [k for k in lines if k[0] == table and k[-1] == name]
+            assert places, f"{table}.{name} is not in {EXAMPLE.name}"
+            # A value is its default, unless the comment beside it says "default: …".
+            if setting.default is not MISSING and "default: " not in text[lines[places[0]] - 1]:
+                value: Any = values
+                for part in places[0]:
+                    value = value[part]
+                default = getattr(Timeouts(), name) if table == "timeouts" else setting.default
+                assert write_value(setting.kind, default) == value, f"{table}.{name}"
+    assert load(EXAMPLE).timeouts.given == {"collective", "grace"}
+
+
+def test_gpus_move_as_the_driver_bears_it_unless_told_otherwise() -> None:
+    assert parse(SMALL).cluster.gpu == GpuSettings(
+        libraries=None, fast_path=FastPathChoice.AUTO, verify=Verify.SAMPLED
+    )
+    table = '[gpu]\nlibraries = "/usr/local/nvidia/lib64"\nfast_path = "off"\nverify = "full"\n'
+    assert parse(SMALL + table).cluster.gpu == GpuSettings(
+        libraries=Path("/usr/local/nvidia/lib64"), fast_path=FastPathChoice.OFF, verify=Verify.FULL
+    )
+
+
+def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
+    cluster = parse(SMALL).cluster
+    assert cluster.wire == WireSettings(streams=4, compress=Compress.AUTO)
+    assert cluster.precopy == PrecopySettings(
+        enabled=True, way=Way.AUTO, slow_down=None, max_pause=None, rounds=30
+    )
+    tables = (
+        '[wire]\nstreams = 8\ncompress = "never"\nseal = "off"\ntrusted = true\n'
+        "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\n"
+        'way = "round"\nmax_pause = 5\n'
+    )
+    told = parse(SMALL + tables).cluster
+    assert told.wire == WireSettings(
+        streams=8, compress=Compress.NEVER, seal=SealChoice.OFF, trusted=True
+    )
+    assert told.precopy == PrecopySettings(
+        enabled=False,
+        way=Way.ROUND,
+        slow_down=0.05,
+        max_pause=5.0,
+        rounds=3,
+    )
+    assert told.digest != cluster.digest
+
+
+def test_unknown_host_is_answered_with_those_there_are() -> None:
+    with pytest.raises(NotFound, match='no host "h7" in cluster "prod"') as caught:
+        parse(SMALL).cluster.host("h7")
+    assert caught.value.hint == "its hosts are: h0, h1"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 8 << 30),
+        ("1.5GiB", 3 << 29),
+        ("512 MiB", 512 << 20),
+        ("2GB", 2 * 10**9),
+        ("1024B", 1024),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert read_value(Size, text) == size
+    assert read_value(Size, write_value(Size, size)) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["8", "8G", "GiB", "-1GiB", "0GiB", "8gib", "1.5B", "9" * 19 + "TB"]
+)
+def test_no_sizes(text: str) -> None:
+    (mistake,) = mistakes(SMALL + f'memory = "{text}"\n')
+    assert f'hosts.h1.memory: found "{text}", expected a size such as "8GB"' in mistake
+
+
+def test_variables_pass_then_drop_then_set() -> None:
+    env = Env(pass_=("NCCL_*", "PATH", "HF_*"), drop=("*_TOKEN",), set_={"PATH": "/bin", "X": "1"})
+    caller = {
+        "NCCL_DEBUG": "INFO",
+        "HF_TOKEN": "secret",
+        "PATH": "/usr/bin",
+        "path": "",
+        "HOME": "/",
+    }
+    assert env.select(caller) == {"NCCL_DEBUG": "INFO", "PATH": "/bin", "X": "1"}
+
+
+def test_paths_are_written_plainly() -> None:
+    files = parse(SMALL + '[files]\nshared = ["//data/", "/home/./x", "/"]\n').cluster.files
+    assert [str(p) for p in files.shared] == ["/data", "/home/x", "/"]
+
+
+def test_digest_sees_content_only() -> None:
+    cluster = parse(SMALL).cluster
+    assert parse("# a comment\n" + dump(cluster)).cluster.digest == cluster.digest
+    head, h0, h1 = SMALL.split("\n\n")
+    assert parse("\n\n".join([h1, h0, head])).cluster.digest == cluster.digest
+    other = replace(cluster, timeouts=Timeouts(grace=11.0))
+    assert other.digest != cluster.digest
+    assert len(cluster.digest) == 16
+    assert parse(SMALL + "slots = 1\n[files]\nshared = []\n").cluster.digest == cluster.digest
+    assert parse(SMALL + "slots = 2\n").cluster.digest != cluster.digest
+    assert replace(cluster, timeouts=Timeouts(freeze=120)).digest == cluster.digest
+    assert replace(cluster, timeouts=Timeouts(collective=599)).digest != cluster.digest
+    slow = replace(cluster, gpu=GpuSettings(fast_path=FastPathChoice.OFF))
+    assert slow.digest != cluster.digest == replace(cluster, gpu=GpuSettings()).digest
+    assert replace(cluster, timeouts=Timeouts(gpu_lock=20)).digest == cluster.digest
+    assert replace(cluster, timeouts=Timeouts(gpu_lock=21)).digest != cluster.digest
+    assert cluster.digest == "12612e5c5f8ec330"  # pinned: agents of different builds compare it

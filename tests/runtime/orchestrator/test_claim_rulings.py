@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the orchestrator rules on copies that hosts hold, with its real journal: nothing is said
+before it is durable. The rules themselves are test_ownership.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from journal_rows import row
+from orchestrator_parts import Parts, parts
+
+from liveshift.errors import Refused, Unreachable
+from liveshift.runtime import messages
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model.ownership import Side
+from liveshift.runtime.model.steps import MigrationStep
+from liveshift.runtime.orchestrator.agents import Agents
+from liveshift.runtime.orchestrator.journal import Journal
+
+__all__ = ["parts"]
+
+
+def seen(parts: Parts) -> tuple[Any, Any]:
+    """The fleet, and its capsule gpt/1, which h1 has under epoch 1."""
+    fleet = parts.fleet
+    return fleet, fleet.jobs["gpt"].capsules["gpt/1"]
+
+
+def in_the_file(fleet: Any) -> tuple[str, int, int]:
+    """Host, epoch and granted of gpt/1, as an orchestrator that is started anew finds them."""
+    journal = Journal(fleet.journal.file.path)
+    (found,) = [each for each in journal.capsules("gpt") if each[0] == "gpt/1"]
+    journal.file.close()
+    return found[3], found[4], found[6]
+
+
+def claim(side: Side, epoch: int, ready: bool = True, capsule: str = "gpt/1") -> messages.Claim:
+    return messages.Claim("m1", capsule, side.value, epoch, ready=ready)
+
+
+def test_a_capsule_passes_on_only_while_it_cannot_run(parts: Parts) -> None:
+    fleet, capsule = seen(parts)
+    with pytest.raises(Refused, match="gpt/1 may run on h1: it cannot pass to h2"):
+        parts.context.commit(capsule, "h2", still=False)
+    assert in_the_file(fleet)[:2] == ("h1", 1)
+    parts.context.commit(capsule, "h2", still=True)
+    assert (capsule.host, capsule.epoch, capsule.granted) == ("h2", 2, False)
+    assert in_the_file(fleet) == ("h2", 2, 0)
+    parts.context.commit(capsule, "h0", still=False)  # nobody was let run it meanwhile
+    assert in_the_file(fleet) == ("h0", 3, 0)
+    capsule.code = 0
+    with pytest.raises(Refused, match="gpt/1 has ended with code 0"):
+        parts.context.commit(capsule, "h1", still=True)
+    assert in_the_file(fleet) == ("h0", 3, 0)
+
+
+def test_a_grant_is_durable_before_it_is_said_and_said_to_one_that_is_ready(
+    parts: Parts,
+) -> None:
+    fleet, capsule = seen(parts)
+    parts.context.commit(capsule, "h2", still=True)
+    assert parts.claims.rule("h2", claim(Side.COMING, 2, ready=False)) == messages.Ruled("wait", 2)
+    assert (capsule.granted, in_the_file(fleet)[2]) == (False, 0)
+    assert parts.claims.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2)
+    assert (capsule.granted, in_the_file(fleet)[2]) == (True, 1)
+    assert parts.claims.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2), (
+        "the same again"
+    )
+    assert parts.claims.rule("h0", claim(Side.COMING, 2)) == messages.Ruled("end", 2)
+    assert parts.claims.rule("h1", claim(Side.LEAVING, 1)) == messages.Ruled("end", 2)
+    capsule.code = 0
+    assert parts.claims.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("end", 2), (
+        "its job is over"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "ruling"), [("failed", "run"), ("done", "end"), ("freezing", "wait")]
+)
+def test_a_move_of_the_past_is_ruled_by_what_the_journal_says(
+    parts: Parts, state: str, ruling: str
+) -> None:
+    fleet, _ = seen(parts)
+    fleet.journal.save_migration(1, row(1, state=state))
+    assert parts.claims.rule("h1", claim(Side.LEAVING, 1)).ruling == ruling
+
+
+def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone(
+    parts: Parts,
+) -> None:
+    fleet, _ = seen(parts)
+    fleet.journal.remove_job("gpt")
+    del fleet.jobs["gpt"]
+    assert parts.claims.rule("h1", claim(Side.COMING, 1)) == messages.Ruled("end", 1)
+    assert parts.claims.rule("h1", claim(Side.COMING, 2)) == messages.Ruled("wait", 0)
+    assert parts.claims.rule("h1", claim(Side.COMING, 1, capsule="bert/1")) == messages.Ruled(
+        "wait", 0
+    )
+
+
+def test_what_cannot_move_is_refused_before_anything_is_written(parts: Parts) -> None:
+    fleet, capsule = seen(parts)
+    job = fleet.jobs["gpt"]
+    before = fleet.journal.file.changes
+
+    def refused() -> str:
+        with pytest.raises((Refused, Unreachable)) as caught:
+            parts.migrations.start(Order(job, capsule, "h2", "", "root"))
+        return str(caught.value)
+
+    capsule.migration = "m7"
+    assert refused() == "gpt/1 is moving already (m7)"
+    capsule.migration, capsule.code = None, 3
+    assert refused() == "gpt/1 has ended with code 3"
+    capsule.code, job.state = None, "ended"
+    assert refused().startswith("gpt/1 has ended")
+    job.state = "ending"
+    assert refused().startswith("gpt is being ended")
+    job.state, fleet.hosts["h1"].heard = "running", time.monotonic() - 3600
+    assert refused().startswith("the agent on h1, where gpt/1 runs, does not answer")
+    assert fleet.journal.file.changes == before
+    assert fleet.under_way() == []
+
+
+def test_an_answer_is_waited_for_while_its_host_is_up(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveshift.runtime.orchestrator.agents.LIVENESS_CHECK_S", 0.01)
+    fleet, _ = seen(parts)
+    cancelled: list[str] = []
+
+    async def never(*_: object) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append("asking")
+            raise
+
+    async def at_last(*_: object) -> str:
+        await asyncio.sleep(0.05)
+        return "an answer"
+
+    async def scene() -> None:
+        agents = Agents(fleet, cast(Any, SimpleNamespace(request=at_last)))
+        answer: object = await agents.request("h1", messages.OpenGate("gpt"), 5.0)
+        assert answer == "an answer"
+        fleet.hosts["h1"].heard = time.monotonic() - 3600
+        agents = Agents(fleet, cast(Any, SimpleNamespace(request=never)))
+        with pytest.raises(Unreachable, match="h1 stopped answering during the request to let"):
+            await agents.request("h1", messages.OpenGate("gpt"), 5.0)
+        await asyncio.sleep(0)
+        assert cancelled == ["asking"], "it is not waited for any more"
+
+    asyncio.run(scene())
+
+
+def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(parts: Parts) -> None:
+    fleet, capsule = seen(parts)
+    over: list[str] = []
+
+    async def ended(migration: Any) -> None:
+        over.append(migration.name)
+
+    async def work() -> None:
+        pass
+
+    async def scene() -> None:
+        here = Parts(fleet, None, ended)
+        planner, service = cast(Any, here.planner), cast(Any, here.migrations)
+        move = HostMigration(here.context, 1, Order(fleet.jobs["gpt"], capsule, "h2"))
+        fleet.migrations["m1"], capsule.migration = move, "m1"
+        assert planner._failed_at(capsule) == set()
+        move.step = MigrationStep.FAILED
+        here.records.record(move)
+        assert capsule.migration is None
+        assert planner._failed_at(capsule) == {"h2"}
+        await service._follow(move, work())
+
+    asyncio.run(scene())
+    assert over == ["m1"]

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a taint sets in motion, with a real fleet and journal and a stand-in for the moves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fleet_scene import CLUSTER
+from full_journal import fill
+from predictions import predicted
+
+from liveshift.criu_glue.network.network import Overlay
+from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
+from liveshift.runtime.config import cluster as config
+from liveshift.runtime.messages import Planned, Prediction, RunJob
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.model.steps import MigrationStep
+from liveshift.runtime.orchestrator import evacuation
+from liveshift.runtime.orchestrator.evacuation import Evacuation
+from liveshift.runtime.orchestrator.fleet import Fleet
+
+
+class StandIn:
+    """Plans moves as MigrationPlanner would, and begins them as MigrationService would, while a
+    spare is ``free``; a test says when they end."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.cluster = fleet.cluster
+        self.free = True
+        self.asked: list[str] = []
+        self.begun: list[str] = []
+        self._number = 0
+        self.untils: dict[str, float | None] = {}
+        self.predicted: dict[str, Prediction] = {}
+        self.unplanned: set[str] = set()
+        self.plan_s = 0.0
+        self.told: list[tuple[str, Any]] = []
+
+    async def request(self, host: str, message: Any, timeout: float) -> None:
+        self.told.append((host, message))
+
+    async def plan(self, order: Order, *, watch: bool) -> Planned | LiveshiftError:
+        capsule = order.capsule
+        assert not watch, "for a host that must be empty soon no second is left for that"
+        await asyncio.sleep(self.plan_s)
+        if capsule.name in self.unplanned:
+            raise Refused(f"{capsule.name} holds a lock")
+        return Planned(capsule.name, capsule.host, "h2", [], 0, 0, self.predicted[capsule.name])
+
+    def start(self, order: Order) -> HostMigration:
+        capsule = order.capsule
+        assert not capsule.migration
+        self.asked.append(capsule.name)
+        if not self.free:
+            raise Refused(f"no spare can take {capsule.name}", hint="add a host")
+        self.untils[capsule.name] = order.until
+        self._number += 1
+        # It does nothing here: it only stands in the fleet with a step.
+        move = HostMigration(cast(Any, self), self._number, replace(order, destination="h2"))
+        capsule.migration = move.name
+        self.fleet.migrations[move.name] = move
+        self.begun.append(f"{capsule.name}: {order.reason} ({order.by})")
+        return move
+
+    def end(self, move: str, step: MigrationStep, error: LiveshiftError | None = None) -> None:
+        ended = self.fleet.migrations[move]
+        ended.error = error
+        ended.step = step
+        ended.capsule.migration = None
+        if step is MigrationStep.DONE:
+            ended.capsule.host = ended.destination
+
+
+class Scene:
+    def __init__(self, state: Path) -> None:
+        self.fleet = Fleet(config.parse(CLUSTER.format(state=state)).cluster)
+        for name, hosts in (("a", ["h1", "h1"]), ("b", ["h0", "h1"])):
+            run = RunJob(name, 2, ["true"], {}, "/", 0, [])
+            capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
+            self.fleet.jobs[name] = Job(name, Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
+        self.moves = StandIn(self.fleet)
+        self.evacuation = Evacuation(self.fleet, *(cast(Any, self.moves) for _ in range(2)))
+
+    def taint(self, host: str) -> None:
+        self.fleet.taints[host] = ("ECC errors", "root")
+        self.evacuation.retry(host)
+
+    async def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 10
+        while not true():
+            assert time.monotonic() < deadline, f"it did not happen; asked: {self.moves.asked}"
+            await asyncio.sleep(0.005)
+
+    def untold(self) -> list[str]:
+        return [e.text for e in self.fleet.journal.events("", 0) if e.kind == "not moved"]
+
+
+@pytest.fixture
+def play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], Scene]:
+    monkeypatch.setattr(evacuation, "TICK_S", 0.02)
+
+    def run(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> Scene:
+        async def scene() -> Scene:
+            made = Scene(tmp_path)
+            watching = asyncio.create_task(made.evacuation.run())
+            try:
+                await act(made)
+            finally:
+                watching.cancel()
+            return made
+
+        return asyncio.run(scene())
+
+    return run
+
+
+Play = Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], Scene]
+
+
+def test_everything_on_a_tainted_host_moves_one_by_one(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        assert not scene.moves.asked  # nothing is tainted
+        scene.taint("h1")
+        for number, name in enumerate(("a/0", "a/1", "b/1"), start=1):
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
+            await asyncio.sleep(0.1)
+            assert len(scene.moves.begun) == number  # one at a time
+            assert scene.moves.begun[-1] == f"{name}: h1 is tainted: ECC errors (root)"
+            scene.moves.end(f"m{number}", MigrationStep.DONE)
+            scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+
+    assert len(play(act).moves.asked) == 3
+
+
+def test_two_tainted_hosts_are_emptied_side_by_side(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        scene.taint("h0")
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+
+    assert {entry.split(":")[0] for entry in play(act).moves.begun} == {"a/0", "b/0"}
+
+
+def test_what_has_ended_or_is_moving_is_left_alone(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        capsules = scene.fleet.jobs["a"].capsules
+        capsules["a/0"].code = 0
+        capsules["a/1"].migration = "m99"
+        scene.taint("h1")
+        await scene.until(lambda: scene.moves.begun)
+
+    assert play(act).moves.asked == ["b/1"]
+
+
+def test_without_a_spare_it_is_said_once_and_tried_when_there_is_one(play: Play) -> None:
+    """And at once, not when a while is over: a host has come, or a slot has been freed."""
+
+    async def act(scene: Scene) -> None:
+        scene.moves.free = False
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.asked) >= 3)
+        for _ in range(3):
+            scene.evacuation.wake()
+            await asyncio.sleep(0.05)
+        assert scene.untold() == [
+            f"no spare can take {n} (add a host)" for n in ("a/0", "a/1", "b/1")
+        ]
+        scene.moves.free = True
+        scene.evacuation.wake()
+        await scene.until(lambda: scene.moves.begun)
+
+    play(act)
+
+
+def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evacuation, "RETRY_S", 0.5)
+
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        failed = time.monotonic()
+        scene.moves.end("m1", MigrationStep.FAILED)
+        scene.evacuation.wake()
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+        assert scene.moves.begun[1].startswith("a/1")
+        scene.moves.end("m2", MigrationStep.DONE)
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+        scene.moves.end("m3", MigrationStep.DONE)
+        await scene.until(lambda: len(scene.moves.begun) == 4)
+        assert scene.moves.begun[3].startswith("a/0")
+        assert time.monotonic() - failed >= 0.4
+
+    play(act)
+
+
+def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its dump or restore failed twice with the same words: only when a person asks, or much
+    later. What the survey has found is looked for again, less and less often."""
+    monkeypatch.setattr(evacuation, "RETRY_S", 0.05)
+    monkeypatch.setattr(evacuation, "AT_MOST_S", 0.8)
+
+    async def act(scene: Scene) -> None:
+        for name in ("a/1", "b/1"):
+            scene.fleet.capsule(name)[1].code = 0
+        scene.taint("h1")
+        for number in (1, 2):
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
+            assert scene.moves.begun[-1].startswith("a/0")
+            failed = SourceFailed("dump", "CRIU could not dump a/0: so")
+            scene.moves.end(f"m{number}", MigrationStep.FAILED, failed)
+        scene.fleet.capsule("a/1")[1].code = None
+        scene.evacuation.wake()
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+        assert scene.moves.begun[2].startswith("a/1")
+        began = time.monotonic()
+        refused = SourceRefused("process 7 holds it", hint="close it")
+        waits = []
+        for number in range(3, 7):
+            scene.moves.end(f"m{number}", MigrationStep.FAILED, refused)
+            since = time.monotonic()
+            scene.evacuation.wake()
+            await scene.until(lambda: len(scene.moves.begun) > number)  # noqa: B023 - called in this turn only
+            waits.append(time.monotonic() - since)
+            if number < 6:
+                assert scene.moves.begun[number].startswith("a/1"), scene.moves.begun
+        assert time.monotonic() - began < 2.5
+        assert [wait > least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=False)]
+        scene.moves.end("m7", MigrationStep.DONE)
+        scene.taint("h1")  # a person asks
+        await scene.until(lambda: scene.moves.begun[-1].startswith("a/0"))
+        told = scene.untold()
+        assert len(told) == 3, told
+        assert "no other host is tried for 0 s, as the cause is in it: dump: CRIU could" in told[0]
+        assert "no other host is tried for 1 s, as the cause is in it: dump: CRIU could" in told[1]
+        assert "(`liveshift migrate a/0` tries again now)" in told[1]
+        assert "for 0 s, as the cause is in it: process 7 holds it" in told[2]
+
+    play(act)
+
+
+def test_a_failure_with_other_words_is_tried_again_soon(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the same words twice in a row say that the third attempt would be in vain."""
+    monkeypatch.setattr(evacuation, "RETRY_S", 0.05)
+
+    async def act(scene: Scene) -> None:
+        for name in ("a/1", "b/1"):
+            scene.fleet.capsule(name)[1].code = 0
+        scene.taint("h1")
+        errors = (
+            SourceFailed("dump", "one"),
+            SourceFailed("dump", "two"),
+            StepFailed("ship", "gone"),
+            SourceFailed("dump", "two"),
+        )
+        for number, error in enumerate(errors, 1):
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
+            scene.moves.end(f"m{number}", MigrationStep.FAILED, error)
+        await scene.until(lambda: len(scene.moves.begun) == 5)
+        scene.moves.end("m5", MigrationStep.FAILED, errors[-1])
+        await asyncio.sleep(0.4)
+        assert len(scene.moves.begun) == 5
+
+    play(act)
+
+
+def test_a_full_disk_ends_no_evacuation(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        fill(scene.fleet.journal)
+        scene.moves.end("m1", MigrationStep.FAILED, SourceFailed("dump", "x" * 10_000))
+        scene.evacuation.wake()
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+        assert scene.untold() == [], "the line could not be written"
+
+    play(act)
+
+
+def test_a_renewed_taint_tries_at_once(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        for name in ("a/1", "b/1"):
+            scene.fleet.capsule(name)[1].code = 0
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        scene.moves.end("m1", MigrationStep.FAILED)
+        scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+        assert len(scene.moves.begun) == 1
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+
+    play(act)
+
+
+def test_untainting_stops_it(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        del scene.fleet.taints["h1"]
+        scene.moves.end("m1", MigrationStep.DONE)
+        scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+
+    assert len(play(act).moves.asked) == 1
+
+
+def soon(scene: Scene, within: float, **sizes: float) -> Coroutine[Any, Any, Any]:
+    """Taint h1, which must be empty within so many seconds; sizes in GB."""
+    scene.moves.predicted = {f"{name[0]}/{name[1]}": predicted(gb) for name, gb in sizes.items()}
+    scene.fleet.taints["h1"] = ("spot notice", "root")
+    scene.fleet.deadlines["h1"] = time.time() + within
+    scene.evacuation.retry("h1")
+    return scene.evacuation.plan("h1", within)
+
+
+def test_a_host_with_time_is_emptied_one_by_one_the_quickest_first(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        found = await soon(scene, 60.0, a0=4.0, a1=1.0, b1=2.0)
+        assert [each.capsule for each in found.capsules] == ["a/1", "b/1", "a/0"]
+        assert not found.together
+        assert not any(each.late for each in found.capsules)
+        for number in (1, 2, 3):
+            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
+            await asyncio.sleep(0.05)
+            assert len(scene.moves.begun) == number, "one at a time"
+            scene.moves.end(f"m{number}", MigrationStep.DONE)
+        untils = [scene.moves.untils[name] or 0.0 for name in ("a/1", "b/1", "a/0")]
+        assert untils == sorted(untils)
+        assert untils[-1] - time.monotonic() < 60
+
+    assert play(act).moves.asked == ["a/1", "b/1", "a/0"]
+
+
+def test_where_that_takes_too_long_all_leave_at_once(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        found = await soon(scene, 6.5, a0=1.0, a1=1.0, b1=1.0)
+        assert found.together
+        assert found.empty_s <= 6.5
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+
+    assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
+
+
+def test_what_will_not_make_it_or_cannot_leave_is_named_and_the_others_go(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.moves.unplanned.add("b/1")
+        found = await soon(scene, 4.0, a0=16.0, a1=1.0)
+        late = {each.capsule: each for each in found.capsules if each.late}
+        assert late.keys() == {"a/0", "b/1"}
+        assert late["a/0"].empty_s > 16
+        assert late["b/1"].error == "b/1 holds a lock"
+        await scene.until(lambda: scene.moves.begun)
+
+    scene = play(act)
+    assert scene.moves.asked[0] == "a/1"
+    told = [e for e in scene.fleet.journal.events("", 0) if e.kind == "late"]
+    assert [e.subject for e in told] == ["a/0"]
+    assert "cannot be gone in time: it needs about" in told[0].text
+
+
+def test_nothing_begins_before_the_last_of_two_plans_is_made(play: Play) -> None:
+    async def tainted(scene: Scene, within: float) -> Any:
+        return await soon(scene, within, a0=1.0, a1=1.0, b1=1.0)
+
+    async def act(scene: Scene) -> None:
+        scene.moves.plan_s = 0.1
+        first = asyncio.create_task(tainted(scene, 60.0))
+        await asyncio.sleep(0.02)  # now its plans are under way
+        scene.moves.plan_s = 0.5
+        second = asyncio.create_task(tainted(scene, 6.5))
+        assert not (await first).together
+        await asyncio.sleep(0.1)
+        assert not scene.moves.begun
+        assert (await second).together
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+
+    assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
+
+
+@pytest.mark.parametrize("step", [MigrationStep.PRECOPYING, MigrationStep.QUIESCING])
+def test_a_move_that_began_without_the_deadline_gets_it(play: Play, step: MigrationStep) -> None:
+    """Its source is told as long as memory goes ahead; what comes later is as fast as it can be."""
+
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: scene.moves.begun)
+        move = cast(HostMigration, scene.fleet.migrations["m1"])
+        move.step, move.predicted = step, predicted(1.0)
+        await soon(scene, 20.0, a1=1.0, b1=1.0)
+        assert move.until is not None
+        assert 0 < move.until - time.monotonic() <= 20
+        if step is not MigrationStep.PRECOPYING:
+            assert scene.moves.told == []
+            return
+        ((host, word),) = scene.moves.told
+        assert (host, word.capsule) == ("h1", "a/0")
+        assert 0 < word.sooner < 20 - predicted(1.0).seconds
+
+    play(act)
+
+
+def test_a_deadline_outlasts_the_orchestrator_and_ends_with_the_taint(tmp_path: Path) -> None:
+    first = Scene(tmp_path).fleet
+    first.journal.set_taint("h1", "spot", "root")
+    first.journal.set_deadline("h1", 1234.5)
+    first.journal.file.close()
+    second = Fleet(first.cluster)
+    assert second.deadlines == {"h1": 1234.5}
+    second.journal.clear_taint("h1")
+    assert second.journal.deadlines() == {}

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of pytest: liveshift loads the memory.so that LIVESHIFT_TEST_MEMORY names.
+
+The product itself reads no such variable. This must be loaded before any test imports liveshift:
+``python -m pytest -p other_memory``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from liveshift.criu_glue.memory import engine
+
+engine.LIBRARY = os.environ["LIVESHIFT_TEST_MEMORY"]
