@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 
 DONE = re.compile(rb"Done (\d+) runs in (\d+) second")
 INSTRUMENTED = ["liveshift", "tomllib", "tarfile"]

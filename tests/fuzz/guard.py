@@ -9,8 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -103,11 +102,3 @@ class Place:
 
 def _stamp(s: os.stat_result) -> tuple[int, ...]:
     return s.st_mode, s.st_uid, s.st_gid, s.st_nlink, s.st_size, s.st_mtime_ns, s.st_ctime_ns
-
-
-@contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    after = len(os.listdir("/proc/self/fd"))
-    assert after == before, f"{after - before} descriptors were left open"

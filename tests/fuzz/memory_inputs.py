@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 import xxhash
+from descriptors import no_descriptor_left
 
-from fuzz.guard import Place, no_descriptor_left
+from fuzz.guard import Place
 from liveshift.criu_glue.memory.engine import PAGE
 from liveshift.criu_glue.memory.store import store_library
 from liveshift.criu_glue.memory.store.store import (

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 import xxhash
+from descriptors import no_descriptor_left
 
 from fuzz import seeds
-from fuzz.guard import Place, no_descriptor_left
+from fuzz.guard import Place
 from fuzz.target import ALICE, Target
 from liveshift.errors import LiveshiftError
 from liveshift.runtime import messages, wire

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from descriptors import no_descriptor_left
 from gate_pages import WORLD, Process
 from simulated_gate import GO, PARK, build
 
@@ -109,10 +110,9 @@ class Host:
 @pytest.fixture
 def host(lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     made = Host(lib, tmp_path, monkeypatch)
-    before = len(os.listdir("/proc/self/fd"))
-    yield made
-    asyncio.run(made.keeper._release("gpt"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    with no_descriptor_left():
+        yield made
+        asyncio.run(made.keeper._release("gpt"))
     for process in made.made:
         lib.sim_process_end(process.gate)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import memory_parts
 import pytest
 from captured import Sink, sink
+from descriptors import no_descriptor_left
 from fill_scene import Parted, Scene, stores
 from held_tree import hold_tree
 from one_sandbox import said
@@ -216,13 +217,13 @@ def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
     parted.bring_files(there)
     stores.append(memory_parts.keep(parted.memory, parted.images))
     data.rename(data.with_suffix(".away"))
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        tree = RestoringTree(there, parted.images)
-        with pytest.raises(StepFailed, match=r"the destination lacks /\S*data\.bin"):
-            tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))
-        assert tasks(there) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    with no_descriptor_left():
+        for _ in range(2):
+            tree = RestoringTree(there, parted.images)
+            engine = FillEngine(parted.images, stores[0])
+            with pytest.raises(StepFailed, match=r"the destination lacks /\S*data\.bin"):
+                tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+            assert tasks(there) == []
     data.with_suffix(".away").rename(data)
     tree = RestoringTree(there, parted.images)
     tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))

@@ -15,6 +15,7 @@ from typing import Any
 import memory_parts
 import pytest
 import xxhash
+from descriptors import no_descriptor_left
 from inbox_scene import Host, host
 from memory_parts import BASE, PAGE, page
 from waits import until
@@ -202,13 +203,12 @@ def test_streams_are_counted(host: Host, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_closed_inbox_takes_nothing_and_leaves_nothing_open(host: Host) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    host.send(CORE, b"x", end=False)
-    host.send(LOG, b"x", end=False)
-    host.send("tree:1:tmp", bytes(10), end=False)
-    host.inbox.close()
-    host.inbox.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    with no_descriptor_left():
+        host.send(CORE, b"x", end=False)
+        host.send(LOG, b"x", end=False)
+        host.send("tree:1:tmp", bytes(10), end=False)
+        host.inbox.close()
+        host.inbox.close()
     with pytest.raises(StepFailed, match="takes no more data"):
         host.send(CORE, b"x")
 
