@@ -13,6 +13,8 @@ TWO = --numprocesses 2 --dist loadfile
 LABS = integration -m 'not long and not alone' $(TWO) $(ARGS) -- integration -m 'not long and alone' $(ARGS)
 ALONE = scripts/alone.sh "make $@"
 WHOLE_RUN = $(BIN)/python scripts/whole_run.py
+# The programs of integration/ import modules of both harnesses by their bare names.
+PROGRAM = PYTHONPATH=integration:integration/support:tests/support $(BIN)/python -m
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
@@ -64,14 +66,14 @@ gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the 
 # CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
 # many seconds a stalled daemon does nothing.
 fault-matrix: setup ## Do every harm at every boundary of a migration (root); build/fault-matrix.json
-	@PYTHONPATH=integration $(BIN)/python -m fault_matrix \
+	@$(PROGRAM) fault_matrix \
 		$(if $(CELLS),--cells '$(CELLS)') $(if $(STALL),--stall $(STALL)) $(ARGS)
 
 load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=10,100); build/load.json
-	@PYTHONPATH=integration $(BIN)/python -m load $(HOSTS) $(ARGS)
+	@$(PROGRAM) load $(HOSTS) $(ARGS)
 
 soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones beside (root); build/soak.json
-	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) $(ARGS)
+	@$(PROGRAM) soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) $(ARGS)
 
 fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all, from SEED=1; build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) \
@@ -87,7 +89,7 @@ sanitize: $(STAMPS)/package ## All tests of the NCCL adapter under the address a
 
 # PYTHONS names more interpreters, such as those of environments with torch.
 compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; FETCH=1 fetches); build/compat.json
-	@PYTHONPATH=integration $(BIN)/python -m compat $(if $(FETCH),--fetch) \
+	@$(PROGRAM) compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
 # PARTS picks some of long, fault-matrix, soak, fuzz and compat; SHORT=1 tries each for a minute or so.
@@ -98,14 +100,14 @@ nightly: ## All that takes hours, one after the other (root), and one page; buil
 
 # PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
-	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
+	@$(PROGRAM) gate_bench $(PARTS) $(ARGS)
 
 # SIZES=0.25,1 (GB), JOBS=hot,cold, LINKS=unlimited,10g,1g and WAYS=auto,stop,round,rounds pick cases;
 # MOVES, HANDS (by hand) and RESTARTS say how often; LIST=1 lists the cases and how long they would
 # take. A run that was interrupted goes on where it was; FRESH=1 starts from the beginning, MORE=1
 # adds cases to one that is complete. To be run on a machine that does nothing else.
 bench-move: setup ## What a move costs a job, against three other ways (root); build/bench-move.json
-	@PYTHONPATH=integration $(BIN)/python -m move_bench $(if $(SIZES),--sizes $(SIZES)) \
+	@$(PROGRAM) move_bench $(if $(SIZES),--sizes $(SIZES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) \
 		$(if $(WAYS),--ways $(WAYS)) $(if $(MOVES),--moves $(MOVES)) \
 		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
@@ -114,7 +116,7 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.
 bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (root); build/bench-engine.json
-	@PYTHONPATH=integration:tests/support $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
+	@$(PROGRAM) engine_bench $(if $(GB),--gb $(GB)) \
 		$(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.

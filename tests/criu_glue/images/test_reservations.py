@@ -2,7 +2,7 @@
 """Large reservations of addresses are marked, and nothing else of an image changes.
 
 That a move needs the mark shows only where the fill brings the memory (kernel objects in
-integration/test_bit_exact.py).
+integration/moves/test_bit_exact.py).
 """
 
 from __future__ import annotations

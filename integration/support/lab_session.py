@@ -25,8 +25,9 @@ from liveshift.launcher.lab import Lab
 from liveshift.runtime.config.cluster import load
 from liveshift.runtime.messages import Event, Events, GetEvents, GetStatus, HostRow, Status
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "integration" / "jobs"
+SUPPORT = ROOT / "integration" / "support"
 GPT = ROOT / "examples" / "train_gpt.py"
 BIN = Path(sys.executable).parent
 TORCHRUN = ("torchrun", "--nproc-per-node", "1")

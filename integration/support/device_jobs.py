@@ -13,9 +13,9 @@ from pathlib import Path
 
 from doubles.gpu.build import build, program
 from doubles.gpu.build_nccl import build_nccl
-from lab_session import JOBS
+from lab_session import JOBS, ROOT
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+TESTS = ROOT / "tests"
 
 
 @dataclass(frozen=True)

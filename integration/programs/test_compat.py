@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from compat import trial, worlds
+from lab_session import ROOT
 
 pytestmark = [pytest.mark.timeout(300)]
 
-SUITES = Path(__file__).resolve().parent.parent / "build" / "compat"
+SUITES = ROOT / "build" / "compat"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from chain import link
-from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
+from lab_session import CHAIN, LONG, SUPPORT, LabSession, NewLab, eventually
 from machine_needs import needs_fact
 from moving_job import Job
 from open_python import NOBODY, OpenPython
@@ -416,7 +416,7 @@ def test_wrong_key(lab: LabSession, long: Job) -> None:
     }
     for name, endpoint in doors.items():
         knock = [*labs.entry(made.machine("h4")), sys.executable]
-        knock += [str(Path(__file__).with_name("knock.py")), endpoint, public[name]]
+        knock += [str(SUPPORT / "knock.py"), endpoint, public[name]]
         for own, outcome in (
             ((), "turned away"),
             ((right.public.decode(), right.secret.decode()), "open"),
