@@ -98,7 +98,7 @@ def watch_a_block(device: int, over: threading.Event) -> None:
     held, copy = Buffer(HELD), Buffer(HELD)
     held.host.copy_(torch.arange(HELD, dtype=torch.float32))
     wanted = held.host.clone()
-    while not over.wait(0.005):
+    while not over.wait(0.05):
         held.up(mine)
         copy.copy_from(held, mine)
         held.host.zero_()
