@@ -7,7 +7,8 @@ import ctypes
 from typing import Any
 from uuid import UUID
 
-import torch
+import numpy as np
+from numpy_net import Array
 
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
@@ -47,10 +48,10 @@ def stream() -> ctypes.c_void_p:
 
 
 class Buffer:
-    """Device memory of ``count`` floats with a host tensor beside it, which may be given."""
+    """Device memory of ``count`` floats with a host array beside it, which may be given."""
 
-    def __init__(self, count: int, host: torch.Tensor | None = None) -> None:
-        self.host = torch.zeros(count) if host is None else host
+    def __init__(self, count: int, host: Array | None = None) -> None:
+        self.host = np.zeros(count, np.float32) if host is None else host
         self.device = ctypes.c_void_p()
         self.size = ctypes.c_size_t(4 * count)
         self.count = ctypes.c_size_t(count)
@@ -68,7 +69,7 @@ class Buffer:
 
     @property
     def _beside(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self.host.data_ptr())
+        return ctypes.c_void_p(self.host.ctypes.data)
 
 
 def name(device: int) -> str:

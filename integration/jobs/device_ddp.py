@@ -13,11 +13,13 @@ import os
 import sys
 import threading
 
-import torch
+import numpy as np
 from cuda_calls import Buffer, cuda, name
 from nccl_calls import FLOAT32, SUM, agreed_id, nccl
-from steplog import StepLog, arguments, leave, place
-from torch import nn
+from numpy_net import Layer, descend, input_of, loss_and_gradients, normal
+from steplog import StepLog, arguments, leave, rank_and_world
+
+WIDTH = 64
 
 
 def watch(comms: list[ctypes.c_void_p], over: threading.Event) -> None:
@@ -34,11 +36,12 @@ def watch(comms: list[ctypes.c_void_p], over: threading.Event) -> None:
 def main() -> None:
     args = arguments().parse_args()
 
-    rank, world = place()
-    torch.manual_seed(1)
-    torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rank, world = rank_and_world()
+    layers: list[Layer] = [
+        (normal(seed, WIDTH, WIDTH) / np.float32(8), np.zeros(WIDTH, np.float32)) for seed in (1, 2)
+    ]
+    weights = [each for layer in layers for each in layer]
+    means, squares = ([np.zeros(each.shape, np.float32) for each in weights] for _ in range(2))
 
     cuda.cudaSetDevice(0)
     nccl.code("ncclGetVersion", ctypes.byref(version := ctypes.c_int()))
@@ -51,40 +54,33 @@ def main() -> None:
     over = threading.Event()
     threading.Thread(target=watch, args=([comm, shared], over), daemon=True).start()
 
-    weights = list(model.parameters())
-    gradients = [Buffer(p.numel()) for p in weights]
+    buffers = [Buffer(each.size) for each in weights]
     passed, received, sums = Buffer(16), Buffer(16), Buffer(1)
     log = StepLog(args.out, rank)
     for step in range(1, args.steps + 1):
-        chance = torch.Generator().manual_seed((rank << 20) + step)
-        x = torch.randn(16, 64, generator=chance)
-        loss = (model(x) - x.roll(1, 1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        for buffer, p in zip(gradients, weights, strict=True):
-            assert p.grad is not None
-            buffer.host.copy_(p.grad.flatten())
+        loss, gradients = loss_and_gradients(input_of(rank, step, 16, WIDTH), layers)
+        for buffer, gradient in zip(buffers, gradients, strict=True):
+            buffer.host[:] = gradient.ravel()
             buffer.up(stream)
             nccl.ncclAllReduce(
                 buffer.device, buffer.device, buffer.count, FLOAT32, SUM, comm, stream
             )
             buffer.down(stream)
-        passed.host.fill_(loss.item())
+        passed.host.fill(loss)
         passed.up(stream)
         nccl.ncclGroupStart()
         nccl.ncclSend(passed.device, passed.count, FLOAT32, (rank + 1) % world, comm, stream)
         nccl.ncclRecv(received.device, received.count, FLOAT32, (rank - 1) % world, comm, stream)
         nccl.ncclGroupEnd()
         received.down(stream)
-        sums.host.fill_(loss.item())
+        sums.host.fill(loss)
         sums.up(stream)
         nccl.ncclAllReduce(sums.device, sums.device, sums.count, FLOAT32, SUM, shared, stream)
         sums.down(stream)
         cuda.cudaStreamSynchronize(stream)
-        for buffer, p in zip(gradients, weights, strict=True):
-            assert p.grad is not None
-            p.grad.copy_((buffer.host / world).view_as(p.grad))
-        optimizer.step()
+        for buffer, weight, mean, square in zip(buffers, weights, means, squares, strict=True):
+            averaged = buffer.host.reshape(weight.shape) / np.float32(world)
+            descend(weight, mean, square, averaged, step)
         log.step(step, sums.host[0] + received.host.sum() / 1024, args.pace)
     over.set()
     log.end(weights, steps=args.steps)

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
-import torch
+import numpy as np
 from cuda_calls import Buffer, cuda, name, stream, uuid
-from steplog import StepLog, arguments, leave, place
-from torch import Tensor
+from numpy_net import Array, descend, input_of, loss_and_gradients, normal
+from steplog import StepLog, arguments, leave, rank_and_world
 
 WIDTH = 1024
 """A layer's matrix is then 4 MiB: whole pages of device memory, which the arena takes."""
@@ -37,37 +37,30 @@ HELD = 2 * 1024 * 1024 - 65536
 BALLAST_MIB = 16
 """Of a block that is written once and read at the end."""
 
-BETAS, RATE, DECAY, EPS = (0.9, 0.999), 1e-3, 0.01, 1e-8
 MANAGED_GLOBAL = 1
 
 
 class State:
-    """A parameter and its moments on the device. Between steps their host tensors are zero."""
+    """A parameter and its moments on the device. Between steps their host arrays are zero."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Array) -> None:
         self.shape = start.shape
-        self.weight, self.mean, self.square = (Buffer(start.numel()) for _ in range(3))
-        self.weight.host.copy_(start.flatten())
+        self.weight, self.mean, self.square = (Buffer(start.size) for _ in range(3))
+        self.weight.host[:] = start.ravel()
 
-    def used(self, weights: ctypes.c_void_p) -> Tensor:
+    def used(self, weights: ctypes.c_void_p) -> Array:
         """What a step computes with."""
         self.weight.down(weights)
         cuda.cudaStreamSynchronize(weights)
-        found = self.weight.host.view(self.shape).clone().requires_grad_()
+        found = self.weight.host.reshape(self.shape).copy()
         self.wipe()
         return found
 
     def descend(
-        self, gradient: Tensor, step: int, weights: ctypes.c_void_p, moments: ctypes.c_void_p
+        self, gradient: Array, step: int, weights: ctypes.c_void_p, moments: ctypes.c_void_p
     ) -> None:
-        """AdamW."""
         self.down(weights, moments)
-        weight, mean, square = self.weight.host, self.mean.host, self.square.host
-        mean.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
-        square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-        scale = (square / (1 - BETAS[1] ** step)).sqrt_().add_(EPS)
-        weight.mul_(1 - RATE * DECAY)
-        weight.addcdiv_(mean, scale, value=-RATE / (1 - BETAS[0] ** step))
+        descend(self.weight.host, self.mean.host, self.square.host, gradient, step)
         self.up(weights, moments)
 
     def down(self, weights: ctypes.c_void_p, moments: ctypes.c_void_p) -> None:
@@ -88,7 +81,7 @@ class State:
 
     def wipe(self) -> None:
         for buffer in (self.weight, self.mean, self.square):
-            buffer.host.zero_()
+            buffer.host.fill(0)
 
 
 def watch_a_block(device: int, over: threading.Event) -> None:
@@ -96,40 +89,41 @@ def watch_a_block(device: int, over: threading.Event) -> None:
     cuda.cudaSetDevice(device)
     mine = stream()
     held, copy = Buffer(HELD), Buffer(HELD)
-    held.host.copy_(torch.arange(HELD, dtype=torch.float32))
-    wanted = held.host.clone()
+    held.host[:] = np.arange(HELD, dtype=np.float32)
+    wanted = held.host.copy()
     while not over.wait(0.05):
         held.up(mine)
         copy.copy_from(held, mine)
-        held.host.zero_()
+        held.host.fill(0)
         copy.down(mine)
         cuda.cudaStreamSynchronize(mine)
-        if not torch.equal(copy.host, wanted):
+        if not np.array_equal(copy.host, wanted):
             print("device_train: the block that is watched has changed", file=sys.stderr)
             os._exit(9)
-        wanted.add_(1).remainder_(HELD)
-        held.host.copy_(wanted)
-        copy.host.zero_()
+        wanted += 1
+        wanted[wanted == HELD] = 0
+        held.host[:] = wanted
+        copy.host.fill(0)
 
 
 class Ballast:
     """Blocks with something of its own in each, and no copy of them on the host."""
 
     def __init__(self, blocks: int, mine: ctypes.c_void_p) -> None:
-        self._host = torch.arange(BALLAST_MIB << 18, dtype=torch.float32)
+        self._host = np.arange(BALLAST_MIB << 18, dtype=np.float32)
         self._mine = mine
-        self._blocks = [Buffer(self._host.numel(), self._host) for _ in range(blocks)]
+        self._blocks = [Buffer(self._host.size, self._host) for _ in range(blocks)]
         for block in self._blocks:
             block.up(mine)
             cuda.cudaStreamSynchronize(mine)
-            self._host.add_(1)
-        self._host = torch.zeros(0)
+            self._host += 1
+        self._host = np.zeros(0, np.float32)
         for block in self._blocks:
             block.host = self._host
 
-    def read(self) -> Iterator[Tensor]:
+    def read(self) -> Iterator[Array]:
         """What is in them now, one after the other."""
-        host = torch.zeros(BALLAST_MIB << 18)
+        host = np.zeros(BALLAST_MIB << 18, np.float32)
         for block in self._blocks:
             block.host = host
             block.down(self._mine)
@@ -137,8 +131,8 @@ class Ballast:
             yield host
 
 
-def sums_over(rank: int, world: int, mine: ctypes.c_void_p) -> Callable[[Tensor], None]:
-    """What adds up a tensor over all ranks, in device memory by NCCL; on one rank, nothing."""
+def sums_over(rank: int, world: int, mine: ctypes.c_void_p) -> Callable[[Array], None]:
+    """What adds up an array over all ranks, in device memory by NCCL; on one rank, nothing."""
     if world == 1:
         return lambda _: None
     from nccl_calls import FLOAT32, SUM, agreed_id, nccl
@@ -147,18 +141,18 @@ def sums_over(rank: int, world: int, mine: ctypes.c_void_p) -> Callable[[Tensor]
     nccl.ncclCommInitRank(ctypes.byref(comm), world, agreed_id(rank, world), rank)
     buffers: dict[int, Buffer] = {}
 
-    def add_up(tensor: Tensor) -> None:
-        size = tensor.numel()
+    def add_up(array: Array) -> None:
+        size = array.size
         if size not in buffers:
             buffers[size] = Buffer(size)
         buffer = buffers[size]
-        buffer.host.copy_(tensor)
+        buffer.host[:] = array.ravel()
         buffer.up(mine)
         nccl.ncclAllReduce(buffer.device, buffer.device, buffer.count, FLOAT32, SUM, comm, mine)
         buffer.down(mine)
         cuda.cudaStreamSynchronize(mine)
-        tensor.copy_(buffer.host)
-        buffer.host.zero_()
+        array[...] = buffer.host.reshape(array.shape)
+        buffer.host.fill(0)
 
     return add_up
 
@@ -197,16 +191,15 @@ def main() -> None:
     parser.add_argument("--forked-workers", type=int, default=0, metavar="N")
     args = parser.parse_args()
 
-    rank, world = place()
+    rank, world = rank_and_world()
     device = int(os.environ.get("LOCAL_RANK", "0"))
     cuda.cudaSetDevice(device)
     print(f"rank {rank} of {world} on {name(device)}, {uuid(device)}", flush=True)
     weights, moments = stream(), stream()
     add_up = sums_over(rank, world, weights)
-    start = torch.Generator().manual_seed(7)
     layers = [
-        (State(torch.randn(WIDTH, WIDTH, generator=start) / 32), State(torch.zeros(WIDTH)))
-        for _ in range(max(1, args.size // LAYER_MIB))
+        (State(normal(seed, WIDTH, WIDTH) / np.float32(32)), State(np.zeros(WIDTH, np.float32)))
+        for seed in range(max(1, args.size // LAYER_MIB))
     ]
     states = [state for layer in layers for state in layer]
     for state in states:
@@ -217,7 +210,7 @@ def main() -> None:
     watching = threading.Thread(target=watch_a_block, args=(device, over), daemon=True)
     watching.start()
 
-    def memory() -> Iterator[Tensor]:
+    def memory() -> Iterator[Array]:
         for state in states:
             state.down(weights, moments)
         own = [b.host for state in states for b in (state.weight, state.mean, state.square)]
@@ -225,20 +218,14 @@ def main() -> None:
 
     log = StepLog(args.out, rank)
     for step in range(1, args.steps + 1):
-        used = [[state.used(weights) for state in layer] for layer in layers]
-        x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed((rank << 20) + step))
-        y = x
-        for matrix, bias in used:
-            y = torch.tanh(y @ matrix.T + bias)
-        loss = (y - x.roll(1, 1)).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-        told = torch.tensor([loss.item(), float(args.enough is not None and args.enough.exists())])
+        used = [(matrix.used(weights), bias.used(weights)) for matrix, bias in layers]
+        loss, gradients = loss_and_gradients(input_of(rank, step, 8, WIDTH), used)
+        enough = args.enough is not None and args.enough.exists()
+        told = np.array([loss, float(enough)], np.float32)
         add_up(told)
-        for state, tensor in zip(states, (t for layer in used for t in layer), strict=True):
-            assert tensor.grad is not None
-            gradient = tensor.grad.flatten()
+        for state, gradient in zip(states, gradients, strict=True):
             add_up(gradient)
-            state.descend(gradient / world, step, weights, moments)
+            state.descend(gradient.ravel() / np.float32(world), step, weights, moments)
         log.step(step, told[0], 0.0 if told[1] else args.pace, gpu=uuid(device))
         if told[1] and step % args.round == 0:
             break

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
+import numpy as np
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -37,13 +36,13 @@ class StepLog:
         self._log = (out / f"rank{rank}.jsonl").open("w", buffering=1)
         self._last = time.monotonic()
 
-    def step(self, step: int, loss: Tensor, pace: float = 0.0, **more: Any) -> None:
-        """Record a step and stay in it until ``pace`` seconds have passed since the last; no longer
-        once it is hurried."""
+    def step(self, step: int, loss: Any, pace: float = 0.0, **more: Any) -> None:
+        """Record a step and its loss, a number or a tensor, and stay in it until ``pace`` seconds
+        have passed since the last; no longer once it is hurried."""
         if not self.hurried:
             time.sleep(max(0.0, self._last + pace - time.monotonic()))
         self._last = time.monotonic()
-        line = {"step": step, "loss_hex": float(loss.detach()).hex(), "time": time.time(), **more}
+        line = {"step": step, "loss_hex": _plain(loss).hex(), "time": time.time(), **more}
         self._log.write(json.dumps(line) + "\n")
 
     @property
@@ -51,7 +50,7 @@ class StepLog:
         """Whether a file says that there is nothing more to wait for (Job.result)."""
         return (self._out / "hurry").exists()
 
-    def end(self, parameters: Iterable[Tensor], name: str = "final", **more: Any) -> None:
+    def end(self, parameters: Iterable[Any], name: str = "final", **more: Any) -> None:
         final = {"sha256": digest(parameters), **more}
         (self._out / f"{name}{self._rank}.json").write_text(json.dumps(final) + "\n")
 
@@ -69,17 +68,29 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def digest(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 over the bytes of tensors."""
+def _plain(loss: Any) -> float:
+    return float(loss.detach() if hasattr(loss, "detach") else loss)
+
+
+def digest(parameters: Iterable[Any]) -> str:
+    """SHA-256 over the bytes of torch's tensors or NumPy's arrays."""
     found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for each in parameters:
+        array = each if isinstance(each, np.ndarray) else each.detach().cpu().numpy()
+        found.update(array.tobytes())
     return found.hexdigest()
 
 
-def place() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """(rank, number of ranks), as torchrun or liveshift says."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def place() -> tuple[int, int]:
+    """The same, for a job that computes with torch: alike in every run."""
+    import torch  # only here: a job that computes with NumPy starts without it
+
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(7)
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return rank_and_world()

@@ -32,7 +32,9 @@ class Device:
 
     @property
     def environment(self) -> tuple[str, ...]:
-        return ("env", f"LD_LIBRARY_PATH={self.cuda}:{self.nccl}")
+        """Put before a command; NumPy's sums do not depend on how many threads there are."""
+        path = f"LD_LIBRARY_PATH={self.cuda}:{self.nccl}"
+        return ("env", path, "OPENBLAS_NUM_THREADS=1")
 
     def ddp(self, steps: int, pace: float = 0.05) -> tuple[str, ...]:
         """jobs/device_ddp.py: data-parallel, in Python, by ctypes."""

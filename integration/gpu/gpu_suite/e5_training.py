@@ -34,7 +34,7 @@ def measure(step: Step) -> None:
     with lab(step, 2) as session:
         for name, job in jobs.items():
             with step.part(name):
-                argv = (*in_capsule(step), *job)
+                argv = (*in_capsule(step, OPENBLAS_NUM_THREADS="1"), *job)
                 moved = compare(step, session, name, argv, [(0, "")])
                 step.check(
                     "simulated" in moved.output() or not step.simulated, "on what did it run?"

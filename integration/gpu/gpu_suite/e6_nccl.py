@@ -37,7 +37,7 @@ def measure(step: Step) -> None:
     with lab(step, 3) as session:
         for name, job in jobs.items():
             with step.part(name):
-                argv = (*in_capsule(step), *job)
+                argv = (*in_capsule(step, OPENBLAS_NUM_THREADS="1"), *job)
                 moved = compare(step, session, name, argv, [(1, "")], ranks=2, after=_slowest)
                 _rebuilt(step, name, moved)
     step.check(step.outcome.bit_identical is not None, "no job was compared")
