@@ -54,7 +54,9 @@ def nvidia() -> tuple[FFI, dict[str, Any]]:
     sized = {"sizeof(CUlaunchAttributeID)": "4", "sizeof(CUcheckpointGpuPair *)": "8"}
     for expression, number in sized.items():
         own = own.replace(expression, number)
-    return functions(first + own)
+    # Parsing all of its functions would take cffi's parser half a minute.
+    wanted = {name for each in DECLARATIONS.values() for name, _ in FUNCTION.findall(each)}
+    return functions(first + FUNCTION.sub(lambda f: f[0] if f[1] in wanted else "", own))
 
 
 def starts(ffi: FFI, kind: Any, at: int = 0) -> Iterator[int]:

@@ -63,7 +63,7 @@ BROKEN = {
 def test_the_harness_sees_what_it_is_there_for(tmp_path: Path, code: str) -> None:
     program = f"""
 import sys
-sys.path.insert(0, {str(FUZZ.parent)!r})
+sys.path[:0] = [{str(FUZZ.parent)!r}, {str(FUZZ.parent / "support")!r}]
 from pathlib import Path
 from fuzz import engines, guard, targets
 guard.SLOWEST_S, guard.LONGEST_S = 0.3, 1.0
