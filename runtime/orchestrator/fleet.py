@@ -9,15 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 from ...criu_glue.network.network import Overlay
 from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
-from ..messages import CapsuleState, DataLink, GpuSeat, Register, RunJob
+from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
+from . import run_spec
 from .journal import Journal
 from .spares import NO_GPUS, GpuNeed, HostView
 
@@ -78,8 +77,11 @@ class Fleet:
         )
 
     def is_up(self, host: str) -> bool:
-        """Return whether the host's agent sent a message within ``timeouts.suspicion``."""
-        heard = self.hosts[host].heard
+        """Return whether the host's agent sent a message within ``timeouts.suspicion``.
+
+        A host where a job has ended, and which was removed from the cluster file since, is not up.
+        """
+        heard = self.hosts[host].heard if host in self.hosts else 0.0
         return bool(heard) and time.monotonic() - heard < self.cluster.timeouts.suspicion
 
     def up(self) -> list[str]:
@@ -166,7 +168,7 @@ class Fleet:
     def _load_jobs(self) -> dict[str, Job]:
         jobs: dict[str, Job] = {}
         for name, vni, subnet, spec, started, state, code in self.journal.jobs():
-            raw = msgspec.msgpack.decode(spec)
+            run, uid = run_spec.decode(spec)
             capsules = {
                 capsule: Capsule(capsule, index, host, epoch, ended, bool(granted), True)
                 for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
@@ -174,8 +176,8 @@ class Fleet:
             jobs[name] = Job(
                 name,
                 Overlay(vni, subnet),
-                msgspec.convert(raw["run"], RunJob),
-                raw["uid"],
+                run,
+                uid,
                 started,
                 capsules,
                 state,

@@ -8,12 +8,11 @@ import logging
 import signal
 import time
 
-import msgspec
-
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
 from ..model.jobs import Capsule, Job, check_request, overlay_for
+from . import run_spec
 from .address_book import AddressBook
 from .agents import Agents
 from .endings import Endings
@@ -91,7 +90,7 @@ class JobRequests:
         capsules = {
             f"{name}/{i}": Capsule(f"{name}/{i}", i, host, 1) for i, host in enumerate(hosts)
         }
-        spec = msgspec.msgpack.encode({"uid": uid, "run": msgspec.to_builtins(request)})
+        spec = run_spec.encode(request, uid)
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
         where, what = ", ".join(hosts), shortened(" ".join(request.argv))
         with fleet.journal.together():

@@ -42,6 +42,7 @@ from .costing import Costing
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
+from .journal_file import JournalError
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
@@ -163,8 +164,12 @@ class Orchestrator:
         return self.fleet.missing(host.name for host in cluster.hosts)
 
     async def _migration_ended(self, migration: Migration) -> None:
-        if migration.step is MigrationStep.LOST:
-            self.endings.capsule_ended(migration.job, migration.capsule, KILLED)
+        while migration.step is MigrationStep.LOST and migration.capsule.code is None:
+            try:
+                self.endings.capsule_ended(migration.job, migration.capsule, KILLED)
+            except JournalError as error:  # nobody else ends the job of a lost rank: try again
+                log.error("%s is lost, and this cannot be recorded: %s", migration.name, error)
+                await asyncio.sleep(self.cluster.timeouts.heartbeat)
         self.evacuation.wake()
 
     async def _handle_agent(self, host: str, request: Message) -> Message | None:

@@ -9,10 +9,12 @@ import shutil
 import sqlite3
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from fleet_scene import a_fleet
 from full_journal import empty, fill
 from journal_rows import journal, path, row
 from orchestrator_parts import Parts, parts
@@ -24,6 +26,7 @@ from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.journal import Journal
 from liveshift.runtime.orchestrator.journal_file import JournalError
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["journal", "parts", "path"]
 
@@ -250,3 +253,28 @@ def test_the_end_of_a_move_is_told(
     assert (event.kind, event.text, event.by) == (kind, text, "root")
     assert fleet.jobs["gpt"].capsules["gpt/1"].migration is None
     assert fleet.journal.migration(7) == ended
+
+
+def test_the_job_of_a_lost_rank_ends_once_that_can_be_written_down(tmp_path: Path) -> None:
+    fleet = a_fleet(tmp_path)
+    cluster = fleet.cluster
+    fleet.journal.file.close()
+
+    async def request(*_: object) -> None:
+        """The other rank's host ends it."""
+
+    brain = Orchestrator(cluster, cast(Any, SimpleNamespace(connections={}, request=request)))
+    job = brain.fleet.jobs["a"]
+    lost = job.capsules["a/1"]
+    migration = SimpleNamespace(name="m1", step=MigrationStep.LOST, job=job, capsule=lost)
+
+    async def play() -> None:
+        fill(brain.fleet.journal)
+        ended = asyncio.create_task(brain._migration_ended(cast(Any, migration)))
+        await asyncio.sleep(2 * cluster.timeouts.heartbeat)
+        assert (ended.done(), lost.code, job.state) == (False, None, "running")
+        empty(brain.fleet.journal)
+        await ended
+
+    asyncio.run(play())
+    assert (lost.code, job.state) == (137, "ending")
