@@ -100,15 +100,20 @@ class DestinationHandlers:
             resident = await self._capsule_table.blocking(
                 name, lambda: self._capsule_table.factory.build_sandbox(request)
             )
-        devices = None
-        if request.gpu is not None:
-            devices = await asyncio.to_thread(
-                self._registry.devices.tree, request.migration, resident
+        try:
+            devices = None
+            if request.gpu is not None:
+                devices = await asyncio.to_thread(
+                    self._registry.devices.tree, request.migration, resident
+                )
+            incoming = IncomingMigration(
+                request, resident, self._capsule_table.factory, criu, devices, gpus.pairs
             )
-        incoming = IncomingMigration(
-            request, resident, self._capsule_table.factory, criu, devices, gpus.pairs
-        )
-        incoming.write_note()
+            incoming.write_note()
+        except Exception:  # the registry does not know it: no ruling would remove its sandbox
+            async with self._capsule_table.network:
+                await self._capsule_table.blocking(name, resident.remove)
+            raise
         self._measures.arriving(request.migration)
         self._registry.incoming[request.migration] = incoming
         self._registry.receiver.expect(

@@ -94,6 +94,7 @@ class IncomingMigration:
         # A tree that may run has its memory, and the store may have freed its pages
         # (MemoryStore.free_after_copy).
         if not (whole or (here.complete and may_run)) or not resident.sandbox.alive():
+            here.inbox.forget_memory()  # an open store would keep its pages on the tmpfs
             return None
         here._phase = IncomingPhase.GRANTED if may_run else IncomingPhase.COMPLETE
         return here
@@ -268,6 +269,9 @@ class IncomingMigration:
         if resumed:
             self._restored.hand_over()
         self._enter(IncomingPhase.RUNNING)
+        # All pages are in place. Nobody frees this image later, and an open store would keep its
+        # pages on the tmpfs after the image's directory is removed.
+        self.inbox.forget_memory()
         return True
 
     # ---- its end -------------------------------------------------------------------------------

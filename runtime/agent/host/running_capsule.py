@@ -247,14 +247,14 @@ class CapsuleFactory:
         return found
 
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> RunningCapsule:
-        """Start a capsule afresh; raises LiveshiftError, and then leaves nothing behind."""
+        """Start a capsule afresh; raises LiveshiftError or OSError, and then leaves nothing."""
         self._need_interposer(spec)
         overlay = self.raise_overlay(book)
         plan = self.fresh_directory(spec)
-        self._plug_in(overlay, spec, book.where, locked=False)
         try:
+            self._plug_in(overlay, spec, book.where, locked=False)
             sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd)
-        except LiveshiftError:
+        except BaseException:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
             raise
@@ -274,17 +274,19 @@ class CapsuleFactory:
             )
 
     def build_sandbox(self, reserve: Reserve) -> RunningCapsule:
-        """Build an empty, locked sandbox for the tree that a Reserve announces."""
+        """Build an empty, locked sandbox for the tree that a Reserve announces.
+
+        Raises LiveshiftError or OSError, and leaves nothing behind then.
+        """
         spec = reserve.spec
         overlay = self.raise_overlay(reserve.book)
         plan = self.fresh_directory(spec)
-        peers = reserve.book.where
-        self._plug_in(overlay, spec, peers, locked=True)
         try:
+            self._plug_in(overlay, spec, reserve.book.where, locked=True)
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
             sandbox = sandboxes.build_empty(plan, ROOT_PID, last)
-        except LiveshiftError:
+        except BaseException:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
             raise

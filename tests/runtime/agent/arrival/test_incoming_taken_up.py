@@ -43,7 +43,8 @@ class Scene:
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = Paths(state=top / "state", run=top / "run", keys=top / "keys")
-        cluster: Any = SimpleNamespace(paths=paths, files=Files(), logs=Logs())
+        times = SimpleNamespace(suspicion=1.0)
+        cluster: Any = SimpleNamespace(paths=paths, files=Files(), logs=Logs(), timeouts=times)
         self.factory = CapsuleFactory(cluster, "h1")
         gpu = gpu_survey(process({"GPU-b": 1}))
         self.reserve = Reserve(
@@ -172,6 +173,35 @@ def test_the_memory_that_came_is_there_again(scene: Scene, monkeypatch: pytest.M
     state.lost = 1
     with pytest.raises(NotFound, match="was used up by an attempt that failed: CRIU broke off"):
         here.check_may_restore(2)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_the_memory_of_one_that_runs_or_has_ended_is_freed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    """Nobody frees its image later: the directory is removed, and an open store keeps the pages."""
+    closed: list[Path] = []
+    state = SimpleNamespace(frees_after_copy=False, lost=0)
+
+    def load(images: Path) -> Any:
+        state.close = lambda: closed.append(images)
+        return state
+
+    monkeypatch.setattr(MemoryStore, "load", load)
+    if not stands:
+        scene.first = scene.arrive(since=started(OURS) + 1)
+    scene.complete("image:core-1.img", PAGE_TABLE)
+    scene.first.resident.note()
+    here = scene.again()
+    if stands:
+        assert here is not None
+        for name in ("finish_letting_go", "hand_over"):
+            monkeypatch.setattr(here._restored, name, lambda *_: None)
+        (scene.first.images / "resumed").touch()
+        assert closed == []
+        assert here.resume_recovered()
+        assert here.inbox.memory is None
+    assert closed == [scene.first.images]
 
 
 def test_a_directory_that_is_there_already_does_not_stop_an_arrival(scene: Scene) -> None:

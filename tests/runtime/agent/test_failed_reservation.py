@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reservation that fails half way leaves no sandbox: no ruling would ever remove it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from liveshift.criu_glue.capsule import sandboxes
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import Overlay
+from liveshift.errors import Unreachable
+from liveshift.runtime.agent import preflight
+from liveshift.runtime.agent.destination_handlers import DestinationHandlers
+from liveshift.runtime.agent.host import host_facts
+from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
+from liveshift.runtime.config.cluster import Files, Logs, Paths
+from liveshift.runtime.messages import Book, CapsuleSpec
+
+SPEC = CapsuleSpec("gpt/1", "gpt", 1, ["train"], {}, "/", 1000, 1000, [], "")
+
+
+def test_the_sandbox_goes_where_the_gpu_helper_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    resident = SimpleNamespace(remove=lambda: removed.append("gpt/1"))
+
+    @asynccontextmanager
+    async def making(_: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(pairs=[], plain="")
+
+    def no_helper(*_: object) -> None:
+        raise Unreachable("the GPU helper does not answer")
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def blocking(_: str, work: Any) -> Any:
+        return work()
+
+    paths = SimpleNamespace(state=Path("/"), run=Path("/"))
+    table = SimpleNamespace(
+        host="h1",
+        cluster=SimpleNamespace(host=lambda _: SimpleNamespace(memory=0), paths=paths),
+        capsules={},
+        network=asyncio.Lock(),
+        refuse_older=lambda _: None,
+        make_way=nothing,
+        blocking=blocking,
+        factory=SimpleNamespace(build_sandbox=lambda _: resident),
+    )
+    registry = SimpleNamespace(
+        reservations=SimpleNamespace(making=making),
+        facts=None,
+        criu=None,
+        devices=SimpleNamespace(tree=no_helper),
+        incoming={},
+    )
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: [])
+    monkeypatch.setattr(host_facts, "memory_offered", lambda _: 0)
+    parts: list[Any] = [table, registry, None, None, None]
+    handlers = DestinationHandlers(*parts)
+    monkeypatch.setattr(handlers, "_take_away_stale", nothing)
+    request = SimpleNamespace(
+        dry_run=False,
+        full_dump=False,
+        survey=None,
+        facts=None,
+        spec=SPEC,
+        book=None,
+        gpu=object(),
+        migration="m1",
+    )
+    with pytest.raises(Unreachable, match="does not answer"):
+        asyncio.run(handlers.reserve(cast(Any, request)))
+    assert (removed, registry.incoming) == (["gpt/1"], {})
+
+
+@pytest.mark.parametrize("step", ["plug_in", "build_empty"])
+def test_nothing_is_left_of_a_sandbox_that_the_system_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A full disk, for one: that is an OSError."""
+    unplugged: list[str] = []
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    cluster: Any = SimpleNamespace(
+        paths=Paths(state=tmp_path / "state", run=tmp_path / "run", keys=tmp_path / "keys"),
+        files=Files(),
+        logs=Logs(),
+        relay=None,
+    )
+    factory = CapsuleFactory(cluster, "h1")
+    overlay = Overlay(7, "10.99.7.0/24")
+    monkeypatch.setattr(CapsuleFactory, "raise_overlay", lambda *_: overlay)
+    monkeypatch.setattr(network, "plug_in", lambda *_: None)
+    monkeypatch.setattr(network, "unplug", lambda _, netns, __: unplugged.append(netns))
+    monkeypatch.setattr(sandboxes, "build_empty", lambda *_: None)
+    monkeypatch.setattr(network if step == "plug_in" else sandboxes, step, refuse)
+    survey = SimpleNamespace(ids=(1, 2))
+    reserve: Any = SimpleNamespace(
+        spec=SPEC, book=Book("gpt", 7, "10.99.7.0/24", {}), survey=survey
+    )
+    with pytest.raises(OSError, match="No space left"):
+        factory.build_sandbox(reserve)
+    assert len(unplugged) == 1
+    assert not [*(tmp_path / "state" / "capsules").glob("*")]
