@@ -196,6 +196,9 @@ class MigrationRegistry:
             resident = self._capsule_table.resident(note.capsule)
         except NotFound:
             return
+        if note.epoch and note.epoch != resident.epoch:
+            log.warning("%s: %s has left by it, and come back since", name, note.capsule)
+            return
         outgoing = await asyncio.to_thread(
             OutgoingMigration.recover,
             name,

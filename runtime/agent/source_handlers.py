@@ -128,8 +128,8 @@ class SourceHandlers:
         self._registry.running(request.capsule)
         if outgoing is None:
             raise NotFound(f"{self._capsule_table.host} knows no migration {request.migration}")
+        outgoing.check_may_freeze()  # a second Freeze must not end the first one's "working"
         with self._registry.working(request.migration):
-            outgoing.check_may_freeze()
             await self._capsule_table.hold_signals(outgoing.resident)
 
             def freeze() -> messages.Frozen:

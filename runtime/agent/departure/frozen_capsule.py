@@ -40,6 +40,7 @@ class FrozenCapsule:
         self._resident = resident
         self._locked = False
         self._recovered = False
+        self._removed = False
 
     @classmethod
     def recover(
@@ -78,12 +79,15 @@ class FrozenCapsule:
         self._bring_devices_back()
 
     def remove(self) -> None:
-        """End the held copy, and remove its sandbox and network."""
+        """End the held copy, and remove its sandbox and network. May be called again after an
+        error: what has gone is not removed twice, as the capsule may be back under its names."""
         resident = self._resident
-        resident.leaving = True
-        network.unplug(resident.overlay, resident.netns, resident.spec.index)
-        resident.remove()
-        self.tree.release()
+        if not self._removed:
+            resident.leaving = True
+            network.unplug(resident.overlay, resident.netns, resident.spec.index)
+            resident.remove()
+            self.tree.release()
+            self._removed = True
         self.devices = self.devices or self._find_devices()
         if self.devices is not None:
             self.devices.drop()

@@ -8,6 +8,7 @@ contains all of it (a full dump).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class OutgoingMemory:
         self._full_dump = ""  # why CRIU's image carries all memory; "" if it does not
         self._cancelled = self._given_up = False
         self._sooner = NEVER  # monotonic seconds; rounds end by then
+        self._deadline = threading.Lock()  # for _sooner, and what the rounds know of it
 
     @property
     def sent(self) -> int:
@@ -91,14 +93,14 @@ class OutgoingMemory:
         carries = min(rate, link_rates.STANDSTILL)
         reporter = RoundsReporter(wire.report, request.migration, carries=carries)
         settings, wants = self._factory.cluster.precopy, wire.sender.wants
-        self._rounds = rounds = PrecopyRounds(
-            self._resident, lanes, settings, reporter, wants, rate
-        )
+        rounds = PrecopyRounds(self._resident, lanes, settings, reporter, wants, rate)
         # Another thread may have called these while the link was measured.
+        with self._deadline:
+            self._rounds = rounds
+            if self._sooner != NEVER:
+                rounds.end_sooner(self._sooner - time.monotonic())
         if self._cancelled:
             rounds.cancel()
-        if self._sooner != NEVER:
-            rounds.end_sooner(self._sooner - time.monotonic())
         choose_way(rounds, request, self._resident, asked)
         return rate
 
@@ -114,9 +116,10 @@ class OutgoingMemory:
 
     def end_sooner(self, seconds: float) -> None:
         """See :meth:`PrecopyRounds.end_sooner`."""
-        self._sooner = min(self._sooner, time.monotonic() + seconds)
-        if self._rounds is not None:
-            self._rounds.end_sooner(seconds)
+        with self._deadline:
+            self._sooner = min(self._sooner, time.monotonic() + seconds)
+            if self._rounds is not None:
+                self._rounds.end_sooner(seconds)
 
     def pause(self) -> None:
         """A capsule of the job will soon be frozen, perhaps this one."""

@@ -191,9 +191,11 @@ class OutgoingMigration:
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         self._images.mkdir(parents=True, exist_ok=True)
-        write_note(self._images, OutgoingNote(self.migration, self.resident.spec.name, self.gpus))
+        name, epoch = self.resident.spec.name, self.resident.epoch
+        write_note(self._images, OutgoingNote(self.migration, name, self.gpus, epoch))
         self._frozen.save_devices(watch)
-        reach("source.devices_saved")
+        if self._frozen.devices is not None:
+            reach("source.devices_saved")
         left = self._wire.until - time.monotonic()
         if left <= 0:
             raise StepFailed("freeze", f"the dump could not begin within {deadline_s:g} s")

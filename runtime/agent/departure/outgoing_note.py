@@ -12,11 +12,16 @@ NOTE, PROMISED = "departure", "promised"
 
 
 class OutgoingNote(msgspec.Struct, frozen=True):
-    """A freeze has begun. ``gpus``: the GPUs that stay reserved while the capsule may return."""
+    """A freeze has begun.
+
+    ``gpus``: the GPUs that stay reserved while the capsule may return. ``epoch``: that of the copy
+    which was frozen; 0 in the note of an earlier build.
+    """
 
     migration: str
     capsule: str
     gpus: list[str] = msgspec.field(default_factory=list)
+    epoch: int = 0
 
 
 def write_note(images: Path, note: OutgoingNote) -> None:

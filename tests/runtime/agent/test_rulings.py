@@ -354,6 +354,16 @@ def test_what_is_left_of_a_capsule_that_is_gone_is_removed(
     assert not (scene.images / "m1").exists()
 
 
+@pytest.mark.parametrize("epoch", [3, 5])
+def test_a_capsule_that_has_come_back_since_is_not_held(
+    scene: Scene, recovers: Recovers, epoch: int
+) -> None:
+    """m1 took it away under epoch 3, and could not clear up here; now it runs under epoch 5."""
+    write_note(scene.images / "m1", OutgoingNote("m1", "gpt/1", [], epoch))
+    recovers.run()
+    assert ("m1" in scene.outgoing) is (epoch == scene.capsules["gpt/1"].epoch)
+
+
 def test_a_note_that_cannot_be_read_is_none(scene: Scene, recovers: Recovers) -> None:
     (scene.images / "m1" / "departure").write_bytes(b"\xc1")
     recovers.run()

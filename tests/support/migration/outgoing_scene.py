@@ -51,6 +51,7 @@ class Scene:
         self.resident: Any = SimpleNamespace(
             sandbox=sandbox,
             spec=SimpleNamespace(name="gpt/1", index=1),
+            epoch=3,
             still=True,
             leaving=False,
             overlay="overlay",

@@ -124,7 +124,7 @@ def test_what_an_agent_needs_that_is_started_anew_is_there_before_anything_is_do
     )
     gone.freeze(NO_CRIU, 10.0)
     assert msgspec.msgpack.decode(seen[0], type=OutgoingNote) == OutgoingNote(
-        "m1", "gpt/1", ["GPU-1"]
+        "m1", "gpt/1", ["GPU-1"], 3
     )
 
 
@@ -145,6 +145,31 @@ def test_devices_are_emptied_before_the_network_is_shut_and_filled_after_it_open
     ]
     assert not gone.resident.still
     assert not gone._images.exists()
+
+
+def test_what_was_removed_is_not_removed_again_where_the_devices_were_not_dropped(
+    scene: Scene,
+) -> None:
+    """The capsule may have come back meanwhile, with a network and a directory of the same name."""
+    gone: Any = scene.outgoing
+    gone._frozen.devices = SimpleNamespace(
+        save=lambda _: None, saved=(), drop=scene.note("devices dropped")
+    )
+    gone.freeze(NO_CRIU, 10.0)
+    scene.fails = "devices dropped"
+    scene.done.clear()
+    with pytest.raises(StepFailed, match="devices dropped failed"):
+        gone.finish()
+    removed = ["unplugged", "removed", "release", "devices dropped"]
+    assert scene.done == [f"{each} after the promise" for each in removed]
+    scene.done.clear()
+    with pytest.raises(StepFailed, match="devices dropped failed"):
+        gone.finish()
+    scene.fails = ""
+    gone.finish()
+    again = [step for step in scene.done if not step.startswith(("output", "wire"))]
+    assert again == ["devices dropped after the promise"] * 2
+    assert gone.phase is OutgoingPhase.MOVED
 
 
 def test_devices_that_are_lost_end_the_room(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
