@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from lab_session import CHAIN, LabSession, NewLab, eventually
 from liveshift.errors import Unreachable
 from liveshift.launcher import lab as labs
 from liveshift.runtime.messages import Status
+from liveshift.waiting import readable
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
 
@@ -28,6 +31,18 @@ def status(lab: LabSession) -> Status | None:
     with suppress(Unreachable):
         return lab.status()
     return None
+
+
+def until_said(process: subprocess.Popen[bytes], words: str) -> str:
+    """What it has written to stderr, once that has these words."""
+    assert process.stderr is not None
+    said = ""
+    while words not in said:
+        assert readable(60, process.stderr), said
+        part = os.read(process.stderr.fileno(), 4096)
+        assert part, said
+        said += part.decode()
+    return said
 
 
 def state(lab: LabSession) -> Path:
@@ -67,12 +82,13 @@ def test_a_job_is_stopped_whose_host_is_away_for_longer_than_the_grace_time(
         time.sleep(2)  # the grace time is one second
         job.go_on(5)
         with lab.popen("stop", "away") as stopping:
-            time.sleep(3)
+            said = until_said(stopping, "is back)")
             lab.cli("lab", "link", host, "--mend")
             out, err = stopping.communicate(timeout=30)
     finally:
         lab.cli("lab", "link", host, "--mend")
-    assert f"away/0 ({host} does not answer: it is ended when {host} is back)" in err.decode()
+    said += err.decode()
+    assert f"away/0 ({host} does not answer: it is ended when {host} is back)" in said
     assert out.decode() == "away has ended with code 143\n"
 
 

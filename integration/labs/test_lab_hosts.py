@@ -33,21 +33,21 @@ LOCAL = "/var/lib/liveshift-test-local"
 RECEIVE = """
 import socket, sys, time
 s = socket.create_server((sys.argv[1], 7777)); print("ready", flush=True)
-c, _ = s.accept(); n = 0; began = None
-while part := c.recv(1 << 20):
-    began = began or time.monotonic(); n += len(part)
-print(n, time.monotonic() - began)
+c, _ = s.accept(); n = 0
+while part := c.recv(1 << 20): n += len(part)
+print(n, time.monotonic())
 """
 
 SEND = """
-import socket, sys
+import socket, sys, time
 c = socket.create_connection((sys.argv[1], 7777)); left = int(sys.argv[2]); part = bytes(1 << 16)
+print(time.monotonic(), flush=True)
 while left > 0: c.sendall(part); left -= len(part)
 """
 
 
 def throughput(lab: Lab, source: str, destination: str, size: int) -> float:
-    """Bit/s of one TCP connection, as the receiver sees it."""
+    """Bit/s of one TCP connection, from the first byte sent to the last one received."""
     to = lab.machine(destination)
     receiver = subprocess.Popen(
         [*labs.entry(to), sys.executable, "-c", RECEIVE, to.address],
@@ -57,10 +57,15 @@ def throughput(lab: Lab, source: str, destination: str, size: int) -> float:
     with receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
-        output(lab, source, sys.executable, "-c", SEND, to.address, str(size))
-        received, seconds = receiver.stdout.read().split()
+        began = float(output(lab, source, sys.executable, "-c", SEND, to.address, str(size)))
+        received, ended = receiver.stdout.read().split()
     assert int(received) >= size
-    return 8 * int(received) / float(seconds)
+    return 8 * int(received) / (float(ended) - began)
+
+
+def most(lab: Lab, source: str, destination: str, size: int) -> float:
+    """The best of five: other work on this machine makes a transfer slower, never faster."""
+    return max(throughput(lab, source, destination, size) for _ in range(5))
 
 
 COUNT = """
@@ -221,13 +226,14 @@ class TestLinks:
         assert labs.find(lab.name).cuts == []
 
     def test_a_rate_holds_in_both_directions(self, lab: Lab) -> None:
-        assert throughput(lab, "h0", "h1", 32 << 20) > 1e9
+        free = most(lab, "h0", "h1", 32 << 20)
         labs.link(lab, "h0", rate="80mbit")
         for source, destination in (("h0", "h1"), ("h1", "h0")):
-            assert 60e6 < throughput(lab, source, destination, 4 << 20) < 90e6
-        assert throughput(lab, "h1", "h2", 32 << 20) > 1e9
+            held = most(lab, source, destination, 4 << 20)
+            assert 60e6 < held < 90e6
+            assert min(free, most(lab, "h1", "h2", 32 << 20)) > 3 * held
         labs.link(lab, "h0", rate="none")
-        assert throughput(lab, "h0", "h1", 32 << 20) > 1e9
+        assert most(lab, "h0", "h1", 32 << 20) > 3 * held
 
     def test_loss_holds_in_both_directions(self, lab: Lab) -> None:
         assert arrived(lab, "h0", "h1", 2000) == 2000

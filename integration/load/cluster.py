@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 import shutil
-import socket
 from ipaddress import IPv4Network
 from pathlib import Path
+
+from free_ports import free_port
 
 from liveshift.runtime.config.cluster import Cluster, Endpoint, HostSettings, Paths, Timeouts, dump
 from liveshift.runtime.control import keys
@@ -23,7 +24,7 @@ def make(directory: Path, hosts: int, moves: int, timeouts: Timeouts | None = No
     """
     cluster = Cluster(
         name="load",
-        orchestrator=Endpoint("127.0.0.1", _free_port()),
+        orchestrator=Endpoint("127.0.0.1", free_port()),
         overlay=IPv4Network("10.99.0.0/16"),
         hosts=tuple(
             HostSettings(
@@ -73,9 +74,3 @@ def job_sizes(hosts: int) -> list[int]:
     has capsules."""
     size = min(hosts, MOST_PER_JOB)
     return [size] * (hosts * CAPSULES_PER_HOST // size)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

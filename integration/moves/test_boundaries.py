@@ -37,7 +37,7 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
     """Tried twice; the rank that owes is named with its threads; then it is frozen in place."""
     argv = (
         *(sys.executable, str(JOBS / "hidden_order.py")),
-        *("--steps", "60", "--pace", "0.3", "--out", "{out}"),
+        *("--steps", "300", "--pace", "0.3", "--out", "{out}"),
     )
     job = lab.start("hidden", argv, nnodes=3)
     job.wait_step(5)
@@ -55,7 +55,7 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
 
 def test_ranks_whose_pages_are_of_another_version(lab: LabSession, references: References) -> None:
     """As after an upgrade with another layout: agents cannot read them, nor close such gates."""
-    argv = ("python", str(JOBS / "tiny.py"), "--steps", "80", "--pace", "0.1", "--out", "{out}")
+    argv = ("python", str(JOBS / "tiny.py"), "--steps", "800", "--pace", "0.1", "--out", "{out}")
     job = lab.start("older", argv, nnodes=2)
     job.wait_step(5)
     another = layout.LAYOUT + 1

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from free_ports import free_port
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class References:
                 self._known[key] = self._run(argv, nnodes)
             except TimeoutError as hung:
                 # No fault of ours: the port was taken meanwhile, a rendezvous that never came.
-                warnings.warn(f"an untouched run is begun again: {hung}", stacklevel=2)
+                print(f"an untouched run is begun again: {hung}")
                 self._known[key] = self._run(argv, nnodes)
         return self._known[key]
 
@@ -84,7 +83,7 @@ class References:
         """Ends with all that they started, since torchrun's workers outlive a torchrun that is
         killed."""
         words = [word.replace("{out}", str(out)) for word in _unpaced(argv)]
-        port = str(_free_port())
+        port = str(free_port())
         processes: list[subprocess.Popen[bytes]] = []
         for rank in range(nnodes):
             env = {
@@ -136,9 +135,3 @@ def _unpaced(argv: Sequence[str]) -> list[str]:
         at = words.index("--pace")
         del words[at : at + 2]
     return words
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
