@@ -126,7 +126,7 @@ class CrowdProcess:
         words = ["-m", "load.crowd", str(config), msgspec.json.encode(pace).decode(), *hosts]
         self._process = subprocess.Popen(
             [sys.executable, *words],
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},  # as this process
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
