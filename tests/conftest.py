@@ -10,6 +10,7 @@ import pytest
 from checkout import ROOT
 from cli_harness import call, double, environment, gpt, start, terminal
 from frames import ear
+from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from link_harness import key_directory
 from machine_needs import skip_where_lacking
@@ -42,6 +43,9 @@ BUILD = ROOT / "build"
 """All that tests leave behind lies there, and in pytest's own folder if one fails."""
 
 set_hypothesis_home_dir(BUILD / "hypothesis")
+# An example that takes long on a loaded machine has found nothing.
+settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loaded")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(BUILD / "torchinductor")  # made by `import torch`
 
 

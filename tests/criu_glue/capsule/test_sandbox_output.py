@@ -84,8 +84,10 @@ def test_settling_waits_for_what_a_stopped_task_has_written(start: Start) -> Non
 
 @pytest.mark.root
 def test_settling_says_what_did_not_settle_and_who_has_ended(start: Start) -> None:
-    stands = start("sh", "-c", "sleep 0.5; echo late; exec sleep 60")
+    wait = "until [ -e /tmp/go ]; do sleep 0.01; done"
+    stands = start("sh", "-c", f"{wait}; echo late; exec sleep 60")
     os.kill(stands.init, signal.SIGSTOP)
+    (stands.root / "tmp/go").touch()
     until(lambda: output._in_pipes(stands))
     with pytest.raises(LiveshiftError, match="process 1 of gpt-1 did not settle"):
         output.settle(stands, deadline_s=0.1)

@@ -52,7 +52,8 @@ SCENES = {
     ),
     r"ctty inheritance detected": Scene(
         "import pty\npid, m = pty.fork()\n"
-        "if not pid:\n t = open('/dev/tty', 'wb'); time.sleep(600)\ntime.sleep(0.1)\n",
+        "if not pid:\n t = open('/dev/tty', 'wb'); os.write(1, b'x'); time.sleep(600)\n"
+        "os.read(m, 1)\n",
         "holds /dev/tty, which CRIU cannot dump",
     ),
     r"Unable to open \S*ptmx with specified index (\d+)": Scene(

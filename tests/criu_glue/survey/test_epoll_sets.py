@@ -7,7 +7,6 @@ import os
 import re
 import select
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +230,14 @@ import select
 epoll = select.epoll()
 pipes = [os.pipe() for _ in range(3)]
 epoll.register(pipes[0][0], 1)
+done = os.pipe()
 if not os.fork():
     epoll.register(pipes[1][0], 1)
     late = os.pipe()
     epoll.register(late[0], 1)
+    os.write(done[1], b"x")
     time.sleep(600)
-time.sleep(0.1)
+os.read(done[0], 1)
 alias = os.dup(pipes[2][0])
 epoll.register(alias, 1)
 copy = os.dup(alias)
@@ -251,7 +252,6 @@ def test_a_set_that_processes_share(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:
     here, there = new_sandboxes.counting(SHARED_SET), new_sandboxes.empty()
-    time.sleep(0.2)
     found = entries(here)
     assert sorted(entry.holder for entry in found) == [ROOT_PID, ROOT_PID + 1]
     moved(criu, here, there, place, sink)

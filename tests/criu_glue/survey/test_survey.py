@@ -126,19 +126,20 @@ def test_a_shared_file_is_looked_for_at_the_destination_while_it_has_its_name(
         ("import ctypes; u = ctypes.CDLL(None).syscall(323, 1)", "holds a userfaultfd"),
         (
             "pid = os.fork()\nif not pid:\n os.setsid()\n if os.fork(): os._exit(0)\n"
-            " time.sleep(60)\nos.waitpid(pid, 0); time.sleep(0.1)",
+            " time.sleep(60)\nos.waitpid(pid, 0)",
             "has left the command's process tree",
         ),
         (
             "import socket; s = socket.socketpair(); pid = os.fork()\nif not pid:\n os.setsid()\n"
-            " if os.fork(): os._exit(0)\n s[0].close(); time.sleep(60)\n"
-            "s[1].close(); os.waitpid(pid, 0); time.sleep(0.1)",
+            " if os.fork(): os._exit(0)\n s[0].close(); s[1].send(b'x'); time.sleep(60)\n"
+            "s[1].close(); os.waitpid(pid, 0); s[0].recv(1)",
             "has left the command's process tree",
         ),
         (
-            "import ctypes, threading\nif not os.fork():\n"
+            "import ctypes, threading\npid = os.fork()\nif not pid:\n"
             " threading.Thread(target=time.sleep, args=(60,)).start()\n"
-            " ctypes.CDLL(None).pthread_exit(None)\ntime.sleep(0.5)",
+            " ctypes.CDLL(None).pthread_exit(None)\n"
+            "while ') Z ' not in open(f'/proc/{pid}/stat').read(): time.sleep(0.01)",
             "has threads although its main thread has ended",
         ),
     ],

@@ -150,8 +150,9 @@ import pty
 pid, master = pty.fork()
 if not pid:
     tty = open("/dev/tty", "wb")
+    os.write(1, b"x")
     time.sleep(600)
-time.sleep(0.1)
+os.read(master, 1)
 for n in range(10**9): os.write(1, b"%d\\n" % n); time.sleep(0.01)
 """
 

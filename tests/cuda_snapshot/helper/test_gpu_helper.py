@@ -82,15 +82,16 @@ def test_what_is_no_cuda_process_has_no_state(helper: StartHelper) -> None:
 
 
 def test_work_that_does_not_end_leaves_it_running(
-    helper: StartHelper, process: StartProcess
+    helper: StartHelper, process: StartProcess, tmp_path: Path
 ) -> None:
-    gpu, target = helper(), process()
-    assert target.do("slow(3)") == 0
+    gpu, target, over = helper(), process(), tmp_path / "over"
+    assert target.do(f"until_there({str(over)!r})") == 0
     with pytest.raises(
         StepFailed, match=r"gpu lock: .*NOT_READY.*submitted to its GPU did not end.*it runs on"
     ):
         gpu.lock(target.pid, 0.05)
     assert gpu.state(target.pid) is CudaState.RUNNING
+    over.touch()
     gpu.lock(target.pid, 20)
     assert gpu.state(target.pid) is CudaState.LOCKED
 
@@ -191,10 +192,10 @@ def test_driver_570_restores_where_it_was_only(helper: StartHelper, process: Sta
 
 
 def test_one_operation_at_a_time_and_questions_meanwhile(
-    helper: StartHelper, process: StartProcess
+    helper: StartHelper, process: StartProcess, tmp_path: Path
 ) -> None:
-    gpu, slow, other = helper(), process(), process()
-    slow.do("slow(1)")
+    gpu, slow, other, over = helper(), process(), process(), tmp_path / "over"
+    assert slow.do(f"until_there({str(over)!r})") == 0
     with ThreadPoolExecutor() as threads:
         locking = threads.submit(gpu.lock, slow.pid, 60)
         until(lambda: busy(gpu, other))
@@ -203,10 +204,14 @@ def test_one_operation_at_a_time_and_questions_meanwhile(
         with pytest.raises(
             StepFailed,
             match=r"gpu lock: the GPU helper \d+ did not begin within 0.01 s: .* busy with gpu lock"
-            r" for 0 s",
+            r" for \d+ s",
         ):
             gpu.lock(other.pid, 5, turn_s=0.01)
-        gpu.lock(other.pid, 5)
+        waiting = threads.submit(gpu.lock, other.pid, 5)
+        assert gpu.host().gpus
+        assert not waiting.done()
+        over.touch()
+        waiting.result(20)
         assert gpu.state(slow.pid) is CudaState.LOCKED, "it had its turn first"
         locking.result(20)
     assert gpu.state(other.pid) is CudaState.LOCKED
@@ -215,14 +220,15 @@ def test_one_operation_at_a_time_and_questions_meanwhile(
 def test_what_a_client_asked_for_that_has_gone_is_not_done(
     helper: StartHelper, process: StartProcess, tmp_path: Path
 ) -> None:
-    gpu, slow, other = helper(), process(), process()
-    slow.do("slow(0.7)")
+    gpu, slow, other, over = helper(), process(), process(), tmp_path / "over"
+    assert slow.do(f"until_there({str(over)!r})") == 0
     with ThreadPoolExecutor() as threads:
         locking = threads.submit(gpu.lock, slow.pid, 60)
         until(lambda: busy(gpu, other))
         with gpu.connection() as connection:
             connection.channel.send(msgspec.msgpack.encode(Lock(other.pid, 60, 5)))
             connection.usable = False  # it is closed
+        over.touch()
         locking.result(20)
     until(lambda: "its client has gone" in (tmp_path / LOG).read_text())
     assert gpu.state(other.pid) is CudaState.RUNNING

@@ -103,14 +103,15 @@ def test_one_that_was_killed_is_replaced(helper: StartHelper, process: StartProc
 def test_sigterm_waits_for_the_end_of_an_operation(
     helper: StartHelper, process: StartProcess, tmp_path: Path
 ) -> None:
-    gpu, target = helper(), process()
+    gpu, target, over = helper(), process(), tmp_path / "over"
     pid = pid_of(gpu)
-    target.do("slow(0.6)")
+    assert target.do(f"until_there({str(over)!r})") == 0
     with ThreadPoolExecutor() as threads:
         locking = threads.submit(gpu.lock, target.pid, 60)
         until(lambda: busy(gpu, target))
         os.kill(pid, signal.SIGTERM)
         assert gpu.state(target.pid) is CudaState.RUNNING
+        over.touch()
         assert locking.result(20) is None
     until(lambda: gone(pid))
     assert gpu.state(target.pid) is CudaState.LOCKED, "said by the next one"
@@ -118,16 +119,17 @@ def test_sigterm_waits_for_the_end_of_an_operation(
 
 
 def test_whose_helper_dies_in_an_operation_is_told(
-    helper: StartHelper, process: StartProcess
+    helper: StartHelper, process: StartProcess, tmp_path: Path
 ) -> None:
-    gpu, target = helper(), process()
-    target.do("slow(0.6)")
+    gpu, target, over = helper(), process(), tmp_path / "over"
+    assert target.do(f"until_there({str(over)!r})") == 0
     with ThreadPoolExecutor() as threads:
         locking = threads.submit(gpu.lock, target.pid, 60)
         until(lambda: busy(gpu, target))
         os.kill(pid_of(gpu), signal.SIGKILL)
         with pytest.raises(Unreachable, match="does not answer"):
             locking.result(20)
+    over.touch()
     with suppress(LiveshiftError):  # it died before it had asked the driver, or the driver is at it
         gpu.lock(target.pid, 60)
     until(lambda: gpu.state(target.pid) is CudaState.LOCKED)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 
 class Inside:
@@ -117,7 +118,19 @@ class Inside:
 
     def slow(self, seconds: float) -> int:
         """A host function on the default stream that takes so long."""
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(seconds))
+        return self._submit(lambda: time.sleep(seconds))
+
+    def until_there(self, path: str) -> int:
+        """A host function on the default stream that ends once there is a file of that name."""
+
+        def wait() -> None:
+            while not os.path.exists(path):
+                time.sleep(0.002)
+
+        return self._submit(wait)
+
+    def _submit(self, work: Callable[[], None]) -> int:
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: work())
         self.kept.append(function)
         return int(self.cu.cuLaunchHostFunc(None, function, None))
 

@@ -35,11 +35,11 @@ class Restored:
 
 
 def first_progress(
-    restored: Restored, monkeypatch: pytest.MonkeyPatch, limit: float = 1.0
+    restored: Restored, monkeypatch: pytest.MonkeyPatch, limit: float = 1.0, rare: float = 0.05
 ) -> tuple[str, float]:
     """What is said, and after how many seconds."""
     monkeypatch.setattr(destination_handlers, "finished_by_pid", lambda sandbox: sandbox.look())
-    monkeypatch.setattr(destination_handlers, "RARE_S", 0.05)
+    monkeypatch.setattr(destination_handlers, "RARE_S", rare)
     serving: Any = object.__new__(destination_handlers.DestinationHandlers)
     began = time.monotonic()
     said = asyncio.run(serving._first_progress(restored, limit))
@@ -48,7 +48,8 @@ def first_progress(
 
 def test_a_collective_is_waited_for_where_it_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a job that computes meanwhile."""
-    said, _ = first_progress(Restored([7, 7, 7, 8], [1.0, 2.0]), monkeypatch)
+    restored = Restored([7, 7, 7, 8], [1.0, 2.0])
+    said, _ = first_progress(restored, monkeypatch, limit=90, rare=60)
     assert said == "until the first collective"
 
 

@@ -225,7 +225,8 @@ def test_a_deadline_goes_to_the_migrations_of_its_capsule_alone(scene: Scene) ->
 
 async def restore(scene: Scene) -> messages.Moved:
     moved = await scene.destination.restore(RESTORE)
-    await asyncio.sleep(0.05)  # what it has begun besides
+    begun_besides = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*begun_besides)
     return moved
 
 

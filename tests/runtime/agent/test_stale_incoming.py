@@ -35,7 +35,7 @@ class Scene(MigrationRegistry):
 
     host = "h1"
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._busy = set()
         self._capsule_table = cast(Any, self)
         self.ruling = Ruling.END
@@ -48,7 +48,7 @@ class Scene(MigrationRegistry):
         self.outgoing = {}
         self.receiver = cast(Any, SimpleNamespace(forget=lambda migration: None))
         self.reservations = cast(Any, SimpleNamespace(making=self.making))
-        timeouts = SimpleNamespace(prepare=2 * PATIENCE_S)
+        timeouts = SimpleNamespace(prepare=2 * patience_s)
         self.cluster = SimpleNamespace(timeouts=timeouts, host=lambda name: None)
         self.network = asyncio.Lock()
         self.rulings = Rulings(cast(Any, self), self, self.claimed)
@@ -86,7 +86,7 @@ def test_what_is_over_is_taken_away() -> None:
 
 
 def test_what_is_just_being_taken_away_is_waited_for() -> None:
-    scene = Scene()
+    scene = Scene(patience_s=60.0)
     scene.may_go.clear()
 
     async def both() -> None:

@@ -38,6 +38,24 @@ class Round:
         self.itself = self
 
 
+class Idle:
+    """Whether the daemon is idle. It is asked again only after malloc has given back."""
+
+    def __init__(self, idle: bool) -> None:
+        self.idle, self._asked = idle, 0
+
+    def __call__(self) -> bool:
+        self._asked += 1
+        return self.idle
+
+    async def asked_again(self) -> None:
+        """The first question shows the state of now; the second one comes after what it led to."""
+        until = self._asked + 2
+        async with asyncio.timeout(60):
+            while self._asked < until:
+                await asyncio.sleep(0.005)
+
+
 def main() -> None:
     kept: list[bytes] = []
     all_there = threading.Barrier(THREADS)
@@ -50,8 +68,9 @@ def main() -> None:
         thread.join()
 
     async def for_a_moment(idle: bool) -> int:
-        task = asyncio.create_task(heap.give_back(lambda: idle, 0.01))
-        await asyncio.sleep(0.2)
+        daemon = Idle(idle)
+        task = asyncio.create_task(heap.give_back(daemon, 0.01))
+        await daemon.asked_again()
         task.cancel()
         return resident()
 
@@ -60,15 +79,15 @@ def main() -> None:
 
 async def rounds() -> None:
     """Idle only in the end."""
-    seen, idle = [], asyncio.Event()
-    task = asyncio.create_task(heap.give_back(idle.is_set, 0.01))
-    await asyncio.sleep(0.1)
+    seen, daemon = [], Idle(False)
+    task = asyncio.create_task(heap.give_back(daemon, 0.01))
+    await daemon.asked_again()
     Round()
     for _ in range(2):
         seen.append(resident())
-        await asyncio.sleep(0.1)
-    idle.set()
-    await asyncio.sleep(0.3)
+        await daemon.asked_again()
+    daemon.idle = True
+    await daemon.asked_again()
     task.cancel()
     print(*seen, resident())
 

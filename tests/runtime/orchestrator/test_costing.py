@@ -5,7 +5,6 @@ for."""
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -153,9 +152,7 @@ def test_a_move_is_over_before_its_cost_is_known(scene: Scene) -> None:
             await scene.costing.begin(move)
             await move._end(MigrationStep.DONE)
 
-        began = time.monotonic()
         await scene.migrations._follow(move, work())
-        assert time.monotonic() - began < 1
         assert scene.over == [move]
         row = scene.fleet.journal.migration(1)
         assert row is not None

@@ -28,6 +28,25 @@ from liveshift.runtime.orchestrator.evacuation import Evacuation
 from liveshift.runtime.orchestrator.fleet import Fleet
 
 
+class Clock:
+    """Stands in for ``time`` in the module under test: it goes on where a test says so."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(evacuation, "time", made)
+    return made
+
+
 class StandIn:
     """Plans moves as MigrationPlanner would, and begins them as MigrationService would, while a
     spare is ``free``; a test says when they end."""
@@ -42,7 +61,8 @@ class StandIn:
         self.untils: dict[str, float | None] = {}
         self.predicted: dict[str, Prediction] = {}
         self.unplanned: set[str] = set()
-        self.plan_s = 0.0
+        self.plans_begun = 0
+        self.hold_plans: asyncio.Event | None = None
         self.told: list[tuple[str, Any]] = []
 
     async def request(self, host: str, message: Any, timeout: float) -> None:
@@ -51,7 +71,9 @@ class StandIn:
     async def plan(self, order: Order, *, watch: bool) -> Planned | LiveshiftError:
         capsule = order.capsule
         assert not watch, "for a host that must be empty soon no second is left for that"
-        await asyncio.sleep(self.plan_s)
+        self.plans_begun += 1
+        if self.hold_plans is not None:
+            await self.hold_plans.wait()
         if capsule.name in self.unplanned:
             raise Refused(f"{capsule.name} holds a lock")
         return Planned(capsule.name, capsule.host, "h2", [], 0, 0, self.predicted[capsule.name])
@@ -89,6 +111,14 @@ class Scene:
             self.fleet.jobs[name] = Job(name, Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
         self.moves = StandIn(self.fleet)
         self.evacuation = Evacuation(self.fleet, *(cast(Any, self.moves) for _ in range(2)))
+        self.looks = 0
+        start_next = self.evacuation._start_next
+
+        def counted(host: str) -> None:
+            start_next(host)
+            self.looks += 1
+
+        cast(Any, self.evacuation)._start_next = counted
 
     def taint(self, host: str) -> None:
         self.fleet.taints[host] = ("ECC errors", "root")
@@ -99,6 +129,23 @@ class Scene:
         while not true():
             assert time.monotonic() < deadline, f"it did not happen; asked: {self.moves.asked}"
             await asyncio.sleep(0.005)
+
+    async def look(self) -> None:
+        """Wait until the evacuation has looked at a tainted host, as things are now."""
+        looks = self.looks
+        self.evacuation.wake()
+        await self.until(lambda: self.looks > looks)
+
+    async def begins_after(self, clock: Clock, seconds: float) -> None:
+        """The next move begins in so many seconds, and not before."""
+        begun = len(self.moves.begun)
+        await self.look()
+        clock.now += seconds - 1
+        await self.look()
+        assert len(self.moves.begun) == begun
+        clock.now += 1
+        await self.look()
+        assert len(self.moves.begun) == begun + 1
 
     def untold(self) -> list[str]:
         return [e.text for e in self.fleet.journal.events("", 0) if e.kind == "not moved"]
@@ -186,14 +233,11 @@ def test_without_a_spare_it_is_said_once_and_tried_when_there_is_one(play: Play)
 
 
 def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    play: Play, clock: Clock
 ) -> None:
-    monkeypatch.setattr(evacuation, "RETRY_S", 0.5)
-
     async def act(scene: Scene) -> None:
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.begun) == 1)
-        failed = time.monotonic()
         scene.moves.end("m1", MigrationStep.FAILED)
         scene.evacuation.wake()
         await scene.until(lambda: len(scene.moves.begun) == 2)
@@ -201,56 +245,48 @@ def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
         scene.moves.end("m2", MigrationStep.DONE)
         await scene.until(lambda: len(scene.moves.begun) == 3)
         scene.moves.end("m3", MigrationStep.DONE)
-        await scene.until(lambda: len(scene.moves.begun) == 4)
+        await scene.begins_after(clock, evacuation.RETRY_S)
         assert scene.moves.begun[3].startswith("a/0")
-        assert time.monotonic() - failed >= 0.4
 
     play(act)
 
 
 def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    play: Play, clock: Clock
 ) -> None:
     """After its dump or restore failed twice with the same words: only when a person asks, or much
     later. What the survey has found is looked for again, less and less often."""
-    monkeypatch.setattr(evacuation, "RETRY_S", 0.05)
-    monkeypatch.setattr(evacuation, "AT_MOST_S", 0.8)
 
     async def act(scene: Scene) -> None:
         for name in ("a/1", "b/1"):
             scene.fleet.capsule(name)[1].code = 0
         scene.taint("h1")
-        for number in (1, 2):
-            await scene.until(lambda: len(scene.moves.begun) == number)  # noqa: B023 - called in this turn only
-            assert scene.moves.begun[-1].startswith("a/0")
-            failed = SourceFailed("dump", "CRIU could not dump a/0: so")
-            scene.moves.end(f"m{number}", MigrationStep.FAILED, failed)
+        await scene.look()
+        failed = SourceFailed("dump", "CRIU could not dump a/0: so")
+        scene.moves.end("m1", MigrationStep.FAILED, failed)
+        await scene.begins_after(clock, evacuation.RETRY_S)
+        scene.moves.end("m2", MigrationStep.FAILED, failed)
+        await scene.look()
+        assert [each.split(":")[0] for each in scene.moves.begun] == ["a/0", "a/0"]
         scene.fleet.capsule("a/1")[1].code = None
-        scene.evacuation.wake()
-        await scene.until(lambda: len(scene.moves.begun) == 3)
-        assert scene.moves.begun[2].startswith("a/1")
-        began = time.monotonic()
+        await scene.look()
         refused = SourceRefused("process 7 holds it", hint="close it")
-        waits = []
-        for number in range(3, 7):
+        for number, doubled in enumerate((2, 4, 8), 3):
             scene.moves.end(f"m{number}", MigrationStep.FAILED, refused)
-            since = time.monotonic()
-            scene.evacuation.wake()
-            await scene.until(lambda: len(scene.moves.begun) > number)  # noqa: B023 - called in this turn only
-            waits.append(time.monotonic() - since)
-            if number < 6:
-                assert scene.moves.begun[number].startswith("a/1"), scene.moves.begun
-        assert time.monotonic() - began < 2.5
-        assert [wait > least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=False)]
-        scene.moves.end("m7", MigrationStep.DONE)
+            await scene.begins_after(clock, evacuation.RETRY_S * doubled)
+        assert [each.split(":")[0] for each in scene.moves.begun[2:]] == ["a/1"] * 4
+        scene.moves.end("m6", MigrationStep.DONE)
+        await scene.look()
+        assert len(scene.moves.begun) == 6, "a/0 still waits"
         scene.taint("h1")  # a person asks
-        await scene.until(lambda: scene.moves.begun[-1].startswith("a/0"))
+        await scene.look()
+        assert scene.moves.begun[-1].startswith("a/0")
         told = scene.untold()
         assert len(told) == 3, told
-        assert "no other host is tried for 0 s, as the cause is in it: dump: CRIU could" in told[0]
-        assert "no other host is tried for 1 s, as the cause is in it: dump: CRIU could" in told[1]
+        assert "no other host is tried for 30 s, as the cause is in it: dump: CRIU" in told[0]
+        assert "no other host is tried for 600 s, as the cause is in it: dump: CRIU" in told[1]
         assert "(`liveshift migrate a/0` tries again now)" in told[1]
-        assert "for 0 s, as the cause is in it: process 7 holds it" in told[2]
+        assert "for 60 s, as the cause is in it: process 7 holds it" in told[2]
 
     play(act)
 
@@ -382,14 +418,17 @@ def test_nothing_begins_before_the_last_of_two_plans_is_made(play: Play) -> None
         return await soon(scene, within, a0=1.0, a1=1.0, b1=1.0)
 
     async def act(scene: Scene) -> None:
-        scene.moves.plan_s = 0.1
+        first_may_end = scene.moves.hold_plans = asyncio.Event()
         first = asyncio.create_task(tainted(scene, 60.0))
-        await asyncio.sleep(0.02)  # now its plans are under way
-        scene.moves.plan_s = 0.5
+        await scene.until(lambda: scene.moves.plans_begun == 3)
+        second_may_end = scene.moves.hold_plans = asyncio.Event()
         second = asyncio.create_task(tainted(scene, 6.5))
+        await scene.until(lambda: scene.moves.plans_begun == 6)
+        first_may_end.set()
         assert not (await first).together
-        await asyncio.sleep(0.1)
+        await scene.look()
         assert not scene.moves.begun
+        second_may_end.set()
         assert (await second).together
         await scene.until(lambda: len(scene.moves.begun) == 3)
 

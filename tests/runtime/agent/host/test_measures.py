@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent notes of a capsule that leaves or comes, for what the move costs; the capsule's
-clock is the test's."""
+"""What an agent notes of a capsule that leaves or comes, for what the move costs; the time of both
+is the test's."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,12 +19,33 @@ from liveshift.runtime.agent.host.usual_rate import UsualRate
 from liveshift.runtime.cost.lost_time import COLLECTIVES, RUN_TIME
 from liveshift.runtime.messages import EndMeasure, StartMeasure, Worked
 
+T = TypeVar("T")
 RATE = 200.0
 START, END = StartMeasure("m1", "gpt/1"), EndMeasure("m1", "gpt/1")
 
 
+class Clock:
+    """Stands in for ``time`` and ``asyncio`` in the module: time passes only where it is slept."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def to_thread(self, read: Callable[[], T]) -> T:
+        return read()
+
+
+CLOCK = Clock()
+
+
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("time", "asyncio"):
+        monkeypatch.setattr(measures, name, CLOCK)
     for name, seconds in {
         "AFTER_S": 0.1,
         "WATCH_S": 0.3,
@@ -47,7 +67,7 @@ class Capsule:
     stands_since: float | None = None
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic() - self.trained_s
+        self.began = CLOCK.now - self.trained_s
         self.rate, self.computes = UsualRate(), UsualRate()
         self.run_time = SimpleNamespace(progress=lambda at_once=False: self.count())
         usual = self.rate if self.clock == COLLECTIVES else self.computes
@@ -55,7 +75,7 @@ class Capsule:
             usual.heartbeat(self.began + 0.4 * n, int(0.4 * n * RATE))
 
     def count(self) -> int:
-        return int(((self.stands_since or time.monotonic()) - self.began) * RATE)
+        return int(((self.stands_since or CLOCK.now) - self.began) * RATE)
 
     def collectives(self) -> int:
         return self.count() if self.clock == COLLECTIVES else 0
@@ -90,9 +110,9 @@ def test_one_that_has_left_is_asked_for_what_it_had_made() -> None:
         measured.sent("m1", 246)
         capsules.clear()
 
-    began = time.monotonic()
+    began = CLOCK.now
     said = leaves(Capsule(), gone)
-    assert time.monotonic() - began < 0.1, "nobody waits for a host that has nothing to watch"
+    assert CLOCK.now == began, "nobody waits for a host that has nothing to watch"
     assert (said.clock, said.end, said.seconds, said.sent, said.why_not) == (
         COLLECTIVES,
         None,
@@ -101,8 +121,8 @@ def test_one_that_has_left_is_asked_for_what_it_had_made() -> None:
         "",
     )
     assert said.rate == pytest.approx(RATE, rel=0.02)
-    assert said.begin == pytest.approx(20 * RATE, abs=5)
-    assert said.counted == pytest.approx(20 * RATE, abs=5)
+    assert said.begin == pytest.approx(20 * RATE, abs=1)
+    assert said.counted == pytest.approx(20 * RATE, abs=1)
     assert said.cpu_s >= 0
 
 
@@ -110,21 +130,21 @@ def test_run_time_ends_where_it_was_stopped() -> None:
     capsule = Capsule(RUN_TIME)
 
     def gone(measured: Measures, capsules: dict[str, Capsule]) -> None:
-        time.sleep(0.2)
+        CLOCK.now += 0.2
         measured.stops("m1")
         capsules.clear()
 
     said = leaves(capsule, gone)
     assert said.clock == RUN_TIME
     assert said.end is not None
-    assert said.end - said.begin == pytest.approx(0.2 * RATE, abs=10)
+    assert said.end - said.begin == pytest.approx(0.2 * RATE, abs=1)
 
 
 def test_one_that_stays_is_watched() -> None:
     said = leaves(Capsule(), lambda *_: None)
     assert said.end is not None
     # As many as it makes until the moment that this belongs to.
-    assert said.end - said.begin == pytest.approx(said.seconds * RATE, abs=10)
+    assert said.end - said.begin == pytest.approx(said.seconds * RATE, abs=2)
     assert 0.1 < said.seconds < 0.5
 
 
@@ -148,7 +168,7 @@ def test_one_that_comes_counts_from_where_it_was() -> None:
         (lambda: Capsule(trained_s=1.0), lambda *_: None, "had not trained long enough"),
         (lambda: Capsule(code=0), lambda *_: None, "the job ended, or moved on"),
         (
-            lambda: Capsule(stands_since=time.monotonic()),
+            lambda: Capsule(stands_since=CLOCK.now),
             lambda *_: None,
             "the job made no progress in",
         ),
@@ -167,9 +187,9 @@ def test_what_cannot_be_counted_says_why(
 
 
 def test_nobody_watches_one_of_which_it_is_known_that_it_cannot_be_counted() -> None:
-    began = time.monotonic()
+    began = CLOCK.now
     said = leaves(Capsule(RUN_TIME), lambda measured, _: measured.stops("m1"))
-    assert time.monotonic() - began < 0.1
+    assert CLOCK.now == began
     assert (said.seconds, said.why_not != "") == (0.0, True)
 
 
