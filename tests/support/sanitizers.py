@@ -33,10 +33,10 @@ FOUND = 66
 """The exit status of a process in which a sanitizer has found something."""
 
 GUESSES_NO_TLS = "intercept_tls_get_addr=0"
-"""libtsan of gcc 12 takes 16 bytes before a thread's block of thread-local memory for a header of
-glibc 2.19 where that block begins 16 bytes behind a page's start, one block in 256. With glibc ≥ 2.25
-there is none: it then marks from one arbitrary pointer on as many bytes as another one's value, and
-ends with "failed to allocate". Seen with CPython, whose cffi has such memory for each thread."""
+"""Where a thread's block of thread-local memory begins 16 bytes behind a page's start, libtsan of
+gcc 12 takes what is before it for a header of glibc 2.19. glibc has none since 2.25: then libtsan
+marks from one arbitrary pointer on as many bytes as another one's value, and ends with "failed to
+allocate". CPython's cffi has such memory in each thread."""
 
 OPTIONS = {
     "ASAN_OPTIONS": f"detect_leaks=1:abort_on_error=0:exitcode={FOUND}",
