@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -12,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from lab_place import a_place
+from lab_place import a_place, lab_name
 from lab_session import BRISK, LabSession, NewLab, a_lab, environment
 from machine_needs import skip_where_lacking
 from open_python import NOBODY, OpenPython, opened_python
@@ -55,7 +54,7 @@ def open_python(place: Path) -> Iterator[OpenPython]:
 @pytest.fixture(scope="session")
 def new_lab_name() -> Callable[[], str]:
     """Names that no other test run on this machine uses."""
-    return lambda: "t" + secrets.token_hex(3)
+    return lab_name
 
 
 @pytest.fixture(scope="module")

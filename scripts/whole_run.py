@@ -8,6 +8,8 @@ every list passed; a test that was skipped has tested nothing, and counts as one
 what the machine itself cannot have is excepted, and named: FACTS in tests/support/machine_needs.py.
 
 It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment.
+In the end it removes labs that are still there: where a run of several processes is interrupted,
+pytest-xdist kills those that are at it after some seconds, and nobody else knows of their labs.
 
 Tests measure times and make labs, so that two whole runs at once would fail each other. The second
 one is refused, also in another clone, and beside `make demo`; a pytest started by hand is not.
@@ -16,9 +18,11 @@ one is refused, also in another clone, and beside `make demo`; a pytest started 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,11 +30,15 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "integration" / "support"))
 
+import lab_place
 import machine_needs
 
 from liveshift.errors import LiveshiftError
+from liveshift.launcher import lab
 from liveshift.launcher.alone import alone
+from liveshift.launcher.client.context import LAB_ROOT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
@@ -91,7 +99,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with alone(name):
             before = clutter()
-            code = _run_all(runs)
+            with tempfile.TemporaryDirectory() as made:
+                os.environ[lab_place.MADE] = made
+                try:
+                    code = _run_all(runs)
+                finally:
+                    take_down(Path(made))
             left = [] if code == INTERRUPTED else sorted(clutter() - before)
             if left:
                 print(f"error: left in the checkout: {', '.join(left)}", file=sys.stderr)
@@ -99,6 +112,18 @@ def main(arguments: Sequence[str]) -> int:
     except LiveshiftError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
+
+
+def take_down(made: Path) -> None:
+    """Remove the labs and the places whose names lie in ``made``, if they are still there."""
+    places = [*made.glob("place-*")]
+    for note in {*made.iterdir()}.difference(places):
+        os.environ[LAB_ROOT_VARIABLE] = note.read_text()
+        if note.name in lab.names():
+            print(f"removing the lab {note.name}, which an interrupted test has left", flush=True)
+            lab.down(note.name)
+    for note in places:  # the hosts of the labs have used them
+        shutil.rmtree(note.read_text(), ignore_errors=True)
 
 
 def clutter() -> set[str]:

@@ -7,13 +7,13 @@ Rank 0 stays on h0; rank 1, the capsule of all cells, goes to and fro between h1
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lab_place import lab_name
 from lab_session import BRISK, LONG, LabSession
 from moving_job import Job
 from reference_runs import References
@@ -94,7 +94,7 @@ class Scene:
         """Have a lab, and a job that trains with steps enough to go; rank 1 is at ``source``."""
         self._reference = self._reference or self._read_reference()
         if self._session is None:
-            self._session = LabSession("m" + secrets.token_hex(3), self._place)
+            self._session = LabSession(lab_name("m"), self._place)
             self._session.up("--hosts", "3", "--timeouts", TIMEOUTS, *BRISK)
             for host in HOSTS:
                 self._state_in_memory(host)

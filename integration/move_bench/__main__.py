@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from lab_place import a_place, as_program
+from lab_place import a_place, as_program, lab_name
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -66,7 +65,7 @@ def main() -> int:
         with a_place(may_remain=True) as place, console.status("making a lab") as status:
             lines = _Lines(cases, run)
             bench(
-                "b" + secrets.token_hex(3),
+                lab_name("b"),
                 place,
                 cases,
                 run,

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 import time
 from pathlib import Path
 
-from lab_place import a_place, as_program
+from lab_place import a_place, as_program, lab_name
 from rich.console import Console
 
 from liveshift.errors import LiveshiftError
@@ -42,7 +41,7 @@ def main() -> int:
         with a_place() as place, console.status("making a lab") as status:
             lines = _Lines(args.seconds)
             report = soak(
-                "s" + secrets.token_hex(3),
+                lab_name("s"),
                 place,
                 args.seconds,
                 lambda rounds, watch, now: status.update(lines.line(rounds, watch, now)),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab_place import lab_name
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import Lab, making, wiring
@@ -58,7 +58,7 @@ def reaches(lab: Lab, source: str, destination: str, seconds: float = 2.0) -> bo
 
 
 def fresh_name() -> str:
-    return f"t{secrets.token_hex(3)}"
+    return lab_name()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where labs of ours keep what they write, and how a program that makes labs begins."""
+"""Names and places of the labs that tests make, and how a program that makes labs begins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from liveshift.launcher.lab.record import root
+
+MADE = "LIVESHIFT_TEST_MADE"
+"""A directory of a whole run, in which each lab and each place of its tests has a file: what an
+interrupted test has left, scripts/whole_run.py removes."""
+
 PLACE = Path("/var/lib/liveshift-test")
 """On the machine's own disk, which all lab hosts share, and open to every user."""
+
+
+def lab_name(letter: str = "t") -> str:
+    """A name that no other lab on this machine has."""
+    name = letter + secrets.token_hex(3)
+    _note(name, str(root()))
+    return name
+
+
+def _note(name: str, where: str) -> None:
+    if made := os.environ.get(MADE):
+        (Path(made) / name).write_text(where)
 
 
 @contextmanager
@@ -21,6 +39,8 @@ def a_place(*, kept: bool = False, may_remain: bool = False) -> Iterator[Path]:
     """A directory of our own, removed at the end unless ``kept``; OSError where that cannot be,
     unless it ``may_remain``."""
     place = PLACE / secrets.token_hex(4)
+    if not kept:
+        _note(f"place-{place.name}", str(place))
     place.mkdir(parents=True)
     PLACE.chmod(0o755)
     try:

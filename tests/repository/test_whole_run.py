@@ -319,3 +319,28 @@ def test_an_interrupted_run_ends_in_order_and_begins_no_other(
         assert run.wait(30) == 130
     assert (tmp_path / "ended").exists()
     assert not (tmp_path / "second").exists()
+
+
+def test_labs_and_places_that_a_killed_test_has_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest-xdist kills its processes some seconds after an interruption."""
+    whole_run = script("whole_run")
+    made, place = tmp_path / "made", tmp_path / "place"
+    made.mkdir()
+    (place / "results").mkdir(parents=True)
+    (made / "place-1").write_text(str(place))
+    for lab in ("tgone", "tleft"):
+        (made / lab).write_text(f"/roots/{lab}")
+    done: list[tuple[str, str, bool]] = []
+    variable = whole_run.LAB_ROOT_VARIABLE
+    monkeypatch.setenv(variable, "/roots/before")
+    monkeypatch.setattr(whole_run.lab, "names", lambda: ["tleft", "somebodys"])
+    monkeypatch.setattr(
+        whole_run.lab,
+        "down",
+        lambda name: done.append((name, os.environ[variable], place.exists())),
+    )
+    whole_run.take_down(made)
+    assert done == [("tleft", "/roots/tleft", True)]
+    assert not place.exists()

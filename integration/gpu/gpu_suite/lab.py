@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from device_jobs import Device
 from gpu_lab import PROBED_S, GpuLab
+from lab_place import lab_name
 from lab_session import ROOT, LabSession, a_lab, eventually
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -23,7 +23,7 @@ from .step import Step
 def lab(step: Step, hosts: int, *options: str) -> Iterator[LabSession]:
     """A lab that ends with the step, also with one that is killed. Each host knows by now whether
     its driver bears the fast path; what it found is among the step's figures."""
-    name = "g" + secrets.token_hex(3)
+    name = lab_name("g")
     with (step.work / LABS).open("a") as labs:
         print(name, file=labs)
     where = ("--shared", str(ROOT)) if str(ROOT).startswith(("/tmp/", "/dev/shm/")) else ()
