@@ -14,9 +14,9 @@ from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
+from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
-from . import run_spec
 from .journal import Journal
 from .spares import NO_GPUS, GpuNeed, HostView
 

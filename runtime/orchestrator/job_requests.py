@@ -11,8 +11,8 @@ import time
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
+from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for
-from . import run_spec
 from .address_book import AddressBook
 from .agents import Agents
 from .endings import Endings

@@ -10,7 +10,7 @@ from fleet_scene import CLUSTER, a_fleet
 
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import RunJob
-from liveshift.runtime.orchestrator import run_spec
+from liveshift.runtime.model import run_spec
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.status import status
 
