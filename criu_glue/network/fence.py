@@ -231,7 +231,7 @@ def stands(overlay: Overlay) -> bool:
     return nft_elements("set", *TABLE.split(), f"placed_{overlay.vni}") is not None
 
 
-def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
+def accept(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     """From now on accept each mobile address only from its host (None: from its port here).
 
     Only differences are written, since removing an element costs a grace period of the kernel

@@ -157,7 +157,7 @@ def _lay_again(
     fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
     for index, alias in ports.items():
         fence.guard(overlay, index, int(alias) if alias.isdecimal() else None)
-    fence.hear(overlay, where)
+    fence.accept(overlay, where)
     _enter_relay(overlay, host_address, relay)
 
 
@@ -282,7 +282,7 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
 
     The fence changes first, so that it drops frames from the old host from then on.
     """
-    fence.hear(overlay, where)
+    fence.accept(overlay, where)
     macs = {mac(address): host for address, host in where.items()}
     known = [line for line in _forwarding(overlay) if line["mac"] in macs]
     commands = [

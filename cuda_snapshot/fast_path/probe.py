@@ -65,20 +65,20 @@ class FastPath:
 
     def begin(
         self,
-        told: Callable[[], Inventory],
+        inventory: Callable[[], Inventory],
         turn: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Start the trial in the background. ``told`` returns NVML's answer, ``turn`` gives a turn
-        among the operations."""
-        threading.Thread(target=self._find_out, args=(told, turn), daemon=True).start()
+        """Start the trial in the background. ``inventory`` returns NVML's answer; ``turn`` gives a
+        turn among the operations."""
+        threading.Thread(target=self._find_out, args=(inventory, turn), daemon=True).start()
 
     def _find_out(
         self,
-        told: Callable[[], Inventory],
+        inventory: Callable[[], Inventory],
         turn: Callable[[], AbstractContextManager[None]],
     ) -> None:
         try:
-            host = told()
+            host = inventory()
             known = self._remembered(host)
             if known is None:
                 with turn():

@@ -49,15 +49,15 @@ class Control:
         }
 
     def _host(self, caller: Caller, request: GetHost) -> HostGpus:
-        told = self._operations.nvml.inventory()
+        found = self._operations.nvml.inventory()
         driver, us = self._operations.driver, {os.getpid(), *self._fast_path.pids}
         return HostGpus(
             cuda=driver.cuda,
-            driver=told.driver or "",
-            gpus=tuple(_without(gpu, us) for gpu in told.devices),
-            why_none=told.why_none,
+            driver=found.driver or "",
+            gpus=tuple(_without(gpu, us) for gpu in found.devices),
+            why_none=found.why_none,
             can_remap=driver.can_remap,
-            mps=any(gpu.mps for gpu in told.devices),
+            mps=any(gpu.mps for gpu in found.devices),
             fast_path=self._fast_path.why,
             sessions=self._fast_path.sessions,
         )

@@ -241,9 +241,9 @@ class Operations:
                 state = _STATES[self.driver.state(pid)]
             except CudaError:
                 state = "" if error.result in NO_CUDA else "its state is unknown"
-            told = "; ".join(text for text in (words, state) if text)
+            cause = "; ".join(text for text in (words, state) if text)
             raise StepFailed(
-                f"gpu {what}", f"process {pid}: {error}{': ' if told else ''}{told}"
+                f"gpu {what}", f"process {pid}: {error}{': ' if cause else ''}{cause}"
             ) from None
 
 

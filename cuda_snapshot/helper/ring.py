@@ -35,17 +35,17 @@ SIZES = "LIVESHIFT_GPU_RING"
 def sizes() -> tuple[int, int]:
     """The number of slots and the bytes of one: from the environment, or the defaults. Raises
     LiveshiftError if the variable is wrong."""
-    told = os.environ.get(SIZES)
-    if not told:
+    given = os.environ.get(SIZES)
+    if not given:
         return SLOTS, SLOT_BYTES
-    slots, _, slot_bytes = told.partition("x")
+    slots, _, slot_bytes = given.partition("x")
     try:
         chosen = int(slots), int(slot_bytes)
     except ValueError:
         chosen = 0, 0
     # Two slots at least: while the client has one, the GPU fills the other.
     if chosen[0] < 2 or chosen[1] < mmap.PAGESIZE or chosen[1] % mmap.PAGESIZE:
-        raise LiveshiftError(f"{SIZES} is {told!r}, but must be SLOTSxBYTES in whole pages")
+        raise LiveshiftError(f"{SIZES} is {given!r}, but must be SLOTSxBYTES in whole pages")
     return chosen
 
 

@@ -19,7 +19,16 @@ from .blocks import Figures
 from .channel import Channel
 from .connection import Closing, contact
 from .ring import PATIENCE_S
-from .slots import Finish, Free, Said, SlotFilled, TransferEnded, hear, hear_ring, say
+from .slots import (
+    Finish,
+    Free,
+    RingMessage,
+    SlotFilled,
+    TransferEnded,
+    receive_message,
+    receive_ring,
+    send_message,
+)
 
 STALL_S = 120.0
 """If the helper sends nothing for this many seconds during a copy, a GPU hangs."""
@@ -38,7 +47,7 @@ class _RingUser(Closing):
         try:
             with contact(COPY):
                 channel.socket.settimeout(PATIENCE_S + STALL_S)  # the helper may wait for a ring
-                self._ring, fd = hear_ring(channel)
+                self._ring, fd = receive_ring(channel)
                 channel.socket.settimeout(STALL_S)
             if fd is not None:
                 try:
@@ -68,27 +77,27 @@ class _RingUser(Closing):
         at = number * self._ring.slot_bytes
         return memoryview(self._memory)[at + start : at + end]
 
-    def _hear(self) -> Said:
+    def _receive(self) -> RingMessage:
         with contact(COPY):
-            return hear(self._channel)
+            return receive_message(self._channel)
 
-    def _say(self, word: Said) -> None:
+    def _send(self, message: RingMessage) -> None:
         try:
             with contact(COPY):
-                say(self._channel, word)
+                send_message(self._channel, message)
         except Unreachable:
             # The helper may have sent the reason before it closed the connection.
             with suppress(Unreachable):
-                while not isinstance(ended := self._hear(), TransferEnded):
+                while not isinstance(ended := self._receive(), TransferEnded):
                     pass
                 self._ended(ended)
             raise
 
-    def _ended(self, word: TransferEnded) -> None:
+    def _ended(self, message: TransferEnded) -> None:
         self.close()
-        if word.error is not None:
-            raise from_wire(*word.error)
-        self.figures = word.figures
+        if message.error is not None:
+            raise from_wire(*message.error)
+        self.figures = message.figures
 
 
 class Drain(_RingUser, Iterator[memoryview]):
@@ -104,21 +113,21 @@ class Drain(_RingUser, Iterator[memoryview]):
             raise StopIteration
         try:
             if self._last is not None:
-                self._say(Free(self._last))
+                self._send(Free(self._last))
                 self._last = None
-            word = self._hear()
-            if isinstance(word, TransferEnded):
-                self._ended(word)
+            message = self._receive()
+            if isinstance(message, TransferEnded):
+                self._ended(message)
                 if self._seen != self.total:
                     raise LiveshiftError(
                         f"the GPU helper gave {self._seen} of {self.total} bytes of device memory"
                     )
                 raise StopIteration
-            if not isinstance(word, SlotFilled):
-                raise LiveshiftError(f"the GPU helper said {word!r} while memory was copied out")
-            self._last = word.slot
-            self._seen += word.size
-            return self._slot(word.slot, 0, word.size)
+            if not isinstance(message, SlotFilled):
+                raise LiveshiftError(f"the GPU helper sent {message!r} while memory was copied out")
+            self._last = message.slot
+            self._seen += message.size
+            return self._slot(message.slot, 0, message.size)
         except BaseException:
             self.close()
             raise
@@ -150,7 +159,7 @@ class Filler(_RingUser):
         if not self._ring.slots:
             raise LiveshiftError("there is no device memory to fill")
         while not self._free:
-            self._take(self._hear())
+            self._take(self._receive())
         return self._slot(self._free[0], self._at, self._ring.slot_bytes)
 
     def advance(self, size: int) -> None:
@@ -167,22 +176,22 @@ class Filler(_RingUser):
         if self.figures is None:
             if self._ring.slots:
                 self._flush()
-                self._say(Finish())
+                self._send(Finish())
             while self.figures is None:
-                self._take(self._hear())
+                self._take(self._receive())
         return self.figures
 
     def _flush(self) -> None:
         if self._at:
-            self._say(SlotFilled(self._free.popleft(), self._at))
+            self._send(SlotFilled(self._free.popleft(), self._at))
             self._at = 0
 
-    def _take(self, word: Said) -> None:
-        if isinstance(word, TransferEnded):
-            self._ended(word)
+    def _take(self, message: RingMessage) -> None:
+        if isinstance(message, TransferEnded):
+            self._ended(message)
             if not self.figures:
                 raise LiveshiftError("the GPU helper ended the copy without a result")
-        elif isinstance(word, Free):
-            self._free.append(word.slot)
+        elif isinstance(message, Free):
+            self._free.append(message.slot)
         else:
-            raise LiveshiftError(f"the GPU helper said {word!r} while memory was copied in")
+            raise LiveshiftError(f"the GPU helper sent {message!r} while memory was copied in")

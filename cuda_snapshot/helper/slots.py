@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words (messages) on a connection while device memory is copied through a ring of slots.
+"""The messages on a connection while device memory is copied through a ring of slots.
 
 The helper begins with a RingHere, with the ring's memfd. Copy out: the helper sends SlotFilled, and
 the client sends Free when it has read the slot. Copy in: the client has all slots at first and
 sends SlotFilled, and the helper sends Free. Slots are used in order. TransferEnded is the helper's
-last word. Another copy may use the ring only when the client has closed the connection, since until
-then the client may still read or write there.
+last message. Another copy may use the ring only when the client has closed the connection, since
+until then the client may still read or write there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from .blocks import Figures
 from .channel import Channel
 
 
-class Word(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
-    """Base of all words; the tag is the class name."""
+class RingMessageBase(
+    msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True
+):
+    """Base of all messages; the tag is the class name."""
 
 
-class RingHere(Word, frozen=True):
+class RingHere(RingMessageBase, frozen=True):
     """The ring of this copy. If there is nothing to copy: 0 slots and no memfd."""
 
     slots: int
@@ -33,69 +35,69 @@ class RingHere(Word, frozen=True):
     """Bytes of the key's blocks."""
 
 
-class SlotFilled(Word, frozen=True):
+class SlotFilled(RingMessageBase, frozen=True):
     """A slot holds the next ``size`` bytes."""
 
     slot: int
     size: int
 
 
-class Free(Word, frozen=True):
+class Free(RingMessageBase, frozen=True):
     """A slot may be filled again."""
 
     slot: int
 
 
-class Finish(Word, frozen=True):
+class Finish(RingMessageBase, frozen=True):
     """The client has sent all bytes."""
 
 
-class TransferEnded(Word, frozen=True):
+class TransferEnded(RingMessageBase, frozen=True):
     """The copy is over: its figures, or its error as errors.to_wire makes it."""
 
     figures: Figures | None
     error: tuple[str, str, str | None] | None
 
 
-Said = RingHere | SlotFilled | Free | Finish | TransferEnded
-_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+RingMessage = RingHere | SlotFilled | Free | Finish | TransferEnded
+_decoder: msgspec.msgpack.Decoder[RingMessage] = msgspec.msgpack.Decoder(RingMessage)
 
 
-def say(channel: Channel, word: Said, *descriptors: int) -> None:
-    """Send a word. Raises OSError."""
-    channel.send(msgspec.msgpack.encode(word), descriptors)
+def send_message(channel: Channel, message: RingMessage, *descriptors: int) -> None:
+    """Send a message. Raises OSError."""
+    channel.send(msgspec.msgpack.encode(message), descriptors)
 
 
-def hear(channel: Channel) -> Said:
-    """Wait for the next word. Raises OSError, EOFError."""
+def receive_message(channel: Channel) -> RingMessage:
+    """Wait for the next message. Raises OSError, EOFError."""
     return _decode(channel.receive())
 
 
-def hear_ring(channel: Channel) -> tuple[RingHere, int | None]:
-    """Wait for the first word and the memfd, which the caller must close. Raises LiveshiftError if
-    the helper reports instead why there is no ring; OSError, EOFError."""
+def receive_ring(channel: Channel) -> tuple[RingHere, int | None]:
+    """Wait for the first message and the memfd, which the caller must close. Raises LiveshiftError
+    if the helper reports instead why there is no ring; OSError, EOFError."""
     raw, descriptors = channel.receive_all()
     try:
-        word = _decode(raw)
-        if isinstance(word, TransferEnded) and word.error is not None:
-            raise from_wire(*word.error)
-        if not isinstance(word, RingHere) or len(descriptors) != (1 if word.slots else 0):
-            raise LiveshiftError(f"the GPU helper said {word!r} where a ring was due")
+        message = _decode(raw)
+        if isinstance(message, TransferEnded) and message.error is not None:
+            raise from_wire(*message.error)
+        if not isinstance(message, RingHere) or len(descriptors) != (1 if message.slots else 0):
+            raise LiveshiftError(f"the GPU helper sent {message!r} where a ring was due")
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    return word, descriptors[0] if descriptors else None
+    return message, descriptors[0] if descriptors else None
 
 
 def waiting(channel: Channel) -> bool:
-    """Whether a word has come or the peer has gone, so that :func:`hear` would not block."""
+    """Whether a message has come or the peer has gone: :func:`receive_message` would not block."""
     poll = select.poll()
     poll.register(channel.socket, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _decode(raw: bytes) -> Said:
+def _decode(raw: bytes) -> RingMessage:
     try:
         return _decoder.decode(raw)
     except msgspec.MsgspecError as error:

@@ -19,7 +19,17 @@ from .contexts import Contexts
 from .copying import Copies
 from .device_memory import DeviceMemory, KeyHolding
 from .ring import CopyRing, CopyRings
-from .slots import Finish, Free, RingHere, Said, SlotFilled, TransferEnded, hear, say, waiting
+from .slots import (
+    Finish,
+    Free,
+    RingHere,
+    RingMessage,
+    SlotFilled,
+    TransferEnded,
+    receive_message,
+    send_message,
+    waiting,
+)
 
 Copy = Callable[[Channel, KeyHolding, CopyRing, Copies], Figures]
 
@@ -50,20 +60,20 @@ class Transfers:
                 raise
             except Exception as error:
                 ended = TransferEnded(None, to_wire(error))
-            say(channel, ended)
+            send_message(channel, ended)
             while True:
-                hear(channel)
+                receive_message(channel)
         self._rings.unpin_idle(self._memory.gpus())
 
     def _copy(
         self, channel: Channel, holding: KeyHolding, copy: Copy, until_closed: ExitStack
     ) -> Figures:
         if not holding.pieces:
-            say(channel, RingHere(0, 0, 0))
+            send_message(channel, RingHere(0, 0, 0))
             return Figures(0, 0.0, 0.0)
         ring = until_closed.enter_context(self._rings.one(holding.pieces[0].gpu))
         with Copies(self._contexts, ring, self._memory.mapped) as copies:
-            say(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
+            send_message(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
             return copy(channel, holding, ring, copies)
 
 
@@ -74,12 +84,12 @@ class _Waiting:
         self.begun = time.monotonic()
         self.seconds = 0.0
 
-    def hear(self, channel: Channel, idle: bool) -> Said:
+    def receive(self, channel: Channel, idle: bool) -> RingMessage:
         before = time.monotonic()
-        word = hear(channel)
+        message = receive_message(channel)
         if idle:
             self.seconds += time.monotonic() - before
-        return word
+        return message
 
     def figures(self, size: int) -> Figures:
         return Figures(size, time.monotonic() - self.begun, self.seconds)
@@ -101,12 +111,12 @@ def _out(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) 
             copies.start(slot, runs, out=True)
         if copies:
             slot = copies.finish_oldest()
-            say(channel, SlotFilled(slot, sizes.pop(slot)))
+            send_message(channel, SlotFilled(slot, sizes.pop(slot)))
         while waiting(channel) or (cursor.left and not free and not copies):
-            word = clock.hear(channel, idle=not copies)
-            if not isinstance(word, Free):
-                raise LiveshiftError(f"the client said {word!r} while memory was copied out")
-            free.append(_slot(word.slot, ring, free, sizes))
+            message = clock.receive(channel, idle=not copies)
+            if not isinstance(message, Free):
+                raise LiveshiftError(f"the client sent {message!r} while memory was copied out")
+            free.append(_slot(message.slot, ring, free, sizes))
     return clock.figures(holding.size)
 
 
@@ -119,21 +129,21 @@ def _in(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) -
         if copies and not waiting(channel):
             slot = copies.finish_oldest()
             flying.remove(slot)
-            say(channel, Free(slot))
+            send_message(channel, Free(slot))
             continue
-        word = clock.hear(channel, idle=not copies)
+        message = clock.receive(channel, idle=not copies)
         _check(holding)
-        if isinstance(word, Finish):
+        if isinstance(message, Finish):
             break
-        if not isinstance(word, SlotFilled) or not 0 < word.size <= ring.slot_bytes:
-            raise LiveshiftError(f"the client said {word!r} while memory was copied in")
-        if word.size > cursor.left:
+        if not isinstance(message, SlotFilled) or not 0 < message.size <= ring.slot_bytes:
+            raise LiveshiftError(f"the client sent {message!r} while memory was copied in")
+        if message.size > cursor.left:
             raise LiveshiftError(
                 f"more bytes came for {holding.key} than its {units.size(holding.size)} of device"
                 " memory"
             )
-        copies.start(_slot(word.slot, ring, flying), cursor.take(word.size), out=False)
-        flying.add(word.slot)
+        copies.start(_slot(message.slot, ring, flying), cursor.take(message.size), out=False)
+        flying.add(message.slot)
     while copies:
         copies.finish_oldest()
     if cursor.left:

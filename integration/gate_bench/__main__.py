@@ -105,14 +105,14 @@ def _rows(report: dict[str, Any]) -> list[Row]:
         ratio, goal = report["step_time_ratio"], report["goal_step_time_ratio"]
         null = report["step_time_ratio_null"]
         chance = f"chance: {null:.4f}"
-        # Where two jobs without the library differ by more than the goal allows, nothing is told.
-        told = abs(null - 1) < goal - 1
+        # If two jobs without the library differ by more than the goal allows, there is no verdict.
+        measurable = abs(null - 1) < goal - 1
         rows += [
             (
                 "step time of a DDP job, with / without",
                 f"{ratio:.4f} ({chance})",
                 f"≤ {goal}",
-                ratio <= goal if told else None,
+                ratio <= goal if measurable else None,
             ),
             (
                 "instructions of a step, with / without",

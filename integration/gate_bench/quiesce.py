@@ -50,7 +50,7 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
     try:
         while (begun := gate.announced()) is None:
             _wait(gate, began)
-        clock.hear("here", begun)
+        clock.add_report("here", begun)
         returned, last_return = -1, began
         while True:
             for host in clock.due():
@@ -59,7 +59,7 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
             back = sum(c.returned for page in gate.pages for c in page.clocks())
             if back != returned:
                 returned, last_return = back, time.monotonic()
-            clock.hear("here", gate.report())
+            clock.add_report("here", gate.report())
             if clock.converged:
                 gate.close()
                 if gate.report().reached:

@@ -198,7 +198,7 @@ class HalfClosed:
 
 
 def reserve() -> mmap.mmap:
-    """Addresses without memory: more than any host has, and nobody may use them yet."""
+    """Reserve 1 TiB of addresses: no host has so much memory, and no access is allowed yet."""
     return mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
 
 

@@ -101,9 +101,9 @@ def test_a_step_that_hangs_costs_only_itself(place: Path) -> None:
     assert "not done after 2 s" in over["why"]
     assert "figures" in after
     commands = map(_command, every_pid())
-    suite_s = (words for words in commands if "gpu_suite" in words and str(BIN) in words)
-    ours = [words for words in suite_s if "whole_run.py" not in words]  # it may name this file
-    assert ours == [], "processes of the suite have outlived it"
+    of_suite = (words for words in commands if "gpu_suite" in words and str(BIN) in words)
+    left = [words for words in of_suite if "whole_run.py" not in words]  # it may name this file
+    assert left == [], "processes of the suite have outlived it"
 
 
 def _command(pid: int) -> str:

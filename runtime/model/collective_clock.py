@@ -100,8 +100,8 @@ class CollectiveClock:
         """Hosts whose ranks have not reached the newest targets, or have not reported it yet."""
         return sorted(self._away)
 
-    def hear(self, host: str, report: ClockReport) -> None:
-        """Take a host's report. Raises KeyError for a host that takes no part."""
+    def add_report(self, host: str, report: ClockReport) -> None:
+        """Add a host's report. Raises KeyError for a host that takes no part."""
         state = self._hosts[host]
         first = host in self._silent
         if first:

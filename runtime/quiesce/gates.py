@@ -252,7 +252,7 @@ class Attempt:
             return NOTHING_COUNTED
         clock = CollectiveClock(self._hosts)
         for host, answer in armed:
-            clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))
+            clock.add_report(host, ClockReport(0, answer.numbers, False, answer.pairs))
         try:
             async with asyncio.timeout(self._limits.quiesce):
                 while True:
@@ -284,7 +284,7 @@ class Attempt:
                 for task in done:
                     host, answer = pending.pop(task), task.result()
                     self._stop_at(answer.obstacles)
-                    clock.hear(host, _report(answer))
+                    clock.add_report(host, _report(answer))
         finally:
             for task in pending:
                 task.cancel()
@@ -307,7 +307,7 @@ class Attempt:
         ):
             self._stop_at(answer.obstacles)
             still = still and answer.reached
-            clock.hear(host, _report(answer))
+            clock.add_report(host, _report(answer))
         return still and clock.converged
 
     async def _tear_down(self) -> bool:

@@ -3,7 +3,7 @@
 
 The ordered lane (sender.py) and the lanes for pages (page_lane.py) have this code in common; each
 brings its own socket. Nothing here blocks. The owner of a lane waits for its socket, calls
-:meth:`Lane.hear` when an answer has come, and calls :meth:`Lane.check` at least every TICK_MS.
+:meth:`Lane.read_answers` when an answer has come, and :meth:`Lane.check` at least every TICK_MS.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Lane:
         """Whether the destination owes an answer."""
         return bool(self.pending)
 
-    def hear(self) -> int:
+    def read_answers(self) -> int:
         """Take all answers that have come; return how many chunks they acknowledged.
 
         Raises StepFailed when the destination refuses, or sends an invalid answer.

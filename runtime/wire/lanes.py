@@ -228,7 +228,7 @@ class Lanes:
 
     def _turn(self) -> None:
         """Take the answers that have come, and send the sealed chunks."""
-        settled = [lane.hear() for lane in self._lanes]
+        settled = [lane.read_answers() for lane in self._lanes]
         if any([lane.check(self.until) for lane in self._lanes]):
             self._announce()  # a restarted agent has lost the key: only lane 0 shows that
         self._connect()

@@ -152,5 +152,5 @@ class Sender:
     def _hear(self, block: bool) -> None:
         if block:
             self._lane.socket.poll(TICK_MS)
-        self._lane.hear()
+        self._lane.read_answers()
         self._lane.check(self.until)

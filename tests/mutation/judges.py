@@ -185,14 +185,14 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the asking ends by its own deadline; its answer is lost",
     (
         "runtime/quiesce/gates.py",
-        "clock.hear(host, ClockReport(0, answer.numbers, False, answer.pairs))",
-        "clock.hear(host, ClockReport(0, answer.numbers, True, answer.pairs))",
+        "clock.add_report(host, ClockReport(0, answer.numbers, False, answer.pairs))",
+        "clock.add_report(host, ClockReport(0, answer.numbers, True, answer.pairs))",
     ): "no aim has version 0, so the clock takes no host for arrived by it",
     (
         "runtime/quiesce/gates.py",
         "still = still and answer.reached",
         "still = ((still) or (answer.reached))",
-    ): "the clock hears the same and says it too; kept, as the rule is read here",
+    ): "the clock gets the same and reports it too; kept, as the rule is read here",
     (
         "runtime/quiesce/gates.py",
         "ranked = sorted(ids, key=lambda c: (order.get(c, 0), c))",

@@ -268,7 +268,7 @@ def test_a_fence_that_does_not_stand_takes_no_book(net: Net) -> None:
         net.on("h0"),
         pytest.raises(LiveshiftError, match=r"there is no set ip liveshift placed_7"),
     ):
-        fence.hear(OVERLAY, {"10.99.7.1": UNDERLAY["h1"]})
+        fence.accept(OVERLAY, {"10.99.7.1": UNDERLAY["h1"]})
     with net.on("h0"):
         assert not fence.stands(OVERLAY)
         fence.lift(OVERLAY)

@@ -153,12 +153,12 @@ def test_groups_that_are_half_announced_are_found_out(
 def test_a_raise_that_is_kept_from_the_others_is_found_out(
     lib: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hear(self: CollectiveClock, host: str, report: ClockReport) -> None:
+    def add_report(self: CollectiveClock, host: str, report: ClockReport) -> None:
         kept = {} if report.version else report.numbers
         true(self, host, ClockReport(report.version, kept, report.reached, report.pairs))
 
-    true = CollectiveClock.hear
-    monkeypatch.setattr(CollectiveClock, "hear", hear)
+    true = CollectiveClock.add_report
+    monkeypatch.setattr(CollectiveClock, "add_report", add_report)
     found_out(lib, folder, "plain", 20)
 
 

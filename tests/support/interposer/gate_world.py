@@ -198,7 +198,7 @@ class World:
         if attempt != self.attempt or clock is None:
             return
         if kind == "report":
-            clock.hear(agent.name, rest[0])
+            clock.add_report(agent.name, rest[0])
         elif self.closing is not None and rest[0] == self.round:
             if rest[1]:
                 self.closing.discard(agent.name)

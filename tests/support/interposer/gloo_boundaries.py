@@ -35,18 +35,18 @@ def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[],
         for name in clock.silent:
             report = named[name].announced()
             if report is not None:
-                clock.hear(name, report)
+                clock.add_report(name, report)
         if clock.version:
             for name in clock.due():
                 aim = clock.aim(name)
                 named[name].aim(aim.version, aim.targets, aim.pairs)
             for name, gate in named.items():
-                clock.hear(name, gate.report())
+                clock.add_report(name, gate.report())
         if clock.converged and not clock.due():
             for gate in gates:
                 gate.close()
             for name, gate in named.items():
-                clock.hear(name, gate.report())
+                clock.add_report(name, gate.report())
             if clock.converged and all(still(gate) for gate in gates):
                 return True
         assert time.monotonic() < deadline, "\n".join(
