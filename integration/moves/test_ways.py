@@ -57,6 +57,9 @@ def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: Referen
     assert "no round" in phase(stopped, "pre-copy").detail
     assert phase(stopped, "place ahead").detail.startswith("room for "), "before the job stood"
     assert (phase(stopped, "memory").bytes or 0) > COLD, "all of it went at the standstill"
+    assert "in all" in phase(stopped, "memory").detail
+    assert "rewritten" in phase(once, "memory").detail
+    assert phase(stopped, "last round").detail == "there was none"
     for row in (once, more):
         assert (phase(row, "pre-copy").bytes or 0) > COLD
         assert (phase(row, "memory").bytes or 0) < COLD / 2

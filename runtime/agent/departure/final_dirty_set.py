@@ -42,6 +42,13 @@ class FinalDirtySet:
         self._table.send(PAGE_TABLE, b"")
         return self._found
 
+    def describe(self) -> str:
+        """What :meth:`finish` has sent, in words."""
+        assert self._found is not None
+        what = "rewritten" if self._precopy.began else "in all"
+        size, scan_ms = units.size(self._found.dirty_bytes), self._found.scan_s * 1e3
+        return f"{size} {what}, found within {scan_ms:.0f} ms"
+
     def check(self) -> None:
         """Raises the error that stopped the thread, if there is one by now."""
         if self._error is not None:
@@ -60,7 +67,3 @@ class FinalDirtySet:
             self._precopy.complete()
         except BaseException as error:
             self._error = error
-
-
-def describe_final_set(found: FrozenSet) -> str:
-    return f"{units.size(found.dirty_bytes)} rewritten, found within {found.scan_s * 1e3:.0f} ms"

@@ -33,7 +33,7 @@ from ..gpu.device_memory import Pump
 from ..gpu.devices import DeviceTree, FindDevices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
-from .final_dirty_set import FinalDirtySet, describe_final_set
+from .final_dirty_set import FinalDirtySet
 from .frozen_capsule import FrozenCapsule
 from .outgoing_files import OutgoingFiles, sent_of_files
 from .outgoing_memory import NEVER, OutgoingMemory, OutgoingWire
@@ -215,9 +215,8 @@ class OutgoingMigration:
             removed = self._send_files(watch)
             if final_set is not None:
                 with watch.phase("memory", frozen=True) as lap:
-                    found = final_set.finish()
-                    lap.bytes = found.sent_bytes
-                    lap.detail = describe_final_set(found)
+                    lap.bytes = final_set.finish().sent_bytes
+                    lap.detail = final_set.describe()
             if pump.bytes:
                 with watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()

@@ -122,6 +122,8 @@ class PrecopyRounds:
         self._iterating: threading.Thread | None = None
         self._broken: LiveshiftError | None = None  # what ended iterate_until_freeze
         self._ahead = CopiedAhead()
+        self.began = False
+        """Whether a round has begun. None does if all memory goes while the job is paused."""
         self._rate = rate
 
     def choose_way(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
@@ -251,6 +253,7 @@ class PrecopyRounds:
 
     def _round(self) -> bool:
         """Make one round; False if it was interrupted: the next round then sends the rest."""
+        self.began = True
         self._sent = self.lanes.bytes
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:

@@ -54,7 +54,11 @@ def with_memory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Memory went ahead; its rounds, lanes and final dirty set are stand-ins."""
     memory: Any = scene.outgoing._memory
     memory._rounds = SimpleNamespace(
-        stop=scene.note("rounds stopped"), close=lambda: None, cancel=lambda: None, chosen=None
+        stop=scene.note("rounds stopped"),
+        close=lambda: None,
+        cancel=lambda: None,
+        chosen=None,
+        began=True,
     )
     end = scene.note("lanes ended")
     memory._lanes = SimpleNamespace(until=0.0, bytes=0, end=lambda: end() or {})
@@ -64,10 +68,10 @@ def with_memory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Any:
         check=lambda: None,
         finish=lambda: finish() or SimpleNamespace(sent_bytes=1),
         stop=scene.note("final set stopped"),
+        describe=lambda: "",
     )
     monkeypatch.setattr(outgoing_memory, "PageFilter", lambda _: None)
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: final_set)
-    monkeypatch.setattr(outgoing_migration, "describe_final_set", lambda _: "")
     return memory
 
 

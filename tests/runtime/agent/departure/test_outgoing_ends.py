@@ -441,9 +441,9 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
         page_filter=None,
         finish=finished("delta", found),
         stop=scene.note("delta ends"),
+        describe=lambda: "pages again",
     )
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: delta)
-    monkeypatch.setattr(outgoing_migration, "describe_final_set", lambda _: "pages again")
     pump = SimpleNamespace(bytes=9, finish=finished("pump", 9), stop=scene.note("pump ends"))
     monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))

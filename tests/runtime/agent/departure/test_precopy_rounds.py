@@ -169,8 +169,12 @@ def test_so_they_are_at_the_standstill_before_the_table_goes() -> None:
     made, table = Named(*LACKS), list[int]()
     wire: Any = SimpleNamespace(send=lambda *_: table.append(len(made.sent)))
     page_filter: Any = SimpleNamespace(asked=None, hide=None)
-    FinalDirtySet(made, wire, page_filter, float("inf")).finish()
+    final_set = FinalDirtySet(made, wire, page_filter, float("inf"))
+    final_set.finish()
     assert table == [3, 3]
+    assert final_set.describe() == "0 B in all, found within 0 ms", "no round was made before"
+    made.began = True
+    assert final_set.describe() == "0 B rewritten, found within 0 ms"
     made.close()
 
 
