@@ -32,6 +32,7 @@ from .cluster import agent_keys, images
 
 IMAGE_BYTES = 250 << 20
 BUSY_LOOK_S = 0.005
+IMAGE_LOOK_S = 0.05
 MEMORY_FREE = 64 << 30
 FACTS = HostFacts(
     kernel="6.12.0",
@@ -102,6 +103,9 @@ class SimulatedAgent:
         """While it is not set, the host answers no Inspect: migrations that are asked for one after
         the other then begin together."""
         self.may_answer.set()
+        self.completes = True
+        """Whether a freeze that begins now ends with a complete image. If not, it lasts until its
+        destination closes the image, as a restarted orchestrator has it do."""
         self._tally = tally
         self._boot_id = uuid.uuid4().hex
         self._aims: dict[str, int] = {}  # by job: the version of its targets
@@ -253,7 +257,10 @@ class SimulatedAgent:
         with self._working(ask.migration):
             self.leaving[ask.migration] = Copy(ask.capsule, epoch)
             del self.capsules[ask.capsule]
+            completes = self.completes
             moved = await self._takes(self.pace.freeze, "freeze", IMAGE_BYTES)
+            while not completes and not self._image(ask.migration):
+                await asyncio.sleep(IMAGE_LOOK_S)
         if self._image(ask.migration, "complete") != "complete":
             raise StepFailed("freeze", f"the image of {ask.capsule} is taken no more")
         return messages.Frozen(IMAGE_BYTES, moved.phases)

@@ -4,9 +4,9 @@
     python -m load.crowd CLUSTER_FILE PACE h0 h1 …
 
 takes one word a line on stdin and answers each with a line of JSON (:class:`Said`): ``tally``
-says what was seen since the last one, ``capsules`` what runs where; with ``slow`` a freeze takes
-SLOW_S from then on; between ``hold`` and ``go`` no host answers a migration's first question. It
-ends with stdin.
+says what was seen since the last one, ``capsules`` what runs where; after ``incomplete`` a freeze
+that begins lasts until its image is closed; between ``hold`` and ``go`` no host answers a
+migration's first question. It ends with stdin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -33,7 +32,6 @@ from liveshift.runtime.config.cluster import Cluster, load
 from .agent import Pace, SimulatedAgent, Tally
 
 PER_PROCESS = 250
-SLOW_S = 3.0
 LAG_LOOK_S = 0.05
 GREETINGS_PER_S = 500
 
@@ -97,9 +95,9 @@ class Crowd:
             tally, lags = self._tally, self._lags
             if word == "tally":
                 self._tally, self._lags = Tally(), []
-            if word == "slow":
+            if word == "incomplete":
                 for agent in self.agents:
-                    agent.pace = replace(agent.pace, freeze=SLOW_S)
+                    agent.completes = False
             if word == "hold":
                 for agent in self.agents:
                     agent.may_answer.clear()

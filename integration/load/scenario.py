@@ -198,7 +198,7 @@ class Scenario:
         half = len(chosen) // 2
         names = [self._migrate(capsule) for capsule in chosen[:half]]
         self._until(names[0], (MigrationStep.RESTORING.value, MigrationStep.RESUMING.value, *OVER))
-        self.said("slow")
+        self.said("incomplete")
         names += [self._migrate(capsule) for capsule in chosen[half:]]
         self._until(names[-1], (MigrationStep.FREEZING.value, *OVER))
         self.tally()
