@@ -17,7 +17,9 @@ from ..errors import Refused
 from .devices import NvmlGpu
 
 MARGIN = 256 << 20
-"""A GPU needs this many bytes more than were used, since the size of a context differs by GPU."""
+"""A GPU must have this many free bytes beyond what a process held. The real need is not documented:
+the size of a context differs by GPU. A restore that runs out of memory leaves the process
+checkpointed, and it cannot be restored any more (NVIDIA/cuda-checkpoint#44)."""
 
 Pairs = list[tuple[str, str]]
 """Pairs of UUIDs (GPU of the source, GPU of the destination), in the source's order."""

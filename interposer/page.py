@@ -100,7 +100,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A thread at the gate. ``tid``: gettid() in the capsule. ``state``: armed, parked, owed,
+    """A thread at the gate. ``tid``: gettid() in the capsule. ``state``: armed, parked, pending,
     closed, or coming if the row has no state yet."""
 
     tid: int
@@ -311,7 +311,7 @@ class PageFile:
     def waiting(self) -> list[Waiting]:
         """The threads at the gate."""
         raw = self.raw(layout.THREADS_AT, layout.THREADS * layout.THREAD.size)
-        states = {ord("A"): "armed", ord("P"): "parked", ord("O"): "owed", ord("C"): "closed"}
+        states = {ord("A"): "armed", ord("P"): "parked", ord("O"): "pending", ord("C"): "closed"}
         return [
             Waiting(int(tid), states.get(int(state), "coming"), int(clock), int(wants), int(kind))
             for tid, state, clock, wants, kind, _ in layout.THREAD.rows(raw)

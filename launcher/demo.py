@@ -44,7 +44,7 @@ from . import report
 from .alone import alone
 from .client.client import Client
 from .client.context import find_socket
-from .show import forecast, moves
+from .show import moves
 
 LAB = "demo"
 STEPS = 100_000
@@ -271,34 +271,11 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
     end."""
     reference = tuple(report.read_rank(OUT / "reference", rank) for rank in range(RANKS))
     moved = tuple(report.read_rank(OUT / "moved", rank) for rank in range(RANKS))
-    phases = tuple(
-        report.ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail)
-        for p in row.phases
-    )
-    rank = _rank(row.capsule)
-    migration = report.ReportedMigration(
-        row.capsule,
-        row.source,
-        row.destination,
-        row.reason,
-        row.epoch,
-        row.asked,
-        row.asked,
-        phases,
-        0.0,
-        row.image_bytes,
-        row.precopy.bytes if row.precopy else 0,
-        row.link_rate,
-        (rank,),
-        lost_s=row.cost.lost_s if row.cost else None,
-        cost=moves.cost(row) if row.cost else "",
-        expected=forecast.compared(row),
-    )
-    migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
+    migration = replace(moves.reported(row), ranks=(_rank(row.capsule),))
     # The script prints its capsule's hostname, which moves with it. So name the host whose agent
     # found the rank instead. Before the commit nothing can run at the destination, after it nothing
     # at the source.
-    passed = row.asked + (report.gaps.held_at(phases) or 0.0)
+    passed = row.asked + (report.gaps.held_at(migration.phases) or 0.0)
     before, after = found[0], found[-1]
     moved = tuple(
         replace(

@@ -100,7 +100,7 @@ class Placement:
     def of_path(self, path: str, mounts: dict[int, tuple[str, str]]) -> PathKind:
         """Like :meth:`of_open_file`, but takes the longest mount point above the path."""
         point, kind = max(
-            ((p, k) for p, k in mounts.values() if _below(path, p)), key=lambda m: len(m[0])
+            ((p, k) for p, k in mounts.values() if below(path, p)), key=lambda m: len(m[0])
         )
         return self._place(path, point, kind)
 
@@ -114,7 +114,7 @@ class Placement:
                 (self.carried, PathKind.CARRIED),
             )
             for prefix in prefixes
-            if _below(path, prefix) and (mount_point == prefix or _below(prefix, mount_point))
+            if below(path, prefix) and (mount_point == prefix or below(prefix, mount_point))
         ]
         private = [(len(p) - 1, PathKind.PRIVATE) for p in PRIVATE if path.startswith(p)]
         if best := max(listed + private, key=lambda entry: entry[0], default=None):
@@ -122,7 +122,8 @@ class Placement:
         return PathKind.LOCAL if mount_point == "/" else PathKind.FOREIGN
 
 
-def _below(path: str, prefix: str) -> bool:
+def below(path: str, prefix: str) -> bool:
+    """Whether an absolute path is ``prefix`` or lies below it."""
     return prefix == "/" or path == prefix or path.startswith(prefix.rstrip("/") + "/")
 
 

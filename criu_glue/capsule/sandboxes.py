@@ -154,7 +154,7 @@ def end(sandbox: Sandbox) -> None:
         if not sandbox.alive():  # another process may have this pid now
             return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        readable(10, pidfd)
+        readable(KILL_S, pidfd)
     except ProcessLookupError:
         pass
     finally:

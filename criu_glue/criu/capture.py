@@ -71,7 +71,8 @@ class Capture:
         with self._idle:
             while not self.error and (self._names or self._announced()):
                 if time.monotonic() > until:
-                    raise TimeoutError(f"CRIU left images open: {sorted(self._names.values())}")
+                    names = ", ".join(sorted(self._names.values()))
+                    raise TimeoutError(f"CRIU did not end the images {names or 'it announced'}")
                 self._idle.wait(0.002)
         if self.error:
             raise self.error

@@ -106,7 +106,10 @@ class FrozenTree:
                 environment=page_filter.environment if page_filter else None,
             )
             self._wait_held(until, look)
-            self._capture.wait_idle(deadline_s)
+            try:
+                self._capture.wait_idle(max(0.0, until - time.monotonic()))
+            except TimeoutError as error:
+                raise _too_late(str(error)) from None
         except BaseException as failed:
             self.thaw()
             if self._capture.error:  # the reason why CRIU could not write on
@@ -224,12 +227,7 @@ class FrozenTree:
         try:
             held = self._criu.wait_held(until, look)
         except TimeoutError:
-            raise StepFailed(
-                "dump",
-                "CRIU did not finish within its deadline (timeouts.freeze)",
-                hint="memory that pre-copy does not carry goes over the link now: `liveshift"
-                " migrate --dry-run` says how much that is",
-            ) from None
+            raise _too_late("CRIU did not finish") from None
         if not held:
             cause = explain(self._directory / "dump.log")
             raise cause.of_dump()(
@@ -237,3 +235,12 @@ class FrozenTree:
                 f"CRIU could not dump {self._sandbox.plan.hostname}: {cause.words}",
                 hint=HINT,
             )
+
+
+def _too_late(why: str) -> StepFailed:
+    return StepFailed(
+        "dump",
+        f"{why} within its deadline (timeouts.freeze)",
+        hint="memory that pre-copy does not carry goes over the link now: `liveshift"
+        " migrate --dry-run` says how much that is",
+    )

@@ -70,7 +70,7 @@ def check(files: Files, user: User, root: os.PathLike[str]) -> None:
         elif file.kind == "cgroup" and any(b".." in bytes(entry) for entry in file.entries):
             raise file.refusal("with a control group that leads elsewhere")
     _check_namespaces(files)
-    wanted = _Wanted(files, user)
+    wanted = _Wanted(files)
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         rights.acting_as(user, lambda: _check_paths(wanted, top, user))
@@ -138,7 +138,7 @@ def _check_namespaces(files: Files) -> None:
 class _Wanted:
     """The paths that a restore opens, and those where it makes a file."""
 
-    def __init__(self, files: Files, user: User) -> None:
+    def __init__(self, files: Files) -> None:
         self.opened: dict[int, tuple[str, int]] = {}  # id → path, flags
         self.made: list[str] = []
         file = files["files"]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlay, its fence, and the lock of a capsule\'s network."""
+"""The overlay, its fence, and the lock of a capsule's network."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The helper process: ``python -m liveshift.cuda_snapshot.helper DIRECTORY IDLE_S [LIBRARIES]``.
 
-client.py starts it with a pipe as its standard output. The helper writes one line to the pipe: an
+starting.py starts it with a pipe as its standard output. The helper writes one line to the pipe: an
 empty one when it listens, or the reason why it can't. It runs in a session and a process group of
 its own.
 """

@@ -17,17 +17,13 @@ from pathlib import Path
 
 from ... import units
 from ...errors import StepFailed
+from ..assignment import MARGIN
 from ..checkpoint import CheckpointApi, CudaState
 from ..devices import Inventory, Nvml
 from ..driver import CudaError, CUresult
 from .calls import Checkpointed
 
 log = logging.getLogger("liveshift.gpu")
-
-MARGIN = 256 << 20
-"""A restore must find this many free bytes beyond what the process held. The real need is not
-documented. A restore that runs out of memory leaves the process checkpointed, and it cannot be
-restored any more (NVIDIA/cuda-checkpoint#44)."""
 
 SETTLE_S = 2.0
 """NVML may show memory of a process for this many seconds after its checkpoint."""

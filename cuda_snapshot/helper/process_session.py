@@ -50,11 +50,15 @@ class ProcessSession:
         self.over = False
         """Whether the session has ended, so that nothing can be asked any more."""
         try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise self._failed(f"can't make a socket: {error.strerror}") from error
+        try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._folder = os.open(directory, flags)
         except OSError as error:
+            self._listener.close()
             raise self._failed(f"can't open {directory}: {error.strerror}") from error
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._remove_name()
             # A socket's address has at most 108 bytes; the directory's path may be longer.

@@ -83,7 +83,8 @@ def events(
 
             migration = moves.follow(client, subject)
         elif follow:
-            _follow(client, subject, found, output)
+            newest = max((event.number for event in every), default=0)
+            _follow(client, subject, found, newest, output)
     if migration is not None:
         _print_migration(migration, output)
     elif output is Layout.JSON:
@@ -92,15 +93,15 @@ def events(
         _print(found, wide=wide or output is Layout.WIDE)
 
 
-def _follow(client: Client, subject: str, found: list[Event], output: Layout) -> None:
-    """Print the events that were found and those from now on, one line each, until Ctrl-C."""
+def _follow(client: Client, subject: str, found: list[Event], newest: int, output: Layout) -> None:
+    """Print the events that were found and those after number ``newest``, one line each, until
+    Ctrl-C."""
     from ...runtime.messages import Events, GetEvents
     from ..show.retry import request
 
-    last = 0
     while True:
         for event in found:
-            last = max(last, event.number)
+            newest = max(newest, event.number)
             if output is Layout.JSON:
                 sys.stdout.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
             else:
@@ -108,7 +109,7 @@ def _follow(client: Client, subject: str, found: list[Event], output: Layout) ->
                 sys.stdout.write(f"{who}  {event.text}\n")
         sys.stdout.flush()
         time.sleep(LOOK_S)
-        found = request(client, Events, GetEvents(subject, last)).events
+        found = request(client, Events, GetEvents(subject, newest)).events
 
 
 def _plain(event: Event) -> Any:

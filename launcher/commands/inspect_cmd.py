@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,20 +55,11 @@ def inspect(
     with Client(find(socket, lab, connect, key)) as client:
         found = [_inspect(client, capsule) for capsule in _capsules(client, name)]
     if output is Layout.JSON:
-        render.print_json({"capsules": [_plain(capsule) for capsule in found]})
+        render.print_json({"capsules": [render.plain(capsule) for capsule in found]})
         return
     from ..show.inspect_tables import parts
 
     render.show(*parts(found, wide=output is Layout.WIDE))
-
-
-def _plain(capsule: Inspection) -> dict[str, Any]:
-    """Return the message without the wire's tag."""
-    import msgspec
-
-    plain: dict[str, Any] = msgspec.to_builtins(capsule)
-    del plain["t"]
-    return plain
 
 
 def _inspect(client: Client, capsule: str) -> Inspection:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...criu_glue.capsule.mounts import below
 from ...criu_glue.capsule.sandboxes import PRIVATE
 from ...errors import WrongUsage
 
@@ -34,7 +35,7 @@ class PrivatePath:
     @property
     def top(self) -> str:
         """/tmp or /dev/shm."""
-        return next(top for top in _TOPS if _below(self.path, top))
+        return next(top for top in _TOPS if below(self.path, top))
 
 
 ARGUMENT = "argument"
@@ -57,7 +58,7 @@ def check(
         return
     seen = shared()
     for each in found:
-        if any(_below(each.path, path) for path in seen if path.startswith(PRIVATE)):
+        if any(below(each.path, path) for path in seen if path.startswith(PRIVATE)):
             continue
         if each.what != ARGUMENT and each.path not in _TOPS:
             raise WrongUsage(
@@ -101,10 +102,6 @@ def _private(path: str) -> str:
     """Return the path, or what it leads to by links, if that lies below a private directory; else
     ""."""
     for each in (os.path.normpath(path), os.path.realpath(path)):
-        if any(_below(each, top) for top in _TOPS):
+        if any(below(each, top) for top in _TOPS):
             return each
     return ""
-
-
-def _below(path: str, top: str) -> bool:
-    return path == top or path.startswith(top.rstrip("/") + "/")

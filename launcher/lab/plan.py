@@ -21,7 +21,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from ...criu_glue.capsule.mounts import PSEUDO
+from ...criu_glue.capsule.mounts import PSEUDO, below
 from ...errors import WrongUsage
 from ...runtime.config.cluster import (
     SCHEMA,
@@ -128,9 +128,9 @@ def brought_back(wanted: Iterable[str], local: Sequence[str]) -> list[str]:
     hidden = {
         path
         for path in map(os.path.abspath, wanted)
-        if path not in private and any(_below(path, place) for place in private)
+        if path not in private and any(below(path, place) for place in private)
     }
-    return sorted(path for path in hidden if not any(p != path and _below(path, p) for p in hidden))
+    return sorted(path for path in hidden if not any(p != path and below(path, p) for p in hidden))
 
 
 def needed_directories() -> list[str]:
@@ -152,7 +152,7 @@ def machine_mounts(mountinfo: str, local: Sequence[str]) -> list[str]:
     for line in mountinfo.splitlines():
         left, right = line.split(" - ", 1)
         point = left.split()[4].encode().decode("unicode_escape")
-        hidden = any(_below(point, place) for place in elsewhere)
+        hidden = any(below(point, place) for place in elsewhere)
         if point != "/" and right.split()[0] not in PSEUDO and not hidden:
             points.add(point)
     return sorted(points)
@@ -269,7 +269,3 @@ def _read(key: str, raw: object, host: str) -> Any:
         return read_value(SCHEMA["hosts"][key].kind, raw)
     except Unfit as unfit:
         raise WrongUsage(f"{key} of {host}: {unfit}") from None
-
-
-def _below(path: str, place: str) -> bool:
-    return path == place or path.startswith(place.rstrip("/") + "/")

@@ -194,7 +194,7 @@ def find(name: str | None = None) -> Lab:
     if len(there) > 1:
         raise WrongUsage(
             f"there are {len(there)} labs on this machine: {', '.join(there)}",
-            hint="name one: `liveshift lab … NAME`",
+            hint="name one: `--lab NAME` (`liveshift lab down NAME`), or set $LIVESHIFT_LAB",
         )
     return load(there[0])
 

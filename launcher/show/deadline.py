@@ -9,6 +9,7 @@ import typer
 
 from ...runtime.config.choices import Severity
 from ..report import quantities as q
+from . import render
 
 if TYPE_CHECKING:
     from ...runtime.messages import Departing, Evacuating, SetTaint
@@ -70,8 +71,5 @@ def lines(plan: Evacuating) -> list[str]:
 
 def as_data(plan: Evacuating) -> dict[str, Any]:
     """Return the plan as ``-o json`` prints it."""
-    import msgspec
-
-    made: dict[str, Any] = msgspec.to_builtins(plan)
-    made.pop("t", None)
+    made: dict[str, Any] = render.plain(plan)
     return made

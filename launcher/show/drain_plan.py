@@ -37,11 +37,7 @@ class Plan:
 
     def as_data(self) -> dict[str, Any]:
         """Return the plan as ``-o json`` prints it."""
-        import msgspec
-
-        moves = [msgspec.to_builtins(plan) for plan in self.moves]
-        for move in moves:
-            move.pop("t", None)
+        moves = [render.plain(plan) for plan in self.moves]
         reasons = {name: {"error": why, "hint": hint} for name, (why, hint) in self.refused.items()}
         return {
             "host": self.host,

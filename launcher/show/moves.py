@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress, TaskID
 
+    from ..report.record import ReportedMigration
+
 ENDED = frozenset(step.value for step in ENDS)
 LOOK_S = 0.1  # seconds between two looks at a migration
 COST_S = 6.0  # seconds to wait for the cost of a move, which is known 2 to 4 s after its end
@@ -192,8 +194,13 @@ def phase_table(row: MigrationRow) -> RenderableType:
     """Return the phases of a migration with seconds, bytes and share, the one under way among them;
     ``unaccounted`` and total last."""
     from ..report import phase_table
-    from ..report.record import ReportedMigration as Record
-    from ..report.record import ReportedPhase, covered
+
+    return phase_table(reported(row))
+
+
+def reported(row: MigrationRow) -> ReportedMigration:
+    """Return a migration as the report and the table of phases take it."""
+    from ..report.record import ReportedMigration, ReportedPhase, covered
 
     phases = tuple(
         ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
@@ -203,23 +210,23 @@ def phase_table(row: MigrationRow) -> RenderableType:
         frozen, gone = row.state in forecast.STANDING, across(row)[0]
         under_way = max(0.0, row.seconds - since), since, gone or None, frozen, "under way"
         phases += (ReportedPhase(row.state, *under_way),)
-    return phase_table(
-        Record(
-            capsule=row.capsule,
-            source=row.source,
-            destination=row.destination,
-            reason=row.reason,
-            epoch=row.epoch,
-            requested_at=row.asked,
-            started_at=row.asked,
-            phases=phases,
-            unaccounted_s=max(0.0, row.seconds - covered(phases)),
-            image_bytes=row.image_bytes,
-            ahead_bytes=row.precopy.bytes if row.precopy else 0,
-            link_rate=row.link_rate or None,
-            committed=row.state == MigrationStep.DONE.value,
-            expected=forecast.compared(row),
-        )
+    return ReportedMigration(
+        capsule=row.capsule,
+        source=row.source,
+        destination=row.destination,
+        reason=row.reason,
+        epoch=row.epoch,
+        requested_at=row.asked,
+        started_at=row.asked,
+        phases=phases,
+        unaccounted_s=max(0.0, row.seconds - covered(phases)),
+        image_bytes=row.image_bytes,
+        ahead_bytes=row.precopy.bytes if row.precopy else 0,
+        link_rate=row.link_rate or None,
+        committed=row.state == MigrationStep.DONE.value,
+        lost_s=row.cost.lost_s if row.cost else None,
+        cost=cost(row) if row.cost else "",
+        expected=forecast.compared(row),
     )
 
 

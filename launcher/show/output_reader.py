@@ -35,7 +35,7 @@ class Reader:
     def read(self, client: Client, wait: float = 0.0) -> list[OutputRecord] | None:
         """Return the next records, or None if there are none yet within ``wait`` seconds.
 
-        Raises what Client.ask raises; nothing is skipped then.
+        Raises what Client.get raises; nothing is skipped then.
         """
         request = ReadOutput(self.capsule, self.offset, wait)
         answer = client.get(Output, request, wait + SLACK_S)

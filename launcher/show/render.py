@@ -66,14 +66,19 @@ def failure(message: str, hint: str | None = None) -> None:
         to.print(Text.assemble(("hint: ", "bold cyan"), hint), soft_wrap=True)
 
 
-def as_json(value: Any) -> str:
+def plain(value: Any) -> Any:
     """Return a message as a script wants it: plain names, without the wire's tag."""
     import msgspec
 
-    plain = msgspec.to_builtins(value)
-    if isinstance(plain, dict):
-        plain.pop("t", None)
-    return json.dumps(plain, indent=2, ensure_ascii=False)
+    made = msgspec.to_builtins(value)
+    if isinstance(made, dict):
+        made.pop("t", None)
+    return made
+
+
+def as_json(value: Any) -> str:
+    """Return :func:`plain` of a message as indented JSON."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False)
 
 
 def print_json(value: Any) -> None:

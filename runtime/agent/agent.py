@@ -31,7 +31,9 @@ from ..daemon import heap, notify, state_lock
 from ..daemon.cluster_file import ClusterFile
 from ..daemon.tasks import Tasks
 from ..messages import Message
+from ..messages.answers import expected
 from ..model import link_rates
+from ..model.jobs import KILLED
 from .departure.progress import ReportSender
 from .destination_handlers import DestinationHandlers
 from .gate_handlers import GateHandlers
@@ -217,13 +219,13 @@ class Agent:
             self.host, self.registry.facts, epochs, self.cluster.digest, self._boot_id, codes
         )
         answer = await self._request(register, self.cluster.timeouts.suspicion)
-        assert isinstance(answer, messages.Books)
-        for book in answer.books:
+        books = expected(messages.Books, "the orchestrator", register, answer).books
+        for book in books:
             try:
                 await self.capsule_table.locate(messages.Locate(book))
             except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
-        await self.capsule_table.forget_unknown({book.job for book in answer.books})
+        await self.capsule_table.forget_unknown({book.job for book in books})
 
     async def _request(self, message: Message, timeout: float) -> Message | None:
         return await self.uplink.connection.request(message, timeout)
@@ -262,7 +264,7 @@ class Agent:
 
     async def _report_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
-        resident.code = 137 if code is None else code
+        resident.code = KILLED if code is None else code
         network.unplug(resident.overlay, resident.netns, resident.spec.index)
         report = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
         while True:

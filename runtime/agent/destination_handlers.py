@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import time
 
 from ...criu_glue.memory.source.tracker import MemoryTracker
@@ -111,6 +112,8 @@ class DestinationHandlers:
             )
             incoming.write_note()
         except Exception:  # the registry does not know it: no ruling would remove its sandbox
+            images = self._capsule_table.factory.images(request.migration)
+            await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
             async with self._capsule_table.network:
                 await self._capsule_table.blocking(name, resident.remove)
             raise

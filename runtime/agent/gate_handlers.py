@@ -36,7 +36,8 @@ log = logging.getLogger("liveshift.gates")
 T = TypeVar("T")
 
 POLL_S = 0.001
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
+"""The agent gives closed gates a sign of life every HEARTBEAT_S seconds."""
 MOST_PAGES = 512
 """A job may have at most this many processes with a page on a host, else no boundary is possible.
 Each page takes a descriptor of the agent, and the job's user can start as many processes as
@@ -228,7 +229,7 @@ class GateHandlers:
     async def keep(self) -> None:
         """Give signs of life to closed gates; open those that were closed for too long."""
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             # Concurrently, so that no job waits for its sign behind another job's many pages.
             await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The local UNIX socket over which the command line reaches a daemon, authorised by the kernel.
 
-A frame is a u32 little-endian length and a message (messages.py). The caller's uid comes from
+A frame is a u32 little-endian length and a message (runtime/messages). The caller's uid comes from
 SO_PEERCRED, so a caller cannot forge it. Any user may connect; the handler decides what a user may
 do.
 

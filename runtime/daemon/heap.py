@@ -3,8 +3,8 @@
 
 malloc keeps freed memory, in a heap for each thread. After some moves an agent held up to 400 MB
 that it did not use. Half of that was not even free: objects of past moves referred to each other,
-and with them to the memory of their chunks (memory/ring.py). Python collects such old cycles only
-after many more objects have come.
+and with them to the memory of their chunks (criu_glue/memory/source/ring.py). Python collects such
+old cycles only after many more objects have come.
 """
 
 from __future__ import annotations

@@ -25,12 +25,9 @@ def notify(*lines: str) -> bool:
     return True
 
 
-def ready(status: str = "") -> bool:
-    """Report that the daemon serves from now on. A unit with Type=notify waits for this.
-
-    ``systemctl status`` shows ``status``.
-    """
-    return notify("READY=1", *([f"STATUS={status}"] if status else []))
+def ready() -> bool:
+    """Report that the daemon serves from now on. A unit with Type=notify waits for this."""
+    return notify("READY=1")
 
 
 def stopping() -> bool:

@@ -14,9 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from ...errors import LiveshiftError, Refused, Unreachable
+from ...errors import LiveshiftError, Refused
 from .. import messages
 from ..messages import Cost, Message, MigrationRow, Prediction, Rounds
+from ..messages.answers import expected
 from ..model.deadlines import FreezeBudget
 from ..model.steps import ENDS, MigrationStep
 from ..model.timeline import Timeline
@@ -194,9 +195,7 @@ class Migration(ABC):
 
     async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
         answer = await self._context.request(host, message, timeout)
-        if not isinstance(answer, expect):
-            raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
-        return answer
+        return expected(expect, host, message, answer)
 
     def _advance(self, to: MigrationStep) -> None:
         assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"

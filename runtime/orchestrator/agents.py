@@ -26,8 +26,10 @@ class Agents:
         """Send a request to a host and return the answer. Raises what the agent raised, and
         Unreachable as soon as the host is no longer up, or at the timeout."""
         answer = asyncio.ensure_future(self._switchboard.request(host, message, timeout))
-        while not (await asyncio.wait({answer}, timeout=LIVENESS_CHECK_S))[0]:
-            if not self._fleet.is_up(host):
-                answer.cancel()
-                raise Unreachable(f"{host} stopped answering during {request_to(message)}")
-        return answer.result()
+        try:
+            while not (await asyncio.wait({answer}, timeout=LIVENESS_CHECK_S))[0]:
+                if not self._fleet.is_up(host):
+                    raise Unreachable(f"{host} stopped answering during {request_to(message)}")
+            return answer.result()
+        finally:
+            answer.cancel()  # asyncio.wait() leaves it when we are cancelled

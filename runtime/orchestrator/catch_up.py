@@ -16,14 +16,12 @@ from collections.abc import Callable
 import msgspec
 
 from ..messages import Register
-from ..model.jobs import Capsule, Job
+from ..model.jobs import KILLED, Capsule, Job
 from ..model.steps import ENDS, MigrationStep
 from .fleet import Fleet
 from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.catch_up")
-
-KILLED = 137
 
 SKIPPED = 1000
 """This many migration numbers are skipped: hosts may hold state of migrations that the restored

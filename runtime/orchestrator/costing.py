@@ -19,6 +19,7 @@ from ..cost.lost_time import AFTER_S, NotMeasured, lost_s
 from ..cost.prediction import stood
 from ..cost.words import in_words
 from ..messages import Cost, Worked
+from ..messages.answers import expected
 from ..migration.host_migration import HostMigration
 from ..model.steps import ENDS, MigrationStep
 from .agents import Agents
@@ -95,9 +96,7 @@ class Costing:
 
     async def _worked(self, host: str, measure: messages.EndMeasure) -> Worked:
         answer = await self._agents.request(host, measure, WATCHED_S)
-        if not isinstance(answer, Worked):
-            raise LiveshiftError(f"{host} answered EndMeasure with {answer!r}")
-        return answer
+        return expected(Worked, host, measure, answer)
 
     def _check_alone(self, migration: HostMigration) -> None:
         """Raise NotMeasured if another move of the job overlaps in time, or the job has ended."""

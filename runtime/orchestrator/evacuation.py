@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import AT_SOURCE, LiveshiftError, SourceRefused, Unreachable
@@ -28,6 +29,7 @@ from ..migration.before_pause import BeforePause
 from ..migration.migration import Migration
 from ..migration.order import Order
 from ..model.jobs import Capsule
+from ..model.steps import MigrationStep
 from .evacuation_plan import EvacuationPlan
 from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
@@ -42,6 +44,23 @@ PLAN_LEAST_S = 3.0
 """The hosts have at least this many seconds to answer for a plan, even close to the deadline."""
 
 
+@dataclass
+class _Attempts:
+    """What the attempts to move one capsule away have come to."""
+
+    begun: Migration | None = None
+    """The last migration that was begun here; None once :meth:`Evacuation._learn_from_failure` has
+    read its end."""
+    not_before: float = 0.0
+    """The monotonic time of the next attempt."""
+    noted: str = ""
+    """The last reason that was noted in the history. Each is noted once."""
+    failures: int = 0
+    """Failures in a row with the cause in the capsule."""
+    failed: str = ""
+    """The message of the last such failure."""
+
+
 class Evacuation:
     """Watches taints and begins moves until tainted hosts are empty."""
 
@@ -54,11 +73,7 @@ class Evacuation:
         self._plans: dict[str, EvacuationPlan] = {}  # by host; only hosts that have a deadline
         self._planning: Counter[str] = Counter()  # by host: how many plans are being made
         self._wake = asyncio.Event()
-        self._not_before: dict[str, float] = {}
-        self._refused: dict[str, str] = {}
-        self._begun: dict[str, Migration] = {}  # by capsule: the last migration that was begun here
-        self._failures: dict[str, int] = {}  # by capsule: failures in a row with the cause in it
-        self._failed: dict[str, str] = {}  # by capsule: the message of the last such failure
+        self._attempts: dict[str, _Attempts] = {}  # by capsule
 
     def wake(self) -> None:
         """Make :meth:`run` look again now, because something has changed."""
@@ -69,11 +84,7 @@ class Evacuation:
         for job in self._fleet.jobs.values():
             for capsule in job.capsules.values():
                 if capsule.host == host:
-                    self._not_before.pop(capsule.name, None)
-                    self._refused.pop(capsule.name, None)
-                    self._begun.pop(capsule.name, None)
-                    self._failures.pop(capsule.name, None)
-                    self._failed.pop(capsule.name, None)
+                    self._attempts.pop(capsule.name, None)
         self.wake()
 
     async def plan(self, host: str, within: float) -> messages.Evacuating:
@@ -136,10 +147,11 @@ class Evacuation:
 
     def leave(self, capsule: Capsule) -> None:
         """Leave a capsule alone until its host is tainted again: a person cancelled its move."""
-        self._not_before[capsule.name] = float("inf")
+        self._attempts.setdefault(capsule.name, _Attempts()).not_before = float("inf")
 
     async def run(self) -> None:
         while True:
+            self._forget_over()
             for host in list(self._fleet.taints):
                 self._start_next(host)
             self._wake.clear()
@@ -147,6 +159,15 @@ class Evacuation:
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
             except TimeoutError:
                 continue
+
+    def _forget_over(self) -> None:
+        """Forget the attempts of capsules that have moved, have ended, or are gone."""
+        for name, attempts in list(self._attempts.items()):
+            job = self._fleet.jobs.get(name.partition("/")[0])
+            capsule = job.capsules.get(name) if job is not None else None
+            moved = attempts.begun is not None and attempts.begun.step is MigrationStep.DONE
+            if moved or capsule is None or capsule.code is not None:
+                del self._attempts[name]
 
     def _start_next(self, host: str) -> None:
         if host not in self._fleet.deadlines:
@@ -163,43 +184,44 @@ class Evacuation:
         for job, capsule in each:
             if capsule.host != host or capsule.code is not None or capsule.migration:
                 continue
-            self._learn_from_failure(capsule, by)
-            if time.monotonic() < self._not_before.get(capsule.name, 0.0):
+            attempts = self._attempts.setdefault(capsule.name, _Attempts())
+            self._learn_from_failure(capsule, attempts, by)
+            if time.monotonic() < attempts.not_before:
                 continue
             try:
                 why, until = f"{host} is tainted: {reason}", self._until(host, capsule.name)
                 order = Order(job, capsule, reason=why, by=by, until=until)
-                self._begun[capsule.name] = self._migrations.start(order)
+                attempts.begun = self._migrations.start(order)
             except LiveshiftError as error:
-                if self._refused.get(capsule.name) != str(error):  # note each reason once
-                    self._refused[capsule.name] = str(error)
+                if attempts.noted != str(error):
+                    attempts.noted = str(error)
                     hint = f" ({error.hint})" if error.hint else ""
                     self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
                 continue
-            if not self._failures.get(capsule.name):
-                self._refused.pop(capsule.name, None)
-            self._not_before[capsule.name] = time.monotonic() + RETRY_S  # counts if the move fails
+            if not attempts.failures:
+                attempts.noted = ""
+            attempts.not_before = time.monotonic() + RETRY_S  # counts if the move fails
             if not plan.together:
                 return
 
-    def _learn_from_failure(self, capsule: Capsule, by: str) -> None:
+    def _learn_from_failure(self, capsule: Capsule, attempts: _Attempts, by: str) -> None:
         """Set when the capsule's next move may begin, if its last move from here has failed."""
-        migration = self._begun.pop(capsule.name, None)
+        migration, attempts.begun = attempts.begun, None
         if migration is None:
             return
-        before = self._failed.pop(capsule.name, None)
+        before, attempts.failed = attempts.failed, ""
         if not isinstance(migration.error, AT_SOURCE):
             return
-        failures = self._failures[capsule.name] = self._failures.get(capsule.name, 0) + 1
-        text = self._failed[capsule.name] = str(migration.error)
+        attempts.failures += 1
+        text = attempts.failed = str(migration.error)
         if isinstance(migration.error, SourceRefused):
-            wait = min(AT_MOST_S, RETRY_S * 2**failures)
+            wait = min(AT_MOST_S, RETRY_S * 2**attempts.failures)
         else:
             wait = AT_MOST_S if text == before else RETRY_S
             text += f" ({wait:g} s)"
-        self._not_before[capsule.name] = time.monotonic() + wait
-        if self._refused.get(capsule.name) != text:  # note each reason once
-            self._refused[capsule.name] = text
+        attempts.not_before = time.monotonic() + wait
+        if attempts.noted != text:
+            attempts.noted = text
             cause = f"the cause is in it: {migration.error}"
             text = f"no other host is tried for {wait:.0f} s, as {cause}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"

@@ -11,6 +11,7 @@ import time
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
+from ..messages.answers import expected
 from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for
 from .address_book import AddressBook
@@ -173,8 +174,7 @@ class JobRequests:
             try:
                 read = messages.ReadOutput(capsule.name, request.offset, left)
                 answer = await self._agents.request(host, read, left + 10)
-                assert isinstance(answer, messages.Output)
-                return answer
+                return expected(messages.Output, host, read, answer)
             except LiveshiftError:
                 if time.monotonic() > until and capsule.host == host and not capsule.migration:
                     raise
@@ -187,8 +187,7 @@ class JobRequests:
         self._rights.need_to_see(who, self._rights.job(who, request.capsule))
         capsule = self._fleet.capsule(request.capsule)[1]
         answer = await self._agents.request(capsule.host, request, INSPECT_S)
-        assert isinstance(answer, messages.Inspection)
-        return answer
+        return expected(messages.Inspection, capsule.host, request, answer)
 
 
 def _check_groups(who: Principal, uid: int, request: messages.RunJob) -> None:

@@ -29,6 +29,7 @@ from ..daemon.cluster_file import ClusterFile
 from ..messages import Message
 from ..messages.request_text import request_to
 from ..migration.migration import Migration
+from ..model.jobs import KILLED
 from ..model.ownership import Ruling, is_stray
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
@@ -50,19 +51,15 @@ from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
 
-KILLED = 137
-
 BACKUP_S = 60.0
 """The orchestrator backs the journal up every BACKUP_S seconds, if it was changed meanwhile."""
 
 FROM_AGENTS = (
-    *(
-        messages.Heartbeat,
-        messages.Register,
-        messages.Claim,
-        messages.Progressed,
-        messages.CapsuleEnded,
-    ),
+    messages.Heartbeat,
+    messages.Register,
+    messages.Claim,
+    messages.Progressed,
+    messages.CapsuleEnded,
     messages.Relay,
 )
 """The only messages that the orchestrator accepts from an agent."""

@@ -11,6 +11,7 @@ from .. import messages
 from ..cost import model as cost
 from ..cost.comparison import costed
 from ..cost.prediction import Load, learn, predict, rate_between
+from ..messages.answers import expected
 from ..migration import second_look
 from ..migration.before_pause import gpus_wanted, reserve_request
 from ..migration.context import expected_bytes, what_breaks
@@ -131,16 +132,15 @@ class MigrationPlanner:
         assert gpu is not None
         swap = messages.LookAtGpus(capsule.name, gpu.gpu, gpu.leave)
         limit = self._fleet.cluster.timeouts.prepare
-        found = await self._agents.request(capsule.host, swap, limit)
-        assert isinstance(found, messages.SwapPlan)
+        answer = await self._agents.request(capsule.host, swap, limit)
+        found = expected(messages.SwapPlan, capsule.host, swap, answer)
         return messages.Planned(capsule.name, *way_of(capsule.host, found), found.checks, 0, 0)
 
     async def _inspect(self, capsule: Capsule, watch: bool = False) -> messages.Inspected:
         inspect = messages.Inspect(capsule.name, watch)
         limit = self._fleet.cluster.timeouts.prepare
-        inspected = await self._agents.request(capsule.host, inspect, limit)
-        assert isinstance(inspected, messages.Inspected)
-        return inspected
+        answer = await self._agents.request(capsule.host, inspect, limit)
+        return expected(messages.Inspected, capsule.host, inspect, answer)
 
     async def _reserve(self, order: Order, inspected: messages.Inspected) -> messages.Reserved:
         """Let the destination check the capsule; it reserves nothing."""
@@ -148,9 +148,8 @@ class MigrationPlanner:
         wanted = gpus_wanted(order, inspected)
         reserve = reserve_request("plan", order, inspected, source, cluster, wanted, dry_run=True)
         limit = cluster.timeouts.prepare
-        reserved = await self._agents.request(order.destination, reserve, limit)
-        assert isinstance(reserved, messages.Reserved)
-        return reserved
+        answer = await self._agents.request(order.destination, reserve, limit)
+        return expected(messages.Reserved, order.destination, reserve, answer)
 
     def _link_rate(self, source: str, destination: str) -> float | None:
         """Return the bytes per second between two hosts: the measured rate, else the speed of the

@@ -22,6 +22,7 @@ from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..config.timeouts import Timeouts
 from ..messages import Message
+from ..messages.answers import expected
 from ..migration.context import NoBoundary
 from ..model.collective_clock import ClockReport, CollectiveClock, Targets
 from ..model.jobs import Job
@@ -386,10 +387,7 @@ def communicator_text(members: list[messages.Member]) -> str:
 async def _answer(
     request: Request, host: str, message: Message, limit: float, expect: type[M]
 ) -> M:
-    answer = await request(host, message, limit)
-    if not isinstance(answer, expect):
-        raise LiveshiftError(f"{host} answered {type(message).__name__} with {answer!r}")
-    return answer
+    return expected(expect, host, message, await request(host, message, limit))
 
 
 async def _each(

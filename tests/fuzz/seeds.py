@@ -31,10 +31,10 @@ from liveshift.criu_glue.survey.epoll_sets import EpollEntry
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import messages, wire
-from liveshift.runtime.agent.departure import small_images as packing
 from liveshift.runtime.agent.gpu.device_state import Saved
 from liveshift.runtime.messages import frames as _frames
 from liveshift.runtime.model import manifest as manifests
+from liveshift.runtime.wire import small_images as packing
 
 OUTPUT = "output:" + "0" * 20
 FOLDER = Path(__file__).parent / "seeds"

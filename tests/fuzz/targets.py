@@ -27,11 +27,11 @@ from liveshift.criu_glue.survey.survey import build_id
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
 from liveshift.interposer import device_session, layout, page
-from liveshift.runtime.agent.departure import small_images
 from liveshift.runtime.agent.gpu import device_memory
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.toml_lines import key_lines
 from liveshift.runtime.control import keys
+from liveshift.runtime.wire import small_images
 
 
 def build(name: str) -> Target:

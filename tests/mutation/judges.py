@@ -282,7 +282,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "equal to the nanosecond",
     (
         "runtime/agent/departure/outgoing_memory.py",
-        'lap.detail = "interrupted" if self._rounds.began else "there was none"',
+        'lap.detail = "interrupted" if interrupted else "none was under way"',
         "pass",
     ): WORDS,
     **{

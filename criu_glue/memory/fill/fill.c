@@ -57,14 +57,18 @@ void fill_update_phase(struct fill *f) {
     (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
 }
 
+// Returns 0 or an error number. pthread_create() returns that and leaves errno alone.
 static int start_threads(struct fill *f, uint32_t threads) {
     f->thread = calloc(threads + 1, sizeof *f->thread);
-    if (f->thread == NULL || pthread_create(&f->events, NULL, fill_event_thread, f) != 0)
-        return -1;
-    while (f->threads_used < threads &&
-           pthread_create(&f->thread[f->threads_used], NULL, fill_copy_thread, f) == 0)
-        f->threads_used++;
-    return f->threads_used > 0 || threads == 0 ? 0 : -1;
+    if (f->thread == NULL)
+        return ENOMEM;
+    int error = pthread_create(&f->events, NULL, fill_event_thread, f);
+    while (error == 0 && f->threads_used < threads) {
+        error = pthread_create(&f->thread[f->threads_used], NULL, fill_copy_thread, f);
+        if (error == 0)
+            f->threads_used++;
+    }
+    return f->threads_used > 0 ? 0 : error;
 }
 
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const struct plan *plan,
@@ -72,6 +76,7 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, const s
     struct fill *f = calloc(1, sizeof *f);
     if (f == NULL) {
         snprintf(why, WHY, "%s", strerror(errno));
+        close(listener);
         return NULL;
     }
     f->store = s;
@@ -94,10 +99,15 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, const s
     sigset_t all, before; // the fill's threads must not take the agent's signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = f->report.phase == FILL_FAILED ? -1 : start_threads(f, threads);
+    bool watched = f->report.phase != FILL_FAILED;
+    int error = watched ? start_threads(f, threads) : 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0) {
-        snprintf(why, WHY, "the threads that fill memory cannot be started: %s", strerror(errno));
+    if (!watched || error != 0) {
+        if (watched)
+            snprintf(why, WHY, "the threads that fill memory cannot be started: %s",
+                     strerror(error));
+        else
+            snprintf(why, WHY, "%s", f->report.why);
         fill_stop(f);
         return NULL;
     }

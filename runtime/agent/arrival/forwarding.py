@@ -13,7 +13,7 @@ from ....criu_glue.files import trees
 from ....criu_glue.memory.store.store import MemoryStore
 from ...messages import Frozen
 from ...wire import CHUNK, PAGE_TABLE, Lanes, Sender
-from ..departure.small_images import SmallImagePacker
+from ...wire.small_images import SmallImagePacker
 from ..gpu.device_memory import Pump
 from ..gpu.devices import DeviceTree
 from .inbox import Inbox

@@ -28,9 +28,8 @@ from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, WantedPag
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest
-from ...wire import PAGE_TABLE, PageStreams
-from ..departure import small_images
-from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
+from ...wire import PAGE_TABLE, PageStreams, small_images
+from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
 from ..host.running_capsule import RunningCapsule
 from .pages_ahead import NothingAhead, PagesAhead
 
@@ -114,8 +113,6 @@ class Inbox:
                 log.error("the image in %s is lost: %s", self.images, error)
             return False
         self.came, self.written = self.landed.came, self.landed.written
-        if self.devices is not None and (self.images / TABLE).exists():
-            self.devices.saved = decode((self.images / TABLE).read_bytes())
         self.bytes = {stream: size for stream, (size, _) in self.manifest.streams.items()}
         if PAGE_TABLE in self.bytes:
             try:

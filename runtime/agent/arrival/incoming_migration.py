@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import shutil
 
-from ....criu_glue.capsule.sandboxes import started
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.files import trees
 from ....criu_glue.files.rights import User
@@ -121,7 +120,7 @@ class IncomingMigration:
         """Raises NotFound if there is nothing to restore from, StepFailed if an attempt under this
         or a later epoch has failed."""
         name, host = self.resident.spec.name, self._factory.host
-        if started(self.resident.sandbox.init) != self.resident.sandbox.started:
+        if not self.resident.sandbox.alive():
             raise NotFound(f"{host} has no image of {name} (any more)")
         if epoch <= self._failed_epoch:
             raise StepFailed("restore", f"the attempt under epoch {epoch} has failed")

@@ -56,7 +56,9 @@ class RestoreAttempt:
             )
         finally:
             await asyncio.wait({located})
-        if (error := located.exception()) is not None:
+            if (error := located.exception()) is not None:
+                log.warning("%s: locating %s here: %s", incoming.migration, name, error)
+        if error is not None:
             await table.blocking(name, incoming.drop_tree)
             raise StepFailed("restore", f"its address could not be located here: {error}")
         await reached("destination.claiming")

@@ -148,8 +148,8 @@ class OutgoingMemory:
         them."""
         if self._rounds is not None:
             with watch.phase("last round", frozen=True) as lap:
-                self._rounds.stop()
-                lap.detail = "interrupted" if self._rounds.began else "there was none"
+                interrupted = self._rounds.stop()
+                lap.detail = "interrupted" if interrupted else "none was under way"
 
     def send_final_set(self, images: Path, until: float) -> FinalDirtySet | None:
         """Begin to send the rest of the memory, because CRIU is about to freeze the tree. Returns

@@ -29,6 +29,7 @@ from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved, StartPrecopy
 from ...model.stopwatch import Stopwatch
 from ...wire import Sender
+from ...wire.small_images import SmallImagePacker
 from ..gpu.device_memory import Pump
 from ..gpu.devices import DeviceTree, FindDevices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
@@ -39,7 +40,6 @@ from .outgoing_files import OutgoingFiles, sent_of_files
 from .outgoing_memory import NEVER, OutgoingMemory, OutgoingWire
 from .outgoing_note import OutgoingNote, has_promised, write_note, write_promise
 from .outgoing_phase import ALLOWED, OutgoingPhase
-from .small_images import SmallImagePacker
 
 
 class OutgoingMigration:
@@ -205,9 +205,9 @@ class OutgoingMigration:
                 self.resident.sandbox, self._factory.placement, lambda: self._abandoned
             )
         reach("source.locked")
-        pump = Pump(self._frozen.devices, self._wire.send)
-        final_set = self._memory.send_final_set(self._images, self._wire.until)
+        pump, final_set = Pump(self._frozen.devices, self._wire.send), None
         try:
+            final_set = self._memory.send_final_set(self._images, self._wire.until)
             with watch.phase("dump", frozen=True) as lap:
                 lap.bytes = self._dump_tree(criu, left, final_set, epoll)
                 freeze_obstacles.check_after_dump(self.resident.sandbox)

@@ -88,6 +88,8 @@ class PrecopyRounds:
         ``rate``: measured bytes per second of the lanes, 0.0 if not measured. Rounds are throttled,
         so they show less than that."""
         self._stop = threading.Event()  # no round for now
+        self._pausing = threading.Lock()
+        self._paused = False  # whether a capsule of the job will soon be frozen
         self._over = threading.Event()  # no round any more
         self._until = float("inf")  # no round continues after this (monotonic seconds)
         self._sooner = float("inf")  # no round except the first continues after this
@@ -124,6 +126,7 @@ class PrecopyRounds:
         self._ahead = CopiedAhead()
         self.began = False
         """Whether a round has begun. None does if all memory goes while the job is paused."""
+        self._under_way = False  # whether a round is made now
         self._rate = rate
 
     def choose_way(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
@@ -167,8 +170,11 @@ class PrecopyRounds:
         if self._way is not Way.ROUNDS:
             return
         self._until = float("inf")
-        self._iterating = threading.Thread(target=self._iterate, name="pre-copy", daemon=True)
-        self._iterating.start()
+        with self._pausing:
+            if self._paused:
+                self._stop.set()
+            self._iterating = threading.Thread(target=self._iterate, name="pre-copy", daemon=True)
+            self._iterating.start()
 
     def end_sooner(self, seconds: float) -> None:
         """End the rounds in ``seconds``, and read as fast as that needs: the host must soon be
@@ -184,23 +190,30 @@ class PrecopyRounds:
 
     def pause(self) -> None:
         """A capsule of the job will soon be frozen, perhaps this one: pause the rounds of
-        ``iterate_until_freeze``. Other rounds go on."""
-        if self._iterating is not None:
-            self._stop.set()
+        ``iterate_until_freeze``, also if they begin only later. Other rounds go on."""
+        with self._pausing:
+            self._paused = True
+            if self._iterating is not None:
+                self._stop.set()
 
     def resume(self) -> None:
         """This capsule is not frozen now after all: resume the rounds, unless they are over."""
-        self._stop.clear()
+        with self._pausing:
+            self._paused = False
+            self._stop.clear()
 
-    def stop(self) -> None:
-        """As :meth:`cancel`, and return when all that the rounds sent has arrived. Raises the error
-        that ended them: the freeze would fail too. A second call does no harm."""
+    def stop(self) -> bool:
+        """As :meth:`cancel`, and return when all that the rounds sent has arrived. Returns whether
+        a round was under way. Raises the error that ended them: the freeze would fail too. A second
+        call does no harm."""
+        interrupted = self._under_way
         self.cancel()
         if self._iterating is not None:
             self._iterating.join()
             self._iterating = None
         if self._broken is not None:
             raise self._broken
+        return interrupted
 
     def _no_more_rounds(self) -> bool:
         stopped = self._over.is_set() or self._stop.is_set()
@@ -253,7 +266,13 @@ class PrecopyRounds:
 
     def _round(self) -> bool:
         """Make one round; False if it was interrupted: the next round then sends the rest."""
-        self.began = True
+        self.began = self._under_way = True
+        try:
+            return self._make_round()
+        finally:
+            self._under_way = False
+
+    def _make_round(self) -> bool:
         self._sent = self.lanes.bytes
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:

@@ -102,7 +102,7 @@ class DeviceInlet:
         self._gpus = gpus
         self._raw = bytearray()
         self._fillers: dict[str, Filler] = {}
-        self.saved: list[Saved] | None = None
+        self._saved: list[Saved] = []
 
     @property
     def table(self) -> bytes:
@@ -116,14 +116,14 @@ class DeviceInlet:
 
     def end_table(self) -> None:
         """End the table; the helper now allocates all its memory."""
-        self.saved = decode(self._raw)
-        for process in self.saved:
+        self._saved = decode(self._raw)
+        for process in self._saved:
             if process.blocks:
                 self._helper.create(self._key(process.pid), self._moved(process))
 
     def write(self, pid: str, data: memoryview) -> None:
         if pid not in self._fillers:
-            known = {str(p.pid) for p in self.saved or () if p.blocks}
+            known = {str(p.pid) for p in self._saved if p.blocks}
             if pid not in known:
                 raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
             self._fillers[pid] = self._helper.filler(self._key(pid))

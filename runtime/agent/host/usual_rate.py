@@ -14,7 +14,7 @@ from collections import deque
 from itertools import pairwise
 from statistics import mean, median
 
-BEATS = 120
+HEARTBEATS = 120
 """The agent remembers this many heartbeats of a job."""
 
 LEAST_S, PARTS = 2.0, 8
@@ -36,7 +36,7 @@ class UsualRate:
     """The rate of one job, from its counts at moments (seconds) that only grow."""
 
     def __init__(self) -> None:
-        self._heartbeats: deque[tuple[float, int]] = deque(maxlen=BEATS)
+        self._heartbeats: deque[tuple[float, int]] = deque(maxlen=HEARTBEATS)
         self.now = 0.0
         """Collectives per second between the last two heartbeats."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from captured import ROOT_PID, Sink, sink
-from descriptors import open_descriptors
+from descriptors import no_descriptor_left
 from image_edits import change_first
 from one_sandbox import said
 from sandbox_trees import (
@@ -34,6 +34,7 @@ from waits import until
 
 from liveshift.criu_glue.capsule import output, sandboxes
 from liveshift.criu_glue.capsule.tree import tasks
+from liveshift.criu_glue.criu.capture import Capture
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
@@ -153,6 +154,30 @@ def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
 
 
 @pytest.mark.root
+def test_a_link_that_takes_the_image_too_late_ends_the_dump_at_its_deadline(
+    criu: Criu,
+    new_sandboxes: SandboxMaker,
+    place: Path,
+    sink: Sink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CRIU has finished by then, and the sink has not; what is left of the deadline counts."""
+    here = new_sandboxes.counting(COUNTER)
+    left: list[float] = []
+
+    def wait_idle(_: Capture, timeout: float) -> None:
+        left.append(timeout)
+        raise TimeoutError("CRIU did not end the images pages-1.img")
+
+    monkeypatch.setattr(Capture, "wait_idle", wait_idle)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    with pytest.raises(StepFailed, match=r"pages-1.img within its deadline \(timeouts.freeze\)"):
+        frozen.dump(criu, sink, 60)
+    assert left[0] < 60, "the dump has taken its part of it"
+    assert goes_on(here)
+
+
+@pytest.mark.root
 def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:
@@ -242,17 +267,17 @@ def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:
     here = new_sandboxes.counting(COUNTER)
-    before, threads = open_descriptors(), set(threading.enumerate())
+    threads = set(threading.enumerate())
     for attempt in range(2):
-        frozen = FrozenTree(here, ROOT_PID, place / f"images-{attempt}")
         sink.ended.clear()
-        frozen.dump(criu, sink, 60)
-        if attempt:
-            sandboxes.end(here)
-            frozen.release()
-        else:
-            frozen.thaw()
-        assert open_descriptors() <= before
+        with no_descriptor_left():
+            frozen = FrozenTree(here, ROOT_PID, place / f"images-{attempt}")
+            frozen.dump(criu, sink, 60)
+            if attempt:
+                sandboxes.end(here)
+                frozen.release()
+            else:
+                frozen.thaw()
         assert set(threading.enumerate()) <= threads
 
 

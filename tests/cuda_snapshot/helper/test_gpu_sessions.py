@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cuda_process import doubles
+from descriptors import no_descriptor_left
 from doubles.gpu import build
 from gpu_memory_helper import ARENA, MIB, UA, UB, Helper, drained, fill, helper, helpers
 
@@ -383,6 +384,19 @@ def test_an_answer_that_is_none(
         with pytest.raises(StepFailed, match=why):
             session.blocks()
         assert session.over == (answer is None or len(answer) != 152 or "answered" in why)
+
+
+@pytest.mark.parametrize("call", ["socket.socket", "os.open"])
+def test_a_session_that_cannot_be_made_keeps_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with no_descriptor_left(), monkeypatch.context() as patched:
+        patched.setattr(call, refuse)
+        with pytest.raises(StepFailed, match=r"can't .*: Too many open files"):
+            process_session.ProcessSession(os.getpid(), tmp_path, os.getpid())
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(tmp_path: Path) -> None:

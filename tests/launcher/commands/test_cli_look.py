@@ -318,6 +318,20 @@ def test_events_are_followed(gpt: Any, start: Starter) -> None:
     ]
 
 
+def test_events_that_are_too_old_are_not_followed_either(gpt: Any, start: Starter) -> None:
+    gpt.events[:] = [msgspec.structs.replace(each, time=1.0) for each in gpt.events]
+    process = start("events", "gpt", "--follow", "--since", "5m")
+    gpt.wait_for(GetEvents, 3)
+    gpt.begin_move("gpt/1", "h2")
+    gpt.wait_for(GetEvents, 5)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, err) == (130, "")
+    assert [line.split("gpt", 1)[1] for line in out.splitlines()] == [
+        "/1       m1 begins: h1 → h2",
+    ]
+
+
 def test_one_migration_is_followed_to_its_end(gpt: Any, start: Starter) -> None:
     gpt.begin_move("gpt/1", "h2")
     process = start("events", "m1", "-f")

@@ -26,8 +26,13 @@ from liveshift.runtime.messages import Book, CapsuleSpec
 SPEC = CapsuleSpec("gpt/1", "gpt", 1, ["train"], {}, "/", 1000, 1000, [], "")
 
 
-def test_the_sandbox_goes_where_the_gpu_helper_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     removed: list[str] = []
+    images = tmp_path / "m1"
+    images.mkdir()
+    (images / "note").write_bytes(b"half of it")
     resident = SimpleNamespace(remove=lambda: removed.append("gpt/1"))
 
     @asynccontextmanager
@@ -52,7 +57,7 @@ def test_the_sandbox_goes_where_the_gpu_helper_has_died(monkeypatch: pytest.Monk
         refuse_older=lambda _: None,
         make_way=nothing,
         blocking=blocking,
-        factory=SimpleNamespace(build_sandbox=lambda _: resident),
+        factory=SimpleNamespace(build_sandbox=lambda _: resident, images=tmp_path.joinpath),
     )
     registry = SimpleNamespace(
         reservations=SimpleNamespace(making=making),
@@ -79,6 +84,7 @@ def test_the_sandbox_goes_where_the_gpu_helper_has_died(monkeypatch: pytest.Monk
     with pytest.raises(Unreachable, match="does not answer"):
         asyncio.run(handlers.reserve(cast(Any, request)))
     assert (removed, registry.incoming) == (["gpt/1"], {})
+    assert not images.exists()
 
 
 @pytest.mark.parametrize("step", ["plug_in", "build_empty"])

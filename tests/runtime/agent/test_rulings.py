@@ -291,10 +291,12 @@ def test_it_claims_with_every_heartbeat_whatever_happens(
             await asyncio.sleep(0.005)
 
         def breaks() -> None:
+            scene.done.append("broke")
             raise ZeroDivisionError
 
         scene.outgoing["m1"].finish = breaks  # type: ignore[method-assign]
-        await asyncio.sleep(0.05)
+        while "broke" not in scene.done:
+            await asyncio.sleep(0.005)
         scene.outgoing["m1"].finish = scene.note("finish")  # type: ignore[method-assign]
         scene.fails = ""
         while scene.outgoing:

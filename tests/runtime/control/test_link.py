@@ -85,9 +85,14 @@ def test_many_asks_at_once_each_get_their_own_answer(key_directory: Path) -> Non
 def test_a_silent_peer_is_unreachable_after_the_deadline_and_a_late_answer_harms_nobody(
     key_directory: Path,
 ) -> None:
+    asked: list[Message] = []
+    go = asyncio.Event()
+
     async def agent(_peer: str, ask: Message) -> Message | None:
-        await asyncio.sleep(0.4)
-        return messages.Named("late")
+        asked.append(ask)
+        name = f"answer {len(asked)}"
+        await go.wait()
+        return messages.Named(name)
 
     async def scene() -> None:
         async with joined(key_directory) as ends:
@@ -97,9 +102,11 @@ def test_a_silent_peer_is_unreachable_after_the_deadline_and_a_late_answer_harms
                 Unreachable, match=r"h0 did not answer the request to end a capsule within 0.1 s"
             ):
                 await ends.switchboard.request("h0", messages.End("gpt/1", 1), 0.1)
-            await asyncio.sleep(0.5)
-            answer = await ends.switchboard.request("h0", messages.End("gpt/1", 1), 10)
-            assert answer == messages.Named("late")
+            request = ends.switchboard.request("h0", messages.End("gpt/1", 1), 30)
+            second = asyncio.create_task(request)
+            await until_async(lambda: len(asked) == 2)
+            go.set()  # the late answer comes while the second one is waited for
+            assert await second == messages.Named("answer 2")
 
     asyncio.run(scene())
 

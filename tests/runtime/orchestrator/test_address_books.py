@@ -13,7 +13,7 @@ from orchestrator_scene import FACTS, board, brain, says
 from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.messages import Books, Heartbeat, Register
-from liveshift.runtime.orchestrator import orchestrator
+from liveshift.runtime.model.jobs import KILLED
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 from liveshift.runtime.orchestrator.status import status
 
@@ -112,7 +112,7 @@ def test_only_a_new_agent_has_lost_what_it_does_not_name(brain: Orchestrator) ->
     register(brain, "h0", "first")  # said before it was told to start it, heard afterwards
     assert capsule.code is None
     register(brain, "h0", "second")
-    assert capsule.code == orchestrator.KILLED
+    assert capsule.code == KILLED
 
 
 def test_a_hosts_key_in_an_operators_place_is_not_permitted(brain: Orchestrator) -> None:

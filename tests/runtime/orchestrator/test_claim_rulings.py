@@ -159,6 +159,29 @@ def test_an_answer_is_waited_for_while_its_host_is_up(
     asyncio.run(scene())
 
 
+def test_a_request_that_nobody_waits_for_any_more_is_given_up(parts: Parts) -> None:
+    fleet, _ = seen(parts)
+    given_up: list[str] = []
+
+    async def never(*_: object) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            given_up.append("asking")
+
+    async def scene() -> None:
+        agents = Agents(fleet, cast(Any, SimpleNamespace(request=never)))
+        asking = asyncio.create_task(agents.request("h1", messages.OpenGate("gpt"), 60.0))
+        await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(0)
+        assert given_up == ["asking"]
+
+    asyncio.run(scene())
+
+
 def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(parts: Parts) -> None:
     fleet, capsule = seen(parts)
     over: list[str] = []

@@ -331,6 +331,28 @@ def test_a_full_disk_ends_no_evacuation(play: Play) -> None:
     play(act)
 
 
+def test_what_has_left_or_ended_is_forgotten(play: Play) -> None:
+    """Each migration holds the survey of its capsule, and the daemon runs for months."""
+
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        scene.moves.end("m1", MigrationStep.DONE)
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+        scene.moves.end("m2", MigrationStep.FAILED, SourceFailed("dump", "a lock"))
+        await scene.look()
+        await scene.look()
+        assert "a/0" not in scene.evacuation._attempts
+        assert scene.evacuation._attempts["a/1"].failed == "dump: a lock"
+        del scene.fleet.taints["h1"]
+        scene.fleet.jobs["a"].capsules["a/1"].code = 0
+        del scene.fleet.jobs["b"]
+        scene.evacuation.wake()
+        await scene.until(lambda: not scene.evacuation._attempts)
+
+    play(act)
+
+
 def test_a_renewed_taint_tries_at_once(play: Play) -> None:
     async def act(scene: Scene) -> None:
         for name in ("a/1", "b/1"):

@@ -20,8 +20,7 @@ from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, RunJob
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.gpu_asked import GpuAsked
-from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator import orchestrator
+from liveshift.runtime.model.jobs import KILLED, Capsule, Job
 from liveshift.runtime.orchestrator.agents import Agents
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 from liveshift.runtime.orchestrator.planning import MigrationPlanner
@@ -213,8 +212,8 @@ def test_lost_device_state_ends_the_job(scene: Scene) -> None:
 
     play(act)
     assert (scene.row().state, scene.row().error) == ("lost", "it is stuck")
-    assert scene.job.capsules["a/1"].code == orchestrator.KILLED
-    assert scene.job.code == orchestrator.KILLED
+    assert scene.job.capsules["a/1"].code == KILLED
+    assert scene.job.code == KILLED
 
 
 def test_the_plan(scene: Scene) -> None:

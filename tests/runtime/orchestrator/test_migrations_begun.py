@@ -374,16 +374,8 @@ LAST_FAILED = "its last move from here, m1, failed"
 @pytest.mark.parametrize(
     ("step", "error", "remembered"),
     [
-        (
-            MigrationStep.FAILED,
-            StepFailed("dump", "no"),
-            "its last move from here, m1, failed: dump: no",
-        ),
-        (
-            MigrationStep.FAILED,
-            StepFailed("restore", "n"),
-            "its last move from here, m1, failed: restore: n",
-        ),
+        (MigrationStep.FAILED, StepFailed("dump", "no"), f"{LAST_FAILED}: dump: no"),
+        (MigrationStep.FAILED, StepFailed("restore", "n"), f"{LAST_FAILED}: restore: n"),
         (MigrationStep.FAILED, StepFailed("ship", "no"), "the one before"),
         (MigrationStep.FAILED, Refused("no"), "the one before"),
         (MigrationStep.FAILED, None, "the one before"),

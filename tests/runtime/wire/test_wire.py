@@ -28,12 +28,12 @@ from wire_ends import (
     senders,
     traffic,
 )
-from wire_mishaps import FATES, Fate, MiddleMan, Proxy
+from wire_mishaps import FATES, Fate, MiddleMan, Proxy, unanswered
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.wire import WINDOW, Sender, lane
 
-__all__ = ["impatient", "key_directory", "quick", "senders"]
+__all__ = ["impatient", "key_directory", "quick", "senders", "unanswered"]
 
 
 # ---- the plain way -----------------------------------------------------------------------------
@@ -142,22 +142,6 @@ def test_a_destination_that_has_gone_is_given_up(
     thread.join(10)
     assert not thread.is_alive(), "the sender waits for ever"
     assert "h1 has taken no image bytes for 1 s" in str(failed[0])
-
-
-@pytest.fixture
-def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[lane.Lane]:
-    """The lane, for each time that it has sent a window again because no answer came for a while.
-    On a loaded machine that happens without a mishap."""
-    found: list[lane.Lane] = []
-    check = lane.Lane.check
-
-    def counted(self: lane.Lane, until: float) -> bool:
-        if due := check(self, until):
-            found.append(self)
-        return due
-
-    monkeypatch.setattr(lane.Lane, "check", counted)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import zstandard
 from wire_ends import Source, arriving, impatient, key_directory, quick
-from wire_mishaps import FATES, Fate, MiddleMan, Proxy
+from wire_mishaps import FATES, Fate, MiddleMan, Proxy, unanswered
 from wire_pages import STREAMS, Slots, expecting, lanes_to, send_all
 
 from liveshift.errors import StepFailed
@@ -26,7 +26,7 @@ from liveshift.runtime.wire.compression import Compressor
 from liveshift.runtime.wire.header import RATE_LIMIT
 from liveshift.runtime.wire.page_lane import LANE_WINDOW
 
-__all__ = ["impatient", "key_directory", "lanes_to", "quick"]
+__all__ = ["impatient", "key_directory", "lanes_to", "quick", "unanswered"]
 
 
 # ---- the plain way -----------------------------------------------------------------------------
@@ -198,22 +198,6 @@ def test_lanes_whose_connections_break_come_back(
     assert store.writes == len(slots.data)
     assert lanes.end() == pages.streams()
     proxy.close()
-
-
-@pytest.fixture
-def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[lane.Lane]:
-    """The lane, for each time that it has sent a window again because no answer came for a while.
-    On a loaded machine that happens without a mishap."""
-    found: list[lane.Lane] = []
-    check = lane.Lane.check
-
-    def counted(self: lane.Lane, until: float) -> bool:
-        if due := check(self, until):
-            found.append(self)
-        return due
-
-    monkeypatch.setattr(lane.Lane, "check", counted)
-    return found
 
 
 @pytest.mark.parametrize("fate", FATES)

@@ -14,7 +14,7 @@ import pytest
 from liveshift.criu_glue.images import image_check, reservations, shared_sizes
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
+from liveshift.runtime.agent.arrival import restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
@@ -34,7 +34,8 @@ class Scene:
         self.error: Callable[[str], BaseException] = _failed
         self.runs = False
         plan = SimpleNamespace(uid=1000, gid=1000, groups=(), tmp=top / "tmp", log=top / "log")
-        sandbox = SimpleNamespace(plan=plan, init=4711, started=5, root=top / "root")
+        root = top / "root"
+        sandbox = SimpleNamespace(plan=plan, init=4711, root=root, alive=lambda: True)
         self.resident: Any = SimpleNamespace(
             spec=SimpleNamespace(name="gpt/1", index=1),
             sandbox=sandbox,
@@ -82,7 +83,6 @@ class Scene:
             (restored_capsule, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))
-        monkeypatch.setattr(incoming_migration, "started", lambda _pid: 5)
 
     def make(self, criu: Any = None) -> Any:
         """One whose image is complete. ``criu`` puts memory into its room ahead."""

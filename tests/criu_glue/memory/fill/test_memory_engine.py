@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from descriptors import open_descriptors
+from descriptors import no_descriptor_left
 from lazy_process import LazyProcess
 from memory_parts import DATA, PAGE, ZERO, chunk, packed
 from waits import until
@@ -234,20 +234,20 @@ def test_nothing_is_left_open_or_running(stage: Stage) -> None:
     def running() -> set[str]:
         return set(os.listdir("/proc/self/task"))
 
-    files, threads = open_descriptors(), running()
+    threads = running()
     for attempt in range(3):
-        engine = stage.engine(store)
-        if attempt == 0:
-            process.connect(stage.images, PID)
-            process("lazy.register()")
-            engine.wait(soon())
-        elif attempt == 1:
-            with socket.socket(socket.AF_UNIX) as other:
-                other.connect(str(stage.images / "lazy-pages.socket"))
-                until(lambda: engine.seen().phase == fill.RUNS)  # noqa: B023
-        engine.close()
-        engine.close()
-        assert open_descriptors() <= files
+        with no_descriptor_left():
+            engine = stage.engine(store)
+            if attempt == 0:
+                process.connect(stage.images, PID)
+                process("lazy.register()")
+                engine.wait(soon())
+            elif attempt == 1:
+                with socket.socket(socket.AF_UNIX) as other:
+                    other.connect(str(stage.images / "lazy-pages.socket"))
+                    until(lambda: engine.seen().phase == fill.RUNS)  # noqa: B023
+            engine.close()
+            engine.close()
         until(lambda: running() <= threads)  # one that was joined is there for a moment longer
 
 
@@ -316,3 +316,16 @@ def test_a_store_that_is_closed_under_a_fill_stays_as_long_as_that(stage: Stage)
     assert file in Path("/proc/self/maps").read_text()
     engine.close()
     assert file not in Path("/proc/self/maps").read_text()
+
+
+def test_a_fill_that_cannot_begin_says_why_and_keeps_no_descriptor(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """epoll refuses a regular file, which stands in for a listener that cannot be watched."""
+    store = stage.store({PID: (0x10000, 10)})
+    file = stage.images / "no-listener"
+    file.write_bytes(b"")
+    monkeypatch.setattr(fill, "_listen", lambda _: os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+    why = "cannot be watched: Operation not permitted"
+    with no_descriptor_left(), pytest.raises(StepFailed, match=why):
+        FillEngine(stage.images, store)

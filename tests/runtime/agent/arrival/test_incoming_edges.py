@@ -143,6 +143,16 @@ def test_an_agent_that_ends_meanwhile_leaves_a_failed_attempt(scene: Scene, host
     assert phase_of(scene.here) is IncomingPhase.FAILED
 
 
+def test_where_both_fail_the_log_has_the_one_that_is_not_raised(
+    scene: Scene, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.locate_fails = True
+    scene.fails, scene.error = "bring_up", lambda _: StepFailed("restore", "CRIU was killed")
+    with pytest.raises(StepFailed, match="CRIU was killed"):
+        host.restore()
+    assert "locating gpt/1 here: no overlay" in caplog.text
+
+
 @pytest.mark.parametrize("criu_too", [False, True])
 def test_an_address_that_cannot_be_entered_leaves_no_task(
     scene: Scene, host: Host, criu_too: bool

@@ -15,7 +15,6 @@ from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import (
     forwarding,
-    incoming_migration,
     memory_ahead,
     restored_capsule,
 )
@@ -240,11 +239,9 @@ def test_a_tree_that_is_dropped_ends_on_the_devices_though_the_helper_is_gone(
     assert scene.done == ["drop", "drop", "end"]
 
 
-def test_a_room_that_has_ended_is_not_taken_for_another_process(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_restored_into_a_sandbox_that_has_ended(scene: Scene) -> None:
     scene.here.check_may_restore(9)
-    monkeypatch.setattr(incoming_migration, "started", lambda _pid: 6)
+    scene.resident.sandbox.alive = lambda: False
     with pytest.raises(NotFound, match=r"h1 has no image of gpt/1 \(any more\)"):
         scene.here.check_may_restore(9)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from liveshift.runtime.agent.host.usual_rate import BEATS, UsualRate
+from liveshift.runtime.agent.host.usual_rate import HEARTBEATS, UsualRate
 
 BEAT = 0.5
 OF_A_STEP = 40
@@ -54,27 +54,27 @@ def test_nor_does_a_time_in_which_it_stood() -> None:
 def test_nothing_is_told_of_a_job_without_collectives_or_before_one_can_say() -> None:
     rate = UsualRate()
     assert rate.usual() == rate.now == 0.0
-    for beat in range(2 * BEATS):
+    for beat in range(2 * HEARTBEATS):
         rate.heartbeat(beat * BEAT, 0)
         assert rate.usual() == 0.0
     for beat, usual in enumerate([0.0, 0.0, 0.0, 0.0, 20.0]):
-        rate.heartbeat((2 * BEATS + beat) * BEAT, 10 * (1 + beat))
+        rate.heartbeat((2 * HEARTBEATS + beat) * BEAT, 10 * (1 + beat))
         assert rate.now == 20.0
         assert rate.usual() == usual
 
 
 def test_a_job_that_has_become_slower_is_not_held_to_what_it_was() -> None:
     rate = UsualRate()
-    for beat in range(BEATS):
+    for beat in range(HEARTBEATS):
         rate.heartbeat(beat * BEAT, 1 + 10 * beat)
     assert rate.usual() == 20.0
-    for beat in range(BEATS):
-        rate.heartbeat((BEATS + beat) * BEAT, 10 * BEATS + 5 * beat)
+    for beat in range(HEARTBEATS):
+        rate.heartbeat((HEARTBEATS + beat) * BEAT, 10 * HEARTBEATS + 5 * beat)
     assert rate.usual() == 10.0
 
 
 def test_a_process_that_ends_takes_its_count_along() -> None:
     rate = UsualRate()
-    for beat in range(BEATS):
+    for beat in range(HEARTBEATS):
         rate.heartbeat(beat * BEAT, 1000 - 5 * beat)
     assert rate.now == rate.usual() == 0.0

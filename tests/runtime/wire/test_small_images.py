@@ -10,7 +10,7 @@ from inbox_scene import Host, host
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import inbox as inboxes
-from liveshift.runtime.agent.departure.small_images import (
+from liveshift.runtime.wire.small_images import (
     _HEAD,
     PACK,
     SMALL,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from ....errors import StepFailed
+from ...errors import StepFailed
 
 STREAM = "images"
 SMALL = 64 << 10
