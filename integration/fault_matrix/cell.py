@@ -231,7 +231,7 @@ _LOOK = """
 ip netns list | sed 's/ .*//; s/^ls-/netns /'
 ip -o link | grep -o 'lsv[^:@]*' | sed 's/^/veth /'
 ls /run/liveshift/images | sed 's/^/image /'
-ls /var/lib/liveshift/capsules | sed 's/^/room /'
+ls /var/lib/liveshift/capsules | sed 's/^/sandbox /'
 nft list tables | grep lock | sed 's/^/lock /'
 for each in $(ip netns list | sed 's/ .*//'); do
     ip netns exec $each nft list table inet liveshift_lock 2>/dev/null | grep -q dormant ||
@@ -243,20 +243,20 @@ true
 
 
 def remains(scene: Scene, host: str) -> list[str]:
-    """What a host has too much, or lacks: rooms, networks, images, locks and CRIU's processes
-    against the capsules that it has. The room of one that has ended is kept to be read."""
+    """What a host has too much, or lacks: sandboxes, networks, images, locks and CRIU's processes
+    against the capsules that it has. The sandbox of one that has ended is kept to be read."""
     status = scene.status()
     if status is None:
         return ["an orchestrator that does not answer"]
     here = [row for job in status.jobs for row in job.capsules if row.host == host]
     names = {row.name.replace("/", "."): row.state for row in here}
     running = [name for name, state in names.items() if state == "running"]
-    wanted = {f"{what} {name}" for name in running for what in ("netns", "room")}
+    wanted = {f"{what} {name}" for name in running for what in ("netns", "sandbox")}
     inside = labs.entry(scene.lab.machine(host))
     done = subprocess.run([*inside, "sh", "-c", _LOOK], capture_output=True, text=True, check=True)
     found = set(done.stdout.splitlines())
     veths = {line for line in found if line.startswith("veth ")}
-    excused = {f"room {name}" for name, state in names.items() if state == "ended"}
+    excused = {f"sandbox {name}" for name, state in names.items() if state == "ended"}
     wrong = [*(found - veths - wanted - excused), *(f"no {line}" for line in wanted - found)]
     wrong += veths if len(veths) != len(running) else []
     return sorted(wrong) + [f"{row.name} {row.state}" for row in here if row.state == "moving"]

@@ -86,12 +86,12 @@ def criu_killed(who: Who, verb: str) -> Fault:
 
 
 def capsule_killed(who: Who) -> Fault:
-    """Process 1 of the capsule's room, and with it all that is in the room."""
+    """Process 1 of the capsule's sandbox, and with it all that is in the sandbox."""
 
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
         found = [task for task in in_sandbox(scene, who(scene)) if inner_pid(task.pid) == 1]
-        assert len(found) == 1, f"{scene.capsule} has {len(found)} rooms on {who(scene)}"
+        assert len(found) == 1, f"{scene.capsule} has {len(found)} sandboxes on {who(scene)}"
         _kill(found)
         yield
 
@@ -239,11 +239,11 @@ def outlast(scene: Scene) -> None:
 
 
 def in_sandbox(scene: Scene, host: str) -> list[Task]:
-    """The processes in the capsule's room on a host, process 1 and CRIU's own included."""
+    """The processes in the capsule's sandbox on a host, process 1 and CRIU's own included."""
     init = scene.lab.machine(host).init
     assert init is not None, f"{host} does not run"
     home = os.stat(f"/proc/{init.pid}/ns/pid").st_ino
-    rooms: set[int] = set()
+    sandboxes: set[int] = set()
     found: dict[int, list[int]] = {}
     for pid in every_pid():
         with suppress(*GONE):
@@ -251,8 +251,8 @@ def in_sandbox(scene: Scene, host: str) -> list[Task]:
             if len(nested) > 1 and nested[1] == home:
                 found.setdefault(nested[0], []).append(pid)
                 if inner_pid(pid) == 1 and _netns(scene.capsule) in _words(pid):
-                    rooms.add(nested[0])
-    tasks = (Task.of(pid) for space in rooms for pid in found[space])
+                    sandboxes.add(nested[0])
+    tasks = (Task.of(pid) for space in sandboxes for pid in found[space])
     return [task for task in tasks if task is not None]
 
 

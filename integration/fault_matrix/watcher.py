@@ -4,11 +4,11 @@
 Every few milliseconds this machine's /proc says which lab hosts have tasks of the capsule, and
 what those are:
 
-running  a task that no tracer holds and nobody has killed, in a room that was let run
+running  a task that no tracer holds and nobody has killed, in a sandbox that was let run
 frozen   every task is held by a tracer (CRIU's dump) or stopped
-coming   CRIU is bringing the tree up: its root is not yet a child of the room's process 1, or the
-         room's network is still locked; only in a room that was built for a restore, until the
-         tree there was first seen running
+coming   CRIU is bringing the tree up: its root is not yet a child of the sandbox's process 1, or
+         the sandbox's network is still locked; only in a sandbox that was built for a restore,
+         until the tree there was first seen running
 
 A complete image (its ``manifest``) in a host's memory is no copy, but the capsule is not lost.
 A copy that was frozen while another one ran is old, and must never run again.
@@ -52,8 +52,8 @@ _PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h; proc(5), stat f
 
 
 @dataclass
-class Room:
-    """A room of the capsule on a host; ``restored`` if it was built to restore into."""
+class Sandbox:
+    """A sandbox of the capsule on a host; ``restored`` if it was built to restore into."""
 
     host: str
     init: int
@@ -115,8 +115,8 @@ class Watcher(threading.Thread):
         self._find_lab = find_lab
         self._netns = "/run/netns/ls-" + capsule.replace("/", ".")
         self._pids = frozenset(pids)
-        self._known: dict[int, tuple[int, int] | None] = {}  # pid here → (its room, pid inside)
-        self._rooms: dict[int, Room | None] = {}  # by pid namespace; None: of no concern
+        self._known: dict[int, tuple[int, int] | None] = {}  # pid here → (its sandbox, pid inside)
+        self._sandboxes: dict[int, Sandbox | None] = {}  # by pid namespace; None: of no concern
         self._hosts: dict[int, str] = {}  # pid namespace of process 1 → host
         self._inits: dict[str, int] = {}
         self._record = (0, 0)
@@ -172,14 +172,16 @@ class Watcher(threading.Thread):
         return [host for host, what in self.now if what == RUNNING]
 
     def open_networks(self) -> list[str]:
-        """The hosts on which a room of the capsule now has a network that lets something through,
-        and "no room" where it has none at all."""
+        """The hosts on which a sandbox of the capsule now has a network that lets something
+        through, and "no sandbox" where it has none at all."""
         found = {
             sandbox.host: sandbox.init
-            for sandbox in list(self._rooms.values())
+            for sandbox in list(self._sandboxes.values())
             if sandbox is not None
         }
-        return [host for host, init in found.items() if not locked(init)] if found else ["no room"]
+        if not found:
+            return ["no sandbox"]
+        return [host for host, init in found.items() if not locked(init)]
 
     def story(self) -> str:
         """All that changed, a line each, and what was wrong."""
@@ -227,7 +229,7 @@ class Watcher(threading.Thread):
         self._take_over_tasks()
         seen = [
             (sandbox, self._state(sandbox))
-            for sandbox in self._rooms.values()
+            for sandbox in self._sandboxes.values()
             if sandbox is not None
         ]
         if any(state == RUNNING for _, state in seen):
@@ -246,7 +248,7 @@ class Watcher(threading.Thread):
             return any(os.path.exists(f"{directory}/{n}/manifest") for n in os.listdir(directory))
         return False
 
-    def _state(self, sandbox: Room) -> str | None:
+    def _state(self, sandbox: Sandbox) -> str | None:
         held = free = 0
         parent = 0
         for inner, pid in list(sandbox.tasks.items()):
@@ -263,7 +265,7 @@ class Watcher(threading.Thread):
         if not held and not free:
             return None
         if sandbox.restored and not sandbox.ran:
-            # A room that has just gone, or whose tasks have: what is left of it does not run.
+            # A sandbox that has just gone, or whose tasks have: what is left of it does not run.
             with suppress(OSError):
                 if free and parent == sandbox.init and not locked(sandbox.init):
                     sandbox.ran = True
@@ -294,7 +296,7 @@ class Watcher(threading.Thread):
         for pid in sorted(there - self._known.keys()):
             with suppress(*GONE):
                 numbers = _status(pid)["NSpid"].split()
-                if len(numbers) < 3:  # the machine's, the host's, the room's
+                if len(numbers) < 3:  # the machine's, the host's, the sandbox's
                     self._known[pid] = None
                 else:
                     self._meet(pid, int(numbers[-1]))
@@ -302,22 +304,22 @@ class Watcher(threading.Thread):
     def _meet(self, pid: int, inner: int) -> None:
         space = os.stat(f"/proc/{pid}/ns/pid").st_ino
         if inner == 1:
-            self._rooms[space] = self._sandbox(pid)
-        if space not in self._rooms:  # its process 1 is met in the next sample
+            self._sandboxes[space] = self._sandbox(pid)
+        if space not in self._sandboxes:  # its process 1 is met in the next sample
             return
-        sandbox = self._rooms[space]
+        sandbox = self._sandboxes[space]
         if sandbox is not None and inner in self._pids:
             sandbox.tasks[inner] = pid
         mine = sandbox is not None and (inner == 1 or inner in self._pids)
         self._known[pid] = (space, inner) if mine else None
 
-    def _sandbox(self, init: int) -> Room | None:
+    def _sandbox(self, init: int) -> Sandbox | None:
         words = Path(f"/proc/{init}/cmdline").read_bytes().decode(errors="replace").split("\0")
         outer = spaces(init)
         host = next((self._hosts[space] for space in outer if space in self._hosts), None)
         if host is None or self._netns not in words:
             return None
-        return Room(host, init, "--restore" in words)
+        return Sandbox(host, init, "--restore" in words)
 
     def _forget(self, pid: int) -> None:
         known = self._known.pop(pid)
@@ -325,8 +327,8 @@ class Watcher(threading.Thread):
             return
         space, inner = known
         if inner == 1:
-            self._rooms.pop(space, None)
-        elif sandbox := self._rooms.get(space):
+            self._sandboxes.pop(space, None)
+        elif sandbox := self._sandboxes.get(space):
             sandbox.tasks.pop(inner, None)
 
 
@@ -345,7 +347,7 @@ def _is_stopped(status: dict[str, str]) -> bool:
 def _is_dying(pid: int, status: dict[str, str]) -> bool:
     """Whether a task will never run a line of its program again, though it is still listed.
 
-    When a room is ended its tracer may die first and let go of what was killed with it.
+    When a sandbox is ended its tracer may die first and let go of what was killed with it.
     """
     if _pending(status) & _SIGKILL:
         return True

@@ -94,7 +94,7 @@ class Rank:
 
 
 class Host:
-    """Eight ranks and their agent; by message what gatekeeper.py answers."""
+    """Eight ranks and their agent; by message what gate_handlers.py answers."""
 
     def __init__(self, ranks: list[Rank]) -> None:
         self.ranks = ranks

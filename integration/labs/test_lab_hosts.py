@@ -231,9 +231,10 @@ class TestLinks:
         for source, destination in (("h0", "h1"), ("h1", "h0")):
             held = most(lab, source, destination, 4 << 20)
             assert 60e6 < held < 90e6
-            assert min(free, most(lab, "h1", "h2", 32 << 20)) > 3 * held
+            assert free > 3 * held
+            assert most(lab, "h1", "h2", 32 << 20) > free / 4
         labs.link(lab, "h0", rate="none")
-        assert most(lab, "h0", "h1", 32 << 20) > 3 * held
+        assert most(lab, "h0", "h1", 32 << 20) > free / 4
 
     def test_loss_holds_in_both_directions(self, lab: Lab) -> None:
         assert arrived(lab, "h0", "h1", 2000) == 2000

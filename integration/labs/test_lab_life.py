@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bare_labs import lab_root, name, output, reaches, without_daemons
+from waits import until
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.launcher import lab as labs
@@ -22,14 +22,6 @@ from liveshift.launcher.lab.tasks import Task
 __all__ = ["lab_root", "name"]
 
 pytestmark = pytest.mark.lab
-
-
-def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until something holds; fails when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class TestPower:

@@ -95,7 +95,7 @@ class SimulatedAgent:
         self.uplink = Uplink(host, address, keys, self._handle)
         self.capsules: dict[str, int] = {}  # those that run, and their epochs
         self.leaving: dict[str, Copy] = {}  # by migration: frozen here
-        self.coming: dict[str, Copy] = {}  # by migration: a room, and an image
+        self.coming: dict[str, Copy] = {}  # by migration: a sandbox, and an image
         self._cluster = cluster
         self._digest = cluster.digest
         self.pace = pace
@@ -288,7 +288,7 @@ class SimulatedAgent:
         return messages.Arrived(IMAGE_BYTES, IMAGE_BYTES if complete else 0, complete)
 
     async def _restore(self, ask: messages.RestoreCapsule) -> messages.Moved:
-        """Restore, ask, run; like Destination.restore."""
+        """Restore, ask, run; like DestinationHandlers.restore."""
         while ask.migration in self._busy:
             await asyncio.sleep(BUSY_LOOK_S)
         if self.capsules.get(ask.capsule) == ask.epoch and ask.migration not in self.coming:

@@ -5,6 +5,6 @@ story    all of it in order                  cases    what is measured: jobs, si
 moves    liveshift's own                     steps    what a job's step log tells
 by_hand  CRIU and a copy over TCP            restart  checkpoints, a kill, a new start
 limit    what no move can be faster than     streams  a bare copy over several TCP streams
-machine  programs and rooms on lab hosts     goals    what is wanted of the figures
+machine  programs, sandboxes on lab hosts    goals    what is wanted of the figures
 record   build/bench-move.json           page     the same with bars
 """

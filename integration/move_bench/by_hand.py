@@ -28,7 +28,7 @@ from .machine import (
     PATIENCE_S,
     PORT,
     SCRIPT,
-    Room,
+    Sandbox,
     emptied,
     inside,
     line,
@@ -60,7 +60,7 @@ def measure(
     log = StepTail(out / "rank0.jsonl")
     moves, steps = [], around(case)
     with ExitStack() as at_end:
-        here = at_end.enter_context(ExitStack())  # the room in which the job is
+        here = at_end.enter_context(ExitStack())  # the sandbox in which the job is
         place = here.enter_context(sandbox(hosts[0], FIRST_PID))
         pid = here.enter_context(place.start(inside(out, training(case, effort)), out / "output"))
         log.wait(steps, PATIENCE_S, alive_in(place, pid, out))
@@ -86,7 +86,9 @@ def measure(
     return moves
 
 
-def _move(source: Room, destination: Room, pid: int) -> tuple[float, float, float, float, int]:
+def _move(
+    source: Sandbox, destination: Sandbox, pid: int
+) -> tuple[float, float, float, float, int]:
     """When it began, the seconds of dump, copy and restore, the bytes of the image."""
     criu = find()
     images = [emptied(each.path(IMAGES)) for each in (source, destination)]
@@ -114,7 +116,7 @@ def _move(source: Room, destination: Room, pid: int) -> tuple[float, float, floa
     return asked, dumped, copied, restored, size
 
 
-def alive_in(place: Room, pid: int, out: Path) -> Callable[[], None]:
+def alive_in(place: Sandbox, pid: int, out: Path) -> Callable[[], None]:
     """Fails, with what it said, once the job has ended."""
 
     def look() -> None:

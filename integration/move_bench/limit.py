@@ -28,7 +28,7 @@ from liveshift.runtime.wire import CHUNK
 from liveshift.runtime.wire.seal import TAG, Opener, Sealer, make_key
 
 from .by_hand import CRIU_PID, FIRST_PID, IMAGES, OPTIONS, STREAMS
-from .machine import PORT, SCRIPT, Room, emptied, line, on_host, sandbox, serving, size_of, tell
+from .machine import PORT, SCRIPT, Sandbox, emptied, line, on_host, sandbox, serving, size_of, tell
 from .record import Fixed
 
 COPIES = 3
@@ -94,11 +94,11 @@ def fixed(lab: Lab, place: Path, threads: int, count: int) -> Fixed:
 def _once(lab: Lab, argv: list[str], place: Path, ready: str = "") -> tuple[float, int]:
     criu, log = find(), place / "output"
     where = ("--images-dir", str(IMAGES), "--log-file", "criu.log")
-    with ExitStack() as rooms:
-        source = rooms.enter_context(sandbox(lab.machine("h0"), FIRST_PID))
-        destination = rooms.enter_context(sandbox(lab.machine("h0"), CRIU_PID))
+    with ExitStack() as sandboxes:
+        source = sandboxes.enter_context(sandbox(lab.machine("h0"), FIRST_PID))
+        destination = sandboxes.enter_context(sandbox(lab.machine("h0"), CRIU_PID))
         log.write_text("")
-        pid = rooms.enter_context(source.start(argv, log))
+        pid = sandboxes.enter_context(source.start(argv, log))
         _wait(source, pid, argv[0], log, ready)
         images = emptied(source.path(IMAGES))
         seconds = source.criu(criu, "dump", "--tree", str(pid), *where, *OPTIONS)
@@ -110,7 +110,7 @@ def _once(lab: Lab, argv: list[str], place: Path, ready: str = "") -> tuple[floa
     return seconds, size
 
 
-def _wait(place: Room, pid: int, name: str, log: Path, ready: str) -> None:
+def _wait(place: Sandbox, pid: int, name: str, log: Path, ready: str) -> None:
     until = time.monotonic() + 60
     while True:
         command = place.path(Path(f"/proc/{pid}/comm")).read_text().strip()

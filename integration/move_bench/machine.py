@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on lab hosts that liveshift does not run: plain ones, and rooms made by hand."""
+"""Programs on lab hosts that liveshift does not run: plain ones, and sandboxes made by hand."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SCRIPT = Path(__file__).resolve().parent / "streams.py"
 PORT = 7999
 PATIENCE_S = 600.0
 
-_ROOM = """
+_SANDBOX = """
 echo "$1" >/proc/sys/kernel/ns_last_pid
 trap '' CHLD
 echo ready
 exec sleep infinity
 """
-"""Process 1 of a room: pids begin where they are told to, and nobody stays a zombie."""
+"""Process 1 of a sandbox: pids begin where they are told to, and nobody stays a zombie."""
 
 
 def training(case: Case, effort: Effort, python: str = "python") -> list[str]:
@@ -96,7 +96,7 @@ def serving(machine: LabHost) -> Iterator[subprocess.Popen[str]]:
         yield server
 
 
-class Room:
+class Sandbox:
     """A pid namespace with its own /proc on a lab host, where CRIU finds its pids free."""
 
     def __init__(self, machine: LabHost, holder: subprocess.Popen[str]) -> None:
@@ -109,12 +109,12 @@ class Room:
         return ["nsenter", "--target", str(self.init), *spaces, "--", *argv]
 
     def path(self, path: Path) -> Path:
-        """A path of the room as this machine sees it."""
+        """A path of the sandbox as this machine sees it."""
         return Path(f"/proc/{self.init}/root") / str(path).lstrip("/")
 
     @contextmanager
     def start(self, argv: Sequence[str], log: Path) -> Iterator[int]:
-        """A program in the room, nothing of ours open in it; its pid there."""
+        """A program in the sandbox, nothing of ours open in it; its pid there."""
         shell = 'exec "$@" </dev/null >"$0" 2>&1'
         command = self.enter(["setsid", "sh", "-c", shell, str(log), *argv])
         with running(command) as entered:
@@ -125,7 +125,7 @@ class Room:
             yield inner_pid(found[0].pid)
 
     def criu(self, criu: Criu, *options: str) -> float:
-        """Run CRIU in the room; returns the seconds that it took, fails with its last words."""
+        """Run CRIU in the sandbox; returns the seconds that it took, fails with its last words."""
         began = time.monotonic()
         done = subprocess.run(
             self.enter(criu.command(*options)),
@@ -140,16 +140,16 @@ class Room:
 
 
 @contextmanager
-def sandbox(machine: LabHost, first_pid: int) -> Iterator[Room]:
-    """A room for as long as this lasts; pids in it begin after ``first_pid``."""
+def sandbox(machine: LabHost, first_pid: int) -> Iterator[Sandbox]:
+    """A sandbox for as long as this lasts; pids in it begin after ``first_pid``."""
     command = [
         *entry(machine, "--mount", "--uts", "--ipc", "--net"),
         *("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"),
-        *("sh", "-c", _ROOM, "sh", str(first_pid)),
+        *("sh", "-c", _SANDBOX, "sh", str(first_pid)),
     ]
     with running(command) as holder:
         assert line(holder) == "ready"
-        yield Room(machine, holder)
+        yield Sandbox(machine, holder)
 
 
 def inner_pid(pid: int) -> int:

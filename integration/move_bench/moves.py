@@ -33,7 +33,7 @@ from .steps import AFTER_S, Gap, StepTail, gap, lost, slow_down
 QUIET_S = 0.5
 """So long a job is left alone before a move and after it, and for :func:`around` steps."""
 LOOK_S = 0.1
-PRECOPY, DELTA = "pre-copy", ("memory", "delta")
+PRECOPY, DELTA = "pre-copy", "memory"
 """Phases: memory while the job trains; what of it was written since, and so sent again."""
 COST_S = 15.0
 """How long the product's own measure is waited for: some seconds, more where steps are long."""
@@ -157,7 +157,7 @@ def precopying(row: MigrationRow, seen: Gap) -> tuple[float, float] | None:
 
 def changed(row: MigrationRow, standing: int) -> int:
     """Bytes that were found written at the standstill; where nobody looked, all that was sent."""
-    found = [p.bytes for p in row.phases if p.name in DELTA and p.bytes is not None]
+    found = [p.bytes for p in row.phases if p.name == DELTA and p.bytes is not None]
     return sum(found) if found else standing
 
 

@@ -21,16 +21,15 @@ from .record import Goal, Result, Run
 
 FILE = "bench-move.html"
 COLOURS = {
+    "last round": "c5",
     "lock": "c6",
     "dump": "c1",
-    "delta": "c2",
     "memory": "c2",
     "gpu memory": "c2",
     "ship": "c7",
     "files": "c4",
     "verify": "c4",
     "restore": "c3",
-    "fill": "c5",
     "unlock": "c6",
     "reopen": "c6",
     AROUND: "c0",

@@ -104,7 +104,7 @@ class Watched(Watcher):
 
 
 class TestWatcher:
-    """It sees what it is there for; rooms made by hand stand in for an agent's."""
+    """It sees what it is there for; sandboxes made by hand stand in for an agent's."""
 
     def test_one_that_runs_stops_and_ends(self, twins: Twins) -> None:
         with twins.watch() as watcher:
@@ -197,7 +197,7 @@ def until(watcher: Watcher, *sight: tuple[str, str]) -> None:
 
 CAPSULE, ROOT = "twin/0", 1001
 
-ROOM = """
+SANDBOX = """
 import sys
 from pathlib import Path
 from liveshift.criu_glue.capsule import sandboxes; from liveshift.criu_glue.network import network
@@ -215,7 +215,7 @@ print(made.init)
 
 
 class Twins:
-    """Copies of one capsule on the hosts of a lab, each a ``sleep`` in a room."""
+    """Copies of one capsule on the hosts of a lab, each a ``sleep`` in a sandbox."""
 
     def __init__(self, lab: LabSession) -> None:
         self._lab = lab
@@ -228,7 +228,7 @@ class Twins:
         self._sandbox(host, "start")
 
     def restore(self, host: str) -> None:
-        """A tree that process 1 of its room has got from somebody else, as after CRIU."""
+        """A tree that process 1 of its sandbox has got from somebody else, as after CRIU."""
         init = self._sandbox(host, "restore")
         born = "echo 1000 >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 &"
         self.inside(host, f"nsenter -t {init} -m -p -n sh -c '{born}'")
@@ -265,7 +265,7 @@ class Twins:
 
     def _sandbox(self, host: str, how: str) -> str:
         self.inside(host, "ip netns add ls-twin.0; mkdir -p /var/tmp/twin")
-        command = [*labs.entry(self._lab.lab.machine(host)), sys.executable, "-c", ROOM, how]
+        command = [*labs.entry(self._lab.lab.machine(host)), sys.executable, "-c", SANDBOX, how]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
         self._inits[host] = done.stdout.strip()

@@ -32,7 +32,7 @@ def where(lab: Lab, capsule: str) -> dict[str, Tasks]:
         with suppress(*GONE):
             inner = inner_pid(pid)
             if inner == 1 or not _is_of(pid, capsule):
-                continue  # process 1 belongs to the room, which stays
+                continue  # process 1 belongs to the sandbox, which stays
             for space in spaces(pid):
                 if space in hosts:
                     found.setdefault(hosts[space], {})[inner] = pid

@@ -45,7 +45,7 @@ def main() -> int:
         parser.error(f"no step {unknown}; there are {', '.join(s.name for s in plan.STEPS)}")
     work = BUILD / f"run-{os.getpid()}"
     work.mkdir(parents=True)
-    alone.hand_over()
+    alone.adopt_orphans()
     try:
         report = _run(args, work)
     finally:

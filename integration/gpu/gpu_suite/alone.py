@@ -29,7 +29,7 @@ LABS = "labs"
 """In a step's folder: names of the labs it has made, a line each."""
 
 
-def hand_over() -> None:
+def adopt_orphans() -> None:
     """Be the parent of all orphans among our descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

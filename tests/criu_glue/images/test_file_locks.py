@@ -102,11 +102,13 @@ while True:
     stands = start(PYTHON, "-Sc", program)
     until(lambda: "ready" in said(stands))
     shared, seen = Placement((str(files),), ()), 0
-    until(lambda: changing(stands, shared).locks)
-    for _ in range(5):
+    for _ in range(100):
         seen += len(changing(stands, shared).locks)
         assert survey(stands, ROOT_PID, shared).problems == ()
+        if seen >= 3:
+            break
         time.sleep(0.07)
+    assert seen >= 3, "it does hold one at times"
 
 
 @pytest.mark.root

@@ -26,7 +26,7 @@ USES = re.compile(r"^from liveshift\.criu_glue\.memory\.", re.MULTILINE)
 CHOSEN = "not root and not lab and not long and not alone"
 OPTIONS = {
     # A finding ends the process by SIGABRT. Leaks are no finding here, as Python leaves some at its
-    # end: leaks() picks those of the library.
+    # end: findings() picks those of the library.
     "ASAN_OPTIONS": "abort_on_error=1:exitcode=0:detect_leaks=1:allocator_may_return_null=1",
     "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:die_after_fork=0"
     f":atexit_sleep_ms=20:{sanitizers.GUESSES_NO_TLS}",

@@ -21,6 +21,7 @@ from cli_harness import Call, Starter, ended
 from daemon_process import Place
 from link_harness import free_address, nothing
 from orchestrator_scene import FACTS
+from waits import until
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
 from liveshift.launcher.client import curve_connection
@@ -111,19 +112,23 @@ def test_asks_are_answered_and_errors_come_as_they_were_raised(far: Far, remote:
 
 def test_two_clients_with_one_key_do_not_wait_for_each_other(far: Far, remote: Remote) -> None:
     go = threading.Event()
+    told: list[bool] = []
 
     def answer(ask: Message) -> Message | None:
         if isinstance(ask, messages.ReadOutput):
-            go.wait(20)
+            told.append(go.wait(20))
         return None
 
     far.answer = answer
     with Client(remote) as waiting, Client(remote) as other:
         thread = threading.Thread(target=waiting.request, args=(messages.ReadOutput("a/0", 0, 9),))
         thread.start()
+        until(lambda: any(isinstance(ask, messages.ReadOutput) for _, ask in far.heard))
         other.request(messages.GetStatus())
         go.set()
         thread.join(20)
+        assert not thread.is_alive()
+    assert told == [True], "the other one was answered first"
 
 
 def test_an_answer_that_takes_too_long_is_not_taken_for_the_next(far: Far, remote: Remote) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts' part in the model: what porter.py, source.py, destination.py, departure.py and
-arrival.py do.
+"""The hosts' part in the model: what source_handlers.py, destination_handlers.py and rulings.py do
+with outgoing_migration.py, incoming_migration.py and restore_attempt.py.
 
 An agent does some things by itself (``agent``), asks about what it holds (``claims``), and takes
 messages (``take_*``). A generator that yields nothing: not now, the message waits.

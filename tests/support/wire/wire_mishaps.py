@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from liveshift.runtime.control import keys
+from liveshift.runtime.wire import lane
 
 
 class Proxy:
@@ -160,3 +161,19 @@ FATES = [
     pytest.param(losing_answers(0.3), id="answers lost"),
 ]
 """For a parameter ``fate``: what a bad way does, one of them at a time."""
+
+
+@pytest.fixture
+def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[lane.Lane]:
+    """The lane, for each time that it has sent a window again because no answer came for a while.
+    On a loaded machine that happens without a mishap."""
+    found: list[lane.Lane] = []
+    check = lane.Lane.check
+
+    def counted(self: lane.Lane, until: float) -> bool:
+        if due := check(self, until):
+            found.append(self)
+        return due
+
+    monkeypatch.setattr(lane.Lane, "check", counted)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -38,47 +39,78 @@ def opened(pid: int) -> None:
     assert sorted(os.listdir(f"/proc/{pid}/fd")) == before
 
 
-# What a thread waits in, and what it must have returned: 0.3 s later, or when woken by a byte.
+# What a thread waits in, and what must then be 0: after 0.3 s, or when the test lets it go on.
 WAITS = {
     "nanosleep": "libc.usleep(300000)",
     "poll": "libc.poll(None, 0, 300)",
     "select": "libc.select(0, None, None, None, (ctypes.c_long * 2)(0, 300000))",
     "ppoll": "libc.ppoll(None, 0, (ctypes.c_long * 2)(0, 300000000), ctypes.byref(mask))",
-    "futex": "int(not lock.acquire(timeout=5))",
+    "futex": "int(not lock.acquire())",
     "read": "libc.read(r, buffer, 1) - 1",
     "recv": "libc.recv(a.fileno(), buffer, 1, 0) - 1",
     "wait4": "int(libc.waitpid(sleeper.pid, None, 0) != sleeper.pid)",
     "flock": "libc.flock(other, 2)",
 }
 OWN_TIMEOUT = ("nanosleep", "poll", "select", "ppoll")
-"""They take their time whenever they begin. What the others wait for may come before."""
+"""They take their time whenever they begin, and a busy machine may let it pass unseen."""
+
+# System calls of x86-64, for those of the C library that are not named as theirs.
+NUMBERS = {
+    **{"nanosleep": (35, 230), "poll": (7,), "select": (23, 270), "ppoll": (271,), "futex": (202,)},
+    **{"read": (0,), "recv": (45,), "wait4": (61,), "flock": (73,)},
+}
 
 SETUP = """import subprocess, socket, fcntl
 r, w = os.pipe(); a, b = socket.socketpair(); buffer = ctypes.create_string_buffer(8)
 mask = ctypes.create_string_buffer(b"\\xff" * 128)
 held, other = os.open("/proc/self/exe", 0), os.open("/proc/self/exe", 0)
 fcntl.flock(held, 2); lock = threading.Lock(); lock.acquire()
-sleeper = subprocess.Popen(["sleep", "0.3"])
+sleeper = subprocess.Popen(["sleep", "1000"])
 late = lambda: (os.write(w, b"x"), b.send(b"x"), fcntl.flock(held, 8), lock.release())
-wake = lambda: (time.sleep(0.3), late())
-WAITER = threading.Thread(target=wake, daemon=True)"""
+wake = lambda: (open(go).read(), late(), os.kill(sleeper.pid, signal.SIGKILL))
+threading.Thread(target=wake, daemon=True).start()"""
+
+
+def waits_in(pid: int, call: str) -> bool:
+    """Whether the first thread does, and not for its next order (proc(5), /proc/[pid]/syscall)."""
+    number, first, *_ = [*Path(f"/proc/{pid}/syscall").read_text().split(), ""]
+    return number in map(str, NUMBERS[call]) and (number, first) != ("0", "0x0")
+
+
+def answered(job: Subject) -> bool:
+    assert job.process.stdout is not None
+    readable, _, _ = select.select([job.process.stdout], [], [], 0)
+    return bool(readable)
 
 
 @pytest.mark.parametrize("call", WAITS)
-def test_what_a_thread_waits_in_is_not_interrupted(job: Subject, call: str) -> None:
+def test_what_a_thread_waits_in_is_not_interrupted(job: Subject, call: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    job.do(f"go = {str(go)!r}")
     for line in SETUP.splitlines():
         job.do(line)
     job.do("def timed(f): t = time.monotonic(); v = f(); return v, time.monotonic() - t")
     assert job.process.stdin is not None
     assert job.process.stdout is not None
-    if call not in (*OWN_TIMEOUT, "wait4"):
-        job.do("WAITER.start()")
-    print(f"timed(lambda: {WAITS[call]})", file=job.process.stdin, flush=True)
+    pending = False
+    while not pending:
+        print(f"timed(lambda: {WAITS[call]})", file=job.process.stdin, flush=True)
+        until(lambda: waits_in(job.pid, call) or answered(job))
+        opened(job.pid)
+        pending = not answered(job)
+        if not pending:
+            assert call in OWN_TIMEOUT
+            assert eval(job.process.stdout.readline())[0] == 0
     for _ in range(20):
         opened(job.pid)
+    if call not in OWN_TIMEOUT:
+        assert not answered(job)
+        go.write_text("now")
     value, seconds = eval(job.process.stdout.readline())
     assert value == 0
-    assert (0.2 if call in OWN_TIMEOUT else 0) < seconds < 5
+    if call in OWN_TIMEOUT:
+        assert seconds > 0.2
 
 
 def test_a_process_that_computes_and_takes_signals_goes_on(job: Subject) -> None:
@@ -293,8 +325,8 @@ def test_it_takes_less_than_five_milliseconds(job: Subject) -> None:
         began = time.perf_counter()
         opened(job.pid)
         taken.append(time.perf_counter() - began)
-    # The shortest: what it takes when nobody else has the processors.
-    assert min(taken) < 0.005
+    # A busy machine makes most of them longer, so a low quantile is looked at.
+    assert sorted(taken)[10] < 0.005
 
 
 def test_a_kernel_that_cannot_follow_memory_says_what_it_lacks(
