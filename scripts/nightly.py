@@ -81,7 +81,7 @@ def parts(seed: int) -> tuple[Part, ...]:
             ("make", "soak", "SECONDS=3600"),
             ("make", "soak", "SECONDS=60"),
             1.5 * hour,
-            (r"moves +\d+ in .*", r"the job stood still +.*", r"steps +\d+, .*"),
+            (r"moves +\d+ in .*", r"the job was frozen +.*", r"steps +\d+, .*"),
             "an hour of moves with pre-copy, and what they leave behind",
         ),
         Part(

@@ -38,14 +38,15 @@ LONGEST_GAP_S = HEARTBEAT_S / 2
 
 @dataclass
 class Verdict:
-    """What became of a cell; ``pause_s`` is the longest time between two steps of a rank."""
+    """What became of a cell. ``gap_s`` is the longest time between two steps of a rank, which need
+    not be the pause of a move: a fault may hold a rank up too."""
 
     point: str
     fault: str
     expected: str
     outcome: str = "unknown"
     passed: bool = False
-    pause_s: float = 0.0
+    gap_s: float = 0.0
     seconds: float = 0.0
     error: str = ""
     trace: str = ""
@@ -197,7 +198,7 @@ class _Play:
         assert after.tasks.keys() == self.before.tasks.keys(), "other pids than before"
         assert after.users == self.before.users
         self._assert_steps_are_right()
-        self.verdict.pause_s = max(map(self._pause, range(RANKS)))
+        self.verdict.gap_s = max(map(self._longest_gap, range(RANKS)))
 
     def _assert_steps_are_right(self) -> None:
         """Every step of the cell is that of a run that nobody disturbed, to the bit."""
@@ -209,7 +210,7 @@ class _Play:
                     found, wanted = steps[at][what], reference[at][what]
                     assert found == wanted, f"rank {rank}, step {at + 1}: {what} is {found}"
 
-    def _pause(self, rank: int) -> float:
+    def _longest_gap(self, rank: int) -> float:
         times = [s["time"] for s in self.scene.job.steps(rank)[max(0, self.made[rank] - 1) :]]
         return max(float(b - a) for a, b in itertools.pairwise(times))
 

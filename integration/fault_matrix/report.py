@@ -51,7 +51,7 @@ class Report:
         line = Text(f"{number:3}/{count}  {verdict.point:24} {verdict.fault:30} ").append(word)
         if not verdict.passed:
             line.append("  FAILED", style="bold red")
-        line.append(f"  {verdict.seconds:.1f} s, pause {verdict.pause_s:.1f} s", style="dim")
+        line.append(f"  {verdict.seconds:.1f} s, longest gap {verdict.gap_s:.1f} s", style="dim")
         self._console.print(line, soft_wrap=True)
         if not verdict.passed:
             self._console.print(Text(f"         {verdict.error}", style="red"), soft_wrap=True)
@@ -63,7 +63,7 @@ class Report:
         self._console.print(f"         {cell.name} cannot be tried here: {why}", soft_wrap=True)
 
     def table(self) -> Table:
-        """Faults down, points across: how each cell ended and its pause; ✗ where it failed."""
+        """Faults down, points across: how each cell ended, its longest gap; ✗ where it failed."""
         points = [point for point in POINTS if any(v.point == point for v in self.verdicts)]
         table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
         table.add_column("fault", no_wrap=True)
@@ -77,7 +77,10 @@ class Report:
     def legend(self) -> str:
         points = [point for point in POINTS if any(v.point == point for v in self.verdicts)]
         words = [f"{number} {point}" for number, point in enumerate(points, 1)]
-        return ", ".join(words) + "\n→ moved, = stayed, † ended; the longest pause in seconds"
+        return (
+            ", ".join(words)
+            + "\n→ moved, = stayed, † ended; the longest time between two steps, in seconds"
+        )
 
     def _write(self) -> None:
         outcomes = [
@@ -86,7 +89,7 @@ class Report:
         whole = {
             "cells": len(self.verdicts),
             "passed": len(self.verdicts) - len(self.failed),
-            "worst_pause_s": max((v.pause_s for v in self.verdicts), default=0.0),
+            "longest_gap_s": max((v.gap_s for v in self.verdicts), default=0.0),
             "outcomes": outcomes,
         }
         (self._directory / FILE).write_text(json.dumps(whole, indent=1) + "\n")
@@ -98,5 +101,5 @@ def _shown(verdict: Verdict | None) -> Text:
     sign = _SIGNS.get(verdict.outcome, "?")
     if not verdict.passed:
         return Text(f"✗{sign}", style="bold red")
-    pause = f"{verdict.pause_s:.1f}" if verdict.pause_s else ""
-    return Text(sign, style=_STYLES[verdict.outcome]).append(pause, style="dim")
+    gap = f"{verdict.gap_s:.1f}" if verdict.gap_s else ""
+    return Text(sign, style=_STYLES[verdict.outcome]).append(gap, style="dim")

@@ -69,7 +69,7 @@ class _Lines:
         memory = sum(d.resident for d in watch.samples[-1].daemons.values()) / 1e6
         text = (
             f"{now:.0f} of {self._seconds:.0f} s: {len(pauses)} moves, {len(rounds.failed)} failed;"
-            f" the job stood still {pauses[len(pauses) // 2]:.2f} s (median), {pauses[-1]:.2f} s"
+            f" the job was frozen {pauses[len(pauses) // 2]:.2f} s (median), {pauses[-1]:.2f} s"
             f" (worst); daemons {memory:.0f} MB"
         )
         if not console.is_terminal and time.monotonic() - self._told > TELL_S:

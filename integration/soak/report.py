@@ -30,7 +30,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """``pause``: how long the job stood still for a move, ``whole``: how long the move took.
+    """``pause``: how long the job was frozen for a move, ``whole``: how long the move took.
     ``before`` and ``after`` the moves: what there was of each kind on all hosts."""
 
     seconds: float
@@ -69,7 +69,7 @@ def _moves(report: Report) -> Table:
     rows = {
         "moves": f"{report.moves} in {report.seconds / 60:.1f} min, {report.failed} failed",
         "moves a minute": f"{report.moves_per_minute:.1f}",
-        "the job stood still": f"{pause.median:.2f} s median, {pause.p95:.2f} s 95th percentile,"
+        "the job was frozen": f"{pause.median:.2f} s median, {pause.p95:.2f} s 95th percentile,"
         f" {pause.worst:.2f} s worst",
         "a move took": f"{whole.median:.2f} s median, {whole.worst:.2f} s worst",
         "image": f"{report.image_bytes / 1e6:.0f} MB at most",

@@ -8,6 +8,7 @@ every two seconds for ever. So the installed units name the interpreter that run
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import typer
 from .daemons import CONFIG, Config
 
 if TYPE_CHECKING:
-    from ...runtime.config.cluster import Paths
+    from ...runtime.config.cluster import Cluster, Paths
 
 TEMPLATES = Path(__file__).parents[1] / "systemd"
 UNITS = Path("/etc/systemd/system")
@@ -72,8 +73,8 @@ def install_units(
     from ...runtime.config.cluster import load
 
     cluster = load(config)  # refuse now what the daemon would refuse when it starts
-    if host:
-        cluster.host(host)
+    if Daemon.AGENT in daemons:
+        _check_host(cluster, host)
     for daemon in daemons:
         unit = directory / f"liveshift-{daemon.value}.service"
         try:
@@ -91,6 +92,20 @@ def install_units(
         _systemctl("enable", "--now", *names)
     else:
         sys.stderr.write(f"systemctl daemon-reload && systemctl enable --now {' '.join(names)}\n")
+
+
+def _check_host(cluster: Cluster, host: str) -> None:
+    """Raise NotFound for a host that the cluster file does not name: its agent would end at once,
+    and systemd would start it again for ever."""
+    from ...errors import NotFound
+
+    here = socket.gethostname().partition(".")[0]  # as systemd's %l
+    try:
+        cluster.host(host or here)
+    except NotFound as error:
+        if host:
+            raise
+        raise NotFound(str(error), hint=f'name it: --host NAME; this machine is "{here}"') from None
 
 
 def rendered(daemon: Daemon, config: Path, host: str, paths: Paths) -> str:

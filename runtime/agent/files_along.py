@@ -12,16 +12,11 @@ from pathlib import Path
 from ...criu_glue.survey.along import measure, overlap, place_of
 from ...criu_glue.survey.found import Along, Survey
 from ...units import size
-from ..cost.prediction import AHEAD, AHEAD_FILE_S
+from ..cost.prediction import AHEAD, seconds_ahead
 from ..model.preflight_findings import PreflightFinding
 
 SHOWN = 3
 """A message names at most this many files and counts the rest."""
-
-
-def seconds_ahead(along: Iterable[Along]) -> float:
-    """Seconds that these directories take before memory begins to go ahead."""
-    return sum(each.size / AHEAD + each.files * AHEAD_FILE_S for each in along)
 
 
 WARN_S = 0.1

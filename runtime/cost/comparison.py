@@ -17,6 +17,7 @@ from .prediction import (
     FULL_DUMP,
     REFILL,
     Lessons,
+    seconds_ahead,
     with_memory,
     without_memory,
 )
@@ -39,8 +40,9 @@ def costed(
     ``link``: bytes per second that the network carries, None where that is not known. ``way``:
     replaces precopy.way. ``within``: seconds until the host must be empty.
     """
+    files_s = seconds_ahead(inspected.survey.along)
     if found.way == FULL_DUMP:
-        besides = cost.BESIDES_S if learnt.besides_s is None else learnt.besides_s
+        besides = cost.besides(learnt, files_s)
         return msgspec.structs.replace(found, lost_s=found.seconds, empty_s=besides + found.seconds)
     given = cost.situation(
         found.memory,
@@ -54,6 +56,7 @@ def costed(
         max(0.1, lessons.factors.get("memory", 1.0)),
         lessons.factors.get("restore", 1.0) / REFILL,
         lessons.factors.get(FILLING, 1.0) / FIRST_FILL,
+        files_s,
     )
     pause = cost.max_pause(settings, timeouts)
     chosen = cost.choose(given, pause, within, Way(way or settings.way))

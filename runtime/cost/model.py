@@ -34,8 +34,8 @@ BETWEEN_S = 0.25
 """This many seconds pass from the end of a round to the pause. In this time the ranks come to their
 boundary, and the tracker looks."""
 BESIDES_S = 1.5
-"""A move takes this many seconds in addition to copying and pause (survey, sandbox, end), until
-earlier moves have shown another value."""
+"""A move takes this many seconds in addition to copying files and memory and to the pause (survey,
+sandbox, end), until earlier moves have shown another value."""
 LOOK_S = 0.2
 """A short look at a capsule's writes takes this many seconds. ``Writing.rate`` comes from such
 looks."""
@@ -87,12 +87,14 @@ def situation(
     slower_stop: float = 1.0,
     refill_s: float = 0.0,
     first_fill_s: float = 0.0,
+    files_s: float = 0.0,
 ) -> Situation:
     """Build the model's input from what is known.
 
     ``link``: None where no rate is known. ``slower_stop``: the factor by which sending in earlier
     pauses took longer than the link's rate says. ``refill_s``: seconds to put an arrived byte in
     its place, where its page went ahead. ``first_fill_s``: the same where no memory went ahead.
+    ``files_s``: seconds for the files that go ahead of the memory.
     """
     rate = min(link or STANDSTILL, STANDSTILL)
     here, there = source or Cores(1.0, 0.0), destination or Cores(1.0, 0.0)
@@ -105,12 +107,17 @@ def situation(
         extra_s=max(-0.5 / rate, (slower_stop - 1) / rate + refill_s),
         reach=min(rate, learnt.reach or STANDSTILL),
         fixed_s=fixed_s,
-        besides_s=BESIDES_S if learnt.besides_s is None else learnt.besides_s,
+        besides_s=besides(learnt, files_s),
         per_byte=cpu if learnt.per_byte is None else max(learnt.per_byte, NEVER_FREE * cpu),
         idle=_free_rate(here, there, shared),
         slow_down=slow_down,
         first_fill_s=max(0.0, first_fill_s - refill_s),
     )
+
+
+def besides(learnt: Learnt, files_s: float) -> float:
+    """Seconds that a move takes in addition to copying memory and pause."""
+    return (BESIDES_S if learnt.besides_s is None else learnt.besides_s) + files_s
 
 
 def standstill(given: Situation) -> float:
@@ -343,4 +350,5 @@ def _reach(row: MigrationRow) -> float | None:
 def _besides(row: MigrationRow) -> float | None:
     if row.predicted is None or not row.predicted.how:
         return None
-    return max(0.0, row.seconds - _copying_s(row) - row.frozen_s)
+    files_s = sum(p.seconds for p in row.phases if p.name == "files ahead")
+    return max(0.0, row.seconds - files_s - _copying_s(row) - row.frozen_s)

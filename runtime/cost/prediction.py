@@ -24,7 +24,7 @@ from statistics import median
 import msgspec
 
 from ... import units
-from ...criu_glue.survey.found import Footprint
+from ...criu_glue.survey.found import Along, Footprint
 from ..messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from ..model.link_rates import STANDSTILL
 from ..model.steps import MigrationStep
@@ -202,6 +202,11 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
         "device memory, for which there is no earlier move in this cluster" if unknown else "",
         filling=by,
     )
+
+
+def seconds_ahead(along: Iterable[Along]) -> float:
+    """Seconds that these directories take before memory begins to go ahead."""
+    return sum(each.size / AHEAD + each.files * AHEAD_FILE_S for each in along)
 
 
 def besides_memory(prediction: Prediction) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from ...errors import LiveshiftError, NotFound, Refused
+from ...errors import LiveshiftError, NotFound, Refused, WrongUsage
 from .. import messages
 from ..config.access import Principal, Role, refusal
 from ..config.choices import Way
@@ -66,7 +66,7 @@ class MigrationRequests:
             None if within is None else time.monotonic() + within,
         )
         if order.is_swap and (request.way or within):
-            raise Refused(
+            raise WrongUsage(
                 f"{request.capsule} stays on {capsule.host}: neither a way nor a deadline goes"
                 " with that",
                 hint="leave --way and --within out, or name a GPU of another host",

@@ -76,7 +76,12 @@ engines.with_mutations(target, 100, 0, 1, Path({str(tmp_path)!r})).say()
 target.close()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # an Escape ends it before it can clear up
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     (found,) = json.loads(done.stdout)["findings"]
     assert Path(found).parent == tmp_path / "broken"

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from systemd_verify import complaints
 
+from liveshift.errors import NotFound
+from liveshift.launcher.commands.install_units import Daemon, install_units
 from liveshift.runtime.config.cluster import Spare, load
 from liveshift.runtime.control import keyring, keys
 
@@ -198,7 +200,8 @@ class TestUnits:
     def test_systemd_accepts_them(self, config: Path, tmp_path: Path) -> None:
         units = tmp_path / "units"
         units.mkdir()
-        done = cli("install-units", "agent", "-c", str(config), "--directory", str(units))
+        words = ("install-units", "agent", "--host", "h1", "-c", str(config))
+        done = cli(*words, "--directory", str(units))
         assert done.code == 0, done
         assert complaints([units / "liveshift-agent.service"], tmp_path) == []
 
@@ -215,7 +218,23 @@ class TestUnits:
         )
         assert (done.code, list(tmp_path.glob("*.service"))) == (4, [])
 
+    def test_without_a_host_it_is_the_one_named_as_this_machine(
+        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def install() -> None:
+            install_units([Daemon.AGENT], config, directory=tmp_path)
+
+        monkeypatch.setattr("socket.gethostname", lambda: "gpu7.example.org")
+        with pytest.raises(NotFound, match='no host "gpu7" in cluster') as refused:
+            install()
+        assert refused.value.hint == 'name it: --host NAME; this machine is "gpu7"'
+        assert list(tmp_path.glob("*.service")) == []
+        monkeypatch.setattr("socket.gethostname", lambda: "h1.example.org")
+        install()
+        assert "--host %l" in (tmp_path / "liveshift-agent.service").read_text()
+
     def test_a_place_that_cannot_be_written_is_told(self, config: Path) -> None:
-        done = cli("install-units", "agent", "-c", str(config), "--directory", "/nonexistent")
+        words = ("install-units", "agent", "--host", "h1", "-c", str(config))
+        done = cli(*words, "--directory", "/nonexistent")
         assert done.code == 1
         assert "cannot write /nonexistent/liveshift-agent.service" in done.err

@@ -216,3 +216,13 @@ def test_moves_of_idle_cores_teach_nothing_of_busy_ones() -> None:
 def test_words_name_the_way_and_why() -> None:
     assert cost.words(cost.choose(GIVEN, 60)).startswith("way: stop, as round would cost ")
     assert isinstance(cost.choose(GIVEN, 60).weighed[0], Estimate)
+
+
+def test_files_of_an_earlier_move_are_not_taken_for_those_of_the_next() -> None:
+    move, pair = played(1.0, "cold", "10G", "busy"), frozenset({"h1", "h2"})
+    earlier = row(chosen(move), move)
+    besides = cost.learn([earlier], "gpt", pair).besides_s
+    assert besides
+    phases = [Phase("files ahead", 0.0, 66.0), *earlier.phases]
+    dear = msgspec.structs.replace(earlier, seconds=earlier.seconds + 66.0, phases=phases)
+    assert cost.learn([dear], "gpt", pair).besides_s == pytest.approx(besides)

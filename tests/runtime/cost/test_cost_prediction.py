@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from migration_stage import FACTS, SURVEY
 
-from liveshift.criu_glue.survey.found import Footprint
+from liveshift.criu_glue.survey.found import Along, Footprint, Survey
 from liveshift.runtime.config.cluster import PrecopySettings, Timeouts
 from liveshift.runtime.cost import model as cost
 from liveshift.runtime.cost.comparison import costed
@@ -19,11 +21,17 @@ TAUGHT = Lessons(4, {"memory": 1.5, "restore": 3.0, FILLING: 0.5})
 
 
 def predicted(
-    lessons: Lessons, way: str = "auto", writing: Writing | None = None, idle: float = 0.0
+    lessons: Lessons,
+    way: str = "auto",
+    writing: Writing | None = None,
+    idle: float = 0.0,
+    *,
+    survey: Survey = SURVEY,
+    full_dump: str = "",
 ) -> Prediction:
     size, cores = Footprint(SIZE, 0, 1, 1, 0), Cores(2.0, idle, 1e-9, "one")
-    look = Inspected(SURVEY, FACTS, 5, footprint=size, writing=writing, cores=cores)
-    found = predict(Load(size, writing=writing), lessons, LINK)
+    look = Inspected(survey, FACTS, 5, footprint=size, writing=writing, cores=cores)
+    found = predict(Load(size, writing=writing, full_dump=full_dump), lessons, LINK)
     return costed(
         found,
         look,
@@ -65,3 +73,15 @@ def test_a_first_move_is_not_stopped_where_idle_cores_can_copy() -> None:
     assert found.how in ("round", "rounds")
     stop = next(each for each in found.weighed if each.way == "stop")
     assert found.lost_s < stop.lost_s / 2
+
+
+@pytest.mark.parametrize("full_dump", ["", "the kernel is too old"])
+def test_the_files_that_go_along_count_until_the_host_is_empty(full_dump: str) -> None:
+    """20 GB in /tmp take a minute; a host that must be empty in 30 s is not empty by then."""
+    many = replace(SURVEY, along=(Along("/tmp", 1000, 20 * 10**9, 0),))
+    without = predicted(Lessons(), full_dump=full_dump)
+    found = predicted(Lessons(), survey=many, full_dump=full_dump)
+    assert found.empty_s is not None
+    assert without.empty_s is not None
+    assert found.empty_s - without.empty_s == pytest.approx(20 / 0.3 + 0.3)
+    assert found.lost_s == without.lost_s, "the job trains meanwhile"
