@@ -50,6 +50,9 @@ static void events(void) {
     GIVES(cudaErrorNotReady, cudaEventQuery(e));
     GIVES(cudaErrorNotReady, cudaEventElapsedTime(&ms, start, e));
     GIVES(cudaErrorNotReady, cudaStreamQuery(b));
+    for (double end = now() + 60; !hold.begun && now() < end;)
+        usleep(500); /* the time between the events begins before that */
+    MUST(hold.begun);
     usleep(20000);
     hold.go = 1;
     WORKS(cudaStreamSynchronize(b));
