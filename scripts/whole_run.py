@@ -7,7 +7,8 @@ list of arguments, all of them whatever comes of the first. It ends with 1 unles
 every list passed; a test that was skipped has tested nothing, and counts as one that failed. Only
 what the machine itself cannot have is excepted, and named: FACTS in tests/support/machine_needs.py.
 
-It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment.
+It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment,
+or something with one of the harness's names (OURS) in a directory for temporary files.
 In the end it removes labs that are still there: where a run of several processes is interrupted,
 pytest-xdist kills those that are at it after some seconds, and nobody else knows of their labs.
 
@@ -42,6 +43,9 @@ from liveshift.launcher.client.context import LAB_ROOT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
+TEMPORARY = {Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")}
+OURS = ("corpus-", "gate-", "liveshift-", "ls-", "lsload", "place-", "reference-")
+"""The names of what tests make there begin so. Others' files come and go there as they like."""
 
 
 class NoSkips:
@@ -98,16 +102,16 @@ def main(arguments: Sequence[str]) -> int:
         return int(pytest.main(runs[0], plugins=[NoSkips()]))
     try:
         with alone(name):
-            before = clutter()
+            before = clutter() | elsewhere()
             with tempfile.TemporaryDirectory() as made:
                 os.environ[lab_place.MADE] = made
                 try:
                     code = _run_all(runs)
                 finally:
                     take_down(Path(made))
-            left = [] if code == INTERRUPTED else sorted(clutter() - before)
+            left = [] if code == INTERRUPTED else sorted((clutter() | elsewhere()) - before)
             if left:
-                print(f"error: left in the checkout: {', '.join(left)}", file=sys.stderr)
+                print(f"error: the tests have left {', '.join(left)}", file=sys.stderr)
             return code or int(bool(left))
     except LiveshiftError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
@@ -138,6 +142,12 @@ def clutter() -> set[str]:
     except (OSError, subprocess.CalledProcessError):
         return set()
     return {line[3:] for line in done.stdout.split("\0") if line[:2] in ("??", "!!")}
+
+
+def elsewhere() -> set[str]:
+    """What has a name of ours in directories for temporary files, but for this checkout itself."""
+    found = (path for place in TEMPORARY if place.is_dir() for path in place.iterdir())
+    return {str(path) for path in found if path.name.startswith(OURS) and path != ROOT}
 
 
 def _run_all(runs: Iterable[Sequence[str]]) -> int:

@@ -9,6 +9,7 @@ Ends with 1 when an input was found that breaks a rule; those are left in --find
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -108,8 +109,8 @@ def _child(asked: argparse.Namespace) -> int:
         engines.with_atheris(target, asked.runs, asked.seconds, asked.seed, asked.findings)
     from fuzz import targets
 
-    target = targets.build(asked.child)
-    engines.with_mutations(target, asked.runs, asked.seconds, asked.seed, asked.findings).say()
+    with contextlib.closing(targets.build(asked.child)) as target:
+        engines.with_mutations(target, asked.runs, asked.seconds, asked.seed, asked.findings).say()
     return 0
 
 

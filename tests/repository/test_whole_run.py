@@ -90,6 +90,8 @@ def checkout(tmp_path: Path) -> Path:
 def runs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     runs = script("whole_run")
     monkeypatch.setattr(runs, "ROOT", checkout)
+    (temporary := checkout.parent / "temporary").mkdir()
+    monkeypatch.setattr(runs, "TEMPORARY", {temporary, checkout.parent / "none"})
     return runs
 
 
@@ -140,8 +142,21 @@ def test_what_tests_leave_in_the_checkout_is_named_and_fails_the_run(
     body = f"pathlib.Path({str(left)!r}).write_text('more')"
     assert runs.main(["make test", "--", *arguments_for(tmp_path, one=body)]) == code
     said = capfd.readouterr().err
-    assert (f"error: left in the checkout: {path}\n" in said) == (code == 1)
+    assert (f"error: the tests have left {path}\n" in said) == (code == 1)
     assert "mine" not in said, "what was there before is its owner's"
+
+
+@pytest.mark.parametrize(("name", "code"), [("place-x1", 1), ("ls-fuzz-x1", 1), ("tmpx1", 0)])
+def test_what_tests_leave_among_temporary_files_is_named_and_fails_the_run(
+    runs: ModuleType, tmp_path: Path, name: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left = tmp_path / "temporary" / name
+    (left.parent / "place-before").mkdir()
+    body = f"pathlib.Path({str(left)!r}).mkdir()"
+    assert runs.main(["make test", "--", *arguments_for(tmp_path, one=body)]) == code
+    said = capfd.readouterr().err
+    assert (f"error: the tests have left {left}\n" in said) == (code == 1)
+    assert "place-before" not in said
 
 
 def test_a_run_writes_no_bytecode_beside_the_sources(runs: ModuleType, tmp_path: Path) -> None:
