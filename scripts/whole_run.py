@@ -145,7 +145,8 @@ def clutter() -> set[str]:
 
 
 def elsewhere() -> set[str]:
-    """What has a name of ours in directories for temporary files, but for this checkout itself."""
+    """Return what has one of OURS as its name in directories for temporary files, without this
+    checkout itself."""
     found = (path for place in TEMPORARY if place.is_dir() for path in place.iterdir())
     return {str(path) for path in found if path.name.startswith(OURS) and path != ROOT}
 

@@ -244,8 +244,8 @@ true
 
 
 def remains(scene: Scene, host: str) -> list[str]:
-    """What a host has too much, or lacks: sandboxes, networks, images, locks and CRIU's processes
-    against the capsules that it has. The sandbox of one that has ended is kept to be read."""
+    """Compare a host's sandboxes, networks, images, locks and CRIU processes with its capsules, and
+    return what it has too much or lacks. The sandbox of an ended capsule stays, for its output."""
     status = scene.status()
     if status is None:
         return ["an orchestrator that does not answer"]

@@ -4,7 +4,7 @@
 Every few milliseconds this machine's /proc says which lab hosts have tasks of the capsule, and
 what those are:
 
-running  a task that no tracer holds and nobody has killed, in a sandbox that was let run
+running  at least one task is neither held by a tracer nor killed, and the sandbox may run
 frozen   every task is held by a tracer (CRIU's dump) or stopped
 coming   CRIU is bringing the tree up: its root is not yet a child of the sandbox's process 1, or
          the sandbox's network is still locked; only in a sandbox that was built for a restore,

@@ -29,7 +29,7 @@ trap '' CHLD
 echo ready
 exec sleep infinity
 """
-"""Process 1 of a sandbox: pids begin where they are told to, and nobody stays a zombie."""
+"""Process 1 of a sandbox. It sets the first pid, and the kernel reaps its children."""
 
 
 def training(case: Case, effort: Effort, python: str = "python") -> list[str]:

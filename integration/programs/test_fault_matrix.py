@@ -228,7 +228,7 @@ class Twins:
         self._sandbox(host, "start")
 
     def restore(self, host: str) -> None:
-        """A tree that process 1 of its sandbox has got from somebody else, as after CRIU."""
+        """Start a tree whose parent becomes process 1 of its sandbox, as CRIU does."""
         init = self._sandbox(host, "restore")
         born = "echo 1000 >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 &"
         self.inside(host, f"nsenter -t {init} -m -p -n sh -c '{born}'")

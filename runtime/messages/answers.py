@@ -13,8 +13,8 @@ A = TypeVar("A", bound=Message)
 
 
 def expected(kind: type[A], peer: str, request: Message, answer: Message | None) -> A:
-    """Return the answer of ``peer``. Raises Unreachable if it is of another type: as far as this
-    request goes, nobody who is known answers there."""
+    """Return the answer of ``peer``. Raises Unreachable if it is of another type: then a daemon
+    answers that does not speak our protocol."""
     if not isinstance(answer, kind):
         raise Unreachable(
             f"{peer} answered {request_to(request)} with {type(answer).__name__},"

@@ -22,7 +22,7 @@ from .ownership import Owner
 MOST_CAPSULES = 250
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 KILLED = 137
-"""The exit code of a capsule that SIGKILL ended, or whose exit code nobody has seen."""
+"""The exit code of a capsule that SIGKILL ended, or whose exit code no agent has seen."""
 
 
 @dataclass

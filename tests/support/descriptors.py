@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test's part leaves no descriptor open in this process, and closes none that it did not open.
+"""Checks that a part of a test leaves no descriptor open and closes no foreign one.
 
-A count would not do: who leaves one open and closes another's would not be seen.
+It compares sets. A count would not change if the part left one open and closed a foreign one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OF_ZMQ = ("socket:", "anon_inode:")
-"""What libzmq's threads may close at any moment for a socket that an earlier test has closed."""
+"""libzmq's threads close descriptors of these kinds some time after a test has closed a socket."""
 
 
 def open_descriptors() -> set[tuple[str, str]]:
@@ -28,12 +28,11 @@ def open_descriptors() -> set[tuple[str, str]]:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Raises AssertionError if something is open at the end that was not open at the beginning, or
-    the other way round.
+    """Raises AssertionError unless the same descriptors are open at the end as at the beginning.
 
-    Meanwhile the garbage collector rests: it could close at any moment what an earlier test of this
-    process left, such as the three descriptors of an event loop. It runs only before something is
-    said to be left, because a run takes longer than most of what the fuzzer does between."""
+    The garbage collector rests meanwhile, because it would close what an earlier test of this
+    process left, such as the three descriptors of an event loop. It runs once if descriptors seem
+    to be left. A run at each call would take longer than most inputs of the fuzzer."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -48,4 +47,4 @@ def no_descriptor_left() -> Iterator[None]:
         if collects:
             gc.enable()
     assert not left, f"left open: {left}"
-    assert not closed, f"closed, though another's: {closed}"
+    assert not closed, f"closed foreign descriptors: {closed}"

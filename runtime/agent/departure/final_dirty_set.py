@@ -43,7 +43,7 @@ class FinalDirtySet:
         return self._found
 
     def describe(self) -> str:
-        """What :meth:`finish` has sent, in words."""
+        """Return how much memory :meth:`finish` has sent, as the table of phases says it."""
         assert self._found is not None
         what = "rewritten" if self._precopy.began else "in all"
         size, scan_ms = units.size(self._found.dirty_bytes), self._found.scan_s * 1e3

@@ -165,7 +165,7 @@ FATES = [
 
 @pytest.fixture
 def unanswered(monkeypatch: pytest.MonkeyPatch) -> list[lane.Lane]:
-    """The lane, for each time that it has sent a window again because no answer came for a while.
+    """A list. A lane is added to it each time that it sends a window again because no answer came.
     On a loaded machine that happens without a mishap."""
     found: list[lane.Lane] = []
     check = lane.Lane.check

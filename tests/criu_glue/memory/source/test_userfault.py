@@ -39,7 +39,7 @@ def opened(pid: int) -> None:
     assert sorted(os.listdir(f"/proc/{pid}/fd")) == before
 
 
-# What a thread waits in, and what must then be 0: after 0.3 s, or when the test lets it go on.
+# Calls in which a thread waits. They return 0 after 0.3 s, or when the test lets the thread go on.
 WAITS = {
     "nanosleep": "libc.usleep(300000)",
     "poll": "libc.poll(None, 0, 300)",
@@ -52,7 +52,7 @@ WAITS = {
     "flock": "libc.flock(other, 2)",
 }
 OWN_TIMEOUT = ("nanosleep", "poll", "select", "ppoll")
-"""They take their time whenever they begin, and a busy machine may let it pass unseen."""
+"""These calls end by themselves, on a busy machine perhaps before the test has seen them wait."""
 
 # System calls of x86-64, for those of the C library that are not named as theirs.
 NUMBERS = {
