@@ -20,6 +20,10 @@ from reference_runs import References
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# `import torch` makes this directory, and would make it below /tmp.
+_CACHE = Path(__file__).resolve().parents[1] / "build/torchinductor"
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_CACHE)
+
 pytest.register_assert_rewrite("bare_labs")  # what its fixtures find left over is shown
 
 _labs: list[LabSession] = []

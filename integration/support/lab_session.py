@@ -46,7 +46,10 @@ AUTO = ("--precopy", "way=auto")
 """Options of ``lab up``. Most tests are of memory that goes ahead, whatever would cost their small
 jobs least; AUTO is the default outside of them."""
 
-NOT_OURS = ("LIVESHIFT_", "LD_PRELOAD", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
+NOT_OURS = (
+    *("LIVESHIFT_", "LD_PRELOAD", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_"),
+    "TORCHINDUCTOR_",
+)
 """Variables of whoever runs the tests that would mean something to the programs under test."""
 
 OURS = ("LIVESHIFT_CRIU", "LIVESHIFT_FAULTPOINTS")

@@ -38,6 +38,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
             "runtime/agent/departure/test_outgoing_edges.py",
             "runtime/agent/departure/test_outgoing_order.py",
             "runtime/agent/departure/test_outgoing_ends.py",
+            "runtime/agent/departure/test_outgoing_parts.py",
         )
         for name in (
             "outgoing_migration",
@@ -113,6 +114,8 @@ ONE_ROW = "a job has one row there, it is the key"
 UNCHANGED = "no code tries to change one"
 TIDY = "what is kept only until it is overwritten or its task ends"
 
+UNREAD_YET = "nobody reads it before an attempt has failed, which sets it"
+
 FAULT = "a point at which the fault matrix stops a daemon; nothing happens there otherwise"
 ANY_SIZE = "more than any answer has"
 AS_FALSE = "who asks looks only whether it is true"
@@ -130,6 +133,7 @@ USED = "return used < LIVESHIFT_PAGE_CLOCKS ? used : LIVESHIFT_PAGE_CLOCKS;"
 PASSED = "return announced > gate->waiting[row] ? announced - gate->waiting[row] : 0;"
 ELAPSED = "return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;"
 LIMITS = "UNLOCKED_S, UNLOCKED_FROZEN_S = 3.0, 0.2"
+INTERRUPTED = 'lap.detail = "interrupted" if interrupted else "none was under way"'
 FUTEX = "syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);"
 
 EXPLAINED: dict[tuple[str, str, str], str] = {
@@ -280,11 +284,10 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "if left <= 0:",
         "if (left < 0):",
     ): "equal to the nanosecond",
-    (
-        "runtime/agent/departure/outgoing_memory.py",
-        'lap.detail = "interrupted" if interrupted else "none was under way"',
-        "pass",
-    ): WORDS,
+    **{
+        ("runtime/agent/departure/outgoing_memory.py", INTERRUPTED, change): WORDS
+        for change in ("pass", INTERRUPTED.replace("if interrupted", "if not (interrupted)"))
+    },
     **{
         (f"runtime/agent/{file}", line, line.replace("True", "False")): UNCHANGED
         for file, line in (
@@ -292,7 +295,10 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
             ("arrival/incoming_note.py", "class IncomingNote(msgspec.Struct, frozen=True):"),
         )
     },
-    ("runtime/agent/departure/freeze_obstacles.py", LIMITS, LIMITS.replace("3", "4")): PACE,
+    **{
+        ("runtime/agent/departure/freeze_obstacles.py", LIMITS, LIMITS.replace(*change)): PACE
+        for change in (("3", "4"), ("0.2", "1.2"))
+    },
     (
         "runtime/agent/departure/freeze_obstacles.py",
         "time.sleep(UNLOCKED_POLL_S)",
@@ -313,6 +319,21 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for point in ("restoring", "devices_back", "granted")
     },
     ("runtime/agent/arrival/incoming_migration.py", "return False", "return None"): AS_FALSE,
+    (
+        "runtime/agent/arrival/incoming_migration.py",
+        'self._failed = "" # why that attempt failed',
+        "pass # why that attempt failed",
+    ): UNREAD_YET,
+    (
+        "runtime/agent/arrival/restore_attempt.py",
+        'await reached("destination.claiming")',
+        "pass",
+    ): FAULT,
+    ("runtime/agent/arrival/restore_attempt.py", "RETRY_S = 0.05", "RETRY_S = 1.05"): PACE,
+    **{
+        ("runtime/agent/arrival/restore_attempt.py", f"await asyncio.sleep({pause})", "pass"): PACE
+        for pause in ("RETRY_S", "table.cluster.timeouts.heartbeat")
+    },
     (
         "criu_glue/network/network_lock.py",
         "elif table.flags & _DORMANT:",

@@ -175,6 +175,13 @@ def test_one_that_is_of_no_use_leaves_the_restore_to_a_fresh_one(restores: Resto
     assert told.detail == "all was filled in now: nothing was put in place"
 
 
+def test_where_none_was_started_early_nothing_is_said_of_it(restores: Restores) -> None:
+    restores.here._ahead._early = None
+    told = restores.run()
+    assert restores.early.done == ["restore by a fresh one"]
+    assert (told.bytes, told.detail) == (5 + 4 * MB, "")
+
+
 def test_one_that_has_an_id_of_the_tree_is_of_no_use(restores: Restores) -> None:
     """A task got it after the survey by which CRIU's were chosen."""
     restores.in_reach = [1234, 1235]

@@ -82,7 +82,9 @@ def host(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def test_an_attempt_that_succeeds(scene: Scene, host: Host) -> None:
-    assert host.restore().bytes == 14
+    moved = host.restore()
+    assert moved.bytes == 14
+    assert [phase.frozen for phase in moved.phases if phase.name == "grant"] == [True]
     assert host.located == [{"10.99.7.2": ("h1", 9)}]
     assert scene.done[-3:] == ["bring_up", "noted", "let_run"]
     assert (scene.here.phase, scene.here.granted) == (IncomingPhase.RUNNING, 9)
@@ -151,6 +153,23 @@ def test_where_both_fail_the_log_has_the_one_that_is_not_raised(
     with pytest.raises(StepFailed, match="CRIU was killed"):
         host.restore()
     assert "locating gpt/1 here: no overlay" in caplog.text
+
+
+def test_an_address_that_is_entered_after_criu_is_done_is_waited_for(
+    scene: Scene, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locate = host.locate
+
+    async def late(where: messages.Locate) -> None:
+        while "bring_up" not in scene.done:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        await locate(where)
+
+    monkeypatch.setattr(host, "locate", late)
+    host.restore()
+    assert host.located == [{"10.99.7.2": ("h1", 9)}]
+    assert phase_of(scene.here) is IncomingPhase.RUNNING
 
 
 @pytest.mark.parametrize("criu_too", [False, True])

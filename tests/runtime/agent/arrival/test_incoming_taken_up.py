@@ -55,6 +55,8 @@ class Scene:
         self.found: Any = None
         self.trees: list[Path] = []
         monkeypatch.setattr(RestoringTree, "take_up", lambda tree: self.trees.append(tree._images))
+        # It ends all processes in the namespace of process 1, which here is this machine's.
+        monkeypatch.setattr(RestoringTree, "drop", no_drop)
         self.first = self.arrive()
 
     def find(self, migration: str, resident: RunningCapsule) -> Any:
@@ -75,6 +77,10 @@ class Scene:
 
     def again(self) -> IncomingMigration | None:
         return IncomingMigration.recover("m1", self.factory, self.devices)
+
+
+def no_drop(_tree: RestoringTree) -> None:
+    raise AssertionError("a tree is dropped that was taken up")
 
 
 @pytest.fixture
