@@ -286,7 +286,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "equal to the nanosecond",
     **{
         ("runtime/agent/departure/outgoing_memory.py", INTERRUPTED, change): WORDS
-        for change in ("pass", INTERRUPTED.replace("if interrupted", "if not (interrupted)"))
+        for change in ("pass", INTERRUPTED.replace("interrupted", "not (interrupted)", 1))
     },
     **{
         (f"runtime/agent/{file}", line, line.replace("True", "False")): UNCHANGED

@@ -15,7 +15,7 @@ from incoming_scene import NO_CRIU, Scene, scene
 
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.agent.arrival import restore_attempt
+from liveshift.runtime.agent.arrival import incoming_migration, restore_attempt
 from liveshift.runtime.agent.arrival.incoming_note import NOTE
 from liveshift.runtime.agent.arrival.incoming_phase import ALLOWED, IncomingPhase
 from liveshift.runtime.agent.arrival.restore_attempt import RestoreAttempt
@@ -184,6 +184,19 @@ def test_an_address_that_cannot_be_entered_leaves_no_task(
     assert (scene.done[-1] == "drop") is not criu_too, "CRIU that failed has left none"
     assert host.claims == []
     assert phase_of(scene.here) is IncomingPhase.FAILED
+
+
+def test_what_the_processes_had_finished_is_remembered_before_they_run(
+    scene: Scene, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By it the agent sees later that the job makes progress here."""
+    monkeypatch.setattr(
+        incoming_migration,
+        "finished_by_pid",
+        lambda _: {1001: 12} if "let_run" not in scene.done else {1001: 13},
+    )
+    host.restore()
+    assert scene.resident.finished == {1001: 12}
 
 
 # ---- the claim ---------------------------------------------------------------------------------

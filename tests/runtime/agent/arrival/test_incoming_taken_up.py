@@ -206,6 +206,7 @@ def test_the_memory_of_one_that_runs_or_has_ended_is_freed(
         (scene.first.images / "resumed").touch()
         assert closed == []
         assert here.resume_recovered()
+        assert here.phase is IncomingPhase.RUNNING
         assert here.inbox.memory is None
     assert closed == [scene.first.images]
 
