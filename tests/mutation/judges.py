@@ -90,6 +90,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         (
             "runtime/orchestrator/test_claim_rulings.py",
             "runtime/orchestrator/test_migration_context.py",
+            "runtime/orchestrator/test_migration_parts.py",
             "runtime/orchestrator/test_migrations_begun.py",
             "runtime/orchestrator/test_journal_trouble.py",
             "runtime/orchestrator/test_address_books.py",
@@ -274,6 +275,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
     },
+    (
+        "runtime/orchestrator/planning.py",
+        "for link, to in zip(links, (destination, source), strict=True)",
+        "for link, to in zip(links, (destination, source), strict=False)",
+    ): "there are two of each",
+    (
+        "runtime/agent/departure/outgoing_migration.py",
+        "if self._frozen.devices is not None:",
+        "if (self._frozen.devices is None):",
+    ): FAULT,
     (
         "runtime/agent/departure/outgoing_migration.py",
         'lap.detail = "the rest of the image, on its way"',

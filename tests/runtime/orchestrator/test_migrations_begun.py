@@ -181,6 +181,8 @@ def test_a_plan_looks_again_before_a_file_that_has_gone_stands_in_the_way(scene:
     scene.hosts.answers[messages.Reserve] = [Refused("h2 lacks /data/log"), RESERVED]
     assert planned(scene).checks[-1] == ("CRIU", "4.2.1")
     assert scene.hosts.said == ["Inspect h1", "Reserve h2"] * 2
+    watched = [ask.watch for ask in scene.hosts.sent(messages.Inspect)]
+    assert watched == [True, False], "what it writes was seen the first time"
     assert [ask.survey.needed for ask in scene.hosts.sent(messages.Reserve)] == [(log,), ()]
 
 
