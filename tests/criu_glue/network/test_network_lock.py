@@ -8,11 +8,13 @@ import os
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from liveshift.criu_glue.network import network_lock
+from liveshift.criu_glue.network.iproute import run
 from liveshift.criu_glue.network.network_lock import _enter, _Table
 
 ERROR, NEW_TABLE, FLAGS, USE = 2, 10 << 8, 2, 3
@@ -85,18 +87,40 @@ def test_a_namespace_that_cannot_be_entered_is_told() -> None:
     assert caught.value.errno == errno.EINVAL
 
 
-@pytest.mark.root
-def test_a_lock_that_is_prepared_is_there_and_open() -> None:
-    """While the job stands still only its flag is turned, which nft need not be started for."""
+@pytest.fixture
+def elsewhere() -> Iterator[int]:
+    """The pid of a process in a network namespace of its own."""
     with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as sleeper:
         try:
             while os.readlink(f"/proc/{sleeper.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
                 time.sleep(0.01)
-            home = os.readlink("/proc/thread-self/ns/net")
-            network_lock.prepare_lock(sleeper.pid)
-            assert os.readlink("/proc/thread-self/ns/net") == home, "this thread came back"
-            with _Table(sleeper.pid) as made:
-                assert made.flags == 1
-            assert not network_lock.locked(sleeper.pid)
+            yield sleeper.pid
         finally:
             sleeper.kill()
+
+
+@pytest.mark.root
+def test_a_lock_that_is_prepared_is_there_and_open(elsewhere: int) -> None:
+    """While the job stands still only its flag is turned, which nft need not be started for."""
+    home = os.readlink("/proc/thread-self/ns/net")
+    network_lock.prepare_lock(elsewhere)
+    assert os.readlink("/proc/thread-self/ns/net") == home, "this thread came back"
+    with _Table(elsewhere) as made:
+        assert made.flags == 1
+    assert not network_lock.locked(elsewhere)
+
+
+@pytest.mark.root
+def test_a_lock_that_came_with_a_restore_drops_no_resets_once_it_is_prepared(
+    elsewhere: int,
+) -> None:
+    """Programs run until the freeze, and wait for resets on loopback where a peer has gone."""
+    inside = ["nsenter", "--target", str(elsewhere), "--net", "--", "nft"]
+    run([*inside, "-f", "-"], network_lock.RESTORE_RULES)
+    listed = ["list", "table", "inet", network_lock.LOCK_TABLE]
+    assert "chain resets" in run([*inside, *listed])
+    network_lock.unlock(elsewhere)
+    network_lock.prepare_lock(elsewhere)
+    rules = run([*inside, *listed])
+    assert "chain in" in rules
+    assert "resets" not in rules

@@ -58,6 +58,17 @@ def test_all_ranks_are_told_the_highest_number_that_began_anywhere() -> None:
         assert (arm.job, arm.hold, arm.limit) == ("gpt", 600, 120)
 
 
+def test_a_communicator_of_one_rank_is_named_where_it_is_the_only_one_used() -> None:
+    alone = PAIR + 1
+    hosts = two()
+    for host in hosts.values():
+        host.begun = {}
+    hosts["h0"].begun = {alone: 4}
+    hosts["h0"].members.append(Member(alone, "gloo", "", 1, 0, 0, 3))
+    _, boundary = played(hosts)
+    assert boundary.text == "paused after collective 4 of gloo over rank 0"
+
+
 def test_a_target_that_had_to_be_raised_is_raised_for_all() -> None:
     hosts = two()
     hosts["h1"].raises = [{PAIR: 5}]
