@@ -276,6 +276,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
     },
     (
+        "runtime/orchestrator/journal.py",
+        "if not number.isdecimal() or len(number) >= 18: # SQLite's integers have 64 bits",
+        "if not number.isdecimal() or len(number) >= 19: # SQLite's integers have 64 bits",
+    ): "a number of 18 digits fits as well, and no migration has it",
+    (
         "runtime/orchestrator/planning.py",
         "for link, to in zip(links, (destination, source), strict=True)",
         "for link, to in zip(links, (destination, source), strict=False)",

@@ -316,6 +316,33 @@ def test_a_name_may_come_and_go_often(journal: Journal) -> None:
         assert journal.last_epoch("gpt") == first
 
 
+def test_a_deadline_is_kept_as_long_as_its_taint(journal: Journal, path: Path) -> None:
+    journal.set_taint("h1", "ECC errors", "root")
+    for until in (100.0, 200.5):
+        journal.set_deadline("h1", until)
+        assert Journal(path).deadlines() == {"h1": until}
+    journal.set_deadline("h2", 7.0)
+    journal.set_deadline("h2", None)
+    assert Journal(path).deadlines() == {"h1": 200.5}
+    journal.clear_taint("h1")
+    assert (Journal(path).deadlines(), Journal(path).taints()) == ({}, {})
+
+
+def test_a_job_that_only_its_hosts_knew_is_begun_above_its_epochs(
+    journal: Journal, path: Path
+) -> None:
+    for epoch, last in ((7, 7), (9, 9), (3, 9)):
+        journal.end_unknown("lost", epoch)
+        assert Journal(path).last_epoch("lost") == last
+    _, first = journal.add_job("lost", 9, "10.99.9.0/24", b"", {"lost/0": (0, "h0")})
+    assert first == 10
+
+
+def test_a_persons_text_is_cut_where_the_history_ends_it() -> None:
+    assert journals.shortened("x" * 1000) == "x" * 1000
+    assert journals.shortened("x" * 1001) == "x" * 1000 + "…"
+
+
 def test_cordons_are_kept(journal: Journal, path: Path) -> None:
     journal.set_cordon("h1", "root")
     journal.set_cordon("h1", "ann")
