@@ -134,6 +134,7 @@ USED = "return used < LIVESHIFT_PAGE_CLOCKS ? used : LIVESHIFT_PAGE_CLOCKS;"
 PASSED = "return announced > gate->waiting[row] ? announced - gate->waiting[row] : 0;"
 ELAPSED = "return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;"
 LIMITS = "UNLOCKED_S, UNLOCKED_FROZEN_S = 3.0, 0.2"
+DIGITS = "if not number.isdecimal() or len(number) >= 18: # SQLite's integers have 64 bits"
 INTERRUPTED = 'lap.detail = "interrupted" if interrupted else "none was under way"'
 FUTEX = "syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);"
 
@@ -275,11 +276,14 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
     },
-    (
-        "runtime/orchestrator/journal.py",
-        "if not number.isdecimal() or len(number) >= 18: # SQLite's integers have 64 bits",
-        "if not number.isdecimal() or len(number) >= 19: # SQLite's integers have 64 bits",
-    ): "a number of 18 digits fits as well, and no migration has it",
+    **{
+        (
+            "runtime/orchestrator/journal.py",
+            DIGITS,
+            DIGITS.replace("len(number) >= 18", change),
+        ): "a number of 18 digits fits as well, and no migration has it"
+        for change in ("len(number) >= 19", "(len(number) > 18)")
+    },
     (
         "runtime/orchestrator/planning.py",
         "for link, to in zip(links, (destination, source), strict=True)",
