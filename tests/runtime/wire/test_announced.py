@@ -50,6 +50,16 @@ def chunk(number: int, data: bytes) -> tuple[Header, memoryview]:
     return Header("m1", number, "output", xxhash.xxh3_64_intdigest(data)), memoryview(data)
 
 
+def test_a_chunk_that_comes_again_is_answered_with_the_last_that_came() -> None:
+    """An acknowledgement of more would let the sender forget what has not come."""
+    entry, sink = announced(10)
+    entry.take(*chunk(0, b"12"))
+    entry.take(*chunk(1, b"34"))
+    assert entry.take(*chunk(0, b"12")) == ("ack", 1)
+    assert (bytes(sink.written), entry.ordered) == (b"1234", 4)
+    assert entry.take(*chunk(2, b"56")) == ("ack", 2)
+
+
 def test_bytes_are_counted_on_both_ways_and_nothing_before_they_come() -> None:
     entry, sink = announced(10)
     seal = IncomingSeal(make_key(), 1, "key")
