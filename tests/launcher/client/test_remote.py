@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from far_orchestrator import Far, far, remote
@@ -112,6 +113,9 @@ def test_an_idle_client_goes_on_after_a_restart(far: Far, remote: Remote) -> Non
     with Client(remote) as client:
         client.request(messages.GetStatus())
         far.stop()
+        # A request that is sent before the socket knows of the stop may have got there.
+        connection: Any = client._connection
+        assert connection._events.poll(10_000), "the socket was told of the stop"
         far.start()
         client.request(messages.GetStatus())
     assert len(far.heard) == 2
