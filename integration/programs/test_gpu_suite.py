@@ -101,10 +101,13 @@ def test_a_step_that_hangs_costs_only_itself(place: Path) -> None:
     assert "not done after 2 s" in over["why"]
     assert "figures" in after
     commands = map(_command, every_pid())
-    of_suite = (words for words in commands if "gpu_suite" in words and str(BIN) in words)
-    # The command line of a whole run may name this file, but the run is no process of the suite.
-    left = [words for words in of_suite if "whole_run.py" not in words]
-    assert left == [], "processes of the suite have outlived it"
+    # The command line of a whole test run may name this file. That process does not count.
+    outlived = [
+        words
+        for words in commands
+        if "gpu_suite" in words and str(BIN) in words and "whole_run.py" not in words
+    ]
+    assert outlived == [], "processes of the suite have outlived it"
 
 
 def _command(pid: int) -> str:

@@ -115,7 +115,7 @@ ONE_ROW = "a job has one row there, it is the key"
 UNCHANGED = "no code tries to change one"
 TIDY = "what is kept only until it is overwritten or its task ends"
 
-UNREAD_YET = "nobody reads it before an attempt has failed, which sets it"
+UNREAD_YET = "no code reads the text before an attempt fails, and the failing attempt sets it"
 
 FAULT = "a point at which the fault matrix stops a daemon; nothing happens there otherwise"
 ANY_SIZE = "more than any answer has"

@@ -113,9 +113,10 @@ def test_an_idle_client_goes_on_after_a_restart(far: Far, remote: Remote) -> Non
     with Client(remote) as client:
         client.request(messages.GetStatus())
         far.stop()
-        # A request that is sent before the socket knows of the stop may have got there.
+        # If the client asks before its socket learns of the stop, the old orchestrator may have got
+        # the request.
         connection: Any = client._connection
-        assert connection._events.poll(10_000), "the socket was told of the stop"
+        assert connection._events.poll(10_000), "the socket has not learnt of the stop in 10 s"
         far.start()
         client.request(messages.GetStatus())
     assert len(far.heard) == 2

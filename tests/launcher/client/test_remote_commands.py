@@ -90,7 +90,7 @@ def test_a_command_says_the_same_from_afar(
     near["LIVESHIFT_SOCKET"] = str(distant.path)
     here, there = call(*words, env=near), call(*words)
     assert (there[0], there[2]) == (here[0], here[2])
-    if "wide" not in words:  # it shows how old jobs are
+    if "wide" not in words:  # `-o wide` prints ages, which grow between the two calls
         assert there == here
 
 

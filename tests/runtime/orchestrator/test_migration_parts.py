@@ -70,7 +70,8 @@ def test_a_cost_that_is_known_after_the_end_is_kept(scene: Scene, text: str) -> 
     kept = scene.fleet.journal.migration(1)
     assert kept is not None
     assert kept.cost == COST
-    assert scene.told("cost") == ([(text, "root", "m1")] if text else [])
+    history = scene.told("cost")
+    assert history == ([(text, "root", "m1")] if text else []), "an empty text adds no line"
 
 
 # ---- what a plan reckons with ------------------------------------------------------------------

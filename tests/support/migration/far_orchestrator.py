@@ -64,7 +64,7 @@ class Far:
 
 @pytest.fixture
 def far(key_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    """It names whoever asks, and serves nothing else."""
+    """Yield a running orchestrator that answers each request with ``Named("far")``."""
     monkeypatch.setattr(link, "WATCH_S", 0.05)
     made = Far(key_directory, lambda _ask: messages.Named("far"))
     made.start()

@@ -74,13 +74,18 @@ class Scene:
         self.entries: list[object] = []
         self.stale: list[list[tuple[str, str]]] = []
         self._stand_in()
+        self.outgoing = self.make()
+        self.outgoing._enter(OutgoingPhase.PRECOPYING)
+
+    def make(self) -> OutgoingMigration:
+        """Return m1 as its agent makes it, before the pre-copy."""
         no_lanes: Any = None
         made_wire: Callable[..., OutgoingWire] = OutgoingWire
         made: Callable[..., OutgoingMigration] = OutgoingMigration
         wire = made_wire(self.wire, no_lanes, lambda _report: None)
-        self.outgoing = made("m1", self.resident, self.factory, wire)
-        self.equip(self.outgoing)
-        self.outgoing._enter(OutgoingPhase.PRECOPYING)
+        outgoing = made("m1", self.resident, self.factory, wire)
+        self.equip(outgoing)
+        return outgoing
 
     def _stand_in(self) -> None:
         def take(looks: list[Any]) -> Any:

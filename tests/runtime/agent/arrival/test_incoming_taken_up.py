@@ -55,7 +55,8 @@ class Scene:
         self.found: Any = None
         self.trees: list[Path] = []
         monkeypatch.setattr(RestoringTree, "take_up", lambda tree: self.trees.append(tree._images))
-        # It ends all processes in the namespace of process 1, which here is this machine's.
+        # The real method kills all processes in the pid namespace of process 1. Here process 1 is
+        # this test, so it would kill all processes of the machine.
         monkeypatch.setattr(RestoringTree, "drop", no_drop)
         self.first = self.arrive()
 

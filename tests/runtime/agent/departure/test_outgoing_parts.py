@@ -12,7 +12,6 @@ from outgoing_scene import Scene, scene
 from liveshift.criu_glue.capsule import output
 from liveshift.errors import Refused
 from liveshift.runtime.agent.departure.outgoing_files import OutgoingFiles
-from liveshift.runtime.agent.departure.outgoing_memory import OutgoingWire
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import write_promise
 
@@ -30,10 +29,7 @@ class Noted:
 
 
 def test_a_capsule_may_be_frozen_once_its_pre_copy_has_begun(scene: Scene) -> None:
-    no_lanes: Any = None
-    wire = OutgoingWire(scene.wire, no_lanes, lambda _report: None)
-    scene.outgoing = OutgoingMigration("m1", scene.resident, scene.factory, wire)
-    scene.equip(scene.outgoing)
+    scene.outgoing = scene.make()
     scene.outgoing._files._trees = []
     with pytest.raises(Refused, match="it is preparing"):
         scene.outgoing.check_may_freeze()
