@@ -165,12 +165,20 @@ def kill_tree(sandbox: Sandbox) -> bool:
     """Kill everything in the sandbox but process 1, which keeps the sandbox's mounts and network.
 
     Returns True if the sandbox is empty then, False if it is not within KILL_S or if process 1 has
-    ended."""
+    ended. Raises ValueError if process 1 is in our own pid namespace: then `kill -1` would end
+    everything that runs beside us."""
     if not sandbox.alive():
         return False
+    try:
+        space = _pid_namespace(sandbox.init)
+    except OSError:
+        return False  # it has just ended
+    if space == _pid_namespace(os.getpid()):
+        name = sandbox.plan.hostname
+        raise ValueError(f"process {sandbox.init} is not process 1 of {name}'s own pid namespace")
     until = time.monotonic() + KILL_S
     kill = [*enter(sandbox, "--pid"), "sh", "-c", "kill -KILL -1"]
-    while sandbox.alive() and _others(sandbox):
+    while sandbox.alive() and _has_others(space, sandbox.init):
         subprocess.run(kill, capture_output=True, check=False)  # -1 spares process 1 and itself
         if time.monotonic() > until:
             return False
@@ -178,15 +186,18 @@ def kill_tree(sandbox: Sandbox) -> bool:
     return sandbox.alive()
 
 
-def _others(sandbox: Sandbox) -> bool:
-    """True if the sandbox's pid namespace has a process besides process 1, zombies included."""
-    space = os.stat(f"/proc/{sandbox.init}/ns/pid").st_ino
+def _has_others(space: int, init: int) -> bool:
+    """True if a pid namespace has a process besides its process 1, zombies included."""
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != sandbox.init:
+        if name.isdigit() and int(name) != init:
             with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}/ns/pid").st_ino == space:
+                if _pid_namespace(int(name)) == space:
                     return True
     return False
+
+
+def _pid_namespace(pid: int) -> int:
+    return os.stat(f"/proc/{pid}/ns/pid").st_ino
 
 
 def enter(sandbox: Sandbox, *spaces: str) -> list[str]:

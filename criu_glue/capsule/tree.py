@@ -22,7 +22,10 @@ def tasks(sandbox: Sandbox) -> list[psutil.Process]:
 
 
 def inner_pid(pid: int) -> int:
-    """The pid inside the capsule of the task with the host's pid ``pid``."""
+    """The pid inside the capsule of the task with the host's pid ``pid``.
+
+    Raises FileNotFoundError or ProcessLookupError if the task has ended: the first when /proc has
+    no such file any more, the second when it ended between our open(2) and our read(2)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-1])

@@ -198,7 +198,7 @@ class FrozenTree:
 
     def _tree(self) -> list[psutil.Process]:
         for task in tasks(self._sandbox):
-            with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
                 if inner_pid(task.pid) == self._root_pid:
                     return [task, *task.children(recursive=True)]
         return []

@@ -52,7 +52,7 @@ class GpuTask:
 def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
     """Look at one task; returns None if it uses neither a GPU nor the CUDA driver library.
 
-    Raises FileNotFoundError if the task has ended.
+    Raises FileNotFoundError or ProcessLookupError if the task has ended.
     """
     paths = {path for path in _mapped(host_pid) if _counts(path)}
     devices = any(path.startswith(DEVICES) for path in paths) or _has_device_open(host_pid)

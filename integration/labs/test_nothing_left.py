@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from lab_session import CHAIN, LabSession, assert_nothing_left, environment, eventually
 from moving_job import Job
-from whereabouts import on_lab, runs
+from whereabouts import GONE, on_lab, runs
 
 from liveshift.criu_glue.criu import tool
 from liveshift.errors import NotFound
@@ -120,7 +120,7 @@ def test_lab_up_killed(session: LabSession, moment: str) -> None:
 def runs_agent(pid: int) -> bool:
     try:
         return b"agent" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except FileNotFoundError:
+    except GONE:
         return False
 
 

@@ -21,8 +21,11 @@ from liveshift.interposer import layout
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 TRACE = r"""
-import ctypes, pathlib, sys
-words = {p: (p / "cmdline").read_bytes().split(b"\0") for p in pathlib.Path("/proc").glob("[0-9]*")}
+import contextlib, ctypes, pathlib, sys
+words = {}
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        words[process] = (process / "cmdline").read_bytes().split(b"\0")
 [rank] = [int(p.name) for p, said in words.items() if said[1:] and said[1].endswith(b"_train.py")]
 assert ctypes.CDLL(None).ptrace(0x4206, rank, 0, 0) == 0  # PTRACE_SEIZE
 print("attached", flush=True)

@@ -333,7 +333,7 @@ def untrusted(pid: int) -> bool:
         if gpu_tasks.look(pid, pid, "") is not None:
             return True
         return "VmPin:\t       0 kB" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -78,7 +78,7 @@ class RunningCapsule:
     def root_task(self) -> int:
         """The command's pid as the host sees it; raises NotFound if the command has ended."""
         for task in tasks(self.sandbox):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that one has ended
                 if inner_pid(task.pid) == ROOT_PID:
                     return int(task.pid)
         raise NotFound(f"{self.spec.name} has no running command any more")

@@ -15,7 +15,7 @@ from captured import PYTHON, ROOT_PID
 from one_sandbox import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.criu_glue.capsule.sandboxes import PAGES, SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import PAGES, Sandbox, SandboxPlan, kill_tree, started
 
 __all__ = ["netns", "plan", "start"]
 
@@ -178,6 +178,14 @@ def test_root_in_a_room_does_not_run_the_machine(start: Start) -> None:
 
 
 @pytest.mark.root
+def test_only_a_sandbox_of_its_own_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record whose process 1 is in our own pid namespace would have `kill -1` end the host."""
+    monkeypatch.setattr(subprocess, "run", lambda *command, **_: pytest.fail(f"ran {command}"))
+    plan = SandboxPlan(Path("gpt.1"), Path("netns"), "gpt-1", "", 0, 0, ())
+    with pytest.raises(ValueError, match="not process 1 of gpt-1's own pid namespace"):
+        kill_tree(Sandbox(plan, os.getpid(), started(os.getpid())))
+
+
 def test_io_uring_is_not_there(start: Start) -> None:
     program = "import ctypes, os; print(ctypes.CDLL(None, use_errno=True).syscall(425, 8, 0),"
     program += "os.strerror(ctypes.get_errno()))"
