@@ -196,8 +196,8 @@ HOOK(cuMemMap)(address_t address, size_t size, size_t offset, handle_t handle, a
     DRIVER(cuMemMap);
     int result = CUDA_CALL(real(address, size, offset, handle, flags));
     if (RECORDED(result)) {
-        ledger_mapped(address, size, handle, flags);
         service_for_memory();
+        ledger_mapped(address, size, handle, flags);
     }
     return result;
 }

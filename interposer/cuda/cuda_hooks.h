@@ -48,10 +48,10 @@ static inline void record_allocation(enum ledger_key key, enum liveshift_memory 
                                      int32_t device, uint64_t address, uint64_t size,
                                      uint64_t stream, uint64_t flags) {
     struct ledger_record it = {kind, device, address, size, 0, stream, flags};
-    ledger_add(key, &it);
     if (kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_POOL ||
         kind == LIVESHIFT_MEMORY_ARENA)
         service_for_memory();
+    ledger_add(key, &it);
 }
 
 static inline void record_handle(enum liveshift_memory kind, int32_t device, uint64_t handle,

@@ -40,8 +40,8 @@ struct thread_arguments {
 
 static void *thread_main(void *of) {
     struct thread_arguments now = *(struct thread_arguments *)of;
+    prctl(PR_SET_NAME, now.name); /* before free, which may wait for a thread that is stopped */
     free(of);
-    prctl(PR_SET_NAME, now.name);
     now.body(now.argument);
     return NULL;
 }

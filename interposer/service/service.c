@@ -130,6 +130,8 @@ static bool poll_creations(void) {
     return making > 0;
 }
 
+static _Atomic unsigned runs_in; /* generation + 1 of the process whose service thread runs */
+
 static void serve(void *unused) {
     /* The agent wakes this thread. It also looks by itself, because a wake can get lost, for
        example during a migration. */
@@ -138,6 +140,7 @@ static void serve(void *unused) {
     struct gate *gate = current_gate();
     struct liveshift_page *page = gate->page;
     struct task done = {0};
+    atomic_store(&runs_in, process_generation() + 1);
     for (;;) {
         uint32_t check = atomic_load(&page->order.check);
         struct task task = {.gate = gate};
@@ -166,12 +169,22 @@ static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool started;
 static unsigned started_in;
 
+/* Waits until the new thread runs under its name. A move stops all threads but those whose name it
+   knows, so it would stop one that has none yet. The wait is short: if this call comes from a
+   library's constructor, the new thread may need a lock that this thread holds. */
+static void await_start(void) {
+    for (int i = 0; i < 100 && atomic_load(&runs_in) != process_generation() + 1; i++)
+        task_pause();
+}
+
 void service_begin(void) {
     pthread_mutex_lock(&start_lock);
     if (!started || started_in != process_generation()) { /* threads don't survive a fork */
         int failure = thread_start("liveshift", serve, NULL);
         started = failure == 0;
         started_in = process_generation();
+        if (started)
+            await_start();
         static bool warned;
         if (!started && !warned)
             dprintf(STDERR_FILENO,
@@ -187,10 +200,10 @@ void service_for_memory(void) {
     static _Atomic unsigned looked; /* generation + 1 */
     if (atomic_load_explicit(&looked, memory_order_relaxed) == process_generation() + 1)
         return;
-    atomic_store(&looked, process_generation() + 1);
     const char *directory = getenv("LIVESHIFT_PAGES");
-    if (directory == NULL || *directory == '\0')
-        return;
-    device_calls_find();
-    service_begin();
+    if (directory != NULL && *directory != '\0') {
+        device_calls_find();
+        service_begin();
+    }
+    atomic_store(&looked, process_generation() + 1);
 }

@@ -10,10 +10,11 @@
 
 #include "nccl/vcomm.h"
 
-/* Starts the thread, if this process has none. */
+/* Starts the thread, if this process has none; returns when it runs. */
 void service_begin(void);
 
-/* The same for a process with device memory; does nothing if no agent can ever give an order. */
+/* The same for a process with device memory; does nothing if no agent can ever give an order. To be
+   called before the memory is recorded: an agent that sees the record relies on the thread. */
 void service_for_memory(void);
 
 /* One task of the service thread: its order, its time limits and its result. */

@@ -413,6 +413,20 @@ def test_a_checkpoint_does_without_a_session(start: Start, helper: CudaProcess) 
     assert holder.end() == ""
 
 
+def test_whoever_sees_memory_in_the_page_sees_its_service_thread_too(start: Start) -> None:
+    """A move holds all threads but those that it knows by name."""
+    for _ in range(10):
+        holder = start()
+        holder("free-memory")  # makes the context
+        assert "liveshift" not in holder.threads()
+        holder.begin("malloc", 4 * MIB)
+        while not (holder.pages / str(holder.pid)).exists() or not holder.rows():
+            pass
+        assert "liveshift" in holder.threads()
+        assert holder.answer() > 0
+        holder.process.kill()
+
+
 def test_threads_that_are_stopped_anywhere_do_no_harm(start: Start, helper: CudaProcess) -> None:
     """As a move does it, with threads that allocate, free, write and compare all the time."""
     holder = start()
