@@ -16,6 +16,7 @@ import time
 from ...criu_glue.memory.source.tracker import MemoryTracker
 from ...errors import NotFound, Refused
 from .. import messages
+from ..cost.model import LEAST_IDLE
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..model.stopwatch import Stopwatch
@@ -101,6 +102,7 @@ class DestinationHandlers:
             resident = await self._capsule_table.blocking(
                 name, lambda: self._capsule_table.factory.build_sandbox(request)
             )
+        cores = await asyncio.to_thread(self._capsule_table.idle.cores)
         try:
             devices = None
             if request.gpu is not None:
@@ -108,7 +110,13 @@ class DestinationHandlers:
                     self._registry.devices.tree, request.migration, resident
                 )
             incoming = IncomingMigration(
-                request, resident, self._capsule_table.factory, criu, devices, gpus.pairs
+                request,
+                resident,
+                self._capsule_table.factory,
+                criu,
+                devices,
+                gpus.pairs,
+                idle=cores.idle >= LEAST_IDLE,
             )
             incoming.write_note()
         except Exception:  # the registry does not know it: no ruling would remove its sandbox
@@ -134,7 +142,6 @@ class DestinationHandlers:
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, incoming.gpus_promised)
         here = f"tcp://{self._own.data}"
-        cores = await asyncio.to_thread(self._capsule_table.idle.cores)
         return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
 
     async def _take_away_stale(self, name: str) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from ... import background
 from ...cores import threads
 from ...errors import StepFailed
 from ..config.choices import Compress
@@ -228,6 +229,7 @@ class Lanes:
 
     def _turn(self) -> None:
         """Take the answers that have come, and send the sealed chunks."""
+        background.adopt()
         settled = [lane.read_answers() for lane in self._lanes]
         if any([lane.check(self.until) for lane in self._lanes]):
             self._announce()  # a restarted agent has lost the key: only lane 0 shows that

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from ... import background
 from ...cores import threads
 from ...errors import LiveshiftError
 from ..control.keyring import KnownKeys
@@ -185,6 +186,7 @@ class _ChunkWorker:
 
     def _run(self) -> None:
         while (chunk := self._chunks.get()) is not None:
+            background.adopt()
             self._port.answer(*chunk, self._plain)
             del chunk  # give its memory back to libzmq
 

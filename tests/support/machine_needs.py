@@ -35,6 +35,12 @@ def _memory_controller() -> bool:
     )
 
 
+def _autogroup() -> bool:
+    """Whether sessions have a weight of their own (sched(7)); the file is empty where not."""
+    own = Path("/proc/self/autogroup")
+    return own.exists() and bool(own.read_text())
+
+
 def on_disk(*places: Path) -> Path | None:
     """The first of these folders, or else of others that tests may use, that is on no tmpfs."""
     for place in (*places, ROOT / "build", Path("/var/tmp")):
@@ -52,6 +58,7 @@ FACTS: dict[str, Callable[[], bool]] = {
     "userfaultfd": lambda: Path("/proc/sys/vm/unprivileged_userfaultfd").exists(),
     "fanotify": lambda: Path("/proc/sys/fs/fanotify").exists(),
     "perf events": lambda: Path("/proc/sys/kernel/perf_event_paranoid").exists(),
+    "autogroup": _autogroup,
     "cgroup with a memory controller": _memory_controller,
     "folder on a disk": lambda: on_disk() is not None,
     "apt-get": lambda: shutil.which("apt-get") is not None,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from .... import background
 from .ring import ChunkRing, ChunkSlot
 from .source_engine import DONE, PAUSE, Chunk, Pull
 
@@ -116,6 +117,7 @@ class _Worker:
                 if self._slot is None:
                     raise PullStopped
             self._chunk.begin(self._slot.memory)
+            background.adopt()
             how, read = self._chunk.fill(pull, BATCH)
             self._throttle.account(read)
             while how == PAUSE and not self._stopped():

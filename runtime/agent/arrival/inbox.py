@@ -276,7 +276,7 @@ class Inbox:
             first = self.memory is None
             memory = self._store()
             if first:
-                self.ahead.begin(memory)
+                self.ahead.begin(memory, trains=self._making_room is None)
         memory.write(chunk)
 
     def _wanted_pages(self) -> list[WantedPages]:

@@ -40,7 +40,8 @@ class IncomingMigration:
     """One capsule that comes to this host: a reserved sandbox and the parts of its image. ``criu``:
     puts cold memory into the sandbox before the image is complete; None if no CRIU can.
     ``devices``: the capsule's CUDA processes, None if it has none. ``gpus``, ``find_devices``: see
-    RestoredCapsule. Methods block; the agent runs them in a thread.
+    RestoredCapsule. ``idle``: whether this host has idle cores. Methods block; the agent runs them
+    in a thread.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class IncomingMigration:
         devices: DeviceTree | None = None,
         gpus: Pairs | None = None,
         find_devices: FindDevices = no_devices,
+        *,
+        idle: bool = False,
     ) -> None:
         self.migration = reserve.migration
         self.gpus = gpus or []
@@ -63,7 +66,7 @@ class IncomingMigration:
         inlet = None
         if devices is not None:
             inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
-        self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve)
+        self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
         carried, limit = factory.placement.carried, reserve.limit_bytes
         self.inbox = Inbox(self.images, resident, carried, inlet, limit, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)

@@ -12,7 +12,7 @@ import logging
 import time
 from pathlib import Path
 
-from .... import units
+from .... import background, units
 from ....criu_glue.capsule.sandboxes import Sandbox
 from ....criu_glue.criu.early import EarlyCriu
 from ....criu_glue.criu.restore import RestoringTree
@@ -30,24 +30,39 @@ log = logging.getLogger("liveshift.incoming")
 
 
 class MemoryAhead:
-    """The memory of one incoming capsule that is put in place ahead; ``criu``: None if none is."""
+    """The memory of one incoming capsule that is put in place ahead; ``criu``: None if none is.
+    ``idle``: whether this host has idle cores, so that the memory comes in the background."""
 
-    def __init__(self, criu: Criu | None, sandbox: Sandbox, images: Path, reserve: Reserve) -> None:
+    def __init__(
+        self,
+        criu: Criu | None,
+        sandbox: Sandbox,
+        images: Path,
+        reserve: Reserve,
+        *,
+        idle: bool = False,
+    ) -> None:
         self._criu = criu
+        self._idle = idle
+        self._halted = False
         self._sandbox = sandbox
         self._images = images
         self._reserve = reserve
         self._early: EarlyCriu | None = None
         self._why_none = ""  # why no memory was in place before the restore, in words
 
-    def begin(self, store: MemoryStore) -> None:
-        """The first pages have come, while the job trains: start the early CRIU."""
+    def begin(self, store: MemoryStore, *, trains: bool) -> None:
+        """The first pages have come: start the early CRIU. ``trains``: the job trains meanwhile."""
+        if self._idle and trains and not self._halted:
+            background.begin(self._reserve.migration)
         if self._criu is not None:
             self._early = EarlyCriu(self._criu, self._sandbox, self._images, store)
             self._early.begin()
 
     def halt(self) -> None:
         """The tree is frozen at its source: put no more memory in place."""
+        self._halted = True
+        background.leave(self._reserve.migration)
         if self._early is not None:
             self._early.halt()
 
@@ -143,6 +158,7 @@ class MemoryAhead:
 
     def drop(self) -> None:
         """End the early CRIU. A second call does no harm."""
+        background.end(self._reserve.migration)
         if self._early is not None:
             self._early.drop()
 

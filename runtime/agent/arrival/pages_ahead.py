@@ -11,8 +11,8 @@ from ....criu_glue.memory.store.store import MemoryStore
 class PagesAhead(Protocol):
     """Puts pages in place before the image is complete (memory_ahead.py)."""
 
-    def begin(self, store: MemoryStore) -> None:
-        """The first pages have come, while the job trains."""
+    def begin(self, store: MemoryStore, *, trains: bool) -> None:
+        """The first pages have come. ``trains``: while the job trains."""
 
     def halt(self) -> None:
         """CRIU's images begin to come: the tree is frozen at its source."""
@@ -27,7 +27,7 @@ class NothingAhead:
 
     lost = ""
 
-    def begin(self, store: MemoryStore) -> None:
+    def begin(self, store: MemoryStore, *, trains: bool) -> None:
         pass
 
     def halt(self) -> None:

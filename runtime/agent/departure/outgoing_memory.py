@@ -68,6 +68,11 @@ class OutgoingMemory:
         """The way that was chosen, if there was a choice."""
         return self._rounds.chosen if self._rounds is not None else None
 
+    @property
+    def on_idle_cores(self) -> bool:
+        """Whether the idle cores suffice for the chosen rounds, and no deadline presses."""
+        return self._rounds is not None and self._rounds.on_idle_cores
+
     def begin(self, request: StartPrecopy, watch: Stopwatch) -> None:
         """Measure the link and choose the way of the memory, for a request with which ``watch``
         began."""

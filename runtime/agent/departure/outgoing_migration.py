@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from .... import background
 from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.network import network
@@ -127,6 +128,8 @@ class OutgoingMigration:
             self._wire.finish()
             lap.bytes = self._wire.bytes
         with watch.phase("pre-copy") as lap:
+            if self._memory.on_idle_cores:
+                background.begin(self.migration)
             self._memory.send_ahead(until, lap)
             self._files.send_output(self._wire.send)
             soon = time.monotonic() + freeze_obstacles.UNLOCKED_S
@@ -140,6 +143,8 @@ class OutgoingMigration:
 
     def end_sooner(self, seconds: float) -> None:
         """End the pre-copy in ``seconds``: the host must soon be empty."""
+        if self.phase in (OutgoingPhase.PREPARING, OutgoingPhase.PRECOPYING):
+            background.leave(self.migration)
         self._memory.end_sooner(seconds)
 
     def gates_close(self) -> None:
@@ -170,6 +175,7 @@ class OutgoingMigration:
         """
         self.check_may_freeze()
         self._enter(OutgoingPhase.FREEZING)
+        background.leave(self.migration)
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s
         try:
@@ -295,6 +301,7 @@ class OutgoingMigration:
         self._enter(OutgoingPhase.MOVED)
 
     def _close(self) -> None:
+        background.end(self.migration)
         self._files.close()
         self._memory.close()
         if self._sender is not None:

@@ -140,6 +140,13 @@ class PrecopyRounds:
         self._must_end = self._must_end or within > 0
         return self.chosen
 
+    @property
+    def on_idle_cores(self) -> bool:
+        """Whether the idle cores suffice for the chosen rounds, and no deadline presses."""
+        if self.chosen is None or self._way is Way.STOP or self._must_end:
+            return False
+        return self.chosen.estimate.uncovered == 0.0
+
     def run(self, until: float) -> CopiedAhead:
         """Send memory in the chosen way, until ``until`` (monotonic seconds) at the latest.
         Raises StepFailed if the destination refuses."""

@@ -124,7 +124,7 @@ def test_one_is_started_when_the_first_memory_comes(
     criu, store = object(), object()
     here = scene.make(criu)
     assert here.placed == (0, False)
-    here.inbox.ahead.begin(store)
+    here.inbox.ahead.begin(store, trains=True)
     early = here._ahead._early
     assert early.given == (criu, scene.resident.sandbox, here.images, store)
     assert early.done == ["begin"]

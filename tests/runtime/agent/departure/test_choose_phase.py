@@ -43,6 +43,7 @@ class Rounds:
     """They send nothing."""
 
     chosen = None
+    on_idle_cores = False
 
     def __init__(self, *_: object) -> None:
         pass

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from waits import until
 
@@ -269,6 +270,33 @@ def test_rounds_that_were_asked_for_do_not_end_for_what_they_cost(rounds: Counte
     for _ in range(3):
         rounds._decide_on_list(SLOW.size)
     assert not rounds.stops
+
+
+def test_rounds_run_in_the_background_if_idle_cores_suffice(rounds: Counted) -> None:
+    rounds._rate = 0.125e9
+    seen = [rounds.on_idle_cores]  # nothing was chosen yet
+    rounds.choose_way(SLOW, 60.0, 0.0, Way.AUTO)
+    seen.append(rounds.on_idle_cores)
+    idle = msgspec.structs.replace(SLOW, idle=0.2e9)  # faster than the link
+    assert rounds.choose_way(idle, 60.0, 0.0, Way.AUTO).estimate.way == "rounds"
+    seen.append(rounds.on_idle_cores)
+    rounds.end_sooner(60.0)
+    seen.append(rounds.on_idle_cores)
+    assert seen == [False, False, True, False]
+
+
+def test_a_deadline_keeps_rounds_in_the_foreground(rounds: Counted) -> None:
+    idle = msgspec.structs.replace(SLOW, idle=0.2e9)
+    rounds._rate = 0.125e9
+    rounds.choose_way(idle, 60.0, 30.0, Way.AUTO)
+    assert not rounds.on_idle_cores
+
+
+def test_what_is_sent_during_the_pause_is_not_in_the_background(rounds: Counted) -> None:
+    idle = msgspec.structs.replace(SLOW, idle=0.2e9)
+    rounds._rate = 0.125e9
+    rounds.choose_way(idle, 60.0, 0.0, Way.STOP)
+    assert not rounds.on_idle_cores
 
 
 def test_no_further_round_begins_after_a_deadline_that_comes_meanwhile(rounds: Counted) -> None:
