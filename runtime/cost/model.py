@@ -8,7 +8,9 @@ as the next one saves more than it costs. Nothing here has a clock or sends a by
 During the pause all cores are free for the copy, so a byte costs 1 / ``standstill()`` seconds of
 pause and nothing else. A byte that is read while the job trains costs CPU time of the job, unless
 cores are idle. With ``per_byte`` seconds lost per byte, a round over D bytes loses
-D x ``per_byte``, at any speed. Slow reading helps only if the idle cores then suffice.
+D x ``per_byte``, at any speed. Slow reading helps only if the idle cores then suffice. Even then a
+byte may cost something, since two threads of one core, and all cores of a socket, share caches and
+memory bandwidth: earlier moves show how much (``idle_byte``).
 """
 
 from __future__ import annotations
@@ -66,13 +68,15 @@ COLD = Writing(0.0, 0, 1.0)
 class Learnt:
     """What earlier moves have shown; a value is None where none has shown it.
 
-    ``per_byte``: seconds of training lost for each byte that a round reads while no core is idle.
+    ``per_byte``: seconds of training lost for each byte that a round reads while no core is idle;
+    ``idle_byte``: the same on idle cores.
     ``reach``: bytes per second of a round without a limit. ``besides_s``: as :data:`BESIDES_S`.
     """
 
     per_byte: float | None = None
     reach: float | None = None
     besides_s: float | None = None
+    idle_byte: float | None = None
 
 
 def situation(
@@ -112,6 +116,7 @@ def situation(
         idle=_free_rate(here, there, shared),
         slow_down=slow_down,
         first_fill_s=max(0.0, first_fill_s - refill_s),
+        idle_byte=learnt.idle_byte or 0.0,
     )
 
 
@@ -173,7 +178,8 @@ def pays(found: int, next_finds: float, per_byte: float, stop_rate: float) -> bo
 
 def lost_per_byte(given: Situation, speed: float) -> float:
     """Seconds that the job loses for each byte that is read at this speed."""
-    return given.per_byte * uncovered(given, speed)
+    busy = uncovered(given, speed)
+    return given.per_byte * busy + given.idle_byte * (1 - busy)
 
 
 def limit(given: Situation, chosen: Estimate) -> float:
@@ -197,7 +203,7 @@ def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learn
     per_byte = _first(map(_per_byte, each) for each in (both, own, here))
     reach = _first(map(_reach, each) for each in (both, here))
     besides = _first(map(_besides, each) for each in (both, own, here, done))
-    return Learnt(per_byte, reach, besides)
+    return Learnt(per_byte, reach, besides, _first(map(_idle_byte, each) for each in (both, own)))
 
 
 def words(chosen: Chosen) -> str:
@@ -336,6 +342,16 @@ def _per_byte(row: MigrationRow) -> float | None:
     if share < SEEN_BUSY or _copying_s(row) < TEACHES_S:
         return None
     return max(0.0, seen.slow_down) * _copying_s(row) / seen.bytes / share
+
+
+def _idle_byte(row: MigrationRow) -> float | None:
+    """Seconds lost per byte of the rounds, for a move on idle cores; None if it shows none."""
+    seen, cost = row.precopy, row.cost
+    if seen is None or not seen.bytes or cost is None or cost.slower_s is None:
+        return None
+    if row.predicted is None or row.predicted.uncovered >= SEEN_BUSY:
+        return None
+    return max(0.0, cost.slower_s) / seen.bytes
 
 
 def _reach(row: MigrationRow) -> float | None:

@@ -12,7 +12,7 @@ from ...errors import LiveshiftError
 from . import agents, costs, gates, people
 from .base import Answer, Message
 
-VERSION = 10
+VERSION = 11
 
 LIMIT = 64 << 20
 """A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment

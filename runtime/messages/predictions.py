@@ -38,9 +38,9 @@ class Situation(msgspec.Struct, frozen=True):
     memory goes during the pause. A byte takes ``extra_s`` longer than that until it is in its
     place, and ``first_fill_s`` more if no memory went ahead. ``reach``: the rate of a round without
     a limit. ``idle``: the rate for which idle cores suffice. ``per_byte``: seconds that the job
-    loses for each byte that is read while no core is idle. ``fixed_s``: the part of the pause that
-    does not depend on memory. ``besides_s``: the time of the move outside copying and pause.
-    ``slow_down``: precopy.slow_down.
+    loses for each byte that is read while no core is idle; ``idle_byte``: the same on idle cores.
+    ``fixed_s``: the part of the pause that does not depend on memory. ``besides_s``: the time of
+    the move outside copying and pause. ``slow_down``: precopy.slow_down.
     """
 
     size: int
@@ -54,6 +54,7 @@ class Situation(msgspec.Struct, frozen=True):
     idle: float
     slow_down: float | None = None
     first_fill_s: float = 0.0
+    idle_byte: float = 0.0
 
 
 class Estimate(msgspec.Struct, frozen=True):

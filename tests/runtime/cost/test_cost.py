@@ -17,6 +17,7 @@ from liveshift.runtime.cost import model as cost
 from liveshift.runtime.messages import (
     Chosen,
     Cores,
+    Cost,
     Estimate,
     MigrationRow,
     Phase,
@@ -211,6 +212,29 @@ def test_moves_of_idle_cores_teach_nothing_of_busy_ones() -> None:
     assert learnt == pytest.approx(2e-9, rel=0.1)
     other = replace(idle)
     assert cost.learn([row(chosen(other), other)], "x", frozenset({"h1", "h9"})).per_byte is None
+
+
+def test_what_idle_cores_cost_is_learnt_and_may_make_a_stop_cheaper() -> None:
+    """Two hardware threads of one core, and memory bandwidth, are shared though cores are idle."""
+    idle, pair = played(4, "cold", "1G", "idle"), frozenset({"h1", "h2"})
+    earlier = row(chosen(idle), idle)
+    assert earlier.precopy is not None
+    lost = Cost(3.4, 0.4, 3.0, 9.0, None, None, 0, 0)
+    moved = msgspec.structs.replace(earlier, cost=lost)
+    learnt = cost.learn([moved], "gpt", pair)
+    assert learnt.idle_byte == pytest.approx(3.0 / earlier.precopy.bytes)
+    assert cost.learn([earlier], "gpt", pair).idle_byte is None, "its cost is not measured yet"
+    busy = played(4, "cold", "1G", "busy")
+    other = msgspec.structs.replace(row(chosen(busy), busy), cost=lost)
+    assert cost.learn([other], "gpt", pair).idle_byte is None
+
+    free = msgspec.structs.replace(GIVEN, idle=0.5e9)
+    assert cost.choose(free, 60).estimate.way == "rounds"
+    dear = msgspec.structs.replace(free, idle_byte=1e-9)
+    found = cost.choose(dear, 60)
+    assert found.estimate.way == "stop"
+    rounds = next(e for e in found.weighed if e.way == "round" and e.speed == 0.5e9)
+    assert rounds.slower_s == pytest.approx(4.0, rel=0.1)
 
 
 def test_words_name_the_way_and_why() -> None:
