@@ -102,13 +102,13 @@ class DestinationHandlers:
             resident = await self._capsule_table.blocking(
                 name, lambda: self._capsule_table.factory.build_sandbox(request)
             )
-        cores = await asyncio.to_thread(self._capsule_table.idle.cores)
         try:
             devices = None
             if request.gpu is not None:
                 devices = await asyncio.to_thread(
                     self._registry.devices.tree, request.migration, resident
                 )
+            cores = await asyncio.to_thread(self._capsule_table.idle.cores)
             incoming = IncomingMigration(
                 request,
                 resident,
