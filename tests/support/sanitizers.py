@@ -33,10 +33,11 @@ FOUND = 66
 """The exit status of a process in which a sanitizer has found something."""
 
 GUESSES_NO_TLS = "intercept_tls_get_addr=0"
-"""Where a thread's block of thread-local memory begins 16 bytes behind a page's start, libtsan of
-gcc 12 takes what is before it for a header of glibc 2.19. glibc has none since 2.25: then libtsan
+"""Where a thread's block of thread-local memory begins 16 bytes behind a page's start, the runtimes
+of gcc 12 take what is before it for a header of glibc 2.19. glibc has none since 2.25: then libtsan
 marks from one arbitrary pointer on as many bytes as another one's value, and ends with "failed to
-allocate". CPython's cffi has such memory in each thread."""
+allocate"; and the leak checker of libasan reads as many, and ends with "Tracer caught signal 11".
+CPython's cffi has such memory in each thread."""
 
 OPTIONS = {
     "ASAN_OPTIONS": f"detect_leaks=1:abort_on_error=0:exitcode={FOUND}",

@@ -27,7 +27,8 @@ CHOSEN = "not root and not lab and not long and not alone"
 OPTIONS = {
     # A finding ends the process by SIGABRT. Leaks are no finding here, as Python leaves some at its
     # end: findings() picks those of the library.
-    "ASAN_OPTIONS": "abort_on_error=1:exitcode=0:detect_leaks=1:allocator_may_return_null=1",
+    "ASAN_OPTIONS": "abort_on_error=1:exitcode=0:detect_leaks=1:allocator_may_return_null=1"
+    f":{sanitizers.GUESSES_NO_TLS}",
     "TSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:die_after_fork=0"
     f":atexit_sleep_ms=20:{sanitizers.GUESSES_NO_TLS}",
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
