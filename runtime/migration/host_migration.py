@@ -99,6 +99,10 @@ class HostMigration(BeforePause):
                 MigrationStep.FREEZING,
                 MigrationStep.ROLLING_BACK,
             )
+            if self.step is MigrationStep.QUIESCING:
+                # The journal learns of a freeze a little later than the source. A source that
+                # freezes is free to answer only once the destination has refused its image.
+                self._advance(MigrationStep.FREEZING)
             error = StepFailed("migration", "the orchestrator was restarted")
             await self._roll_back(error, may_be_complete)
 

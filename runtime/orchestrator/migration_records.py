@@ -31,7 +31,8 @@ SOON_S = 0.004
 """The job is frozen in the SAVED_SOON steps of a migration, so the migration does not wait for the
 disk: the journal gets the step SOON_S seconds later. A restarted orchestrator sees a commit in the
 journal (MigrationService.recover), and the destination answers a repeated request as before. If the
-journal says "quiescing", the restarted orchestrator allows for an image that is complete."""
+journal says "quiescing", the restarted orchestrator takes it for "freezing"
+(HostMigration.recover)."""
 
 SAVE_AGAIN_S = 1.0
 

@@ -259,6 +259,7 @@ def taken_up(
     [
         MigrationStep.PREPARING,
         MigrationStep.PRECOPYING,
+        MigrationStep.QUIESCING,
         MigrationStep.FREEZING,
         MigrationStep.ROLLING_BACK,
     ],
@@ -296,10 +297,26 @@ def test_what_was_about_to_be_passed_back_is() -> None:
     assert move.step is MigrationStep.FAILED
 
 
-def test_what_was_complete_goes_on_after_a_restart() -> None:
+MAY_FREEZE = [MigrationStep.QUIESCING, MigrationStep.FREEZING]
+"""The journal learns of a freeze some milliseconds after its source (SAVED_SOON)."""
+
+
+@pytest.mark.parametrize("state", MAY_FREEZE)
+def test_the_image_is_refused_before_a_source_that_may_freeze_is_asked(
+    state: MigrationStep,
+) -> None:
+    """The source answers only after its freeze, which ends at once if its image is refused."""
+    stage = Stage()
+    taken_up(stage, state, "h1", 1, True)
+    assert stage.said[:2] == ["Progress h2", "Settle h1"]
+    assert [ask.close for ask in stage.sent(messages.Progress)][:1] == [True]
+
+
+@pytest.mark.parametrize("state", MAY_FREEZE)
+def test_what_was_complete_goes_on_after_a_restart(state: MigrationStep) -> None:
     stage = Stage()
     stage.fail("Progress", WHOLE)
-    move = taken_up(stage, MigrationStep.FREEZING, "h1", 1, True)
+    move = taken_up(stage, state, "h1", 1, True)
     assert stage.said == ["Progress h2", *HAPPY[len(BEFORE) :]]
     assert move.step is MigrationStep.DONE
 
