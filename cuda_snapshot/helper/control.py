@@ -49,8 +49,11 @@ class Control:
         }
 
     def _host(self, caller: Caller, request: GetHost) -> HostGpus:
+        # The trial may begin or end while NVML answers, so we look at its processes twice.
+        us = {os.getpid(), *self._fast_path.pids}
         found = self._operations.nvml.inventory()
-        driver, us = self._operations.driver, {os.getpid(), *self._fast_path.pids}
+        us |= self._fast_path.pids
+        driver = self._operations.driver
         return HostGpus(
             cuda=driver.cuda,
             driver=found.driver or "",
