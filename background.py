@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies in the background: they run on cores that nobody else wants.
+"""This module lowers the weight of this process while it copies memory on idle cores.
 
 While memory is copied beside a running job, the job must not wait for a core. A limit on the rate
 does not see to that: the copy has more threads than the job, they run in bursts, and the kernel
@@ -51,8 +51,10 @@ class Background:
     def __init__(self, autogroup: Path = AUTOGROUP) -> None:
         self._autogroup = autogroup
         self._lock = threading.Lock()
-        self._background: dict[str, bool] = {}  # by migration; False: somebody waits for it
+        # For each migration: whether it copies in the background. If not, a job waits for it.
+        self._background: dict[str, bool] = {}
         self._nice = 0
+        self._usual = 0  # the session's nice value before it was lowered
         self._own = threading.local()
 
     @property
@@ -61,12 +63,12 @@ class Background:
         return self._nice
 
     def begin(self, migration: str) -> None:
-        """From now on this migration copies on idle cores, beside its running job."""
+        """The migration begins to copy on idle cores, beside its running job."""
         self._set(migration, background=True)
 
     def leave(self, migration: str) -> None:
-        """From now on somebody waits for this migration: its capsule is frozen, or a deadline
-        nears."""
+        """A job or an operator waits for the migration now: its capsule is frozen, or its deadline
+        is near."""
         self._set(migration, background=False)
 
     def end(self, migration: str) -> None:
@@ -77,10 +79,15 @@ class Background:
 
     def adopt(self) -> None:
         """Give the calling thread the present nice value. The thread must start no process."""
-        nice = self._nice
-        if getattr(self._own, "nice", 0) != nice and _may_raise_priority():
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-            self._own.nice = nice
+        low = self._nice > 0
+        if getattr(self._own, "low", False) == low or not _may_raise_priority():
+            return
+        thread = threading.get_native_id()
+        if low:
+            self._own.usual = os.getpriority(os.PRIO_PROCESS, thread)
+        nice = max(self._own.usual, NICE) if low else self._own.usual
+        os.setpriority(os.PRIO_PROCESS, thread, nice)
+        self._own.low = low
 
     def _set(self, migration: str, *, background: bool) -> None:
         with self._lock:
@@ -94,7 +101,15 @@ class Background:
         if nice != self._nice:
             self._nice = nice
             if os.getsid(0) == os.getpid():
-                _write(self._autogroup, nice)
+                if nice:
+                    self._usual = _read(self._autogroup)
+                _write(self._autogroup, max(self._usual, nice) if nice else self._usual)
+
+
+def _read(autogroup: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a kernel without autogroup
+        return int(autogroup.read_text().split()[-1])
+    return 0
 
 
 def _write(autogroup: Path, nice: int) -> None:
@@ -118,7 +133,8 @@ def _may_raise_priority() -> bool:
 
     def try_it() -> None:
         with contextlib.suppress(OSError):
-            for nice in (1, 0):
+            usual = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            for nice in (min(usual + 1, 19), usual):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
             allowed.append(True)
 

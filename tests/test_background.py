@@ -64,19 +64,31 @@ def test_it_is_low_only_while_all_copy_on_idle_cores(here: Background, tmp_path:
     assert weights() == usual
 
 
+def test_a_session_has_its_own_weight_again_afterwards(here: Background, tmp_path: Path) -> None:
+    (tmp_path / "autogroup").write_text("/autogroup-7 nice -3\n")
+    here.begin("m1")
+    assert (tmp_path / "autogroup").read_text() == str(NICE)
+    here.end("m1")
+    assert (tmp_path / "autogroup").read_text() == "-3"
+
+
 @pytest.mark.root
-def test_threads_that_copy_take_it_and_give_it_back(here: Background) -> None:
+@pytest.mark.parametrize(("usual", "low"), [(0, NICE), (-5, NICE), (15, 15)])
+def test_threads_that_copy_take_it_and_give_it_back(here: Background, usual: int, low: int) -> None:
+    """An agent's unit may have a nice value of its own; it has that again afterwards."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     seen: list[int] = []
 
     def copy() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual)
         for change in (here.begin, here.leave, here.begin, here.end):
             change("m1")
             here.adopt()
             seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     in_a_thread(copy)
-    assert seen == [NICE, 0, NICE, 0]
-    assert os.getpriority(os.PRIO_PROCESS, 0) == 0, "this thread has not adopted it"
+    assert seen == [low, usual, low, usual]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before, "this thread has not adopted it"
 
 
 def test_without_the_right_to_return_no_thread_takes_it(

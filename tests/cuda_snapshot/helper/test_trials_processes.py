@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trial's processes are nobody's, also if it begins or ends while NVML answers."""
+"""The helper hides the processes of its trial, also if that begins or ends while NVML answers."""
 
 from __future__ import annotations
 
