@@ -8,35 +8,24 @@
 
 #include "cuda_driver.h"
 
-static void device_memory(address_t address, size_t size) {
-    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_DEVICE, driver_device(), address, size, 0,
-                      0);
-}
-
 HOOK(cuMemAlloc_v2)(address_t *address, size_t size) {
     DRIVER(cuMemAlloc_v2);
-    int result = CUDA_CALL(real(address, size));
-    if (RECORDED(result))
-        device_memory(*address, size);
-    return result;
+    return RECORDS(real(address, size),
+                   record_memory(LIVESHIFT_MEMORY_DEVICE, driver_device(), *address, size, 0));
 }
 
 HOOK(cuMemAllocPitch_v2)(address_t *address, size_t *pitch, size_t width, size_t height,
                          unsigned element) {
     DRIVER(cuMemAllocPitch_v2);
-    int result = CUDA_CALL(real(address, pitch, width, height, element));
-    if (RECORDED(result))
-        device_memory(*address, *pitch * height);
-    return result;
+    return RECORDS(
+        real(address, pitch, width, height, element),
+        record_memory(LIVESHIFT_MEMORY_DEVICE, driver_device(), *address, *pitch * height, 0));
 }
 
 HOOK(cuMemAllocManaged)(address_t *address, size_t size, unsigned flags) {
     DRIVER(cuMemAllocManaged);
-    int result = CUDA_CALL(real(address, size, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_MANAGED, driver_device(), *address, size,
-                          0, flags);
-    return result;
+    return RECORDS(real(address, size, flags),
+                   record_memory(LIVESHIFT_MEMORY_MANAGED, driver_device(), *address, size, flags));
 }
 
 HOOK(cuMemFree_v2)(address_t address) {
@@ -44,27 +33,17 @@ HOOK(cuMemFree_v2)(address_t address) {
     return FREES_MEMORY(address, real(address));
 }
 
-static void pool_memory(address_t address, size_t size, void *stream) {
-    int32_t device = stream_device(number(stream), driver_device());
-    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL, device, address, size, number(stream),
-                      0);
-}
-
 #define POOLED(suffix)                                                                             \
     HOOK(cuMemAllocAsync##suffix)(address_t * address, size_t size, void *stream) {                \
         DRIVER(cuMemAllocAsync##suffix);                                                           \
-        int result = CUDA_CALL(real(address, size, stream));                                       \
-        if (RECORDED(result))                                                                      \
-            pool_memory(*address, size, stream);                                                   \
-        return result;                                                                             \
+        return RECORDS(real(address, size, stream),                                                \
+                       record_pool_memory(driver_device(), *address, size, stream));               \
     }                                                                                              \
     HOOK(cuMemAllocFromPoolAsync##suffix)(address_t * address, size_t size, void *pool,            \
                                           void *stream) {                                          \
         DRIVER(cuMemAllocFromPoolAsync##suffix);                                                   \
-        int result = CUDA_CALL(real(address, size, pool, stream));                                 \
-        if (RECORDED(result))                                                                      \
-            pool_memory(*address, size, stream);                                                   \
-        return result;                                                                             \
+        return RECORDS(real(address, size, pool, stream),                                          \
+                       record_pool_memory(driver_device(), *address, size, stream));               \
     }                                                                                              \
     HOOK(cuMemFreeAsync##suffix)(address_t address, void *stream) {                                \
         DRIVER(cuMemFreeAsync##suffix);                                                            \
@@ -75,20 +54,14 @@ POOLED(_ptsz)
 
 HOOK(cuMemPoolExportToShareableHandle)(void *handle, void *pool, int type, address_t flags) {
     DRIVER(cuMemPoolExportToShareableHandle);
-    int result = CUDA_CALL(real(handle, pool, type, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_EXPORTED, -1, number(pool), 0, 0,
-                          (unsigned)type);
-    return result;
+    return RECORDS(real(handle, pool, type, flags),
+                   record_shared_pool(LIVESHIFT_MEMORY_EXPORTED, pool, type));
 }
 
 HOOK(cuMemPoolImportFromShareableHandle)(void **pool, void *handle, int type, address_t flags) {
     DRIVER(cuMemPoolImportFromShareableHandle);
-    int result = CUDA_CALL(real(pool, handle, type, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_IMPORTED, -1, number(*pool), 0, 0,
-                          (unsigned)type);
-    return result;
+    return RECORDS(real(pool, handle, type, flags),
+                   record_shared_pool(LIVESHIFT_MEMORY_IMPORTED, *pool, type));
 }
 
 HOOK(cuMemPoolDestroy)(void *pool) {
@@ -96,25 +69,17 @@ HOOK(cuMemPoolDestroy)(void *pool) {
     return FREES(LEDGER_POOL, number(pool), real(pool));
 }
 
-static void pinned_memory(void *pointer, size_t size, unsigned flags) {
-    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_PINNED, driver_device(), number(pointer),
-                      size, 0, flags);
-}
-
 HOOK(cuMemAllocHost_v2)(void **pointer, size_t size) {
     DRIVER(cuMemAllocHost_v2);
-    int result = CUDA_CALL(real(pointer, size));
-    if (RECORDED(result))
-        pinned_memory(*pointer, size, 0);
-    return result;
+    return RECORDS(real(pointer, size), record_memory(LIVESHIFT_MEMORY_PINNED, driver_device(),
+                                                      number(*pointer), size, 0));
 }
 
 HOOK(cuMemHostAlloc)(void **pointer, size_t size, unsigned flags) {
     DRIVER(cuMemHostAlloc);
-    int result = CUDA_CALL(real(pointer, size, flags));
-    if (RECORDED(result))
-        pinned_memory(*pointer, size, flags);
-    return result;
+    return RECORDS(
+        real(pointer, size, flags),
+        record_memory(LIVESHIFT_MEMORY_PINNED, driver_device(), number(*pointer), size, flags));
 }
 
 HOOK(cuMemFreeHost)(void *pointer) {
@@ -124,11 +89,8 @@ HOOK(cuMemFreeHost)(void *pointer) {
 
 HOOK(cuMemHostRegister_v2)(void *pointer, size_t size, unsigned flags) {
     DRIVER(cuMemHostRegister_v2);
-    int result = CUDA_CALL(real(pointer, size, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, driver_device(),
-                          number(pointer), size, 0, flags);
-    return result;
+    return RECORDS(real(pointer, size, flags),
+                   record_registered(driver_device(), pointer, size, flags));
 }
 
 HOOK(cuMemHostUnregister)(void *pointer) {
@@ -148,10 +110,7 @@ HOOK(cuIpcGetMemHandle)(struct ipc_handle *handle, address_t address) {
 
 HOOK(cuIpcOpenMemHandle_v2)(address_t *address, struct ipc_handle handle, unsigned flags) {
     DRIVER(cuIpcOpenMemHandle_v2);
-    int result = CUDA_CALL(real(address, handle, flags));
-    if (RECORDED(result))
-        opened_memory(*address, driver_device(), flags);
-    return result;
+    return RECORDS(real(address, handle, flags), opened_memory(*address, driver_device(), flags));
 }
 
 HOOK(cuIpcCloseMemHandle)(address_t address) {
@@ -162,10 +121,9 @@ HOOK(cuIpcCloseMemHandle)(address_t address) {
 HOOK(cuMemAddressReserve)(address_t *address, size_t size, size_t alignment, address_t hint,
                           address_t flags) {
     DRIVER(cuMemAddressReserve);
-    int result = CUDA_CALL(real(address, size, alignment, hint, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_RESERVED, LIVESHIFT_MEMORY_RESERVED, -1, *address, size, 0, flags);
-    return result;
+    return RECORDS(real(address, size, alignment, hint, flags),
+                   record_allocation(LEDGER_RESERVED, LIVESHIFT_MEMORY_RESERVED, -1, *address, size,
+                                     0, flags));
 }
 
 HOOK(cuMemAddressFree)(address_t address, size_t size) {
@@ -176,12 +134,11 @@ HOOK(cuMemAddressFree)(address_t address, size_t size) {
 HOOK(cuMemCreate)(handle_t *handle, size_t size, const struct allocation_properties *properties,
                   address_t flags) {
     DRIVER(cuMemCreate);
-    int result = CUDA_CALL(real(handle, size, properties, flags));
-    if (RECORDED(result))
+    return RECORDS(
+        real(handle, size, properties, flags),
         record_handle(LIVESHIFT_MEMORY_PHYSICAL,
                       properties->location.type == LOCATION_DEVICE ? properties->location.id : -1,
-                      *handle, size, (unsigned)properties->handle_types);
-    return result;
+                      *handle, size, (unsigned)properties->handle_types));
 }
 
 HOOK(cuMemRelease)(handle_t handle) {
@@ -204,50 +161,37 @@ HOOK(cuMemMap)(address_t address, size_t size, size_t offset, handle_t handle, a
 
 HOOK(cuMemUnmap)(address_t address, size_t size) {
     DRIVER(cuMemUnmap);
-    int result = CUDA_CALL(real(address, size));
-    if (RECORDED(result))
-        ledger_unmapped(address, size);
-    return result;
+    return RECORDS(real(address, size), ledger_unmapped(address, size));
 }
 
 HOOK(cuMemRetainAllocationHandle)(handle_t *handle, void *address) {
     DRIVER(cuMemRetainAllocationHandle);
-    int result = CUDA_CALL(real(handle, address));
-    if (RECORDED(result))
-        ledger_retained(*handle);
-    return result;
+    return RECORDS(real(handle, address), ledger_retained(*handle));
 }
 
 HOOK(cuMemExportToShareableHandle)(void *shareable, handle_t handle, int type, address_t flags) {
     DRIVER(cuMemExportToShareableHandle);
-    int result = CUDA_CALL(real(shareable, handle, type, flags));
-    if (RECORDED(result))
-        ledger_exported(LEDGER_HANDLE, handle, (unsigned)type);
-    return result;
+    return RECORDS(real(shareable, handle, type, flags),
+                   ledger_exported(LEDGER_HANDLE, handle, (unsigned)type));
 }
 
 HOOK(cuMemImportFromShareableHandle)(handle_t *handle, void *shareable, int type) {
     DRIVER(cuMemImportFromShareableHandle);
-    int result = CUDA_CALL(real(handle, shareable, type));
-    if (RECORDED(result))
-        record_handle(LIVESHIFT_MEMORY_IMPORTED, driver_device(), *handle, 0, (unsigned)type);
-    return result;
+    return RECORDS(
+        real(handle, shareable, type),
+        record_handle(LIVESHIFT_MEMORY_IMPORTED, driver_device(), *handle, 0, (unsigned)type));
 }
 
 HOOK(cuMulticastCreate)(handle_t *handle, const void *properties) {
     DRIVER(cuMulticastCreate);
-    int result = CUDA_CALL(real(handle, properties));
-    if (RECORDED(result)) /* CUmulticastObjectProp begins with numDevices and size */
-        record_handle(LIVESHIFT_MEMORY_MULTICAST, -1, *handle, ((const size_t *)properties)[1], 0);
-    return result;
+    /* CUmulticastObjectProp begins with numDevices and size. */
+    return RECORDS(real(handle, properties), record_handle(LIVESHIFT_MEMORY_MULTICAST, -1, *handle,
+                                                           ((const size_t *)properties)[1], 0));
 }
 
 HOOK(cuDevicePrimaryCtxReset_v2)(int device) {
     DRIVER(cuDevicePrimaryCtxReset_v2);
-    int result = CUDA_CALL(real(device));
-    if (RECORDED(result) && atomic_load(&process_gate) != NULL)
-        device_was_reset(device);
-    return result;
+    return RECORDS(real(device), device_was_reset(device));
 }
 
 /* The last release of a primary context ends it. */
@@ -269,8 +213,5 @@ HOOK(cuCtxEnablePeerAccess)(void *context, unsigned flags) {
 
 HOOK(cuCtxDisablePeerAccess)(void *context) {
     DRIVER(cuCtxDisablePeerAccess);
-    int result = CUDA_CALL(real(context));
-    if (RECORDED(result))
-        arena_peer(driver_device(), arena_device_of(context), false);
-    return result;
+    return RECORDS(real(context), arena_peer(driver_device(), arena_device_of(context), false));
 }

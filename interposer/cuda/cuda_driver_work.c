@@ -6,18 +6,13 @@
 
 HOOK(cuStreamCreate)(void **stream, unsigned flags) {
     DRIVER(cuStreamCreate);
-    int result = CUDA_CALL(real(stream, flags));
-    if (RECORDED(result))
-        stream_created(number(*stream), driver_device(), flags, 0);
-    return result;
+    return RECORDS(real(stream, flags), stream_created(number(*stream), driver_device(), flags, 0));
 }
 
 HOOK(cuStreamCreateWithPriority)(void **stream, unsigned flags, int priority) {
     DRIVER(cuStreamCreateWithPriority);
-    int result = CUDA_CALL(real(stream, flags, priority));
-    if (RECORDED(result))
-        stream_created(number(*stream), driver_device(), flags, priority);
-    return result;
+    return RECORDS(real(stream, flags, priority),
+                   stream_created(number(*stream), driver_device(), flags, priority));
 }
 
 HOOK(cuStreamDestroy_v2)(void *stream) {
@@ -27,10 +22,7 @@ HOOK(cuStreamDestroy_v2)(void *stream) {
 
 HOOK(cuEventCreate)(void **event, unsigned flags) {
     DRIVER(cuEventCreate);
-    int result = CUDA_CALL(real(event, flags));
-    if (RECORDED(result))
-        count_events(+1);
-    return result;
+    return RECORDS(real(event, flags), count_events(+1));
 }
 
 HOOK(cuEventDestroy_v2)(void *event) {
@@ -43,39 +35,24 @@ HOOK(cuEventDestroy_v2)(void *event) {
 
 HOOK(cuIpcGetEventHandle)(struct ipc_handle *handle, void *event) {
     DRIVER(cuIpcGetEventHandle);
-    int result = CUDA_CALL(real(handle, event));
-    if (RECORDED(result))
-        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, driver_device(), number(event), 0,
-                          0, 0);
-    return result;
+    return RECORDS(real(handle, event), record_shared_event(driver_device(), event, false));
 }
 
 HOOK(cuIpcOpenEventHandle)(void **event, struct ipc_handle handle) {
     DRIVER(cuIpcOpenEventHandle);
-    int result = CUDA_CALL(real(event, handle));
-    if (RECORDED(result)) {
-        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, driver_device(), number(*event), 0,
-                          0, 1);
-        count_events(+1);
-    }
-    return result;
+    return RECORDS(real(event, handle), record_shared_event(driver_device(), *event, true));
 }
 
 #define CAPTURED(suffix)                                                                           \
     HOOK(cuStreamBeginCapture_v2##suffix)(void *stream, int mode) {                                \
         DRIVER(cuStreamBeginCapture_v2##suffix);                                                   \
-        int result = CUDA_CALL(real(stream, mode));                                                \
-        if (RECORDED(result))                                                                      \
-            capture_begun(number(stream), driver_device(), false);                                 \
-        return result;                                                                             \
+        return RECORDS(real(stream, mode), capture_begun(number(stream), driver_device(), false)); \
     }                                                                                              \
     HOOK(cuStreamBeginCaptureToGraph##suffix)(void *stream, void *graph, const void *after,        \
                                               const void *edges, size_t n, int mode) {             \
         DRIVER(cuStreamBeginCaptureToGraph##suffix);                                               \
-        int result = CUDA_CALL(real(stream, graph, after, edges, n, mode));                        \
-        if (RECORDED(result))                                                                      \
-            capture_begun(number(stream), driver_device(), true);                                  \
-        return result;                                                                             \
+        return RECORDS(real(stream, graph, after, edges, n, mode),                                 \
+                       capture_begun(number(stream), driver_device(), true));                      \
     }                                                                                              \
     HOOK(cuStreamEndCapture##suffix)(void *stream, void **graph) {                                 \
         DRIVER(cuStreamEndCapture##suffix);                                                        \
@@ -83,28 +60,20 @@ HOOK(cuIpcOpenEventHandle)(void **event, struct ipc_handle handle) {
     }                                                                                              \
     HOOK(cuGraphInstantiateWithParams##suffix)(void **made_one, void *graph, void *parameters) {   \
         DRIVER(cuGraphInstantiateWithParams##suffix);                                              \
-        int result = CUDA_CALL(real(made_one, graph, parameters));                                 \
-        if (RECORDED(result))                                                                      \
-            graph_copied(number(graph), number(*made_one), true);                                  \
-        return result;                                                                             \
+        return RECORDS(real(made_one, graph, parameters),                                          \
+                       graph_copied(number(graph), number(*made_one), true));                      \
     }
 CAPTURED()
 CAPTURED(_ptsz)
 
 HOOK(cuGraphCreate)(void **graph, unsigned flags) {
     DRIVER(cuGraphCreate);
-    int result = CUDA_CALL(real(graph, flags));
-    if (RECORDED(result))
-        graph_created(number(*graph));
-    return result;
+    return RECORDS(real(graph, flags), graph_created(number(*graph)));
 }
 
 HOOK(cuGraphClone)(void **clone, void *graph) {
     DRIVER(cuGraphClone);
-    int result = CUDA_CALL(real(clone, graph));
-    if (RECORDED(result))
-        graph_copied(number(graph), number(*clone), false);
-    return result;
+    return RECORDS(real(clone, graph), graph_copied(number(graph), number(*clone), false));
 }
 
 HOOK(cuGraphDestroy)(void *graph) {
@@ -114,18 +83,14 @@ HOOK(cuGraphDestroy)(void *graph) {
 
 HOOK(cuGraphInstantiate_v2)(void **made_one, void *graph, void *node, char *log, size_t size) {
     DRIVER(cuGraphInstantiate_v2);
-    int result = CUDA_CALL(real(made_one, graph, node, log, size));
-    if (RECORDED(result))
-        graph_copied(number(graph), number(*made_one), true);
-    return result;
+    return RECORDS(real(made_one, graph, node, log, size),
+                   graph_copied(number(graph), number(*made_one), true));
 }
 
 HOOK(cuGraphInstantiateWithFlags)(void **made_one, void *graph, unsigned long long flags) {
     DRIVER(cuGraphInstantiateWithFlags);
-    int result = CUDA_CALL(real(made_one, graph, flags));
-    if (RECORDED(result))
-        graph_copied(number(graph), number(*made_one), true);
-    return result;
+    return RECORDS(real(made_one, graph, flags),
+                   graph_copied(number(graph), number(*made_one), true));
 }
 
 HOOK(cuGraphExecDestroy)(void *graph) {

@@ -38,6 +38,16 @@ struct ipc_handle {
 /* Whether the application made this call, and the call succeeded. */
 #define RECORDED(result) ((result) == 0 && cuda_depth == 0)
 
+/* Makes `call`, and then `record` if the application made the call and it succeeded. The value is
+   the result of `call`. */
+#define RECORDS(call, record)                                                                      \
+    ({                                                                                             \
+        int result_ = CUDA_CALL(call);                                                             \
+        if (RECORDED(result_))                                                                     \
+            record;                                                                                \
+        result_;                                                                                   \
+    })
+
 /* cudaErrorPeerAccessAlreadyEnabled, the same number in both APIs: the access is enabled. */
 #define CUDA_PEER_ALREADY 704
 
@@ -52,6 +62,32 @@ static inline void record_allocation(enum ledger_key key, enum liveshift_memory 
         kind == LIVESHIFT_MEMORY_ARENA)
         service_for_memory();
     ledger_add(key, &it);
+}
+
+/* Memory that cuMemFree, cudaFree or one of their kind frees. The runtime gives address 0 for size
+   0, and no memory. */
+static inline void record_memory(enum liveshift_memory kind, int32_t device, uint64_t address,
+                                 uint64_t size, uint64_t flags) {
+    if (address != 0)
+        record_allocation(LEDGER_POINTER, kind, device, address, size, 0, flags);
+}
+
+static inline void record_pool_memory(int32_t device, uint64_t address, uint64_t size,
+                                      const void *stream) {
+    if (address != 0)
+        record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL,
+                          stream_device(number(stream), device), address, size, number(stream), 0);
+}
+
+static inline void record_registered(int32_t device, const void *pointer, uint64_t size,
+                                     uint64_t flags) {
+    record_allocation(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, device, number(pointer), size,
+                      0, flags);
+}
+
+/* A memory pool with a shareable handle of the type, exported or imported. */
+static inline void record_shared_pool(enum liveshift_memory kind, const void *pool, int type) {
+    record_allocation(LEDGER_POOL, kind, -1, number(pool), 0, 0, (unsigned)type);
 }
 
 static inline void record_handle(enum liveshift_memory kind, int32_t device, uint64_t handle,
@@ -112,7 +148,16 @@ static inline void count_events(int by) {
         atomic_fetch_add(events, (uint64_t)(int64_t)by);
 }
 
+/* An event got an IPC handle, or (`opened`) was made from that of another process. */
+static inline void record_shared_event(int32_t device, const void *event, bool opened) {
+    record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, device, number(event), 0, 0, opened);
+    if (opened)
+        count_events(+1);
+}
+
 static inline void device_was_reset(int32_t device) {
+    if (atomic_load(&process_gate) == NULL)
+        return;
     arena_reset(device);
     ledger_reset(device);
 }

@@ -18,22 +18,6 @@ struct pitched_pointer {
     size_t pitch, xsize, ysize;
 };
 
-static void device_memory(void *pointer, size_t size) {
-    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_DEVICE, runtime_device(), number(pointer),
-                      size, 0, 0);
-}
-
-static void pinned_memory(void *pointer, size_t size, unsigned flags) {
-    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_PINNED, runtime_device(), number(pointer),
-                      size, 0, flags);
-}
-
-static void pool_memory(void *pointer, size_t size, void *stream) {
-    int32_t device = stream_device(number(stream), runtime_device());
-    record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_POOL, device, number(pointer), size,
-                      number(stream), 0);
-}
-
 EXPORTED int cudaMalloc(void **pointer, size_t size) {
     RUNTIME(cudaMalloc);
     struct arena_allocation block;
@@ -43,35 +27,30 @@ EXPORTED int cudaMalloc(void **pointer, size_t size) {
                           block.size, 0, 0);
         return 0;
     }
-    int result = CUDA_CALL(real(pointer, size));
-    if (RECORDED(result) && *pointer != NULL)
-        device_memory(*pointer, size);
-    return result;
+    return RECORDS(real(pointer, size), record_memory(LIVESHIFT_MEMORY_DEVICE, runtime_device(),
+                                                      number(*pointer), size, 0));
 }
 
 EXPORTED int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height) {
     RUNTIME(cudaMallocPitch);
-    int result = CUDA_CALL(real(pointer, pitch, width, height));
-    if (RECORDED(result) && *pointer != NULL)
-        device_memory(*pointer, *pitch * height);
-    return result;
+    return RECORDS(real(pointer, pitch, width, height),
+                   record_memory(LIVESHIFT_MEMORY_DEVICE, runtime_device(), number(*pointer),
+                                 *pitch * height, 0));
 }
 
 EXPORTED int cudaMalloc3D(struct pitched_pointer *pitched, struct extent extent) {
     RUNTIME(cudaMalloc3D);
-    int result = CUDA_CALL(real(pitched, extent));
-    if (RECORDED(result) && pitched->pointer != NULL)
-        device_memory(pitched->pointer, pitched->pitch * extent.height * extent.depth);
-    return result;
+    return RECORDS(real(pitched, extent),
+                   record_memory(LIVESHIFT_MEMORY_DEVICE, runtime_device(),
+                                 number(pitched->pointer),
+                                 pitched->pitch * extent.height * extent.depth, 0));
 }
 
 EXPORTED int cudaMallocManaged(void **pointer, size_t size, unsigned flags) {
     RUNTIME(cudaMallocManaged);
-    int result = CUDA_CALL(real(pointer, size, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_POINTER, LIVESHIFT_MEMORY_MANAGED, runtime_device(),
-                          number(*pointer), size, 0, flags);
-    return result;
+    return RECORDS(
+        real(pointer, size, flags),
+        record_memory(LIVESHIFT_MEMORY_MANAGED, runtime_device(), number(*pointer), size, flags));
 }
 
 EXPORTED int cudaFree(void *pointer) {
@@ -83,18 +62,14 @@ EXPORTED int cudaFree(void *pointer) {
 #define POOLED(suffix)                                                                             \
     EXPORTED int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream) {              \
         RUNTIME(cudaMallocAsync##suffix);                                                          \
-        int result = CUDA_CALL(real(pointer, size, stream));                                       \
-        if (RECORDED(result) && *pointer != NULL)                                                  \
-            pool_memory(*pointer, size, stream);                                                   \
-        return result;                                                                             \
+        return RECORDS(real(pointer, size, stream),                                                \
+                       record_pool_memory(runtime_device(), number(*pointer), size, stream));      \
     }                                                                                              \
     EXPORTED int cudaMallocFromPoolAsync##suffix(void **pointer, size_t size, void *pool,          \
                                                  void *stream) {                                   \
         RUNTIME(cudaMallocFromPoolAsync##suffix);                                                  \
-        int result = CUDA_CALL(real(pointer, size, pool, stream));                                 \
-        if (RECORDED(result) && *pointer != NULL)                                                  \
-            pool_memory(*pointer, size, stream);                                                   \
-        return result;                                                                             \
+        return RECORDS(real(pointer, size, pool, stream),                                          \
+                       record_pool_memory(runtime_device(), number(*pointer), size, stream));      \
     }                                                                                              \
     EXPORTED int cudaFreeAsync##suffix(void *pointer, void *stream) {                              \
         RUNTIME(cudaFreeAsync##suffix);                                                            \
@@ -105,18 +80,15 @@ POOLED(_ptsz)
 
 EXPORTED int cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
     RUNTIME(cudaHostAlloc);
-    int result = CUDA_CALL(real(pointer, size, flags));
-    if (RECORDED(result) && *pointer != NULL)
-        pinned_memory(*pointer, size, flags);
-    return result;
+    return RECORDS(
+        real(pointer, size, flags),
+        record_memory(LIVESHIFT_MEMORY_PINNED, runtime_device(), number(*pointer), size, flags));
 }
 
 EXPORTED int cudaMallocHost(void **pointer, size_t size) {
     RUNTIME(cudaMallocHost);
-    int result = CUDA_CALL(real(pointer, size));
-    if (RECORDED(result) && *pointer != NULL)
-        pinned_memory(*pointer, size, 0);
-    return result;
+    return RECORDS(real(pointer, size), record_memory(LIVESHIFT_MEMORY_PINNED, runtime_device(),
+                                                      number(*pointer), size, 0));
 }
 
 EXPORTED int cudaFreeHost(void *pointer) {
@@ -126,11 +98,8 @@ EXPORTED int cudaFreeHost(void *pointer) {
 
 EXPORTED int cudaHostRegister(void *pointer, size_t size, unsigned flags) {
     RUNTIME(cudaHostRegister);
-    int result = CUDA_CALL(real(pointer, size, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_REGISTERED, LIVESHIFT_MEMORY_REGISTERED, runtime_device(),
-                          number(pointer), size, 0, flags);
-    return result;
+    return RECORDS(real(pointer, size, flags),
+                   record_registered(runtime_device(), pointer, size, flags));
 }
 
 EXPORTED int cudaHostUnregister(void *pointer) {
@@ -150,10 +119,8 @@ EXPORTED int cudaIpcGetMemHandle(struct ipc_handle *handle, void *pointer) {
 
 EXPORTED int cudaIpcOpenMemHandle(void **pointer, struct ipc_handle handle, unsigned flags) {
     RUNTIME(cudaIpcOpenMemHandle);
-    int result = CUDA_CALL(real(pointer, handle, flags));
-    if (RECORDED(result))
-        opened_memory(number(*pointer), runtime_device(), flags);
-    return result;
+    return RECORDS(real(pointer, handle, flags),
+                   opened_memory(number(*pointer), runtime_device(), flags));
 }
 
 EXPORTED int cudaIpcCloseMemHandle(void *pointer) {
@@ -164,21 +131,15 @@ EXPORTED int cudaIpcCloseMemHandle(void *pointer) {
 EXPORTED int cudaMemPoolExportToShareableHandle(void *handle, void *pool, int type,
                                                 unsigned flags) {
     RUNTIME(cudaMemPoolExportToShareableHandle);
-    int result = CUDA_CALL(real(handle, pool, type, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_EXPORTED, -1, number(pool), 0, 0,
-                          (unsigned)type);
-    return result;
+    return RECORDS(real(handle, pool, type, flags),
+                   record_shared_pool(LIVESHIFT_MEMORY_EXPORTED, pool, type));
 }
 
 EXPORTED int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type,
                                                   unsigned flags) {
     RUNTIME(cudaMemPoolImportFromShareableHandle);
-    int result = CUDA_CALL(real(pool, handle, type, flags));
-    if (RECORDED(result))
-        record_allocation(LEDGER_POOL, LIVESHIFT_MEMORY_IMPORTED, -1, number(*pool), 0, 0,
-                          (unsigned)type);
-    return result;
+    return RECORDS(real(pool, handle, type, flags),
+                   record_shared_pool(LIVESHIFT_MEMORY_IMPORTED, *pool, type));
 }
 
 EXPORTED int cudaMemPoolDestroy(void *pool) {
@@ -189,10 +150,7 @@ EXPORTED int cudaMemPoolDestroy(void *pool) {
 EXPORTED int cudaDeviceReset(void) {
     RUNTIME(cudaDeviceReset);
     int32_t device = runtime_device();
-    int result = CUDA_CALL(real());
-    if (RECORDED(result) && atomic_load(&process_gate) != NULL)
-        device_was_reset(device);
-    return result;
+    return RECORDS(real(), device_was_reset(device));
 }
 
 /* The current device may then access the peer's memory, but not the other way round. */
@@ -206,8 +164,5 @@ EXPORTED int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
 
 EXPORTED int cudaDeviceDisablePeerAccess(int peer) {
     RUNTIME(cudaDeviceDisablePeerAccess);
-    int result = CUDA_CALL(real(peer));
-    if (RECORDED(result))
-        arena_peer(runtime_device(), peer, false);
-    return result;
+    return RECORDS(real(peer), arena_peer(runtime_device(), peer, false));
 }

@@ -5,26 +5,19 @@
 
 EXPORTED int cudaStreamCreate(void **stream) {
     RUNTIME(cudaStreamCreate);
-    int result = CUDA_CALL(real(stream));
-    if (RECORDED(result))
-        stream_created(number(*stream), runtime_device(), 0, 0);
-    return result;
+    return RECORDS(real(stream), stream_created(number(*stream), runtime_device(), 0, 0));
 }
 
 EXPORTED int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     RUNTIME(cudaStreamCreateWithFlags);
-    int result = CUDA_CALL(real(stream, flags));
-    if (RECORDED(result))
-        stream_created(number(*stream), runtime_device(), flags, 0);
-    return result;
+    return RECORDS(real(stream, flags),
+                   stream_created(number(*stream), runtime_device(), flags, 0));
 }
 
 EXPORTED int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
     RUNTIME(cudaStreamCreateWithPriority);
-    int result = CUDA_CALL(real(stream, flags, priority));
-    if (RECORDED(result))
-        stream_created(number(*stream), runtime_device(), flags, priority);
-    return result;
+    return RECORDS(real(stream, flags, priority),
+                   stream_created(number(*stream), runtime_device(), flags, priority));
 }
 
 EXPORTED int cudaStreamDestroy(void *stream) {
@@ -34,18 +27,12 @@ EXPORTED int cudaStreamDestroy(void *stream) {
 
 EXPORTED int cudaEventCreate(void **event) {
     RUNTIME(cudaEventCreate);
-    int result = CUDA_CALL(real(event));
-    if (RECORDED(result))
-        count_events(+1);
-    return result;
+    return RECORDS(real(event), count_events(+1));
 }
 
 EXPORTED int cudaEventCreateWithFlags(void **event, unsigned flags) {
     RUNTIME(cudaEventCreateWithFlags);
-    int result = CUDA_CALL(real(event, flags));
-    if (RECORDED(result))
-        count_events(+1);
-    return result;
+    return RECORDS(real(event, flags), count_events(+1));
 }
 
 EXPORTED int cudaEventDestroy(void *event) {
@@ -58,40 +45,26 @@ EXPORTED int cudaEventDestroy(void *event) {
 
 EXPORTED int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event) {
     RUNTIME(cudaIpcGetEventHandle);
-    int result = CUDA_CALL(real(handle, event));
-    if (RECORDED(result))
-        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, runtime_device(), number(event), 0,
-                          0, 0);
-    return result;
+    return RECORDS(real(handle, event), record_shared_event(runtime_device(), event, false));
 }
 
 EXPORTED int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle) {
     RUNTIME(cudaIpcOpenEventHandle);
-    int result = CUDA_CALL(real(event, handle));
-    if (RECORDED(result)) {
-        record_allocation(LEDGER_EVENT, LIVESHIFT_MEMORY_EVENT, runtime_device(), number(*event), 0,
-                          0, 1);
-        count_events(+1);
-    }
-    return result;
+    return RECORDS(real(event, handle), record_shared_event(runtime_device(), *event, true));
 }
 
 /* Functions that take a stream have a variant for a default stream per thread. */
 #define CAPTURED(suffix)                                                                           \
     EXPORTED int cudaStreamBeginCapture##suffix(void *stream, int mode) {                          \
         RUNTIME(cudaStreamBeginCapture##suffix);                                                   \
-        int result = CUDA_CALL(real(stream, mode));                                                \
-        if (RECORDED(result))                                                                      \
-            capture_begun(number(stream), runtime_device(), false);                                \
-        return result;                                                                             \
+        return RECORDS(real(stream, mode),                                                         \
+                       capture_begun(number(stream), runtime_device(), false));                    \
     }                                                                                              \
     EXPORTED int cudaStreamBeginCaptureToGraph##suffix(                                            \
         void *stream, void *graph, const void *after, const void *edges, size_t n, int mode) {     \
         RUNTIME(cudaStreamBeginCaptureToGraph##suffix);                                            \
-        int result = CUDA_CALL(real(stream, graph, after, edges, n, mode));                        \
-        if (RECORDED(result))                                                                      \
-            capture_begun(number(stream), runtime_device(), true);                                 \
-        return result;                                                                             \
+        return RECORDS(real(stream, graph, after, edges, n, mode),                                 \
+                       capture_begun(number(stream), runtime_device(), true));                     \
     }                                                                                              \
     EXPORTED int cudaStreamEndCapture##suffix(void *stream, void **graph) {                        \
         RUNTIME(cudaStreamEndCapture##suffix);                                                     \
@@ -100,10 +73,8 @@ EXPORTED int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle) {
     EXPORTED int cudaGraphInstantiateWithParams##suffix(void **made_one, void *graph,              \
                                                         void *parameters) {                        \
         RUNTIME(cudaGraphInstantiateWithParams##suffix);                                           \
-        int result = CUDA_CALL(real(made_one, graph, parameters));                                 \
-        if (RECORDED(result))                                                                      \
-            graph_copied(number(graph), number(*made_one), true);                                  \
-        return result;                                                                             \
+        return RECORDS(real(made_one, graph, parameters),                                          \
+                       graph_copied(number(graph), number(*made_one), true));                      \
     }
 CAPTURED()
 CAPTURED(_ptsz)
@@ -113,34 +84,24 @@ CAPTURED(_ptsz)
 EXPORTED int cudaGraphInstantiate(void **made_one, void *graph, uintptr_t third, uintptr_t fourth,
                                   uintptr_t fifth) {
     RUNTIME(cudaGraphInstantiate);
-    int result = CUDA_CALL(real(made_one, graph, third, fourth, fifth));
-    if (RECORDED(result))
-        graph_copied(number(graph), number(*made_one), true);
-    return result;
+    return RECORDS(real(made_one, graph, third, fourth, fifth),
+                   graph_copied(number(graph), number(*made_one), true));
 }
 
 EXPORTED int cudaGraphInstantiateWithFlags(void **made_one, void *graph, unsigned long long flags) {
     RUNTIME(cudaGraphInstantiateWithFlags);
-    int result = CUDA_CALL(real(made_one, graph, flags));
-    if (RECORDED(result))
-        graph_copied(number(graph), number(*made_one), true);
-    return result;
+    return RECORDS(real(made_one, graph, flags),
+                   graph_copied(number(graph), number(*made_one), true));
 }
 
 EXPORTED int cudaGraphCreate(void **graph, unsigned flags) {
     RUNTIME(cudaGraphCreate);
-    int result = CUDA_CALL(real(graph, flags));
-    if (RECORDED(result))
-        graph_created(number(*graph));
-    return result;
+    return RECORDS(real(graph, flags), graph_created(number(*graph)));
 }
 
 EXPORTED int cudaGraphClone(void **clone, void *graph) {
     RUNTIME(cudaGraphClone);
-    int result = CUDA_CALL(real(clone, graph));
-    if (RECORDED(result))
-        graph_copied(number(graph), number(*clone), false);
-    return result;
+    return RECORDS(real(clone, graph), graph_copied(number(graph), number(*clone), false));
 }
 
 EXPORTED int cudaGraphDestroy(void *graph) {
