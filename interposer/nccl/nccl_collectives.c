@@ -4,11 +4,6 @@
 #include "hooks/exported.h"
 #include "nccl_calls.h"
 
-/* Defines nccl<name>. Declares it first, because no header does (-Wmissing-prototypes). */
-#define API(name, ...)                                                                             \
-    EXPORTED ncclResult_t nccl##name(__VA_ARGS__);                                                 \
-    ncclResult_t nccl##name(__VA_ARGS__)
-
 #define CALL_FIELDS(name, counted, ...)                                                            \
     {.function = NCCL_DO_##name,                                                                   \
      .kind = NCCL_##counted,                                                                       \
@@ -35,8 +30,7 @@
         call.clock = call.v->clock;                                                                \
         return nccl_call_announced(&call);                                                         \
     }                                                                                              \
-    EXPORTED ncclResult_t nccl##name parameters;                                                   \
-    ncclResult_t nccl##name parameters {                                                           \
+    EXPORTED ncclResult_t nccl##name parameters {                                                  \
         struct vcomm *v = vcomm_of(comm);                                                          \
         struct nccl_thread *thread = &nccl_thread;                                                 \
         nccl_real_##name *real = (nccl_real_##name *)nccl_known(NCCL_DO_##name);                   \
@@ -140,27 +134,29 @@ COLLECTIVE(ScatterConfig, Scatter, true,
    tags. So what one rank sends to another counts on a clock of its own, like a collective of these
    two ranks. */
 
-API(Send, const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-    nccl_stream stream) {
+EXPORTED ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
+                               ncclComm_t comm, nccl_stream stream) {
     PASS(Send, Send, .send = send, .count = count, .type = type, .peer = peer);
 }
 
-API(Recv, void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-    nccl_stream stream) {
+EXPORTED ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer,
+                               ncclComm_t comm, nccl_stream stream) {
     PASS(Recv, Recv, .recv = recv, .count = count, .type = type, .peer = peer);
 }
 
-API(PutSignal, const void *local, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
-    size_t offset, int signal, int context, unsigned flags, ncclComm_t comm, nccl_stream stream) {
+EXPORTED ncclResult_t ncclPutSignal(const void *local, size_t count, ncclDataType_t type, int peer,
+                                    ncclWindow_t window, size_t offset, int signal, int context,
+                                    unsigned flags, ncclComm_t comm, nccl_stream stream) {
     PASS(PutSignal, PutSignal, .send = local, .count = count, .type = type, .peer = peer,
          .window = window, .offset = offset, .signal = signal, .context = context, .flags = flags);
 }
 
-API(Signal, int peer, int signal, int context, unsigned flags, ncclComm_t comm,
-    nccl_stream stream) {
+EXPORTED ncclResult_t ncclSignal(int peer, int signal, int context, unsigned flags, ncclComm_t comm,
+                                 nccl_stream stream) {
     PASS(Signal, Signal, .peer = peer, .signal = signal, .context = context, .flags = flags);
 }
 
-API(WaitSignal, int count, ncclWaitSignalDesc_t *waits, ncclComm_t comm, nccl_stream stream) {
+EXPORTED ncclResult_t ncclWaitSignal(int count, ncclWaitSignalDesc_t *waits, ncclComm_t comm,
+                                     nccl_stream stream) {
     PASS(WaitSignal, WaitSignal, .count = (size_t)count, .waits = waits);
 }

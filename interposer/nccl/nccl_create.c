@@ -180,26 +180,21 @@ void creation_poll(struct vcomm *v) {
     pthread_mutex_unlock(&polling);
 }
 
-EXPORTED ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank);
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) {
+EXPORTED ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) {
     if (nccl_thread.inside > 0 || comm == NULL)
         return NCCL_CALL(CommInitRank, comm, size, id, rank);
     return init(new_vcomm(NCCL_DO_CommInitRank, 'I', comm, NULL, NULL), size, rank, &id, 1);
 }
 
 EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
-                                             void *config);
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
-                                    void *config) {
+                                             void *config) {
     if (nccl_thread.inside > 0 || comm == NULL)
         return NCCL_CALL(CommInitRankConfig, comm, size, id, rank, config);
     return init(new_vcomm(NCCL_DO_CommInitRankConfig, 'I', comm, NULL, config), size, rank, &id, 1);
 }
 
 EXPORTED ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int count,
-                                               ncclUniqueId *ids, void *config);
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int count,
-                                      ncclUniqueId *ids, void *config) {
+                                               ncclUniqueId *ids, void *config) {
     if (nccl_thread.inside > 0 || comm == NULL || ids == NULL || count <= 0)
         return NCCL_CALL(CommInitRankScalable, comm, size, rank, count, ids, config);
     return init(new_vcomm(NCCL_DO_CommInitRankScalable, 'S', comm, NULL, config), size, rank, ids,
@@ -207,8 +202,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int 
 }
 
 /* All members are in this process, so their identity is a random number that is drawn here. */
-EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices);
-ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
+EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     if (nccl_thread.inside > 0 || comms == NULL || count <= 0)
         return NCCL_CALL(CommInitAll, comms, count, devices);
     struct gate *gate = current_gate();
@@ -267,8 +261,7 @@ static ncclResult_t child(struct vcomm *v, enum kind kind, uint64_t seed, ncclCo
 }
 
 EXPORTED ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
-                                    void *config);
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config) {
+                                    void *config) {
     struct vcomm *parent = vcomm_of(comm);
     if (nccl_thread.inside > 0 || out == NULL || parent == NULL)
         return NCCL_CALL(CommSplit, comm, color, key, out, config);
@@ -287,9 +280,7 @@ static int by_number(const void *a, const void *b) {
 }
 
 EXPORTED ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *out,
-                                     void *config, int flags);
-ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *out,
-                            void *config, int flags) {
+                                     void *config, int flags) {
     struct vcomm *parent = vcomm_of(comm);
     if (nccl_thread.inside > 0 || out == NULL || parent == NULL || excluded == NULL || count <= 0)
         return NCCL_CALL(CommShrink, comm, excluded, count, out, config, flags);
@@ -325,8 +316,7 @@ static uint64_t grow_identity(const struct vcomm *parent, uint32_t ordinal) {
     return hash64(parent->id, identity, sizeof identity);
 }
 
-EXPORTED ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id);
-ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id) {
+EXPORTED ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id) {
     static const char nothing[16];
     struct vcomm *parent = vcomm_of(comm);
     if (parent == NULL)
@@ -344,9 +334,7 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id) {
 }
 
 EXPORTED ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int rank,
-                                   ncclComm_t *out, void *config);
-ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int rank,
-                          ncclComm_t *out, void *config) {
+                                   ncclComm_t *out, void *config) {
     struct vcomm *parent = vcomm_of(comm);
     if (nccl_thread.inside > 0 || out == NULL || (comm != NULL && parent == NULL))
         return NCCL_CALL(CommGrow, comm, size, id, rank, out, config);

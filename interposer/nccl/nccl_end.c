@@ -16,33 +16,27 @@ static ncclResult_t pass(enum nccl_function function, enum kind kind, ncclComm_t
     return nccl_pass(&call);
 }
 
-EXPORTED ncclResult_t ncclCommFinalize(ncclComm_t comm);
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+EXPORTED ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return pass(NCCL_DO_CommFinalize, NCCL_CommFinalize, comm, 0);
 }
 
-EXPORTED ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+EXPORTED ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return pass(NCCL_DO_CommDestroy, NCCL_CommDestroy, comm, 0);
 }
 
-EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm);
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
+EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return pass(NCCL_DO_CommAbort, NCCL_CommAbort, comm, 0);
 }
 
-EXPORTED ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
-ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+EXPORTED ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
     return pass(NCCL_DO_CommSuspend, NCCL_CommSuspend, comm, (unsigned)flags);
 }
 
-EXPORTED ncclResult_t ncclCommResume(ncclComm_t comm);
-ncclResult_t ncclCommResume(ncclComm_t comm) {
+EXPORTED ncclResult_t ncclCommResume(ncclComm_t comm) {
     return pass(NCCL_DO_CommResume, NCCL_CommResume, comm, 0);
 }
 
-EXPORTED ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
-ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+EXPORTED ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     struct vcomm *v = vcomm_of(comm);
     if (v == NULL)
         return NCCL_CALL(CommRevoke, comm, flags);

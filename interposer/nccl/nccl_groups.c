@@ -132,8 +132,7 @@ ncclResult_t nccl_pass(struct nccl_call *call) {
     return nccl_thread.groups > 0 ? add_to_group(call) : pass_single(call);
 }
 
-EXPORTED ncclResult_t ncclGroupStart(void);
-ncclResult_t ncclGroupStart(void) {
+EXPORTED ncclResult_t ncclGroupStart(void) {
     if (nccl_thread.inside > 0)
         return NCCL_CALL(GroupStart);
     if (nccl_thread.groups++ > 0)
@@ -208,8 +207,7 @@ static ncclResult_t simulate(void *info) {
     return result;
 }
 
-EXPORTED ncclResult_t ncclGroupEnd(void);
-ncclResult_t ncclGroupEnd(void) {
+EXPORTED ncclResult_t ncclGroupEnd(void) {
     if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
         return NCCL_CALL(GroupEnd);
     if (--nccl_thread.groups > 0)
@@ -240,8 +238,7 @@ ncclResult_t ncclGroupEnd(void) {
     return first;
 }
 
-EXPORTED ncclResult_t ncclGroupSimulateEnd(void *info);
-ncclResult_t ncclGroupSimulateEnd(void *info) {
+EXPORTED ncclResult_t ncclGroupSimulateEnd(void *info) {
     if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
         return NCCL_CALL(GroupSimulateEnd, info);
     if (--nccl_thread.groups > 0)

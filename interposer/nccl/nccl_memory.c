@@ -8,8 +8,7 @@
 #include "ledger/ledger.h"
 #include "nccl_real.h"
 
-EXPORTED ncclResult_t ncclMemAlloc(void **pointer, size_t size);
-ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
+EXPORTED ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
     ncclResult_t result = CUDA_CALL(NCCL_CALL(MemAlloc, pointer, size));
     if (result == ncclSuccess && *pointer != NULL && nccl_thread.inside == 0) {
         struct ledger_record made = {.kind = LIVESHIFT_MEMORY_NCCL,
@@ -21,8 +20,7 @@ ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
     return result;
 }
 
-EXPORTED ncclResult_t ncclMemFree(void *pointer);
-ncclResult_t ncclMemFree(void *pointer) {
+EXPORTED ncclResult_t ncclMemFree(void *pointer) {
     struct ledger_free leaving = {0};
     if (nccl_thread.inside == 0)
         leaving = ledger_free_begin(LEDGER_NCCL, (uint64_t)(uintptr_t)pointer);

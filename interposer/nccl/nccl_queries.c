@@ -32,8 +32,7 @@ static __attribute__((noinline)) ncclResult_t async_error(ncclComm_t comm, ncclR
     return result;
 }
 
-EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     struct vcomm *v = vcomm_of(comm);
     nccl_real_CommGetAsyncError *real = nccl_known(NCCL_DO_CommGetAsyncError);
     if (v == NULL && real != NULL)
@@ -42,8 +41,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
 }
 
 #define ASK(name, field)                                                                           \
-    EXPORTED ncclResult_t ncclComm##name(ncclComm_t comm, int *value);                             \
-    ncclResult_t ncclComm##name(ncclComm_t comm, int *value) {                                     \
+    EXPORTED ncclResult_t ncclComm##name(ncclComm_t comm, int *value) {                            \
         struct vcomm *v = vcomm_of(comm);                                                          \
         if (v == NULL || value == NULL)                                                            \
             return NCCL_CALL(Comm##name, v != NULL ? v->real : comm, value);                       \
@@ -60,8 +58,7 @@ ASK(Count, size)
 ASK(UserRank, rank)
 ASK(CuDevice, device)
 
-EXPORTED const char *ncclGetLastError(ncclComm_t comm);
-const char *ncclGetLastError(ncclComm_t comm) {
+EXPORTED const char *ncclGetLastError(ncclComm_t comm) {
     const char *(*real)(ncclComm_t) = (const char *(*)(ncclComm_t))nccl_real(NCCL_DO_GetLastError);
     struct vcomm *v = vcomm_of(comm);
     if (real == NULL || (v != NULL && !vcomm_enter(v)))
@@ -91,44 +88,36 @@ static void device_side(ncclComm_t comm) {
         vcomm_unsafe(v, "device code communicates on it (ncclDevCommCreate)");
 }
 
-EXPORTED ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
-ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value) {
+EXPORTED ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value) {
     WITH_REAL(NCCL_CALL(CommMemStats, real, stat, value));
 }
 
-EXPORTED ncclResult_t ncclCommQueryProperties(ncclComm_t comm, void *properties);
-ncclResult_t ncclCommQueryProperties(ncclComm_t comm, void *properties) {
+EXPORTED ncclResult_t ncclCommQueryProperties(ncclComm_t comm, void *properties) {
     WITH_REAL(NCCL_CALL(CommQueryProperties, real, properties));
 }
 
-EXPORTED ncclResult_t ncclDevCommCreate(ncclComm_t comm, const void *wants, void *out);
-ncclResult_t ncclDevCommCreate(ncclComm_t comm, const void *wants, void *out) {
+EXPORTED ncclResult_t ncclDevCommCreate(ncclComm_t comm, const void *wants, void *out) {
     device_side(comm);
     WITH_REAL(NCCL_CALL(DevCommCreate, real, wants, out));
 }
 
-EXPORTED ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const void *device);
-ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const void *device) {
+EXPORTED ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const void *device) {
     WITH_REAL(NCCL_CALL(DevCommDestroy, real, device));
 }
 
 EXPORTED ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int count,
-                                                      void *handle, void *out);
-ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam_t team, int count,
-                                             void *handle, void *out) {
+                                                      void *handle, void *out) {
     device_side(comm);
     WITH_REAL(NCCL_CALL(GinBarrierCreateRequirement, real, team, count, handle, out));
 }
 
-EXPORTED ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **pointer);
-ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **pointer) {
+EXPORTED ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t window, void **pointer) {
     ncclWindow_t now = window_exported(window);
     WITH_REAL(NCCL_CALL(WinGetUserPtr, real, now, pointer));
 }
 
 #define EXPORT_WINDOW(name, parameters, ...)                                                       \
-    EXPORTED ncclResult_t nccl##name parameters;                                                   \
-    ncclResult_t nccl##name parameters {                                                           \
+    EXPORTED ncclResult_t nccl##name parameters {                                                  \
         window = window_exported(window);                                                          \
         return NCCL_CALL(name, __VA_ARGS__);                                                       \
     }
@@ -151,8 +140,7 @@ EXPORT_WINDOW(GetPeerDeviceLeInfo,
               (ncclWindow_t window, size_t at, int peer, uint32_t *id, size_t *le), window, at,
               peer, id, le)
 
-EXPORTED ncclResult_t ncclSetEncryption(const void *config);
-ncclResult_t ncclSetEncryption(const void *config) {
+EXPORTED ncclResult_t ncclSetEncryption(const void *config) {
     ncclResult_t result = NCCL_CALL(SetEncryption, config);
     if (result == ncclSuccess)
         atomic_store(&vcomms_unsafe, "NCCL's traffic is encrypted (ncclSetEncryption)");
@@ -167,8 +155,7 @@ ncclResult_t ncclSetEncryption(const void *config) {
     comm = v->real
 
 #define TEAM(name)                                                                                 \
-    EXPORTED ncclTeam_t nccl##name(ncclComm_t comm);                                               \
-    ncclTeam_t nccl##name(ncclComm_t comm) {                                                       \
+    EXPORTED ncclTeam_t nccl##name(ncclComm_t comm) {                                              \
         ncclTeam_t (*real)(ncclComm_t) = (ncclTeam_t (*)(ncclComm_t))nccl_real(NCCL_DO_##name);    \
         REAL_OF(comm);                                                                             \
         return real != NULL ? real(comm) : (ncclTeam_t){0, 0, 0};                                  \
@@ -179,8 +166,7 @@ TEAM(TeamLsa)
 TEAM(TeamRail)
 TEAM(TeamCftMultimem)
 
-EXPORTED ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode);
-ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode) {
+EXPORTED ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode) {
     ncclTeam_t (*real)(ncclComm_t, int) =
         (ncclTeam_t (*)(ncclComm_t, int))nccl_real(NCCL_DO_TeamCft);
     REAL_OF(comm);
@@ -188,8 +174,7 @@ ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode) {
 }
 
 #define TEAM_RANK(name)                                                                            \
-    EXPORTED int nccl##name(ncclComm_t comm, ncclTeam_t team, int rank);                           \
-    int nccl##name(ncclComm_t comm, ncclTeam_t team, int rank) {                                   \
+    EXPORTED int nccl##name(ncclComm_t comm, ncclTeam_t team, int rank) {                          \
         int (*real)(ncclComm_t, ncclTeam_t, int) =                                                 \
             (int (*)(ncclComm_t, ncclTeam_t, int))nccl_real(NCCL_DO_##name);                       \
         REAL_OF(comm);                                                                             \

@@ -13,8 +13,7 @@ static size_t size_of(ncclDataType_t type) {
     return type >= 0 && (size_t)type < sizeof sizes ? sizes[type] : 0;
 }
 
-EXPORTED ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle);
-ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle) {
+EXPORTED ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle) {
     struct vcomm *v = vcomm_of(comm);
     if (v == NULL || handle == NULL)
         return NCCL_CALL(CommRegister, v != NULL ? v->real : comm, buffer, size, handle);
@@ -41,8 +40,7 @@ ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void *
     return result;
 }
 
-EXPORTED ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
-ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle) {
+EXPORTED ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle) {
     struct vcomm *v = vcomm_of(comm);
     if (v == NULL)
         return NCCL_CALL(CommDeregister, comm, handle);
@@ -68,9 +66,7 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle) {
 /* Windows. To register or deregister one is collective, so both pass the gate. */
 
 EXPORTED ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size,
-                                             ncclWindow_t *window, int flags);
-ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size,
-                                    ncclWindow_t *window, int flags) {
+                                             ncclWindow_t *window, int flags) {
     if (vcomm_of(comm) == NULL || window == NULL)
         return NCCL_CALL(CommWindowRegister, vcomm_of(comm) != NULL ? vcomm_of(comm)->real : comm,
                          buffer, size, window, flags);
@@ -86,8 +82,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size,
     return nccl_pass(&call);
 }
 
-EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     if (vcomm_of(comm) == NULL) /* NCCL's threads call this for NCCL's own windows */
         return NCCL_CALL(CommWindowDeregister, comm, window);
     struct nccl_call call = {.function = NCCL_DO_CommWindowDeregister,
@@ -172,9 +167,7 @@ ncclWindow_t window_exported(ncclWindow_t handle) {
 /* Operators. Their numbers are ours, and stay the same over a rebuild. */
 
 EXPORTED ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
-                                               ncclScalarResidence_t residence, ncclComm_t comm);
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
-                                      ncclScalarResidence_t residence, ncclComm_t comm) {
+                                               ncclScalarResidence_t residence, ncclComm_t comm) {
     struct vcomm *v = vcomm_of(comm);
     if (v == NULL || op == NULL || scalar == NULL)
         return NCCL_CALL(RedOpCreatePreMulSum, op, scalar, type, residence,
@@ -219,8 +212,7 @@ ncclRedOp_t reduction_real(struct vcomm *v, ncclRedOp_t handle) {
     return real;
 }
 
-EXPORTED ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+EXPORTED ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
     struct vcomm *v = vcomm_of(comm);
     if (v == NULL)
         return NCCL_CALL(RedOpDestroy, op, comm);
