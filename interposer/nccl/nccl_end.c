@@ -16,24 +16,17 @@ static ncclResult_t pass(enum nccl_function function, enum kind kind, ncclComm_t
     return nccl_pass(&call);
 }
 
-EXPORTED ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-    return pass(NCCL_DO_CommFinalize, NCCL_CommFinalize, comm, 0);
-}
-
-EXPORTED ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-    return pass(NCCL_DO_CommDestroy, NCCL_CommDestroy, comm, 0);
-}
-
-EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm) {
-    return pass(NCCL_DO_CommAbort, NCCL_CommAbort, comm, 0);
-}
+#define PASSES(name)                                                                               \
+    EXPORTED ncclResult_t nccl##name(ncclComm_t comm) {                                            \
+        return pass(NCCL_DO_##name, NCCL_##name, comm, 0);                                         \
+    }
+PASSES(CommFinalize)
+PASSES(CommDestroy)
+PASSES(CommAbort)
+PASSES(CommResume)
 
 EXPORTED ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
     return pass(NCCL_DO_CommSuspend, NCCL_CommSuspend, comm, (unsigned)flags);
-}
-
-EXPORTED ncclResult_t ncclCommResume(ncclComm_t comm) {
-    return pass(NCCL_DO_CommResume, NCCL_CommResume, comm, 0);
 }
 
 EXPORTED ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {

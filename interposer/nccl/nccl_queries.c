@@ -59,7 +59,7 @@ ASK(UserRank, rank)
 ASK(CuDevice, device)
 
 EXPORTED const char *ncclGetLastError(ncclComm_t comm) {
-    const char *(*real)(ncclComm_t) = (const char *(*)(ncclComm_t))nccl_real(NCCL_DO_GetLastError);
+    const char *(*real)(ncclComm_t) = nccl_real(NCCL_DO_GetLastError);
     struct vcomm *v = vcomm_of(comm);
     if (real == NULL || (v != NULL && !vcomm_enter(v)))
         return "";
@@ -156,7 +156,7 @@ EXPORTED ncclResult_t ncclSetEncryption(const void *config) {
 
 #define TEAM(name)                                                                                 \
     EXPORTED ncclTeam_t nccl##name(ncclComm_t comm) {                                              \
-        ncclTeam_t (*real)(ncclComm_t) = (ncclTeam_t (*)(ncclComm_t))nccl_real(NCCL_DO_##name);    \
+        ncclTeam_t (*real)(ncclComm_t) = nccl_real(NCCL_DO_##name);                                \
         REAL_OF(comm);                                                                             \
         return real != NULL ? real(comm) : (ncclTeam_t){0, 0, 0};                                  \
     }
@@ -167,16 +167,14 @@ TEAM(TeamRail)
 TEAM(TeamCftMultimem)
 
 EXPORTED ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode) {
-    ncclTeam_t (*real)(ncclComm_t, int) =
-        (ncclTeam_t (*)(ncclComm_t, int))nccl_real(NCCL_DO_TeamCft);
+    ncclTeam_t (*real)(ncclComm_t, int) = nccl_real(NCCL_DO_TeamCft);
     REAL_OF(comm);
     return real != NULL ? real(comm, mode) : (ncclTeam_t){0, 0, 0};
 }
 
 #define TEAM_RANK(name)                                                                            \
     EXPORTED int nccl##name(ncclComm_t comm, ncclTeam_t team, int rank) {                          \
-        int (*real)(ncclComm_t, ncclTeam_t, int) =                                                 \
-            (int (*)(ncclComm_t, ncclTeam_t, int))nccl_real(NCCL_DO_##name);                       \
+        int (*real)(ncclComm_t, ncclTeam_t, int) = nccl_real(NCCL_DO_##name);                      \
         REAL_OF(comm);                                                                             \
         return real != NULL ? real(comm, team, rank) : -1;                                         \
     }
