@@ -56,79 +56,31 @@
 #define DATA .send = send, .recv = recv, .count = count, .type = type
 #define DATA_PARAMETERS const void *send, void *recv, size_t count, ncclDataType_t type
 
-COLLECTIVE(AllReduce, AllReduce, SIMPLE_OP,
-           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type, op), (), DATA, .op = op)
+/* A collective, and its variant from 2.32 with options for one call. `own` are the parameters that
+   only this collective has, `before` all arguments before the communicator. */
+#define COLLECTIVES(name, simple, own, before, ...)                                                \
+    COLLECTIVE(name, name, simple,                                                                 \
+               (DATA_PARAMETERS UNPACKED own, ncclComm_t comm, nccl_stream stream), before, (),    \
+               DATA, __VA_ARGS__)                                                                  \
+    COLLECTIVE(                                                                                    \
+        name##Config, name, simple,                                                                \
+        (DATA_PARAMETERS UNPACKED own, ncclComm_t comm, nccl_stream stream, const void *config),   \
+        before, (, config), DATA, .config = (void *)config, __VA_ARGS__)
 
-COLLECTIVE(Broadcast, Broadcast, true,
-           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type, root), (), DATA, .peer = root)
+COLLECTIVES(AllReduce, SIMPLE_OP, (, ncclRedOp_t op), (send, recv, count, type, op), .op = op)
+COLLECTIVES(Broadcast, true, (, int root), (send, recv, count, type, root), .peer = root)
+COLLECTIVES(Reduce, SIMPLE_OP, (, ncclRedOp_t op, int root), (send, recv, count, type, op, root),
+            .op = op, .peer = root)
+COLLECTIVES(AllGather, true, (), (send, recv, count, type))
+COLLECTIVES(ReduceScatter, SIMPLE_OP, (, ncclRedOp_t op), (send, recv, count, type, op), .op = op)
+COLLECTIVES(AlltoAll, true, (), (send, recv, count, type))
+COLLECTIVES(Gather, true, (, int root), (send, recv, count, type, root), .peer = root)
+COLLECTIVES(Scatter, true, (, int root), (send, recv, count, type, root), .peer = root)
 
 COLLECTIVE(Bcast, Bcast, true,
            (void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
             nccl_stream stream),
            (recv, count, type, root), (), .recv = recv, .count = count, .type = type, .peer = root)
-
-COLLECTIVE(Reduce, Reduce, SIMPLE_OP,
-           (DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type, op, root), (), DATA, .op = op, .peer = root)
-
-COLLECTIVE(AllGather, AllGather, true, (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type), (), DATA)
-
-COLLECTIVE(ReduceScatter, ReduceScatter, SIMPLE_OP,
-           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type, op), (), DATA, .op = op)
-
-COLLECTIVE(AlltoAll, AlltoAll, true, (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type), (), DATA)
-
-COLLECTIVE(Gather, Gather, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type, root), (), DATA, .peer = root)
-
-COLLECTIVE(Scatter, Scatter, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
-           (send, recv, count, type, root), (), DATA, .peer = root)
-
-/* Variants from 2.32, with options for one call. */
-
-COLLECTIVE(AllReduceConfig, AllReduce, SIMPLE_OP,
-           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
-            const void *config),
-           (send, recv, count, type, op), (, config), DATA, .op = op, .config = (void *)config)
-
-COLLECTIVE(BroadcastConfig, Broadcast, true,
-           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
-           (send, recv, count, type, root), (, config), DATA, .peer = root,
-           .config = (void *)config)
-
-COLLECTIVE(ReduceConfig, Reduce, SIMPLE_OP,
-           (DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream,
-            const void *config),
-           (send, recv, count, type, op, root), (, config), DATA, .op = op, .peer = root,
-           .config = (void *)config)
-
-COLLECTIVE(AllGatherConfig, AllGather, true,
-           (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config),
-           (send, recv, count, type), (, config), DATA, .config = (void *)config)
-
-COLLECTIVE(ReduceScatterConfig, ReduceScatter, SIMPLE_OP,
-           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
-            const void *config),
-           (send, recv, count, type, op), (, config), DATA, .op = op, .config = (void *)config)
-
-COLLECTIVE(AlltoAllConfig, AlltoAll, true,
-           (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config),
-           (send, recv, count, type), (, config), DATA, .config = (void *)config)
-
-COLLECTIVE(GatherConfig, Gather, true,
-           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
-           (send, recv, count, type, root), (, config), DATA, .peer = root,
-           .config = (void *)config)
-
-COLLECTIVE(ScatterConfig, Scatter, true,
-           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
-           (send, recv, count, type, root), (, config), DATA, .peer = root,
-           .config = (void *)config)
 
 /* Point-to-point. NCCL matches sends and receives in the order in which they are posted, without
    tags. So what one rank sends to another counts on a clock of its own, like a collective of these

@@ -63,6 +63,13 @@ static bool prepare(const struct nccl_call *call, ncclResult_t *result) {
 
 #define DATA call->send, call->recv, call->count, call->type
 
+/* A collective, and its variant with options for one call. */
+#define BOTH(name, ...)                                                                            \
+    case NCCL_DO_##name:                                                                           \
+        return NCCL_CALL(name, __VA_ARGS__);                                                       \
+    case NCCL_DO_##name##Config:                                                                   \
+        return NCCL_CALL(name##Config, __VA_ARGS__, call->config)
+
 static ncclResult_t one_sided(const struct nccl_call *call, ncclComm_t comm) {
     struct vcomm *v = call->v;
     if (v != NULL)
@@ -101,40 +108,16 @@ ncclResult_t nccl_launch(const struct nccl_call *call) {
     nccl_stream stream = call->stream;
     ncclRedOp_t op = call->op >= NCCL_NUM_OPS && v != NULL ? reduction_real(v, call->op) : call->op;
     switch (call->function) {
-    case NCCL_DO_AllReduce:
-        return NCCL_CALL(AllReduce, DATA, op, comm, stream);
-    case NCCL_DO_Broadcast:
-        return NCCL_CALL(Broadcast, DATA, call->peer, comm, stream);
+        BOTH(AllReduce, DATA, op, comm, stream);
+        BOTH(Broadcast, DATA, call->peer, comm, stream);
+        BOTH(Reduce, DATA, op, call->peer, comm, stream);
+        BOTH(AllGather, DATA, comm, stream);
+        BOTH(ReduceScatter, DATA, op, comm, stream);
+        BOTH(AlltoAll, DATA, comm, stream);
+        BOTH(Gather, DATA, call->peer, comm, stream);
+        BOTH(Scatter, DATA, call->peer, comm, stream);
     case NCCL_DO_Bcast:
         return NCCL_CALL(Bcast, call->recv, call->count, call->type, call->peer, comm, stream);
-    case NCCL_DO_Reduce:
-        return NCCL_CALL(Reduce, DATA, op, call->peer, comm, stream);
-    case NCCL_DO_AllGather:
-        return NCCL_CALL(AllGather, DATA, comm, stream);
-    case NCCL_DO_ReduceScatter:
-        return NCCL_CALL(ReduceScatter, DATA, op, comm, stream);
-    case NCCL_DO_AlltoAll:
-        return NCCL_CALL(AlltoAll, DATA, comm, stream);
-    case NCCL_DO_Gather:
-        return NCCL_CALL(Gather, DATA, call->peer, comm, stream);
-    case NCCL_DO_Scatter:
-        return NCCL_CALL(Scatter, DATA, call->peer, comm, stream);
-    case NCCL_DO_AllReduceConfig:
-        return NCCL_CALL(AllReduceConfig, DATA, op, comm, stream, call->config);
-    case NCCL_DO_BroadcastConfig:
-        return NCCL_CALL(BroadcastConfig, DATA, call->peer, comm, stream, call->config);
-    case NCCL_DO_ReduceConfig:
-        return NCCL_CALL(ReduceConfig, DATA, op, call->peer, comm, stream, call->config);
-    case NCCL_DO_AllGatherConfig:
-        return NCCL_CALL(AllGatherConfig, DATA, comm, stream, call->config);
-    case NCCL_DO_ReduceScatterConfig:
-        return NCCL_CALL(ReduceScatterConfig, DATA, op, comm, stream, call->config);
-    case NCCL_DO_AlltoAllConfig:
-        return NCCL_CALL(AlltoAllConfig, DATA, comm, stream, call->config);
-    case NCCL_DO_GatherConfig:
-        return NCCL_CALL(GatherConfig, DATA, call->peer, comm, stream, call->config);
-    case NCCL_DO_ScatterConfig:
-        return NCCL_CALL(ScatterConfig, DATA, call->peer, comm, stream, call->config);
     case NCCL_DO_Send:
         return NCCL_CALL(Send, call->send, call->count, call->type, call->peer, comm, stream);
     case NCCL_DO_Recv:
