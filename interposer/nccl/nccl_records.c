@@ -13,6 +13,15 @@ static size_t size_of(ncclDataType_t type) {
     return type >= 0 && (size_t)type < sizeof sizes ? sizes[type] : 0;
 }
 
+/* registration_place, window_place and reduction_place return the link in its list that points to
+   what has this handle, or the last link, to which a new one is added. Called under v->records. */
+static struct registration **registration_place(struct vcomm *v, const void *handle) {
+    struct registration **at = &v->registrations;
+    while (*at != NULL && *at != handle)
+        at = &(*at)->next;
+    return at;
+}
+
 EXPORTED ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle) {
     struct vcomm *v = vcomm_of(comm);
     if (v == NULL || handle == NULL)
@@ -28,8 +37,7 @@ EXPORTED ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t siz
     ncclResult_t result = NCCL_CALL(CommRegister, v->real, buffer, size, &made->real);
     if (result == ncclSuccess && made->real != NULL) {
         pthread_mutex_lock(&v->records);
-        *v->registrations_end = made;
-        v->registrations_end = &made->next;
+        *registration_place(v, made) = made;
         pthread_mutex_unlock(&v->records);
         *handle = made;
     } else { /* NCCL gives NULL where registration is switched off */
@@ -47,15 +55,9 @@ EXPORTED ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle) {
     if (!vcomm_enter_waiting(v))
         return ncclInvalidArgument;
     pthread_mutex_lock(&v->records);
-    struct registration **at = &v->registrations, *found;
-    while (*at != NULL && *at != handle)
-        at = &(*at)->next;
-    found = *at;
-    if (found != NULL) {
+    struct registration **at = registration_place(v, handle), *found = *at;
+    if (found != NULL)
         *at = found->next;
-        if (v->registrations_end == &found->next)
-            v->registrations_end = at;
-    }
     pthread_mutex_unlock(&v->records);
     ncclResult_t result = NCCL_CALL(CommDeregister, v->real, found != NULL ? found->real : handle);
     vcomm_leave(v);
@@ -92,8 +94,6 @@ EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win
     return nccl_pass(&call);
 }
 
-/* The link in the list that points to the window with this handle, or the last link. Called under
-   v->records. */
 static struct window **window_place(struct vcomm *v, ncclWindow_t handle) {
     struct window **at = &v->windows;
     while (*at != NULL && (*at)->handle != handle)
@@ -121,8 +121,7 @@ void window_complete(const struct nccl_call *call, ncclResult_t result) {
     made->handle = made->real;
     if (*window_place(v, made->handle) != NULL) /* a window from before a rebuild has this handle */
         made->handle = (ncclWindow_t)made;
-    *v->windows_end = made;
-    v->windows_end = &made->next;
+    *window_place(v, made->handle) = made;
     pthread_mutex_unlock(&v->records);
     *made->out = made->handle;
 }
@@ -136,11 +135,8 @@ ncclResult_t window_launch(const struct nccl_call *call) {
                          made->flags);
     pthread_mutex_lock(&v->records);
     struct window **at = window_place(v, call->window), *found = *at;
-    if (found != NULL) {
+    if (found != NULL)
         *at = found->next;
-        if (v->windows_end == &found->next)
-            v->windows_end = at;
-    }
     pthread_mutex_unlock(&v->records);
     ncclResult_t result =
         NCCL_CALL(CommWindowDeregister, real, found != NULL ? found->real : call->window);
@@ -166,6 +162,13 @@ ncclWindow_t window_exported(ncclWindow_t handle) {
 
 /* Operators. Their numbers are ours, and stay the same over a rebuild. */
 
+static struct reduction **reduction_place(struct vcomm *v, ncclRedOp_t handle) {
+    struct reduction **at = &v->reductions;
+    while (*at != NULL && (*at)->handle != handle)
+        at = &(*at)->next;
+    return at;
+}
+
 EXPORTED ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
                                                ncclScalarResidence_t residence, ncclComm_t comm) {
     struct vcomm *v = vcomm_of(comm);
@@ -187,21 +190,13 @@ EXPORTED ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, nc
     if (result == ncclSuccess) {
         pthread_mutex_lock(&v->records);
         made->handle = NCCL_NUM_OPS + v->reduction_count++;
-        *v->reductions_end = made;
-        v->reductions_end = &made->next;
+        *reduction_place(v, made->handle) = made;
         pthread_mutex_unlock(&v->records);
         *op = made->handle;
     } else
         free(made);
     vcomm_leave(v);
     return result;
-}
-
-static struct reduction **reduction_place(struct vcomm *v, ncclRedOp_t handle) {
-    struct reduction **at = &v->reductions;
-    while (*at != NULL && (*at)->handle != handle)
-        at = &(*at)->next;
-    return at;
 }
 
 ncclRedOp_t reduction_real(struct vcomm *v, ncclRedOp_t handle) {
@@ -220,11 +215,8 @@ EXPORTED ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
         return ncclInvalidArgument;
     pthread_mutex_lock(&v->records);
     struct reduction **at = reduction_place(v, op), *found = *at;
-    if (found != NULL) {
+    if (found != NULL)
         *at = found->next;
-        if (v->reductions_end == &found->next)
-            v->reductions_end = at;
-    }
     pthread_mutex_unlock(&v->records);
     ncclResult_t result = NCCL_CALL(RedOpDestroy, found != NULL ? found->real : op, v->real);
     vcomm_leave(v);

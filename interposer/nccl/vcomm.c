@@ -26,9 +26,6 @@ struct vcomm *vcomm_new(void) {
     v->fast_stream = FAST_STREAM_NONE;
     v->gate = current_gate();
     pthread_mutex_init(&v->records, NULL);
-    v->registrations_end = &v->registrations;
-    v->windows_end = &v->windows;
-    v->reductions_end = &v->reductions;
     return v;
 }
 
@@ -58,22 +55,16 @@ void vcomm_list(struct vcomm *v, bool pending) {
     pthread_mutex_unlock(&vcomms_lock);
 }
 
+#define FREE_LIST(list)                                                                            \
+    for (void *next; (list) != NULL; (list) = next) {                                              \
+        next = (list)->next;                                                                       \
+        free(list);                                                                                \
+    }
+
 static void free_records(struct vcomm *v) {
-    for (struct registration *next, *at = v->registrations; at != NULL; at = next) {
-        next = at->next;
-        free(at);
-    }
-    for (struct window *next, *at = v->windows; at != NULL; at = next) {
-        next = at->next;
-        free(at);
-    }
-    for (struct reduction *next, *at = v->reductions; at != NULL; at = next) {
-        next = at->next;
-        free(at);
-    }
-    v->registrations = NULL;
-    v->windows = NULL;
-    v->reductions = NULL;
+    FREE_LIST(v->registrations);
+    FREE_LIST(v->windows);
+    FREE_LIST(v->reductions);
     config_free(v->config);
     config_free(v->creation.given);
     free(v->creation.ids);

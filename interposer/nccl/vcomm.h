@@ -106,9 +106,9 @@ struct vcomm {
     struct creation creation;
     _Atomic uint32_t children, shrinks, grows; /* made from this one; same on all members */
     pthread_mutex_t records;                   /* of the three lists; never held across a call */
-    struct registration *registrations, **registrations_end;
-    struct window *windows, **windows_end;
-    struct reduction *reductions, **reductions_end;
+    struct registration *registrations;        /* each list in the order of making */
+    struct window *windows;
+    struct reduction *reductions;
     ncclRedOp_t reduction_count;
     struct vcomm *next;
 };
