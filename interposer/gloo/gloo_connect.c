@@ -21,28 +21,29 @@
  */
 
 #include "gloo_contexts.h"
-#include "hooks/exported.h"
 #include "hooks/forward.h"
 
 #include <string.h>
 
-typedef void *context_make(void *self, int rank, int size, int base);
-typedef void *context_end(void *self);
-typedef void connect_full_mesh(void *self, void *store, void *device);
-typedef void connect_all_pairs(void *self, void *store);
+typedef void *context_make_hook(void *self, int rank, int size, int base);
+typedef void *context_end_hook(void *self);
+typedef void connect_full_mesh_hook(void *self, void *store, void *device);
+typedef void connect_all_pairs_hook(void *self, void *store);
 
 /* std::vector<char>. Functions return it in memory, like every C++ object with a destructor. */
 struct blob {
     const char *begin, *end, *limit;
 };
-typedef struct blob own_address(const void *self);
-typedef void *peer_address(void *self, const struct blob *blob);
+typedef struct blob own_address_hook(const void *self);
+typedef void *peer_address_hook(void *self, const struct blob *blob);
 
 struct text {
     const char *data;
     size_t length;
 };
 typedef void group_text(void *self, const struct text *text);
+typedef group_text group_name_hook, group_description_hook;
+LIVESHIFT_GLOO_CONTEXT_POINTS(DECLARE_HOOK)
 
 /* The context that this thread made last; the same thread connects it next. */
 static __thread struct {
@@ -105,9 +106,8 @@ static void add_own_if_next(struct connecting *c) {
         add_member(c, c->own);
 }
 
-EXPORTED own_address _ZNK4gloo9transport3tcp4Rank5bytesEv;
-struct blob _ZNK4gloo9transport3tcp4Rank5bytesEv(const void *self) {
-    struct blob blob = REAL(own_address, "_ZNK4gloo9transport3tcp4Rank5bytesEv")(self);
+struct blob hook_own_address(const void *self) {
+    struct blob blob = REAL(own_address)(self);
     struct connecting *c = connecting;
     if (c != NULL) {
         c->unexpected |= c->own != 0 || c->members != 0;
@@ -116,25 +116,19 @@ struct blob _ZNK4gloo9transport3tcp4Rank5bytesEv(const void *self) {
     return blob;
 }
 
-EXPORTED peer_address _ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE;
-void *_ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE(void *self, const struct blob *blob) {
+void *hook_peer_address(void *self, const struct blob *blob) {
     struct connecting *c = connecting;
     if (c != NULL) {
         add_own_if_next(c);
         add_member(c, hash_of(c, blob));
     }
-    return REAL(peer_address, "_ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE")(self, blob);
+    return REAL(peer_address)(self, blob);
 }
 
-EXPORTED connect_all_pairs
-    _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE;
-void _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE(
-    void *self, void *store) {
+void hook_connect_all_pairs(void *self, void *store) {
     if (connecting != NULL)
         connecting->transport = self;
-    REAL(connect_all_pairs,
-         "_ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE")(
-        self, store);
+    REAL(connect_all_pairs)(self, store);
 }
 
 static void connected(struct connecting *c) {
@@ -162,10 +156,7 @@ static void end_connecting(struct connecting *c) {
     gate_untracked_end(c->gate);
 }
 
-EXPORTED connect_full_mesh
-    _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE;
-void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE(
-    void *self, void *store, void *device) {
+void hook_connect_full_mesh(void *self, void *store, void *device) {
     __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = current_gate()};
     gate_untracked_begin(c.gate);
     /* gloo::Context is a base of gloo::rendezvous::Context, at its beginning or after its vtable
@@ -177,25 +168,22 @@ void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS
         c.size = made_last.size;
     }
     connecting = &c;
-    REAL(connect_full_mesh, "_ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptr"
-                            "INS0_5StoreEERS2_INS_9transport6DeviceEE")(self, store, device);
+    REAL(connect_full_mesh)(self, store, device);
     connecting = NULL;
     connected(&c);
 }
 
-EXPORTED context_make _ZN4gloo7ContextC2Eiii;
-void *_ZN4gloo7ContextC2Eiii(void *self, int rank, int size, int base) {
+void *hook_context_make(void *self, int rank, int size, int base) {
     made_last.object = self;
     made_last.rank = rank;
     made_last.size = size;
-    return REAL(context_make, "_ZN4gloo7ContextC2Eiii")(self, rank, size, base);
+    return REAL(context_make)(self, rank, size, base);
 }
 
-EXPORTED context_end _ZN4gloo7ContextD2Ev;
-void *_ZN4gloo7ContextD2Ev(void *self) {
+void *hook_context_end(void *self) {
     if (gloo_context_of(self) != NULL)
         gloo_context_end(current_gate(), self);
-    return REAL(context_end, "_ZN4gloo7ContextD2Ev")(self);
+    return REAL(context_end)(self);
 }
 
 static void name(const struct text *text, bool description) {
@@ -213,23 +201,15 @@ static void name(const struct text *text, bool description) {
     }
 }
 
-EXPORTED group_text
-    _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE;
-void _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE(
-    void *self, const struct text *text) {
+void hook_group_name(void *self, const struct text *text) {
     if (!unnamed.named)
         name(text, false);
     unnamed.named = true;
-    REAL(group_text, "_ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_"
-                     "traitsIcESaIcEEE")(self, text);
+    REAL(group_name)(self, text);
 }
 
-EXPORTED group_text
-    _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE;
-void _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE(
-    void *self, const struct text *text) {
+void hook_group_description(void *self, const struct text *text) {
     name(text, true);
     unnamed.n = 0;
-    REAL(group_text, "_ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_"
-                     "traitsIcESaIcEEE")(self, text);
+    REAL(group_description)(self, text);
 }

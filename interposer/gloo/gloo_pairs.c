@@ -14,25 +14,19 @@
  */
 
 #include "gloo_operations.h"
-#include "hooks/exported.h"
 #include "hooks/forward.h"
-
-#define SEND "_ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm"
-#define RECV "_ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm"
-#define RECV_ANY "_ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm"
-#define SENT "_ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi"
-#define RECEIVED "_ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi"
-#define BUFFER_END "_ZN4gloo9transport3tcp13UnboundBufferD1Ev"
 
 typedef void post(void *buffer, int peer, uint64_t slot, size_t offset, size_t length);
 /* std::vector<int> passed by value: the function gets a pointer to the caller's copy. */
 struct ranks {
     const int *begin, *end, *limit;
 };
-typedef void post_any(void *buffer, struct ranks *peers, uint64_t slot, size_t offset,
-                      size_t length);
-typedef void complete(void *buffer, int peer);
-typedef void *buffer_end(void *buffer);
+typedef post send_hook, recv_hook;
+typedef void recv_any_hook(void *buffer, struct ranks *peers, uint64_t slot, size_t offset,
+                           size_t length);
+typedef void sent_hook(void *buffer, int peer), received_hook(void *buffer, int peer);
+typedef void *buffer_end_hook(void *buffer);
+LIVESHIFT_GLOO_PAIR_POINTS(DECLARE_HOOK)
 
 /* gloo::transport::UnboundBuffer is {vtable, address, size}. Its subclass for TCP adds first a
    std::shared_ptr to its context. If that changed, the value there would be no known context. */
@@ -90,32 +84,24 @@ static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot
     posting.posted = true;
 }
 
-EXPORTED post _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm;
-void _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm(void *buffer, int peer, uint64_t slot,
-                                                     size_t offset, size_t length) {
-    post *real = REAL(post, SEND);
+void hook_send(void *buffer, int peer, uint64_t slot, size_t offset, size_t length) {
+    post *real = REAL(send);
     if (gloo_depth != 0)
         real(buffer, peer, slot, offset, length);
     else
         pass(true, real, buffer, peer, slot, offset, length);
 }
 
-EXPORTED post _ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm;
-void _ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm(void *buffer, int peer, uint64_t slot,
-                                                     size_t offset, size_t length) {
-    post *real = REAL(post, RECV);
+void hook_recv(void *buffer, int peer, uint64_t slot, size_t offset, size_t length) {
+    post *real = REAL(recv);
     if (gloo_depth != 0)
         real(buffer, peer, slot, offset, length);
     else
         pass(false, real, buffer, peer, slot, offset, length);
 }
 
-EXPORTED post_any _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm;
-void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffer,
-                                                                     struct ranks *peers,
-                                                                     uint64_t slot, size_t offset,
-                                                                     size_t length) {
-    post_any *real = REAL(post_any, RECV_ANY);
+void hook_recv_any(void *buffer, struct ranks *peers, uint64_t slot, size_t offset, size_t length) {
+    recv_any_hook *real = REAL(recv_any);
     struct gloo_context *context = gloo_depth == 0 ? context_of(buffer) : NULL;
     if (context == NULL) {
         real(buffer, peers, slot, offset, length);
@@ -135,23 +121,20 @@ void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffe
 
 /* Ends the operation before the real function: when that returns, another buffer may have this
    address. */
-EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi;
-void _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi(void *buffer, int peer) {
+void hook_sent(void *buffer, int peer) {
     gloo_operations_complete(buffer, true, peer);
-    REAL(complete, SENT)(buffer, peer);
+    REAL(sent)(buffer, peer);
 }
 
-EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi;
-void _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi(void *buffer, int peer) {
+void hook_received(void *buffer, int peer) {
     gloo_operations_complete(buffer, false, peer);
-    REAL(complete, RECEIVED)(buffer, peer);
+    REAL(received)(buffer, peer);
 }
 
 /* Ends the operations after the real function, which waits until gloo's threads no longer use the
    buffer. */
-EXPORTED buffer_end _ZN4gloo9transport3tcp13UnboundBufferD1Ev;
-void *_ZN4gloo9transport3tcp13UnboundBufferD1Ev(void *buffer) {
-    void *result = REAL(buffer_end, BUFFER_END)(buffer);
+void *hook_buffer_end(void *buffer) {
+    void *result = REAL(buffer_end)(buffer);
     gloo_operations_end_buffer(buffer);
     return result;
 }
