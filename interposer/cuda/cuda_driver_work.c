@@ -68,7 +68,7 @@ CAPTURED(_ptsz)
 
 HOOK(cuGraphCreate)(void **graph, unsigned flags) {
     DRIVER(cuGraphCreate);
-    return RECORDS(real(graph, flags), graph_created(number(*graph)));
+    return RECORDS(real(graph, flags), graph_created());
 }
 
 HOOK(cuGraphClone)(void **clone, void *graph) {

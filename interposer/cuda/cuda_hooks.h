@@ -135,7 +135,7 @@ static inline void record_handle(enum liveshift_memory kind, int32_t device, uin
 #define ENDS_CAPTURE(stream, device, graph, call)                                                  \
     ({                                                                                             \
         bool ours_ = cuda_depth == 0;                                                              \
-        uint64_t capture_ = ours_ ? capture_ending(number(stream)) : 0;                            \
+        uint64_t capture_ = ours_ ? capture_number(number(stream)) : 0;                            \
         int result_ = CUDA_CALL(call);                                                             \
         if (ours_)                                                                                 \
             capture_ended(number(stream), device, capture_, result_ == 0 ? number(*(graph)) : 0);  \

@@ -96,7 +96,7 @@ EXPORTED int cudaGraphInstantiateWithFlags(void **made_one, void *graph, unsigne
 
 EXPORTED int cudaGraphCreate(void **graph, unsigned flags) {
     RUNTIME(cudaGraphCreate);
-    return RECORDS(real(graph, flags), graph_created(number(*graph)));
+    return RECORDS(real(graph, flags), graph_created());
 }
 
 EXPORTED int cudaGraphClone(void **clone, void *graph) {

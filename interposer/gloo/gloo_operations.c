@@ -54,10 +54,10 @@ static void complete(const struct gloo_operation *operation, int32_t peer) {
         gate_end(clock);
 }
 
-bool gloo_operations_complete(const void *buffer, bool sending, int32_t peer) {
+void gloo_operations_complete(const void *buffer, bool sending, int32_t peer) {
     bool found = false;
     if (atomic_load(&in_flight) == 0) /* every part of a collective comes here */
-        return false;
+        return;
     pthread_mutex_lock(&operations_lock);
     for (unsigned at = 0; at < atomic_load(&in_flight) && !found; at++) {
         const struct gloo_operation *operation = &operations[at];
@@ -69,7 +69,6 @@ bool gloo_operations_complete(const void *buffer, bool sending, int32_t peer) {
         }
     }
     pthread_mutex_unlock(&operations_lock);
-    return found;
 }
 
 /* Ends all operations of a buffer or of a context. Receives from any rank end uncounted. */

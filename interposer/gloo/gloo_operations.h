@@ -18,8 +18,8 @@ struct gloo_operation {
 /* Adds an operation. False: there are too many. */
 bool gloo_operations_add(const struct gloo_operation *operation);
 
-/* One operation of this buffer with this peer has ended. False: the table has no such operation. */
-bool gloo_operations_complete(const void *buffer, bool sending, int32_t peer);
+/* One operation of this buffer with this peer has ended, if the table has one. */
+void gloo_operations_complete(const void *buffer, bool sending, int32_t peer);
 
 /* The buffer ends, and its operations with it. */
 void gloo_operations_end_buffer(const void *buffer);

@@ -27,27 +27,22 @@ void graphs_forked(void) {
     captures.count = into_graphs.count = with_nccl[0].count = with_nccl[1].count = 0;
 }
 
-static bool contains(struct list *list, uint64_t item) {
+/* Whether the list contains the item, which is removed if `remove`. */
+static bool look_for(struct list *list, uint64_t item, bool remove) {
     pthread_mutex_lock(&lists);
     unsigned at = 0;
     while (at < list->count && list->items[at] != item)
         at++;
     bool found = at < list->count;
-    pthread_mutex_unlock(&lists);
-    return found;
-}
-
-static bool remove_item(struct list *list, uint64_t item) {
-    pthread_mutex_lock(&lists);
-    unsigned at = 0;
-    while (at < list->count && list->items[at] != item)
-        at++;
-    bool found = at < list->count;
-    if (found)
+    if (found && remove)
         list->items[at] = list->items[--list->count];
     pthread_mutex_unlock(&lists);
     return found;
 }
+
+static bool contains(struct list *list, uint64_t item) { return look_for(list, item, false); }
+
+static bool remove_item(struct list *list, uint64_t item) { return look_for(list, item, true); }
 
 static void add_item(struct list *list, uint64_t item) {
     pthread_mutex_lock(&lists);
@@ -84,8 +79,6 @@ void ledger_capture_has_nccl(uint64_t stream) {
         add_item(&captures, capture);
 }
 
-uint64_t capture_ending(uint64_t stream) { return capture_number(stream); }
-
 void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t graph) {
     if (graph == 0 && capture != 0 && capture_number(stream) == capture)
         return; /* CUDA refused, for example in another thread: the capture goes on */
@@ -97,15 +90,12 @@ void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t g
     if (graph == 0)
         return;
     if (!counted)
-        graph_created(graph);
+        graph_created();
     if (nccl)
         mark_nccl(graph, false);
 }
 
-void graph_created(uint64_t graph) {
-    (void)graph;
-    atomic_fetch_add(count_of(false), 1);
-}
+void graph_created(void) { atomic_fetch_add(count_of(false), 1); }
 
 void graph_copied(uint64_t graph, uint64_t copy, bool executable) {
     atomic_fetch_add(count_of(executable), 1);

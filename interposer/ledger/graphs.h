@@ -20,13 +20,11 @@ void capture_begun(uint64_t stream, int32_t device, bool into_graph);
 /* A hook calls this when it enqueues communication on a stream that is being captured. */
 void ledger_capture_has_nccl(uint64_t stream);
 
-/* Call capture_ending before the call that ends a stream's capture: it returns the capture's
-   number, 0 if unknown. Call capture_ended after it, with the graph that came out, 0 if the capture
-   failed. */
-uint64_t capture_ending(uint64_t stream);
+/* Called after the call that ends a stream's capture, with capture_number's answer from before it,
+   and with the graph that came out, 0 if the capture failed. */
 void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t graph);
 
-void graph_created(uint64_t graph);
+void graph_created(void);
 /* `copy` was made from `graph`: by cloning it, or (`executable`) by instantiating it. */
 void graph_copied(uint64_t graph, uint64_t copy, bool executable);
 /* Call graph_destroy_begin before the call that destroys a graph; it returns whether the graph

@@ -171,7 +171,7 @@ static void add(enum ledger_key key, const struct ledger_record *made, uint32_t 
 void ledger_add(enum ledger_key key, const struct ledger_record *made) { add(key, made, 0); }
 
 struct ledger_free ledger_free_begin(enum ledger_key key, uint64_t address) {
-    struct ledger_free leaving = {0, false, address};
+    struct ledger_free leaving = {0};
     struct index *index = atomic_load_explicit(&current_index, memory_order_acquire);
     if (index == NULL)
         return leaving;

@@ -44,9 +44,8 @@ struct ledger_record {
 
 /* An allocation that is about to be freed. */
 struct ledger_free {
-    uint32_t row;   /* row + 1; 0: the allocation isn't known */
-    bool last;      /* this is its last holder, so the row goes when the call succeeds */
-    uint64_t which; /* key and address */
+    uint32_t row; /* row + 1; 0: the allocation isn't known */
+    bool last;    /* this is its last holder, so the row goes when the call succeeds */
 };
 
 void ledger_add(enum ledger_key key, const struct ledger_record *made);

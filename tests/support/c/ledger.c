@@ -120,7 +120,7 @@ static void work(unsigned *seed, unsigned which) {
     CHECK(stream_row(STREAM_LEGACY, 0) != NULL);
     capture_begun(stream, 1, false);
     ledger_capture_has_nccl(stream);
-    capture_ended(stream, 1, capture_ending(stream), 0); /* CUDA refused: the capture goes on */
+    capture_ended(stream, 1, capture_number(stream), 0); /* CUDA refused: the capture goes on */
     capture_ended(stream, 1, below(seed, 2) == 0 ? 7 : 0, graph);
     graph_copied(graph, graph + 1, true);
     CHECK(!graph_destroy_begin(graph + 1, true));
