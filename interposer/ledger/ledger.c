@@ -83,15 +83,16 @@ static uint32_t bucket_of(uint32_t key, uint64_t address) {
     return (uint32_t)(((address + key) * 0x9e3779b97f4a7c15u) >> 48) % BUCKETS;
 }
 
-static pthread_mutex_t *lock_of(uint32_t bucket) {
-    pthread_mutex_t *mutex = &locks[bucket % LOCKS].mutex;
+/* Takes the lock of the chain in which the key and address are. */
+static pthread_mutex_t *lock_of(uint32_t key, uint64_t address) {
+    pthread_mutex_t *mutex = &locks[bucket_of(key, address) % LOCKS].mutex;
     pthread_mutex_lock(mutex);
     return mutex;
 }
 
 /* The link in the chain that leads to the entry, or the chain's end. Under the chain's lock. */
-static uint32_t *link_to(struct index *index, uint32_t bucket, uint32_t key, uint64_t address) {
-    uint32_t *link = &index->chains[bucket];
+static uint32_t *link_to(struct index *index, uint32_t key, uint64_t address) {
+    uint32_t *link = &index->chains[bucket_of(key, address)];
     while (*link != 0) {
         struct entry *entry = &index->entries[*link - 1];
         if (entry->address == address && entry->key == key)
@@ -101,9 +102,11 @@ static uint32_t *link_to(struct index *index, uint32_t bucket, uint32_t key, uin
     return link;
 }
 
-static void insert(struct index *index, uint32_t bucket, uint32_t row) {
-    index->entries[row].next = index->chains[bucket];
-    index->chains[bucket] = row + 1;
+static void insert(struct index *index, uint32_t row) {
+    struct entry *entry = &index->entries[row];
+    uint32_t *chain = &index->chains[bucket_of(entry->key, entry->address)];
+    entry->next = *chain;
+    *chain = row + 1;
 }
 
 /* Drops one reference to a row. The last one frees the row, and drops the row's reference to the
@@ -148,9 +151,8 @@ static void add(enum ledger_key key, const struct ledger_record *made, uint32_t 
         return;
     }
     index->entries[row].linked = of;
-    uint32_t bucket = bucket_of(key, made->address);
-    pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t *link = link_to(index, bucket, key, made->address);
+    pthread_mutex_t *lock = lock_of(key, made->address);
+    uint32_t *link = link_to(index, key, made->address);
     if (*link != 0 && key == LEDGER_OPENED) { /* one row, counted */
         uint32_t known = *link - 1;
         index->entries[known].handles++;
@@ -161,7 +163,7 @@ static void add(enum ledger_key key, const struct ledger_record *made, uint32_t 
             stale = *link;
             *link = index->entries[stale - 1].next;
         }
-        insert(index, bucket, row);
+        insert(index, row);
     }
     pthread_mutex_unlock(lock);
     if (stale != 0)
@@ -175,9 +177,8 @@ struct ledger_free ledger_free_begin(enum ledger_key key, uint64_t address) {
     struct index *index = atomic_load_explicit(&current_index, memory_order_acquire);
     if (index == NULL)
         return leaving;
-    uint32_t bucket = bucket_of(key, address);
-    pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t *link = link_to(index, bucket, key, address);
+    pthread_mutex_t *lock = lock_of(key, address);
+    uint32_t *link = link_to(index, key, address);
     if (*link != 0) {
         leaving.row = *link;
         struct entry *entry = &index->entries[*link - 1];
@@ -199,11 +200,10 @@ void ledger_free_end(struct ledger_free leaving, bool freed) {
         return;
     }
     struct entry *entry = &index->entries[row];
-    uint32_t bucket = bucket_of(entry->key, entry->address);
-    pthread_mutex_t *lock = lock_of(bucket);
+    pthread_mutex_t *lock = lock_of(entry->key, entry->address);
     entry->handles++;
     if (leaving.last)
-        insert(index, bucket, row);
+        insert(index, row);
     pthread_mutex_unlock(lock);
 }
 
@@ -211,9 +211,8 @@ bool ledger_find(enum ledger_key key, uint64_t address, struct ledger_record *fo
     struct index *index = get_index();
     if (index == NULL)
         return false;
-    uint32_t bucket = bucket_of(key, address);
-    pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t at = *link_to(index, bucket, key, address);
+    pthread_mutex_t *lock = lock_of(key, address);
+    uint32_t at = *link_to(index, key, address);
     if (at != 0 && found != NULL)
         row_read(at - 1, found);
     pthread_mutex_unlock(lock);
@@ -224,10 +223,9 @@ void ledger_exported(enum ledger_key key, uint64_t address, uint64_t flags) {
     struct index *index = get_index();
     if (index == NULL)
         return;
-    uint32_t bucket = bucket_of(key, address);
     struct ledger_record made = {LIVESHIFT_MEMORY_EXPORTED, -1, address, 0, 0, 0, flags};
-    pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t at = *link_to(index, bucket, key, address);
+    pthread_mutex_t *lock = lock_of(key, address);
+    uint32_t at = *link_to(index, key, address);
     struct entry *of = at != 0 ? &index->entries[at - 1] : NULL;
     if (of == NULL || of->linked == 0) {
         struct ledger_record source = {.device = -1};
@@ -248,9 +246,8 @@ void ledger_retained(uint64_t handle) {
     struct index *index = get_index();
     if (index == NULL)
         return;
-    uint32_t bucket = bucket_of(LEDGER_HANDLE, handle);
-    pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t at = *link_to(index, bucket, LEDGER_HANDLE, handle);
+    pthread_mutex_t *lock = lock_of(LEDGER_HANDLE, handle);
+    uint32_t at = *link_to(index, LEDGER_HANDLE, handle);
     if (at != 0) {
         index->entries[at - 1].handles++;
         atomic_fetch_add(&index->entries[at - 1].references, 1);
@@ -263,9 +260,8 @@ void ledger_mapped(uint64_t address, uint64_t size, uint64_t handle, uint64_t fl
     if (index == NULL)
         return;
     struct ledger_record made = {LIVESHIFT_MEMORY_MAPPED, -1, address, size, handle, 0, flags};
-    uint32_t bucket = bucket_of(LEDGER_HANDLE, handle);
-    pthread_mutex_t *lock = lock_of(bucket);
-    uint32_t of = *link_to(index, bucket, LEDGER_HANDLE, handle);
+    pthread_mutex_t *lock = lock_of(LEDGER_HANDLE, handle);
+    uint32_t of = *link_to(index, LEDGER_HANDLE, handle);
     if (of != 0) {
         struct ledger_record physical;
         row_read(of - 1, &physical);
