@@ -113,15 +113,21 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
 /* The slow half of gate_begin. */
 void gate_wait(struct gate *gate, struct liveshift_clock *clock, uint32_t kind, int32_t tid);
 
-/* Takes a clock's next number for one operation; waits if the gate is closed. */
-static inline void gate_begin(struct gate *gate, struct liveshift_clock *clock, uint32_t kind,
-                              int32_t tid) {
-    struct liveshift_page *page = gate->page;
-    atomic_fetch_add_explicit(&page->counters[kind].started, 1, memory_order_relaxed);
+/* Announces one operation: takes the clock's next number. The caller looks at the gate afterwards,
+   unless the operation is in a group that was begun with the gate open. */
+static inline void gate_announce(struct gate *gate, struct liveshift_clock *clock, uint32_t kind,
+                                 int32_t tid) {
+    atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
     atomic_store_explicit(&clock->owner, tid, memory_order_relaxed);
     atomic_store_explicit(&clock->kind, kind, memory_order_relaxed);
     atomic_fetch_add(&clock->announced, 1);
-    if (__builtin_expect(atomic_load(&page->order.want) != LIVESHIFT_OPEN, 0))
+}
+
+/* Takes a clock's next number for one operation; waits if the gate is closed. */
+static inline void gate_begin(struct gate *gate, struct liveshift_clock *clock, uint32_t kind,
+                              int32_t tid) {
+    gate_announce(gate, clock, kind, tid);
+    if (__builtin_expect(atomic_load(&gate->page->order.want) != LIVESHIFT_OPEN, 0))
         gate_wait(gate, clock, kind, tid);
 }
 
@@ -135,15 +141,6 @@ static inline void gate_end(struct liveshift_clock *clock) {
    all at once (gate_pass). */
 bool gate_group_begin(struct gate *gate);
 void gate_group_end(struct gate *gate);
-
-/* Announces one member of a group that was begun with the gate open. */
-static inline void gate_announce(struct gate *gate, struct liveshift_clock *clock, uint32_t kind,
-                                 int32_t tid) {
-    atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
-    atomic_store_explicit(&clock->owner, tid, memory_order_relaxed);
-    atomic_store_explicit(&clock->kind, kind, memory_order_relaxed);
-    atomic_fetch_add(&clock->announced, 1);
-}
 
 /* Communication that has no clock. The gate never holds it up, and there is no boundary while it
    lasts. */
