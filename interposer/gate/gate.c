@@ -14,16 +14,11 @@
 /* A thread at the gate looks again after this time, even if nothing wakes it. */
 #define POLL_MS 20
 
-struct order {
-    uint32_t want, attempt, version;
-};
-
 static uint32_t check_of(const struct order *o) {
     return ~(o->want * 0x01000193u ^ o->attempt * 0x9e3779b1u ^ o->version);
 }
 
-/* The agent's order as a whole. If the agent is just writing it, the gate counts as armed. */
-static struct order order_of(struct liveshift_page *page) {
+struct order gate_order(struct liveshift_page *page) {
     struct order o;
     for (int tries = 0; tries < 1000; tries++) {
         uint32_t check = atomic_load(&page->order.check);
@@ -36,17 +31,6 @@ static struct order order_of(struct liveshift_page *page) {
     }
     o.want = LIVESHIFT_ARMED;
     return o;
-}
-
-uint32_t gate_order(struct liveshift_page *page, uint32_t *attempt, uint32_t *version) {
-    struct order o = order_of(page);
-    *attempt = o.attempt;
-    *version = o.version;
-    return o.want;
-}
-
-static bool same(const struct order *a, const struct order *b) {
-    return a->want == b->want && a->attempt == b->attempt && a->version == b->version;
 }
 
 static uint32_t clocks_used(struct liveshift_page *page) {
@@ -189,8 +173,9 @@ static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t
     }
     if (raised)
         atomic_fetch_add(&page->answer.changes, 1);
-    struct order now = order_of(page);
-    bool taken = same(seen, &now) || (seen->want != LIVESHIFT_OPEN && now.want == LIVESHIFT_OPEN);
+    struct order now = gate_order(page);
+    bool taken =
+        same_order(seen, &now) || (seen->want != LIVESHIFT_OPEN && now.want == LIVESHIFT_OPEN);
     for (unsigned i = 0; i < n; i++) {
         struct liveshift_clock *clock = &clocks[wants[i].clock];
         if (taken) {
@@ -228,7 +213,7 @@ enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned 
     enum gate_verdict verdict = GATE_GO;
     pthread_mutex_lock(&gate->lock);
     count_waiting(gate, wants, n);
-    struct order o = order_of(gate->page);
+    struct order o = gate_order(gate->page);
     if (o.want != LIVESHIFT_OPEN && lease_is_over(gate, &o, waiter))
         atomic_store(&gate->page->answer.reopened, o.attempt);
     bool open = o.want == LIVESHIFT_OPEN || atomic_load(&gate->page->answer.reopened) == o.attempt;

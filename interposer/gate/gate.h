@@ -92,8 +92,17 @@ struct gate_waiter {
     uint32_t pending_ms; /* how long GATE_PENDING has lasted without a break */
 };
 
-/* Reads the agent's order as a whole: returns `want`, and stores the attempt and the version. */
-uint32_t gate_order(struct liveshift_page *page, uint32_t *attempt, uint32_t *version);
+/* What the agent orders: three numbers of struct liveshift_order. */
+struct order {
+    uint32_t want, attempt, version;
+};
+
+/* The agent's order as a whole. If the agent is just writing it, the gate counts as armed. */
+struct order gate_order(struct liveshift_page *page);
+
+static inline bool same_order(const struct order *a, const struct order *b) {
+    return a->want == b->want && a->attempt == b->attempt && a->version == b->version;
+}
 
 /* The service thread calls this before it tears communicators down. It marks them `down`; from then
    on no thread opens the gate by itself. False: a thread has opened the gate already because the

@@ -196,7 +196,7 @@ void fresh_ids(struct task *task) {
             break;
         }
         memcpy(v->row->fresh_id, &id, sizeof id);
-        atomic_store(&v->row->fresh_attempt, task->attempt);
+        atomic_store(&v->row->fresh_attempt, task->order.attempt);
     }
     free(all);
 }

@@ -198,7 +198,7 @@ static void check_no_thread_left(struct task *task) {
 void teardown(struct task *task) {
     if (!check_all(task))
         return;
-    if (!gate_keep_closed(task->gate, task->attempt)) {
+    if (!gate_keep_closed(task->gate, task->order.attempt)) {
         task_fail(task, ECANCELED, "the gate was opened, because the agent sent no heartbeat");
         return;
     }

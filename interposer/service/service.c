@@ -26,8 +26,8 @@ int64_t task_now_ns(void) {
 bool task_timed_out(const struct task *task) { return task_now_ns() > task->deadline_ns; }
 
 bool task_obsolete(const struct task *task) {
-    uint32_t attempt, version, want = gate_order(task->gate->page, &attempt, &version);
-    return want != task->want || attempt != task->attempt || version != task->version;
+    struct order now = gate_order(task->gate->page);
+    return !same_order(&now, &task->order);
 }
 
 void task_pause(void) {
@@ -70,9 +70,9 @@ static void answer(struct task *task) {
     struct liveshift_answer *a = &task->gate->page->answer;
     memcpy(a->message, task->message, sizeof a->message);
     atomic_store(&a->done_result, (uint32_t)task->result);
-    atomic_store(&a->done_attempt, task->attempt);
-    atomic_store(&a->done_version, task->version);
-    atomic_store(&a->done_want, task->want);
+    atomic_store(&a->done_attempt, task->order.attempt);
+    atomic_store(&a->done_version, task->order.version);
+    atomic_store(&a->done_want, task->order.want);
 }
 
 static void execute(struct task *task) {
@@ -83,16 +83,16 @@ static void execute(struct task *task) {
     task->deadline_ns = began + limit * 4 / 5;
     task->abort_deadline_ns = began + limit + LAST_RESORT_NS;
     atomic_store(&a->done_want, 0);
-    if (task->want == LIVESHIFT_CLOSED) {
+    if (task->order.want == LIVESHIFT_CLOSED) {
         device_calls_find(); /* now no thread is stopped inside the dynamic linker */
         drain(task);
         atomic_store(&a->drained_ns, (uint64_t)(task_now_ns() - began));
-    } else if (task->want == LIVESHIFT_TEARDOWN) {
+    } else if (task->order.want == LIVESHIFT_TEARDOWN) {
         teardown(task);
         atomic_store(&a->torn_down_ns, (uint64_t)(task_now_ns() - began));
-    } else if (task->want == LIVESHIFT_FRESH_IDS)
+    } else if (task->order.want == LIVESHIFT_FRESH_IDS)
         fresh_ids(task);
-    else if (task->want == LIVESHIFT_DEVICES)
+    else if (task->order.want == LIVESHIFT_DEVICES)
         serve_devices(task);
     else {
         rebuild(task);
@@ -139,27 +139,25 @@ static void serve(void *unused) {
     (void)unused;
     struct gate *gate = current_gate();
     struct liveshift_page *page = gate->page;
-    struct task done = {0};
+    struct order done = {0};
     atomic_store(&runs_in, process_generation() + 1);
     for (;;) {
         uint32_t check = atomic_load(&page->order.check);
-        struct task task = {.gate = gate};
-        task.want = gate_order(page, &task.attempt, &task.version);
-        if (task.want >= LIVESHIFT_CLOSED &&
-            (task.want != done.want || task.attempt != done.attempt ||
-             task.version != done.version)) {
+        struct order order = gate_order(page);
+        if (order.want >= LIVESHIFT_CLOSED && !same_order(&order, &done)) {
+            struct task task = {.gate = gate, .order = order};
             execute(&task);
-            done = task;
+            done = order;
             continue;
         }
-        if (task.want < LIVESHIFT_CLOSED && done.want != LIVESHIFT_OPEN) {
+        if (order.want < LIVESHIFT_CLOSED && done.want != LIVESHIFT_OPEN) {
             atomic_store(&page->answer.done_want, 0);
             done.want = LIVESHIFT_OPEN;
         }
         /* Behind a closed gate no communicator is being made, and a stopped thread may hold a
            lock that this would need. */
-        bool busy = task.want != LIVESHIFT_OPEN;
-        if (task.want < LIVESHIFT_CLOSED)
+        bool busy = order.want != LIVESHIFT_OPEN;
+        if (order.want < LIVESHIFT_CLOSED)
             busy |= poll_creations();
         syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, busy ? &often : &rarely, NULL, 0);
     }

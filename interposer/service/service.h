@@ -20,7 +20,7 @@ void service_for_memory(void);
 /* One task of the service thread: its order, its time limits and its result. */
 struct task {
     struct gate *gate;
-    uint32_t want, attempt, version;
+    struct order order;
     int64_t deadline_ns;       /* until then the thread waits for NCCL and for streams */
     int64_t abort_deadline_ns; /* until then NCCL may abort what has not come back */
     int result;                /* 0 or an errno value */

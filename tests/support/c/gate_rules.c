@@ -8,13 +8,13 @@
 static void orders(void) {
     reset_page();
     give_order_of(21, 22, LIVESHIFT_TARGET);
-    uint32_t attempt = 0, version = 0;
-    CHECK_SAME(gate_order(page, &attempt, &version), LIVESHIFT_TARGET);
-    CHECK_SAME(attempt, 21);
-    CHECK_SAME(version, 22);
+    struct order o = gate_order(page);
+    CHECK_SAME(o.want, LIVESHIFT_TARGET);
+    CHECK_SAME(o.attempt, 21);
+    CHECK_SAME(o.version, 22);
     /* An order that is just being written counts as armed, even if `want` is open. */
     atomic_store(&page->order.want, LIVESHIFT_OPEN);
-    CHECK_SAME(gate_order(page, &attempt, &version), LIVESHIFT_ARMED);
+    CHECK_SAME(gate_order(page).want, LIVESHIFT_ARMED);
 }
 
 static void tables(void) {
@@ -184,7 +184,7 @@ static void numbers_taken(void) {
         CHECK(wants[0].counted && !wants[1].counted);
     }
     give_order(LIVESHIFT_TARGET);
-    struct order seen = order_of(page);
+    struct order seen = gate_order(page);
     CHECK(take(&gate, wants, 2, ME, &seen, false));
     CHECK_SAME(gate.waiting[1], 0);
     CHECK(!wants[0].counted && !wants[1].counted);
@@ -230,7 +230,7 @@ static void numbers_taken(void) {
     /* With the gate open nothing is raised, and no thread waits for progress. */
     uint32_t changes = atomic_load(&page->answer.changes);
     give_order(LIVESHIFT_OPEN);
-    seen = order_of(page);
+    seen = gate_order(page);
     CHECK(take(&gate, wants, 2, ME, &seen, true));
     CHECK_SAME(atomic_load(&clocks[1].raised), 3);
     CHECK_SAME(atomic_load(&clocks[2].announced), 9);
@@ -255,7 +255,7 @@ static void leases(void) {
     struct gate_waiter waiter = {.heartbeat = 5};
     atomic_store(&page->order.heartbeat, 5);
     give_order(LIVESHIFT_CLOSED);
-    struct order o = order_of(page);
+    struct order o = gate_order(page);
     waiter.silent_ms = 9;
     CHECK(!lease_is_over(&gate, &o, &waiter)); /* there is no lease */
     atomic_store(&page->order.lease_ms, 10);
