@@ -19,16 +19,9 @@ static uint32_t attempt_now(struct liveshift_page *page) {
 
 static uint32_t ordinal; /* of the last communicator of this process; under `rows` */
 
-static void before_fork(void) { pthread_mutex_lock(&rows); }
+static void begin_child(void) { ordinal = 0; }
 
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&rows); }
-
-static void after_fork_in_child(void) {
-    ordinal = 0;
-    pthread_mutex_unlock(&rows);
-}
-
-AT_FORK(FORK_ROWS, before_fork, after_fork_in_parent, after_fork_in_child)
+AT_FORK_LOCKED(FORK_ROWS, rows, begin_child)
 
 uint64_t hash64(uint64_t seed, const void *bytes, size_t length) {
     uint64_t hash = seed != 0 ? seed : 0xcbf29ce484222325u;

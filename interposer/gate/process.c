@@ -29,11 +29,7 @@ static _Atomic unsigned generation;
    unfinished page. */
 static pthread_mutex_t page_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void) { pthread_mutex_lock(&page_lock); }
-
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&page_lock); }
-
-static void after_fork_in_child(void) {
+static void begin_child(void) {
     struct gate *inherited = atomic_exchange(&process_gate, NULL);
     /* Code of the child may still have pointers into the parent's page. Private memory replaces the
        mapping, so such code does not write into the parent's page. */
@@ -42,10 +38,9 @@ static void after_fork_in_child(void) {
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     process_own_tid = 0;
     atomic_fetch_add(&generation, 1);
-    pthread_mutex_unlock(&page_lock);
 }
 
-AT_FORK(FORK_PROCESS, before_fork, after_fork_in_parent, after_fork_in_child)
+AT_FORK_LOCKED(FORK_PROCESS, page_lock, begin_child)
 
 unsigned process_generation(void) { return atomic_load(&generation); }
 

@@ -42,6 +42,17 @@ enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_OPERATIONS, FORK_CONTEXT
         pthread_atfork(prepare, parent, child);                                                    \
     }
 
+/* The same for state under a mutex: the mutex is held across the fork, so that the child never
+   inherits it from a thread that it doesn't have. `in_child` runs in the child, under the mutex. */
+#define AT_FORK_LOCKED(order, mutex, in_child)                                                     \
+    static void before_fork(void) { pthread_mutex_lock(&mutex); }                                  \
+    static void after_fork_in_parent(void) { pthread_mutex_unlock(&mutex); }                       \
+    static void after_fork_in_child(void) {                                                        \
+        in_child();                                                                                \
+        pthread_mutex_unlock(&mutex);                                                              \
+    }                                                                                              \
+    AT_FORK(order, before_fork, after_fork_in_parent, after_fork_in_child)
+
 /* Makes sure that bytes [at, at + length) of the page have storage; false, with errno, if the
    filesystem is full. Call it before rows there are first touched; more calls do no harm. */
 bool process_reserve(struct gate *gate, size_t at, size_t length);

@@ -19,21 +19,16 @@ static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Whether there has been a context; under `slots_lock`. */
 static bool has_contexts;
 
-static void before_fork(void) { pthread_mutex_lock(&slots_lock); }
-
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&slots_lock); }
-
 /* The child can't use the parent's contexts: both would read from the same connections. If it does
    so all the same, its operations pass unidentified. */
-static void after_fork_in_child(void) {
+static void begin_child(void) {
     if (has_contexts)
         memset(gloo_slots, 0, sizeof gloo_slots);
     has_contexts = false;
     gloo_depth = 0;
-    pthread_mutex_unlock(&slots_lock);
 }
 
-AT_FORK(FORK_CONTEXTS, before_fork, after_fork_in_parent, after_fork_in_child)
+AT_FORK_LOCKED(FORK_CONTEXTS, slots_lock, begin_child)
 
 static struct gloo_slot *next(const struct gloo_slot *slot) {
     return &gloo_slots[(slot - gloo_slots + 1) % GLOO_SLOTS];

@@ -9,16 +9,9 @@ static struct gloo_operation operations[MOST];
 static _Atomic unsigned in_flight; /* written under `operations_lock`, read without it */
 static pthread_mutex_t operations_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void) { pthread_mutex_lock(&operations_lock); }
+static void begin_child(void) { atomic_store(&in_flight, 0); }
 
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&operations_lock); }
-
-static void after_fork_in_child(void) {
-    atomic_store(&in_flight, 0);
-    pthread_mutex_unlock(&operations_lock);
-}
-
-AT_FORK(FORK_OPERATIONS, before_fork, after_fork_in_parent, after_fork_in_child)
+AT_FORK_LOCKED(FORK_OPERATIONS, operations_lock, begin_child)
 
 bool gloo_operations_add(const struct gloo_operation *operation) {
     pthread_mutex_lock(&operations_lock);
