@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "clocks.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,18 +34,13 @@ uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to) {
     return from < 0 ? communicator : hash64(communicator, pair, sizeof pair);
 }
 
-/* The next row of a table of which `used` are in use; UINT32_MAX: none. It reserves storage for 32
-   KiB of rows at a time. */
+/* The next row of a table of which `used` are in use; UINT32_MAX: none. */
 static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
                          const char *what) {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
-    uint32_t step = (uint32_t)(32768 / size);
-    const char *why = "the table is full";
-    if (used < most) {
-        if (used % step != 0 || process_reserve(gate, at + used * size, step * size))
-            return used;
-        why = strerror(errno);
-    }
+    const char *why = process_next_row(gate, used, most, at, size);
+    if (why == NULL)
+        return used;
     process_warn_full(&warned, what, why, "it can't be brought to a collective boundary");
     return UINT32_MAX;
 }

@@ -180,7 +180,9 @@ struct gate *process_init(void) {
     return gate;
 }
 
-bool process_reserve(struct gate *gate, size_t at, size_t length) {
+/* Makes sure that bytes [at, at + length) of the page have storage; false, with errno, if the
+   filesystem is full. */
+static bool reserve(struct gate *gate, size_t at, size_t length) {
     char path[PATH_MAX];
     int failure = 0;
     pthread_mutex_lock(&page_lock);
@@ -194,6 +196,18 @@ bool process_reserve(struct gate *gate, size_t at, size_t length) {
     pthread_mutex_unlock(&page_lock);
     errno = failure;
     return failure == 0;
+}
+
+const char *process_next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at,
+                             size_t size) {
+    uint32_t step = (uint32_t)(32768 / size); /* rows that get storage at a time */
+    if (step > most)
+        step = most;
+    if (used >= most)
+        return "the table is full";
+    if (used % step == 0 && !reserve(gate, at + used * size, step * size))
+        return strerror(errno);
+    return NULL;
 }
 
 void process_warn_full(atomic_flag *warned, const char *what, const char *why,

@@ -53,9 +53,11 @@ enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_OPERATIONS, FORK_CONTEXT
     }                                                                                              \
     AT_FORK(order, before_fork, after_fork_in_parent, after_fork_in_child)
 
-/* Makes sure that bytes [at, at + length) of the page have storage; false, with errno, if the
-   filesystem is full. Call it before rows there are first touched; more calls do no harm. */
-bool process_reserve(struct gate *gate, size_t at, size_t length);
+/* Makes sure that a table's next row has storage, before it is first touched. The table lies `at`
+   bytes into the page and has `most` rows of `size` bytes; `used` of them have been used. Returns
+   NULL, or why there is no such row: the table or the filesystem is full. */
+const char *process_next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at,
+                             size_t size);
 
 /* Writes to stderr, once for each flag, that the page has no room for another `what`, why, and what
    follows for this process. */

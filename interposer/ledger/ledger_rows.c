@@ -3,11 +3,6 @@
 
 #include "gate/process.h"
 
-#include <errno.h>
-#include <string.h>
-
-#define STEP 512 /* rows that get storage at a time: 32 KiB */
-
 /* The free rows, a stack. The low half is the top row + 1. The high half is a number that changes
    with every push: so a thread notices that a row left the stack and came back. */
 static _Atomic uint64_t free_rows;
@@ -43,17 +38,12 @@ static bool pop(uint32_t *row) {
 static bool grow(uint32_t *row) {
     struct gate *gate = current_gate();
     struct liveshift_ledger *totals = &gate->page->ledger;
-    const char *why = NULL;
     pthread_mutex_lock(&growing);
     uint32_t used = atomic_load(&totals->rows);
-    if (used >= LIVESHIFT_PAGE_ALLOCATIONS)
-        why = "the table is full";
-    else if (used % STEP == 0 &&
-             !process_reserve(gate,
-                              LIVESHIFT_ALLOCATIONS_AT + used * sizeof(struct liveshift_allocation),
-                              STEP * sizeof(struct liveshift_allocation)))
-        why = strerror(errno);
-    else
+    const char *why =
+        process_next_row(gate, used, LIVESHIFT_PAGE_ALLOCATIONS, LIVESHIFT_ALLOCATIONS_AT,
+                         sizeof(struct liveshift_allocation));
+    if (why == NULL)
         atomic_store(&totals->rows, used + 1);
     pthread_mutex_unlock(&growing);
     *row = used;

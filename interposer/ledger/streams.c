@@ -5,10 +5,6 @@
 #include "ledger_rows.h"
 #include "nccl/vcomm.h"
 
-#include <errno.h>
-#include <string.h>
-
-#define STEP 512 /* rows that get storage at a time */
 #define CACHE 512
 
 /* Threads give out and take back rows under it. */
@@ -53,13 +49,10 @@ static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) 
         found = &all[at];
     else if (add) {
         at = unused != UINT32_MAX ? unused : used;
-        if (at >= LIVESHIFT_PAGE_STREAMS)
-            why = "the table is full";
-        else if (at == used && at % STEP == 0 &&
-                 !process_reserve(gate, LIVESHIFT_STREAMS_AT + at * sizeof *all,
-                                  STEP * sizeof *all))
-            why = strerror(errno);
-        else {
+        if (at == used)
+            why = process_next_row(gate, used, LIVESHIFT_PAGE_STREAMS, LIVESHIFT_STREAMS_AT,
+                                   sizeof *all);
+        if (why == NULL) {
             found = &all[at];
             atomic_store(&seen[at], false);
             found->device = device;
