@@ -85,10 +85,6 @@ static int export_memory(struct device_session *session,
 
 static void export_block(struct device_session *session, struct arena_block *block,
                          struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->released) != 0) {
-        device_set_result(reply, -EALREADY, "its memory was given up");
-        return;
-    }
     int result = export_memory(session, reply);
     if (result == CUDA_OK)
         atomic_store(&block->shared, 1);
@@ -96,10 +92,6 @@ static void export_block(struct device_session *session, struct arena_block *blo
 }
 
 static void release_block(struct arena_block *block, struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->released) != 0) {
-        device_set_result(reply, -EALREADY, "its memory was given up");
-        return;
-    }
     /* Set before the unmapping: a thread that runs although it should be held then waits, too,
        before it unmaps the block (end_block in arena.c). */
     atomic_store(&block->released, 1);
@@ -132,10 +124,6 @@ static void map_block(struct device_session *session, struct arena_block *block,
 
 static void own_block(struct device_session *session, struct arena_block *block,
                       struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->released) != 0) {
-        device_set_result(reply, -EALREADY, "its memory was given up");
-        return;
-    }
     if (atomic_load(&block->shared) == 0)
         return;
     int result = contexts_enter(&session->contexts, reply->device, 0);
@@ -158,14 +146,16 @@ static void with_block(struct device_session *session,
         reply->size = atomic_load(&block->size);
         reply->device = atomic_load(&block->device);
         reply->kind = LIVESHIFT_MEMORY_ARENA;
-        if (request->op == LIVESHIFT_DEVICE_EXPORT)
+        if (request->op == LIVESHIFT_DEVICE_MAP)
+            map_block(session, block, request->size, reply);
+        else if (atomic_load(&block->released) != 0)
+            device_set_result(reply, -EALREADY, "its memory was given up");
+        else if (request->op == LIVESHIFT_DEVICE_EXPORT)
             export_block(session, block, reply);
         else if (request->op == LIVESHIFT_DEVICE_RELEASE)
             release_block(block, reply);
-        else if (request->op == LIVESHIFT_DEVICE_OWN)
-            own_block(session, block, reply);
         else
-            map_block(session, block, request->size, reply);
+            own_block(session, block, reply);
         reply->value = atomic_load(&block->released) == 0;
     }
 }
