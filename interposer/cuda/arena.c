@@ -3,8 +3,8 @@
 
 #include "arena_blocks.h"
 #include "arena_devices.h"
+#include "device_calls.h"
 #include "ledger/graphs.h"
-#include "session/device_calls.h"
 #include "session/device_memory.h"
 
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #include "arena_devices.h"
 
 #include "arena_blocks.h"
-#include "session/device_calls.h"
+#include "device_calls.h"
 #include "session/device_memory.h"
 
 #include <stdlib.h>

@@ -131,7 +131,7 @@ HOOK(cuMemAddressFree)(address_t address, size_t size) {
     return FREES(LEDGER_RESERVED, address, real(address, size));
 }
 
-HOOK(cuMemCreate)(handle_t *handle, size_t size, const struct allocation_properties *properties,
+HOOK(cuMemCreate)(handle_t *handle, size_t size, const struct physical_properties *properties,
                   address_t flags) {
     DRIVER(cuMemCreate);
     return RECORDS(

@@ -5,19 +5,10 @@
 #define LIVESHIFT_INTERPOSER_CUDA_DRIVER_H
 
 #include "cuda_hooks.h"
+#include "device_calls.h"
 
 typedef unsigned long long address_t; /* CUdeviceptr */
 typedef unsigned long long handle_t;  /* CUmemGenericAllocationHandle */
-
-/* The first fields of CUmemAllocationProp. */
-struct allocation_properties {
-    int type, handle_types;
-    struct {
-        int type, id;
-    } location;
-};
-
-#define LOCATION_DEVICE 1 /* CU_MEM_LOCATION_TYPE_DEVICE */
 
 /* Inside a hook: declares `real`, the function behind the hook. It comes from the loaded
    libcuda.so.1, or a resolver of CUDA gave it. */

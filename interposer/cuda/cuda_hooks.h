@@ -14,14 +14,13 @@
 #include "arena_devices.h"
 #include "cuda_real.h"
 #include "gate/process.h"
+#include "hooks/exported.h"
 #include "ledger/graphs.h"
 #include "ledger/ledger.h"
 #include "ledger/streams.h"
 #include "service/service.h"
 
 #include <stddef.h>
-
-#define EXPORTED __attribute__((visibility("default")))
 
 /* cudaIpcMemHandle_t, cudaIpcEventHandle_t, CUipcMemHandle, CUipcEventHandle. */
 struct ipc_handle {

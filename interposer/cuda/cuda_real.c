@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda_real.h"
 
+#include "device_calls.h"
 #include "hooks/elf_lookup.h"
 
 #include <stddef.h>
@@ -44,17 +45,13 @@ int32_t runtime_device(void) {
 }
 
 int32_t driver_device(void) {
-    static _Atomic(void *) known;
-    int (*get)(int *) = driver_function(&known, "cuCtxGetDevice");
     int device;
-    return get != NULL && CUDA_CALL(get(&device)) == 0 ? device : -1;
+    return DEVICE_CALL(cuCtxGetDevice, &device) == CUDA_OK ? device : -1;
 }
 
 uint32_t driver_version(void) {
-    static _Atomic(void *) known;
-    int (*get)(int *) = driver_function(&known, "cuDriverGetVersion");
-    int version;
-    return get != NULL && CUDA_CALL(get(&version)) == 0 && version > 0 ? (uint32_t)version : 0;
+    int version = 0;
+    return DEVICE_CALL(cuDriverGetVersion, &version) == CUDA_OK ? (uint32_t)version : 0;
 }
 
 uint32_t runtime_version(void) {
@@ -84,12 +81,9 @@ uint64_t capture_number(uint64_t stream) {
 }
 
 bool allocation_containing(uint64_t address, uint64_t *base, uint64_t *size) {
-    static _Atomic(void *) known;
-    int (*get)(unsigned long long *, size_t *, unsigned long long) =
-        driver_function(&known, "cuMemGetAddressRange_v2");
     unsigned long long from;
     size_t length;
-    if (get == NULL || CUDA_CALL(get(&from, &length, address)) != 0)
+    if (DEVICE_CALL(cuMemGetAddressRange_v2, &from, &length, address) != CUDA_OK)
         return false;
     *base = from;
     *size = length;

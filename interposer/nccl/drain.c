@@ -54,9 +54,11 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
         return true;
     }
     cuda_use_device(row->device); /* this thread has no context of its own */
-    if (cuda_captures(stream))    /* not idle: what was enqueued before the capture is unknown */
+    /* A stream that is captured is not idle: what was enqueued before the capture is unknown, and
+       to ask would spoil the capture. */
+    if (cuda_captures(stream))
         return false;
-    int state = cuda_stream_state(stream);
+    int state = DEVICE_CALL(cuStreamQuery, stream);
     if (state == CUDA_BUSY)
         return false;
     if (state == CUDA_OK)

@@ -6,7 +6,7 @@
 #ifndef LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 #define LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 
-#include "cuda/cuda_calls.h"
+#include "cuda/device_calls.h"
 #include "ledger/streams.h"
 #include "vcomm.h"
 

@@ -14,7 +14,7 @@
  * aborts the communicator.
  */
 
-#include "cuda/cuda_calls.h"
+#include "cuda/device_calls.h"
 #include "gate/thread.h"
 #include "nccl_calls.h"
 #include "service/service.h"
@@ -111,7 +111,8 @@ static void abort_group(struct rebuild_run *run, unsigned at, unsigned until) {
 }
 
 static void rebuild_all(struct rebuild_run *run) {
-    void *context = cuda_context();
+    void *context = NULL;
+    DEVICE_CALL(cuCtxGetCurrent, &context);
     for (unsigned at = 0, until; at < run->many && run->result == 0; at = until) {
         const char *what;
         char name[80];
@@ -145,7 +146,7 @@ static void rebuild_all(struct rebuild_run *run) {
         abort_group(run, at, until);
     }
     atomic_store(&run->until, atomic_load(&run->at));
-    cuda_set_context(context);
+    DEVICE_CALL(cuCtxSetCurrent, context);
     atomic_store(&run->finished, true);
 }
 

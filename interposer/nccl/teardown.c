@@ -6,7 +6,7 @@
  * the same). Then NCCL must have left nothing that a dump would take along.
  */
 
-#include "cuda/cuda_calls.h"
+#include "cuda/device_calls.h"
 #include "gate/thread.h"
 #include "service/service.h"
 

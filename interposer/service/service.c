@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service.h"
+#include "cuda/device_calls.h"
 #include "gate/thread.h"
 #include "nccl/nccl_calls.h"
-#include "session/device_calls.h"
 
 #include <errno.h>
 #include <linux/futex.h>

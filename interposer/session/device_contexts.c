@@ -5,7 +5,7 @@
  */
 #include "device_serve.h"
 
-#include "device_calls.h"
+#include "cuda/device_calls.h"
 
 #define OF_POINTER 1   /* CU_POINTER_ATTRIBUTE_CONTEXT */
 #define NO_CONTEXT 201 /* CUDA_ERROR_INVALID_CONTEXT */

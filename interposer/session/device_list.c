@@ -4,7 +4,7 @@
 #include "device_serve.h"
 
 #include "cuda/arena_blocks.h"
-#include "device_calls.h"
+#include "cuda/device_calls.h"
 #include "device_memory.h"
 #include "ledger/ledger_rows.h"
 

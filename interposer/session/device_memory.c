@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device_memory.h"
 
-#include "device_calls.h"
+#include "cuda/device_calls.h"
 
 /* Numbers of cuda.h. */
 #define PINNED 1                /* CU_MEM_ALLOCATION_TYPE_PINNED */
-#define ON_DEVICE 1             /* CU_MEM_LOCATION_TYPE_DEVICE */
 #define DESCRIPTOR 1            /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 #define READ_AND_WRITE 3        /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
 #define HAS_VIRTUAL_MEMORY 102  /* CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
@@ -21,7 +20,7 @@ static bool has(int32_t device, int attribute) {
 /* Like memory of cudaMalloc: an RDMA driver may register it where the device allows that. */
 static struct physical_properties properties_of(int32_t device) {
     struct physical_properties wanted = {
-        .type = PINNED, .handle_types = DESCRIPTOR, .location = {ON_DEVICE, device}};
+        .type = PINNED, .handle_types = DESCRIPTOR, .location = {LOCATION_DEVICE, device}};
     wanted.flags.rdma_capable = has(device, HAS_RDMA_OF_VIRTUAL);
     return wanted;
 }
@@ -43,7 +42,7 @@ int memory_allow(uint64_t address, size_t size, int32_t device, uint64_t accesso
     for (int other = 0; other < 64; other++)
         if (((accessors | never_more) >> other & 1) != 0)
             allowed[many++] = (struct memory_access){
-                {ON_DEVICE, other}, (accessors >> other & 1) != 0 ? READ_AND_WRITE : 0};
+                {LOCATION_DEVICE, other}, (accessors >> other & 1) != 0 ? READ_AND_WRITE : 0};
     return DEVICE_CALL(cuMemSetAccess, address, size, allowed, many);
 }
 

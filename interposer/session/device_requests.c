@@ -4,7 +4,7 @@
 #include "checksum.h"
 #include "cuda/arena_blocks.h"
 #include "cuda/arena_devices.h"
-#include "device_calls.h"
+#include "cuda/device_calls.h"
 #include "device_memory.h"
 #include "device_serve.h"
 #include "gate/page.h"

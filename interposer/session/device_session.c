@@ -3,7 +3,7 @@
  * Serves a device session. All other threads of the process may be stopped meanwhile, anywhere. So
  * this code uses no malloc, no lock, no stdio but snprintf, and it looks up no function.
  */
-#include "device_calls.h"
+#include "cuda/device_calls.h"
 #include "device_serve.h"
 #include "gate/process.h"
 #include "service/service.h"

@@ -16,13 +16,13 @@ FACES = {
         "store": {"page_map.h", "store.h"},
     },
     "interposer": {
-        "cuda": {"arena_blocks.h", "arena_devices.h", "cuda_calls.h", "cuda_real.h"},
+        "cuda": {"arena_blocks.h", "arena_devices.h", "cuda_real.h", "device_calls.h"},
         "gate": {"clocks.h", "page.h", "process.h", "thread.h"},
         "hooks": {"elf_lookup.h", "exported.h", "forward.h", "kinds.h"},
         "ledger": {"graphs.h", "ledger.h", "ledger_rows.h", "streams.h"},
         "nccl": {"nccl_calls.h", "nccl_operations.h", "vcomm.h"},
         "service": {"service.h"},
-        "session": {"device_calls.h", "device_memory.h"},
+        "session": {"device_memory.h"},
     },
 }
 

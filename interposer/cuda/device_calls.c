@@ -24,3 +24,26 @@ bool device_calls_find(void) {
 void *device_call(enum device_call which) {
     return device_calls_find() ? atomic_load_explicit(&known[which], memory_order_relaxed) : NULL;
 }
+
+bool cuda_captures(void *stream) {
+    int status = 0;
+    return DEVICE_CALL(cuStreamIsCapturing, stream, &status) == CUDA_OK && status != 0;
+}
+
+int cuda_relax_captures(int mode) {
+    return DEVICE_CALL(cuThreadExchangeStreamCaptureMode, &mode) == CUDA_OK ? mode : 0;
+}
+
+int cuda_use_device(int device) {
+    int handle, result = DEVICE_CALL(cuDeviceGet, &handle, device);
+    void *context;
+    if (result == CUDA_OK)
+        result = DEVICE_CALL(cuDevicePrimaryCtxRetain, &context, handle);
+    if (result != CUDA_OK)
+        return result;
+    result = DEVICE_CALL(cuCtxSetCurrent, context);
+    /* The application holds the context, since it communicates on the device. Here it was retained
+       only to get its handle. */
+    DEVICE_CALL(cuDevicePrimaryCtxRelease_v2, handle);
+    return result;
+}

@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver functions that the arena and the device session call, in the loaded libcuda.
+ * The functions that the interposer itself calls in the loaded libcuda.
  *
- * During a session all other threads may be stopped, and one of them may be inside the dynamic
- * linker and hold its lock. So `device_calls_find` looks up all functions before, and a session
- * looks up none.
+ * They are the driver's and not the runtime's, because NCCL brings a runtime of its own. Both
+ * runtimes share the thread's current context, which the driver keeps. A cudaStream_t is a
+ * CUstream.
+ *
+ * During a device session all other threads may be stopped, and one of them may be inside the
+ * dynamic linker and hold its lock. So `device_calls_find` looks up all functions before, and a
+ * session looks up none.
  */
 #ifndef LIVESHIFT_INTERPOSER_DEVICE_CALLS_H
 #define LIVESHIFT_INTERPOSER_DEVICE_CALLS_H
 
-#include "cuda/cuda_calls.h"
-#include "cuda/cuda_real.h"
+#include "cuda_real.h"
 
 #include <stddef.h>
+
+enum cuda_result { /* the values of CUresult that we distinguish */
+                   CUDA_OK = 0,
+                   CUDA_BUSY = 600,   /* CUDA_ERROR_NOT_READY */
+                   CUDA_ABSENT = 100, /* CUDA_ERROR_NO_DEVICE: here, no driver is loaded */
+};
 
 /* CUmemAllocationProp of CUDA 11 to 13. */
 struct physical_properties {
@@ -29,6 +38,8 @@ struct physical_properties {
 };
 _Static_assert(sizeof(struct physical_properties) == 32, "CUmemAllocationProp's size");
 
+#define LOCATION_DEVICE 1 /* CU_MEM_LOCATION_TYPE_DEVICE */
+
 /* CUmemAccessDesc. */
 struct memory_access {
     struct memory_location location;
@@ -41,6 +52,7 @@ struct memory_access {
     X(cuCtxSetCurrent, (void *))                                                                   \
     X(cuCtxGetDevice, (int *))                                                                     \
     X(cuCtxSynchronize, (void))                                                                    \
+    X(cuDriverGetVersion, (int *))                                                                 \
     X(cuDeviceGet, (int *, int))                                                                   \
     X(cuDeviceGetCount, (int *))                                                                   \
     X(cuDeviceGetAttribute, (int *, int, int))                                                     \
@@ -67,6 +79,8 @@ struct memory_access {
     X(cuMemcpyDtoH_v2, (void *, unsigned long long, size_t))                                       \
     X(cuMemcpyDtoD_v2, (unsigned long long, unsigned long long, size_t))                           \
     X(cuThreadExchangeStreamCaptureMode, (int *))                                                  \
+    X(cuStreamIsCapturing, (void *, int *))                                                        \
+    X(cuStreamQuery, (void *))                                                                     \
     X(cuPointerGetAttribute, (void *, int, unsigned long long))
 /* clang-format on */
 
@@ -92,5 +106,19 @@ bool device_calls_find(void);
         call_of_##name *function_ = (call_of_##name *)device_call(CALL_##name);                    \
         function_ != NULL ? CUDA_CALL(function_(__VA_ARGS__)) : (int)CUDA_ABSENT;                  \
     })
+
+/* Whether a stream is being captured into a graph. A caller may ask at any time; it changes
+   nothing. */
+bool cuda_captures(void *stream);
+
+/* Sets this thread's capture mode and returns the mode before. In mode relaxed it may call
+   functions that would spoil another thread's capture (in global mode). The caller must know that
+   the streams it uses are not being captured. */
+int cuda_relax_captures(int mode);
+
+#define CUDA_CAPTURES_RELAXED 2
+
+/* Makes a device's primary context current. */
+int cuda_use_device(int device);
 
 #endif
