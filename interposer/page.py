@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import LiveshiftError
 from . import layout
-from .layout import CStruct, text_of
+from .layout import text_of
 
 log = logging.getLogger("liveshift.page")
 _complained: set[Path] = set()
@@ -135,11 +135,12 @@ class Page:
         """Operations begun, of all kinds."""
         return sum(self.begun.values())
 
-    @property
-    def in_flight(self) -> int:
-        """Operations that have begun and not come back. At least 0: the process goes on counting
-        while we read, so the difference could be negative."""
-        return max(0, self.started - self.finished)
+
+_TABLES = {
+    "clocks": (layout.CLOCKS_AT, layout.CLOCK, layout.CLOCKS),
+    "communicators": (layout.COMMUNICATORS_AT, layout.COMMUNICATOR, layout.COMMUNICATORS),
+    "streams": (layout.STREAMS_AT, layout.STREAM, layout.STREAMS),
+}
 
 
 class PageFile:
@@ -151,14 +152,8 @@ class PageFile:
         raw = self.raw(0, layout.HEADER_SIZE)
         self.identity: dict[str, Any] = layout.IDENTITY.unpack(raw)
         self._check_identity()
-        self.kinds = [
-            text_of(raw[at : at + 24])
-            for at in range(
-                layout.COUNTERS_AT,
-                layout.COUNTERS_AT + self.identity["kinds"] * layout.COUNTER.size,
-                layout.COUNTER.size,
-            )
-        ]
+        end = layout.COUNTERS_AT + self.identity["kinds"] * layout.COUNTER.size
+        self.kinds = [text_of(k) for k, _ in layout.COUNTER.rows(raw[layout.COUNTERS_AT : end])]
 
     @property
     def pid(self) -> int:
@@ -210,9 +205,7 @@ class PageFile:
 
     def page(self) -> Page:
         """Which process this is, and how far it has come."""
-        who = self.identity
-        raw = self.raw(layout.COUNTERS_AT, layout.COUNTERS * layout.COUNTER.size)
-        counted = [int(row[1]) for row in layout.COUNTER.rows(raw)]
+        who, begun = self.identity, self._begun()
         tables = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
         finished = int(tables["retired"]) + int(self.answer()["unidentified"])
         return Page(
@@ -223,26 +216,22 @@ class PageFile:
             created_ns=who["created_ns"],
             version=text_of(who["version"]),
             command=text_of(who["command"]),
-            begun=dict(zip(self.kinds, counted, strict=False)),
+            begun=begun,
             finished=finished + sum(clock.returned for clock in self.clocks()),
         )
+
+    def _begun(self) -> dict[str, int]:
+        raw = self.raw(layout.COUNTERS_AT, len(self.kinds) * layout.COUNTER.size)
+        return dict(zip(self.kinds, (n for _, n in layout.COUNTER.rows(raw)), strict=True))
 
     def nccl_unseen(self) -> bool:
         """Whether the process used NCCL although the page has no row for an NCCL communicator, not
         even for an ended or unfinished one."""
-        table = self._table(
-            "communicators", layout.COMMUNICATORS_AT, layout.COMMUNICATOR, layout.COMMUNICATORS
-        )
-        library = layout.COMMUNICATOR.offsets["library"]
-        libraries = {
-            int.from_bytes(table[at + library : at + library + 4], "little")
-            for at in range(0, len(table), layout.COMMUNICATOR.size)
-        }
-        if layout.Library.NCCL in libraries:
+        library = layout.COMMUNICATOR.fields.index(("library", "I"))
+        rows = layout.COMMUNICATOR.rows(self._table("communicators"))
+        if any(row[library] == layout.Library.NCCL for row in rows):
             return False
-        raw = self.raw(layout.COUNTERS_AT, layout.COUNTERS * layout.COUNTER.size)
-        counted = zip(self.kinds, (int(row[1]) for row in layout.COUNTER.rows(raw)), strict=False)
-        return any(count and kind.startswith("nccl.") for kind, count in counted)
+        return any(count and kind.startswith("nccl.") for kind, count in self._begun().items())
 
     def answer(self) -> dict[str, Any]:
         """struct liveshift_answer."""
@@ -256,29 +245,14 @@ class PageFile:
         """struct liveshift_ledger."""
         return layout.LEDGER.unpack(self.raw(layout.LEDGER_AT, layout.LEDGER.size))
 
-    def used(self, table: str, most: int) -> int:
-        """Rows of a table that have been used."""
-        tables = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
-        count = int(tables[table])
-        if count > most:
-            raise PageError(f"{self.path} is damaged: {count} {table}, at most {most} fit")
-        return count
-
     def clocks(self) -> list[Clock]:
         """The clocks in use."""
-        raw = self._table("clocks", layout.CLOCKS_AT, layout.CLOCK, layout.CLOCKS)
-        return [
-            Clock(row, *fields) for row, fields in enumerate(layout.CLOCK.rows(raw)) if fields[0]
-        ]
+        rows = enumerate(layout.CLOCK.rows(self._table("clocks")))
+        return [Clock(row, *fields) for row, fields in rows if fields[0]]
 
     def communicators(self) -> list[Communicator]:
         """All communicators that were made. Ended ones stay until their row is used again."""
-        raw = self._table(
-            "communicators",
-            layout.COMMUNICATORS_AT,
-            layout.COMMUNICATOR,
-            layout.COMMUNICATORS,
-        )
+        raw = self._table("communicators")
         found = []
         for row in range(len(raw) // layout.COMMUNICATOR.size):
             seen: dict[str, Any] = layout.COMMUNICATOR.unpack(raw, row * layout.COMMUNICATOR.size)
@@ -292,7 +266,7 @@ class PageFile:
 
     def streams(self) -> list[Stream]:
         """The streams in the table, without those that are being destroyed."""
-        raw = self._table("streams", layout.STREAMS_AT, layout.STREAM, layout.STREAMS)
+        raw = self._table("streams")
         none = (0, 0xFFFF_FFFF_FFFF_FFFF)
         return [Stream(*fields) for fields in layout.STREAM.rows(raw) if fields[0] not in none]
 
@@ -318,8 +292,14 @@ class PageFile:
             if tid
         ]
 
-    def _table(self, name: str, at: int, record: CStruct, most: int) -> bytes:
-        return self.raw(at, self.used(name, most) * record.size)
+    def _table(self, name: str) -> bytes:
+        """The rows of a table that have been used."""
+        at, record, most = _TABLES[name]
+        used = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
+        count = int(used[name])
+        if count > most:
+            raise PageError(f"{self.path} is damaged: {count} {name}, at most {most} fit")
+        return self.raw(at, count * record.size)
 
 
 def _communicator(row: int, seen: dict[str, Any]) -> Communicator:

@@ -215,7 +215,6 @@ def _page() -> Target:
             for one in found if isinstance(found, list) else [found]:
                 assert (one.command + one.version).isprintable()
                 assert all(kind.isprintable() for kind in one.begun)
-                assert one.in_flight >= 0
         with suppress(page.PageError), page.opened(path) as file:
             for row in file.communicators():
                 assert (row.name + row.unsafe + row.made_by).isprintable()
