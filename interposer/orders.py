@@ -14,8 +14,7 @@ import os
 import platform
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from . import layout
@@ -38,11 +37,8 @@ class OrderedPage(PageFile):
         super().__init__(fd, path)
         self.inode = inode
         seen = self.order()
-        self._attempt, self._version, self._heartbeat = (
-            seen["attempt"],
-            seen["version"],
-            seen["heartbeat"],
-        )
+        self._attempt, self._version = seen["attempt"], seen["version"]
+        self._heartbeat = seen["heartbeat"]
 
     @property
     def replaced(self) -> bool:
@@ -124,17 +120,6 @@ class OrderedPage(PageFile):
             check = ctypes.c_uint32.from_buffer(header, at)
             _libc.syscall(_FUTEX, ctypes.byref(check), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
             del check
-
-
-@contextmanager
-def ordered(path: Path, directory_fd: int) -> Iterator[OrderedPage]:
-    """Open a page to give orders to, by its name in an open directory, for a with block."""
-    page = open_ordered(path, directory_fd)
-    try:
-        yield page
-    finally:
-        with suppress(OSError):
-            page.close()
 
 
 def open_ordered(path: Path, directory_fd: int) -> OrderedPage:

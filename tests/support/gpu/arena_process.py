@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import sanitizers
@@ -19,7 +19,7 @@ from sanitizers import BUILT
 from liveshift.interposer import device_session, library
 from liveshift.interposer.device_session import Op, SessionReply
 from liveshift.interposer.layout import MemoryKind, WantedState, text_of
-from liveshift.interposer.orders import OrderedPage, ordered
+from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import Allocation, opened
 
 HERE = Path(__file__).resolve().parent
@@ -121,7 +121,7 @@ class Holder:
     def page(self) -> Iterator[OrderedPage]:
         directory = os.open(self.pages, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with ordered(self.pages / str(self.pid), directory) as page:
+            with closing(open_ordered(self.pages / str(self.pid), directory)) as page:
                 yield page
         finally:
             os.close(directory)
