@@ -17,9 +17,16 @@ typedef unsigned long long handle_t;  /* CUmemGenericAllocationHandle */
     if (real == NULL)                                                                              \
     return cuda_missing(#name)
 
-/* Begins each hook's definition. */
+/* Begins a hook's definition. */
 #define HOOK(name)                                                                                 \
     _Atomic(void *) known_##name;                                                                  \
     EXPORTED int name
+
+/* A hook that returns the value of one of the macros of cuda_hooks.h. */
+#define DRIVER_HOOK(name, parameters, ...)                                                         \
+    HOOK(name) parameters {                                                                        \
+        DRIVER(name);                                                                              \
+        return __VA_ARGS__;                                                                        \
+    }
 
 #endif

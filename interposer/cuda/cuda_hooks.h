@@ -34,6 +34,13 @@ struct ipc_handle {
     if (real == NULL)                                                                              \
     return cuda_missing(#name)
 
+/* A hook that returns the value of one of the macros below. */
+#define RUNTIME_HOOK(name, parameters, ...)                                                        \
+    EXPORTED int name parameters {                                                                 \
+        RUNTIME(name);                                                                             \
+        return __VA_ARGS__;                                                                        \
+    }
+
 /* Whether the application made this call, and the call succeeded. */
 #define RECORDED(result) ((result) == 0 && cuda_depth == 0)
 

@@ -31,12 +31,10 @@ EXPORTED int cudaMalloc(void **pointer, size_t size) {
                                                       number(*pointer), size, 0));
 }
 
-EXPORTED int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height) {
-    RUNTIME(cudaMallocPitch);
-    return RECORDS(real(pointer, pitch, width, height),
-                   record_memory(LIVESHIFT_MEMORY_DEVICE, runtime_device(), number(*pointer),
-                                 *pitch * height, 0));
-}
+RUNTIME_HOOK(cudaMallocPitch, (void **pointer, size_t *pitch, size_t width, size_t height),
+             RECORDS(real(pointer, pitch, width, height),
+                     record_memory(LIVESHIFT_MEMORY_DEVICE, runtime_device(), number(*pointer),
+                                   pitch[0] * height, 0)))
 
 EXPORTED int cudaMalloc3D(struct pitched_pointer *pitched, struct extent extent) {
     RUNTIME(cudaMalloc3D);
@@ -46,66 +44,44 @@ EXPORTED int cudaMalloc3D(struct pitched_pointer *pitched, struct extent extent)
                                  pitched->pitch * extent.height * extent.depth, 0));
 }
 
-EXPORTED int cudaMallocManaged(void **pointer, size_t size, unsigned flags) {
-    RUNTIME(cudaMallocManaged);
-    return RECORDS(
-        real(pointer, size, flags),
-        record_memory(LIVESHIFT_MEMORY_MANAGED, runtime_device(), number(*pointer), size, flags));
-}
+RUNTIME_HOOK(cudaMallocManaged, (void **pointer, size_t size, unsigned flags),
+             RECORDS(real(pointer, size, flags),
+                     record_memory(LIVESHIFT_MEMORY_MANAGED, runtime_device(), number(*pointer),
+                                   size, flags)))
 
-EXPORTED int cudaFree(void *pointer) {
-    RUNTIME(cudaFree);
-    return FREES_MEMORY(number(pointer), real(pointer));
-}
+RUNTIME_HOOK(cudaFree, (void *pointer), FREES_MEMORY(number(pointer), real(pointer)))
 
 /* Functions that take a stream have a variant for a default stream per thread. */
 #define POOLED(suffix)                                                                             \
-    EXPORTED int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream) {              \
-        RUNTIME(cudaMallocAsync##suffix);                                                          \
-        return RECORDS(real(pointer, size, stream),                                                \
-                       record_pool_memory(runtime_device(), number(*pointer), size, stream));      \
-    }                                                                                              \
-    EXPORTED int cudaMallocFromPoolAsync##suffix(void **pointer, size_t size, void *pool,          \
-                                                 void *stream) {                                   \
-        RUNTIME(cudaMallocFromPoolAsync##suffix);                                                  \
-        return RECORDS(real(pointer, size, pool, stream),                                          \
-                       record_pool_memory(runtime_device(), number(*pointer), size, stream));      \
-    }                                                                                              \
-    EXPORTED int cudaFreeAsync##suffix(void *pointer, void *stream) {                              \
-        RUNTIME(cudaFreeAsync##suffix);                                                            \
-        return FREES_MEMORY(number(pointer), real(pointer, stream));                               \
-    }
+    RUNTIME_HOOK(cudaMallocAsync##suffix, (void **pointer, size_t size, void *stream),             \
+                 RECORDS(real(pointer, size, stream),                                              \
+                         record_pool_memory(runtime_device(), number(*pointer), size, stream)))    \
+    RUNTIME_HOOK(cudaMallocFromPoolAsync##suffix,                                                  \
+                 (void **pointer, size_t size, void *pool, void *stream),                          \
+                 RECORDS(real(pointer, size, pool, stream),                                        \
+                         record_pool_memory(runtime_device(), number(*pointer), size, stream)))    \
+    RUNTIME_HOOK(cudaFreeAsync##suffix, (void *pointer, void *stream),                             \
+                 FREES_MEMORY(number(pointer), real(pointer, stream)))
 POOLED()
 POOLED(_ptsz)
 
-EXPORTED int cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
-    RUNTIME(cudaHostAlloc);
-    return RECORDS(
-        real(pointer, size, flags),
-        record_memory(LIVESHIFT_MEMORY_PINNED, runtime_device(), number(*pointer), size, flags));
-}
+RUNTIME_HOOK(cudaHostAlloc, (void **pointer, size_t size, unsigned flags),
+             RECORDS(real(pointer, size, flags),
+                     record_memory(LIVESHIFT_MEMORY_PINNED, runtime_device(), number(*pointer),
+                                   size, flags)))
 
-EXPORTED int cudaMallocHost(void **pointer, size_t size) {
-    RUNTIME(cudaMallocHost);
-    return RECORDS(real(pointer, size), record_memory(LIVESHIFT_MEMORY_PINNED, runtime_device(),
-                                                      number(*pointer), size, 0));
-}
+RUNTIME_HOOK(cudaMallocHost, (void **pointer, size_t size),
+             RECORDS(real(pointer, size), record_memory(LIVESHIFT_MEMORY_PINNED, runtime_device(),
+                                                        number(*pointer), size, 0)))
 
-EXPORTED int cudaFreeHost(void *pointer) {
-    RUNTIME(cudaFreeHost);
-    return FREES(LEDGER_POINTER, number(pointer), real(pointer));
-}
+RUNTIME_HOOK(cudaFreeHost, (void *pointer), FREES(LEDGER_POINTER, number(pointer), real(pointer)))
 
-EXPORTED int cudaHostRegister(void *pointer, size_t size, unsigned flags) {
-    RUNTIME(cudaHostRegister);
-    return RECORDS(real(pointer, size, flags),
-                   record_registered(runtime_device(), pointer, size, flags));
-}
+RUNTIME_HOOK(cudaHostRegister, (void *pointer, size_t size, unsigned flags),
+             RECORDS(real(pointer, size, flags),
+                     record_registered(runtime_device(), pointer, size, flags)))
 
-EXPORTED int cudaHostUnregister(void *pointer) {
-    RUNTIME(cudaHostUnregister);
-    return FREES(LEDGER_REGISTERED, number(pointer), real(pointer));
-}
+RUNTIME_HOOK(cudaHostUnregister, (void *pointer),
+             FREES(LEDGER_REGISTERED, number(pointer), real(pointer)))
 
 EXPORTED int cudaIpcGetMemHandle(struct ipc_handle *handle, void *pointer) {
     RUNTIME(cudaIpcGetMemHandle);
@@ -117,35 +93,24 @@ EXPORTED int cudaIpcGetMemHandle(struct ipc_handle *handle, void *pointer) {
     return result;
 }
 
-EXPORTED int cudaIpcOpenMemHandle(void **pointer, struct ipc_handle handle, unsigned flags) {
-    RUNTIME(cudaIpcOpenMemHandle);
-    return RECORDS(real(pointer, handle, flags),
-                   opened_memory(number(*pointer), runtime_device(), flags));
-}
+RUNTIME_HOOK(cudaIpcOpenMemHandle, (void **pointer, struct ipc_handle handle, unsigned flags),
+             RECORDS(real(pointer, handle, flags),
+                     opened_memory(number(*pointer), runtime_device(), flags)))
 
-EXPORTED int cudaIpcCloseMemHandle(void *pointer) {
-    RUNTIME(cudaIpcCloseMemHandle);
-    return FREES(LEDGER_OPENED, number(pointer), real(pointer));
-}
+RUNTIME_HOOK(cudaIpcCloseMemHandle, (void *pointer),
+             FREES(LEDGER_OPENED, number(pointer), real(pointer)))
 
-EXPORTED int cudaMemPoolExportToShareableHandle(void *handle, void *pool, int type,
-                                                unsigned flags) {
-    RUNTIME(cudaMemPoolExportToShareableHandle);
-    return RECORDS(real(handle, pool, type, flags),
-                   record_shared_pool(LIVESHIFT_MEMORY_EXPORTED, pool, type));
-}
+RUNTIME_HOOK(cudaMemPoolExportToShareableHandle,
+             (void *handle, void *pool, int type, unsigned flags),
+             RECORDS(real(handle, pool, type, flags),
+                     record_shared_pool(LIVESHIFT_MEMORY_EXPORTED, pool, type)))
 
-EXPORTED int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type,
-                                                  unsigned flags) {
-    RUNTIME(cudaMemPoolImportFromShareableHandle);
-    return RECORDS(real(pool, handle, type, flags),
-                   record_shared_pool(LIVESHIFT_MEMORY_IMPORTED, *pool, type));
-}
+RUNTIME_HOOK(cudaMemPoolImportFromShareableHandle,
+             (void **pool, void *handle, int type, unsigned flags),
+             RECORDS(real(pool, handle, type, flags),
+                     record_shared_pool(LIVESHIFT_MEMORY_IMPORTED, *pool, type)))
 
-EXPORTED int cudaMemPoolDestroy(void *pool) {
-    RUNTIME(cudaMemPoolDestroy);
-    return FREES(LEDGER_POOL, number(pool), real(pool));
-}
+RUNTIME_HOOK(cudaMemPoolDestroy, (void *pool), FREES(LEDGER_POOL, number(pool), real(pool)))
 
 EXPORTED int cudaDeviceReset(void) {
     RUNTIME(cudaDeviceReset);
@@ -162,7 +127,5 @@ EXPORTED int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     return result;
 }
 
-EXPORTED int cudaDeviceDisablePeerAccess(int peer) {
-    RUNTIME(cudaDeviceDisablePeerAccess);
-    return RECORDS(real(peer), arena_peer(runtime_device(), peer, false));
-}
+RUNTIME_HOOK(cudaDeviceDisablePeerAccess, (int peer),
+             RECORDS(real(peer), arena_peer(runtime_device(), peer, false)))
