@@ -164,8 +164,7 @@ static void serve(void *unused) {
 }
 
 static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool started;
-static unsigned started_in;
+static unsigned started_in; /* generation + 1 of the process that has started it; 0: none has */
 
 /* Waits until the new thread runs under its name. A move stops all threads but those whose name it
    knows, so it would stop one that has none yet. The wait is short: if this call comes from a
@@ -176,20 +175,20 @@ static void await_start(void) {
 }
 
 void service_begin(void) {
+    static bool warned;
     pthread_mutex_lock(&start_lock);
-    if (!started || started_in != process_generation()) { /* threads don't survive a fork */
+    if (started_in != process_generation() + 1) { /* threads don't survive a fork */
         int failure = thread_start("liveshift", serve, NULL);
-        started = failure == 0;
-        started_in = process_generation();
-        if (started)
+        if (failure == 0) {
+            started_in = process_generation() + 1;
             await_start();
-        static bool warned;
-        if (!started && !warned)
+        } else if (!warned) {
+            warned = true;
             dprintf(STDERR_FILENO,
                     "liveshift: cannot start a thread: %s; this process's communicators and "
                     "device memory can't be moved\n",
                     strerror(failure));
-        warned |= !started;
+        }
     }
     pthread_mutex_unlock(&start_lock);
 }
