@@ -20,12 +20,6 @@
 #include "entry_points.h"
 #include "exported.h"
 
-/* Increase it when one of the three names below changes its meaning or goes away. Tests read it. */
-#define LIVESHIFT_INTERPOSER_ABI 2
-
-EXPORTED extern const int liveshift_interposer_abi;
-const int liveshift_interposer_abi = LIVESHIFT_INTERPOSER_ABI;
-
 /* Version of liveshift that this library was built from; static storage. */
 EXPORTED const char *liveshift_interposer_version(void) { return LIVESHIFT_VERSION; }
 
