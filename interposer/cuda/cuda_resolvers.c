@@ -13,44 +13,32 @@ static bool wants_per_thread(uint64_t flags, bool by_default) {
     return flags != 0 ? flags == 2 : by_default;
 }
 
-#define RUNTIME_RESOLVERS(suffix, per_thread)                                                      \
-    EXPORTED int cudaGetDriverEntryPoint##suffix(const char *symbol, void **function,              \
-                                                 unsigned long long flags, int *status) {          \
-        RUNTIME(cudaGetDriverEntryPoint##suffix);                                                  \
-        int result = CUDA_CALL(real(symbol, function, flags, status));                             \
-        if (result == 0)                                                                           \
-            driver_substitute(symbol, runtime_version(), wants_per_thread(flags, per_thread),      \
-                              function);                                                           \
-        return result;                                                                             \
-    }                                                                                              \
-    EXPORTED int cudaGetDriverEntryPointByVersion##suffix(const char *symbol, void **function,     \
-                                                          unsigned version,                        \
-                                                          unsigned long long flags, int *status) { \
-        RUNTIME(cudaGetDriverEntryPointByVersion##suffix);                                         \
-        int result = CUDA_CALL(real(symbol, function, version, flags, status));                    \
-        if (result == 0)                                                                           \
+/* Makes `call` of a resolver, and replaces the `function` that it found for `symbol`. */
+#define RESOLVES(call, version, per_thread)                                                        \
+    ({                                                                                             \
+        int result_ = CUDA_CALL(call);                                                             \
+        if (result_ == 0)                                                                          \
             driver_substitute(symbol, version, wants_per_thread(flags, per_thread), function);     \
-        return result;                                                                             \
-    }
+        result_;                                                                                   \
+    })
+
+#define RUNTIME_RESOLVERS(suffix, per_thread)                                                      \
+    RUNTIME_HOOK(cudaGetDriverEntryPoint##suffix,                                                  \
+                 (const char *symbol, void **function, unsigned long long flags, int *status),     \
+                 RESOLVES(real(symbol, function, flags, status), runtime_version(), per_thread))   \
+    RUNTIME_HOOK(cudaGetDriverEntryPointByVersion##suffix,                                         \
+                 (const char *symbol, void **function, unsigned version, unsigned long long flags, \
+                  int *status),                                                                    \
+                 RESOLVES(real(symbol, function, version, flags, status), version, per_thread))
 RUNTIME_RESOLVERS(, false)
 RUNTIME_RESOLVERS(_ptsz, true)
 
-HOOK(cuGetProcAddress)(const char *symbol, void **function, int version, uint64_t flags) {
-    DRIVER(cuGetProcAddress);
-    int result = CUDA_CALL(real(symbol, function, version, flags));
-    if (result == 0)
-        driver_substitute(symbol, (unsigned)version, wants_per_thread(flags, false), function);
-    return result;
-}
+DRIVER_HOOK(cuGetProcAddress, (const char *symbol, void **function, int version, uint64_t flags),
+            RESOLVES(real(symbol, function, version, flags), (unsigned)version, false))
 
 #define DRIVER_RESOLVER(suffix, per_thread)                                                        \
-    HOOK(cuGetProcAddress_v2##suffix)(const char *symbol, void **function, int version,            \
-                                      uint64_t flags, int *status) {                               \
-        DRIVER(cuGetProcAddress_v2##suffix);                                                       \
-        int result = CUDA_CALL(real(symbol, function, version, flags, status));                    \
-        if (result == 0)                                                                           \
-            driver_substitute(symbol, version, wants_per_thread(flags, per_thread), function);     \
-        return result;                                                                             \
-    }
+    DRIVER_HOOK(cuGetProcAddress_v2##suffix,                                                       \
+                (const char *symbol, void **function, int version, uint64_t flags, int *status),   \
+                RESOLVES(real(symbol, function, version, flags, status), version, per_thread))
 DRIVER_RESOLVER(, false)
 DRIVER_RESOLVER(_ptsz, true)
