@@ -32,18 +32,14 @@ LIVESHIFT_GLOO_PAIR_POINTS(DECLARE_HOOK)
    std::shared_ptr to its context. If that changed, the value there would be no known context. */
 static struct gloo_context *context_of(void *const *buffer) { return gloo_context_of(buffer[3]); }
 
-/* An operation on its way from the program to gloo. */
-struct posting {
-    const void *buffer;
-    int32_t peer;
-    bool sending, posted;
-};
-
-/* gloo threw an exception instead of taking the operation. (It may have completed just before.) */
-static void remove_unless_posted(struct posting *posting) {
-    if (!posting->posted)
-        gloo_operations_complete(posting->buffer, posting->sending, posting->peer);
+/* `posting` is an operation on its way from the program to gloo. If it still is one here, gloo threw
+   an exception instead of taking it. (It may have completed just before.) */
+static void remove_unless_posted(const struct gloo_operation **posting) {
+    const struct gloo_operation *operation = *posting;
+    if (operation != NULL)
+        gloo_operations_complete(operation->buffer, operation->sending, operation->peer);
 }
+#define REMOVED_UNLESS_POSTED __attribute__((cleanup(remove_unless_posted)))
 
 static void end_unidentified(struct gate **gate) { unidentified_end(*gate); }
 
@@ -78,10 +74,9 @@ static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot
                                        .sending = sending};
     if (!gloo_operations_add(&operation)) /* no room: count it as come back */
         gate_end(clock);
-    __attribute__((cleanup(remove_unless_posted))) struct posting posting = {
-        .buffer = buffer, .peer = peer, .sending = sending};
+    REMOVED_UNLESS_POSTED const struct gloo_operation *posting = &operation;
     real(buffer, peer, slot, offset, length);
-    posting.posted = true;
+    posting = NULL;
 }
 
 void hook_send(void *buffer, int peer, uint64_t slot, size_t offset, size_t length) {
@@ -112,11 +107,10 @@ void hook_recv_any(void *buffer, struct ranks *peers, uint64_t slot, size_t offs
             gloo_pair_clock(current_gate(), context, *peer, context->rank);
     struct gloo_operation operation = {
         .buffer = buffer, .context = context, .peer = GLOO_ANY_PEER, .tid = current_tid()};
-    __attribute__((cleanup(remove_unless_posted))) struct posting posting = {.buffer = buffer,
-                                                                             .peer = GLOO_ANY_PEER};
+    REMOVED_UNLESS_POSTED const struct gloo_operation *posting = &operation;
     gloo_operations_add(&operation);
     real(buffer, peers, slot, offset, length);
-    posting.posted = true;
+    posting = NULL;
 }
 
 /* Ends the operation before the real function: when that returns, another buffer may have this
