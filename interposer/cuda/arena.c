@@ -5,12 +5,12 @@
 #include "arena_devices.h"
 #include "device_calls.h"
 #include "ledger/graphs.h"
+#include "service/service.h"
 #include "session/device_memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define CUDA_INVALID 1
@@ -91,10 +91,9 @@ static int32_t primary_device(void) {
    cuCtxSynchronize. */
 static int end_block(struct arena_block *block) {
     uint64_t address = atomic_load(&block->address), size = atomic_load(&block->size);
-    static const struct timespec pause = {0, 1000000};
     while (atomic_load(&block->released) != 0) {
         DEVICE_CALL(cuCtxSynchronize);
-        nanosleep(&pause, NULL);
+        task_pause();
     }
     int result = memory_unmap(address, size);
     if (result == CUDA_OK) {

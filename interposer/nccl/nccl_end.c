@@ -7,8 +7,7 @@
 
 #include "hooks/exported.h"
 #include "nccl_calls.h"
-
-#include <time.h>
+#include "service/service.h"
 
 static ncclResult_t pass(enum nccl_function function, enum kind kind, ncclComm_t comm,
                          unsigned flags) {
@@ -54,9 +53,8 @@ static ncclResult_t abort_now(struct vcomm *v) {
     ncclResult_t result = ncclSuccess;
     /* Gives other threads 100 ms to leave. The service thread may be asking NCCL something. An
        application's thread may be stuck inside for ever: the abort must free it. */
-    static const struct timespec pause = {0, 1000000};
     for (int ms = 0; ms < 100 && atomic_load(&v->uses) > 1; ms++)
-        nanosleep(&pause, NULL);
+        task_pause();
     if (state != VCOMM_DOWN && state != VCOMM_ENDED) {
         gate_untracked_begin(gate);
         result = NCCL_CALL(CommAbort, v->real);
