@@ -14,8 +14,13 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "page.h"
+
+// For a function that gets why, which has WHY bytes: writes the reason into it and returns -1.
+enum { WHY = 256 };
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 enum {
     CHUNK_LONGEST = 1 << 20, // bytes on the wire, the head included
@@ -55,7 +60,7 @@ struct chunk {
 };
 
 // Parses and checks a chunk. Returns 0, or -1 with the reason in words in why.
-int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room);
+int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why);
 
 struct reference {
     uint64_t hash[2];

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
@@ -22,8 +21,6 @@ struct rseq_area {
     uint64_t rseq_cs;
     uint32_t flags, node_id, mm_cid, unused;
 };
-
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 uint64_t store_preplaced(struct store *s) {
     uint64_t placed = 0;

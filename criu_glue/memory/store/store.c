@@ -19,8 +19,6 @@
 // half is for the writers that are already at work. POPULATE: bytes in one call of madvise.
 enum { SLACK = 16384, POPULATE = 32 << 20 };
 
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
-
 static bool map_file(struct store *s, int fd) {
     size_t bytes = s->capacity * PAGE;
     s->shared = calloc(s->capacity, sizeof *s->shared);
@@ -237,7 +235,7 @@ static uint64_t *begin_write(struct store *s) {
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     struct chunk c;
     int rc;
-    if (chunk_read(&c, raw, length, why, WHY) != 0)
+    if (chunk_read(&c, raw, length, why) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
     while (s->freed_slots.used > SLACK / 2 && s->writers > 0)

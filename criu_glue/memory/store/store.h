@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { PROCESSES_MOST = 32768, WHY = 256, WRITERS_LISTED = 64 };
+enum { PROCESSES_MOST = 32768, WRITERS_LISTED = 64 };
 
 struct extent {
     uint64_t address;

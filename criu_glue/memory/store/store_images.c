@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
-
 void store_images_clear(struct store *s) {
     for (uint32_t i = 0; i < s->images; i++)
         free(s->image[i].extent);

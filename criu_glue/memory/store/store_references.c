@@ -13,8 +13,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
-
 static bool has_hash(const uint8_t *page, const uint64_t hash[2]) {
     XXH128_hash_t seen = XXH3_128bits(page, PAGE);
     return seen.low64 == hash[0] && seen.high64 == hash[1];

@@ -5,12 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 static int push(struct slots *list, uint32_t slot) {
     if (list->used == list->room) {
