@@ -37,7 +37,7 @@ int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why) {
     c->incarnation = word(raw + 8);
     c->round = word(raw + 12);
     c->runs = word(raw + 16);
-    c->named = c->copied = 0;
+    c->named = 0;
     if (c->pid == 0 || c->pid > LAST_PID)
         FAIL("%" PRIu32 " is not a valid pid in a chunk", c->pid);
     if (c->runs > CHUNK_RUNS || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
@@ -50,7 +50,6 @@ int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why) {
         run->payload = raw + PAGE + payload;
         if (run->kind == RUN_DATA || run->kind == RUN_REFERENCE) {
             payload += run->pages * (uint64_t)(run->kind == RUN_DATA ? PAGE : REFERENCE);
-            c->copied += run->pages;
             if (payload > CHUNK_PAYLOAD)
                 FAIL("its runs exceed %d bytes", CHUNK_PAYLOAD);
         }

@@ -54,8 +54,7 @@ struct chunk {
     uint32_t incarnation;
     uint32_t round;
     uint32_t runs;
-    uint64_t named;  // pages in all runs
-    uint64_t copied; // pages in runs that have a payload (RUN_DATA, RUN_REFERENCE)
+    uint64_t named; // pages in all runs
     struct run run[CHUNK_RUNS];
 };
 
