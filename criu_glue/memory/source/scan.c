@@ -104,19 +104,15 @@ static bool is_listed_whole(struct region part) {
 
 // Adds to stale the pages of the part whose content the destination may not have.
 static int add_stale(struct sent *sent, struct region part, bool all_stale, struct regions *stale) {
-    if (all_stale || is_listed_whole(part)) {
-        int rc = sent_invalidate(sent, part.start, part.end);
-        return rc != 0 ? rc : regions_add(stale, part.start, part.end, 0);
-    }
-    for (uint64_t at = part.start; at < part.end;) {
-        bool current;
-        uint64_t end = sent_run_end(sent, at, part.end, &current);
+    bool whole = all_stale || is_listed_whole(part);
+    for (uint64_t at = part.start, end; at < part.end; at = end) {
+        bool current = false;
+        end = whole ? part.end : sent_run_end(sent, at, part.end, &current);
         int rc = current ? 0 : sent_invalidate(sent, at, end);
         if (rc == 0 && !current)
-            rc = regions_add(stale, at, end, 0);
+            rc = regions_add(stale, at, end);
         if (rc != 0)
             return rc;
-        at = end;
     }
     return 0;
 }
@@ -186,6 +182,6 @@ int scan_classify(const struct regions *found, bool all_stale, struct sent *sent
                   struct regions *present, struct regions *stale) {
     int rc = 0;
     for (size_t i = 0; i < found->count && rc == 0; i++)
-        rc = regions_add(present, found->at[i].start, found->at[i].end, 0);
+        rc = regions_add(present, found->at[i].start, found->at[i].end);
     return rc != 0 ? rc : add_all_stale(sent, found, all_stale, stale);
 }

@@ -97,7 +97,7 @@ static int forget_page(struct sent_block *block, uint64_t address, struct region
         return 0;
     sent_record(block, index, (struct sent_hash){0}, 0);
     block->current[index / 64] &= ~(UINT64_C(1) << index % 64);
-    return regions_add(list, address, address + PAGE, 0);
+    return regions_add(list, address, address + PAGE);
 }
 
 // The request comes from another host and is not trusted. So this makes no block, and leaves out
