@@ -52,17 +52,17 @@ static struct pm_scan_arg page_arguments(uint64_t known) {
     };
 }
 
+static bool knows(int pagemap, uint64_t categories) {
+    struct pm_scan_arg nothing = {.size = sizeof nothing, .category_mask = categories};
+    return ioctl(pagemap, PAGEMAP_SCAN, &nothing) == 0;
+}
+
 uint64_t scan_categories(int pagemap) {
-    uint64_t known = PAGE_WRITE_TRACKED | PAGE_WRITTEN | PAGE_OF_FILE | PAGE_PRESENT |
-                     PAGE_SWAPPED | PAGE_ZERO_FRAME | PAGE_GUARD;
-    for (; known >= PAGE_ZERO_FRAME; known &= ~(uint64_t)PAGE_GUARD) {
-        struct pm_scan_arg nothing = {.size = sizeof nothing, .category_mask = known};
-        if (ioctl(pagemap, PAGEMAP_SCAN, &nothing) == 0)
-            return known;
-        if (!(known & PAGE_GUARD))
-            break;
-    }
-    return 0;
+    uint64_t first = PAGE_WRITE_TRACKED | PAGE_WRITTEN | PAGE_OF_FILE | PAGE_PRESENT |
+                     PAGE_SWAPPED | PAGE_ZERO_FRAME;
+    if (knows(pagemap, first | PAGE_GUARD))
+        return first | PAGE_GUARD;
+    return knows(pagemap, first) ? first : 0;
 }
 
 // Adds to the list all pages in [start, end) that the arguments select.

@@ -8,10 +8,11 @@ errno.
 from __future__ import annotations
 
 import errno
+import functools
+import os
 from collections.abc import Iterable
 from typing import Any
 
-from ..engine import PAGE as PAGE
 from ..engine import load, raised
 
 DECLARATIONS = """
@@ -65,9 +66,14 @@ def prepare(uffd: int) -> None:
     _check(_lib.scan_enable(uffd), "userfaultfd")
 
 
-def known_categories(pagemap: int) -> int:
+@functools.cache
+def known_categories() -> int:
     """Return the categories that this kernel's PAGEMAP_SCAN knows; 0: it has no PAGEMAP_SCAN."""
-    return int(_lib.scan_categories(pagemap))
+    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(_lib.scan_categories(pagemap))
+    finally:
+        os.close(pagemap)
 
 
 class Regions:
@@ -111,17 +117,19 @@ class Sent:
 
 
 def scan_written(
-    pagemap: int, uffd: int, ranges: Ranges, known: int, whole: bool, sent: Sent, written: Regions
+    pagemap: int, uffd: int, ranges: Ranges, whole: bool, sent: Sent, written: Regions
 ) -> None:
     """Add to ``written`` the pages written since the last call; scan.h lists the errors."""
+    known = known_categories()
     rc = _lib.scan_written(
         pagemap, uffd, _pairs(ranges), len(ranges), known, whole, sent.pages, written.list
     )
     _check(rc, "PAGEMAP_SCAN")
 
 
-def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> None:
+def scan_present(pagemap: int, ranges: Ranges, found: Regions) -> None:
     """Add to ``found`` the pages that exist in the ranges. They must not change meanwhile."""
+    known = known_categories()
     rc = _lib.scan_present(pagemap, _pairs(ranges), len(ranges), known, found.list)
     _check(rc, "PAGEMAP_SCAN")
 

@@ -12,7 +12,6 @@ Nothing stays in the processes. If the tracker ends, the job runs on unharmed.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from .followed import Followed
 from .maps import own_ranges
 from .pulling import NoThrottle, Pulling, PullStopped, PullThrottle, Sink
 from .ring import ChunkRing
-from .source_engine import Pull, Ranges, known_categories
+from .source_engine import Pull, Ranges
 from .standing import wait_stopped
 
 SLOTS = 48
@@ -95,9 +94,6 @@ class MemoryTracker:
         self._rounds = 0
         self._passes = 0
         self._broken = False
-        pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        self._known = known_categories(pagemap)
-        os.close(pagemap)
 
     @staticmethod
     def probe() -> str:
@@ -173,7 +169,7 @@ class MemoryTracker:
                 process.ranges = own_ranges(process.pid, process.who.locked)
             ranges = {process.who.inner: process.ranges for process in processes}
             hide(ranges)
-            self._pulling.scan([look for p in processes for look in p.looks_standing(self._known)])
+            self._pulling.scan([look for p in processes for look in p.looks_standing()])
         except GONE as gone:
             raise StepFailed("memory", f"a task has ended while it was frozen: {gone}") from gone
         for process in processes:
@@ -230,7 +226,7 @@ class MemoryTracker:
     def _scan(self, processes: list[Followed], only_look: bool = False) -> None:
         def scan(process: Followed) -> None:
             try:
-                process.look(self._known, only_look)
+                process.look(only_look)
             except GONE:
                 self._family.forget(process)
 

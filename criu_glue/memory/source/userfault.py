@@ -87,10 +87,10 @@ def probe() -> str:
         return f"{_kernel()} gives no userfaultfd: {os.strerror(ctypes.get_errno())}"
     try:
         source_engine.prepare(uffd)
+        if not source_engine.known_categories():
+            return f"{_kernel()} has no PAGEMAP_SCAN, 6.7 has it"
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if not source_engine.known_categories(pagemap):
-                return f"{_kernel()} has no PAGEMAP_SCAN, 6.7 has it"
             return _try(uffd, pagemap)
         finally:
             os.close(pagemap)
@@ -106,7 +106,6 @@ def _kernel() -> str:
 
 def _try(uffd: int, pagemap: int) -> str:
     """Return "" if a scan lists exactly the written pages, else the reason in words."""
-    known = source_engine.known_categories(pagemap)
     sent, written = source_engine.Sent(), source_engine.Regions()
     with mmap.mmap(-1, 2 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory[0] = memory[mmap.PAGESIZE] = 1
@@ -115,7 +114,7 @@ def _try(uffd: int, pagemap: int) -> str:
         seen = []
         for _ in range(3):
             written.clear()
-            source_engine.scan_written(pagemap, uffd, ranges, known, False, sent, written)
+            source_engine.scan_written(pagemap, uffd, ranges, False, sent, written)
             seen.append(written.runs())
             memory[mmap.PAGESIZE] = 2
     second = struct.pack("<QQ", pointer + mmap.PAGESIZE, 1)

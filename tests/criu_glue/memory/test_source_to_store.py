@@ -50,10 +50,9 @@ class Memory:
     def present(self) -> Regions:
         found = Regions()
         with _opened("/proc/self/pagemap") as pagemap:
-            known = source_engine.known_categories(pagemap)
-            assert known, "this kernel has no PAGEMAP_SCAN"
+            assert source_engine.known_categories(), "this kernel has no PAGEMAP_SCAN"
             end = self.start + PAGES * PAGE
-            source_engine.scan_present(pagemap, [(self.start, end)], known, found)
+            source_engine.scan_present(pagemap, [(self.start, end)], found)
         return found
 
 
