@@ -16,13 +16,6 @@ enum { BLOCK_LEAVES = BLOCK_PAGES / LEAF_PAGES };
 // Returns NULL when the store knows no such process.
 struct page_map *cold_process(const struct store *s, uint32_t pid);
 
-// Returns the bits of a leaf's pages from page up to end, or up to the end of the leaf.
-static inline uint64_t leaf_bits(uint64_t page, uint64_t end) {
-    uint64_t many = end - page;
-    uint64_t all = many >= LEAF_PAGES ? ~UINT64_C(0) : (UINT64_C(1) << many) - 1;
-    return all << (page & (LEAF_PAGES - 1));
-}
-
 struct cold_cursor { // the position of store_next_cold
     uint32_t process, place;
 };

@@ -91,11 +91,10 @@ static void keep_listed(struct page_map *map, const struct image *image) {
         }
     for (uint32_t i = 0; image != NULL && i < image->extents; i++) {
         uint64_t page = image->extent[i].address / PAGE, end = page + image->extent[i].pages;
-        while (page < end) {
+        for (; page < end; page = (page | (LEAF_PAGES - 1)) + 1) {
             struct leaf *leaf = page_map_leaf(map, page);
             if (leaf != NULL)
-                leaf->preplaced |= leaf->ticket & leaf_bits(page, end);
-            page = (page | (LEAF_PAGES - 1)) + 1;
+                leaf->preplaced |= leaf->ticket & page_bits(page, end);
         }
     }
 }

@@ -94,16 +94,13 @@ uint64_t image_lost(const struct image *image, struct page_map *map, const struc
     uint64_t lost = 0;
     for (uint32_t i = 0; i < image->extents; i++) {
         uint64_t page = image->extent[i].address / PAGE, end = page + image->extent[i].pages;
-        for (uint64_t next; page < end; page = next) {
+        for (; page < end; page = (page | (LEAF_PAGES - 1)) + 1) {
             const struct leaf *leaf = page_map_leaf(map, page);
-            next = (page | (LEAF_PAGES - 1)) + 1;
             if (leaf == NULL || leaf->evicted == 0)
                 continue;
-            uint64_t evicted =
-                leaf->evicted & (plan != NULL ? ~cold_preplaced(plan, map, page) : ~UINT64_C(0));
-            uint64_t many = (next < end ? next : end) - page;
-            evicted &= (many < LEAF_PAGES ? (UINT64_C(1) << many) - 1 : ~UINT64_C(0))
-                       << page % LEAF_PAGES;
+            uint64_t evicted = leaf->evicted & page_bits(page, end);
+            if (plan != NULL)
+                evicted &= ~cold_preplaced(plan, map, page);
             lost += (uint64_t)__builtin_popcountll(evicted);
         }
     }

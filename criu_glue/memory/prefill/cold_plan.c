@@ -70,7 +70,7 @@ static uint64_t covered(const struct plan *plan, uint32_t pid, const struct leaf
         uint64_t next = at + PAGE;
         if (vma != NULL && (moved ? vma->placed != 0 : vma->source != 0)) {
             next = vma->start + vma->size < end ? vma->start + vma->size : end;
-            found |= leaf_bits(at / PAGE, next / PAGE);
+            found |= page_bits(at / PAGE, next / PAGE);
         }
         at = next;
     }

@@ -62,14 +62,6 @@ static struct sent_block *find_or_add(struct sent *sent, uint64_t number) {
     return *at;
 }
 
-// Returns the bits of the pages [first, last) that lie in word i of a block.
-static uint64_t bits(size_t i, size_t first, size_t last) {
-    size_t low = first > 64 * i ? first - 64 * i : 0;
-    size_t high = last < 64 * (i + 1) ? last - 64 * i : 64;
-    uint64_t below_high = high == 64 ? UINT64_MAX : (UINT64_C(1) << high) - 1;
-    return below_high & ~((UINT64_C(1) << low) - 1);
-}
-
 int sent_invalidate(struct sent *sent, uint64_t start, uint64_t end) {
     while (start < end) {
         uint64_t number = start / BLOCK, next = (number + 1) * BLOCK;
@@ -78,8 +70,8 @@ int sent_invalidate(struct sent *sent, uint64_t start, uint64_t end) {
         if (block == NULL)
             return -ENOMEM;
         size_t first = sent_index(start), last = first + (stop - start) / PAGE;
-        for (size_t i = first / 64; i <= (last - 1) / 64; i++)
-            block->current[i] &= ~bits(i, first, last);
+        for (size_t i = first; i < last; i = (i | 63) + 1)
+            block->current[i / 64] &= ~page_bits(i, last);
         start = stop;
     }
     return 0;

@@ -135,21 +135,14 @@ static int take_zero_run(struct store *s, struct page_map *map, const struct run
 static void mark_outdated(const struct store *s, struct page_map *map, const struct run *run,
                           uint32_t round) {
     uint64_t page = run->address / PAGE, end = page + run->pages;
-    while (page < end) {
+    for (; page < end; page = (page | (LEAF_PAGES - 1)) + 1) {
         struct leaf *leaf = page_map_leaf(map, page);
-        uint64_t next = (page | (LEAF_PAGES - 1)) + 1;
-        if (next > end)
-            next = end;
-        if (leaf != NULL) {
-            uint64_t bits = next - page == LEAF_PAGES
-                                ? ~UINT64_C(0)
-                                : ((UINT64_C(1) << (next - page)) - 1) << (page & (LEAF_PAGES - 1));
-            leaf->preplaced &= ~bits;
-            leaf->evicted &= ~bits;
-            leaf->ticket = s->tickets;
-            leaf->round = round;
-        }
-        page = next;
+        if (leaf == NULL)
+            continue;
+        leaf->preplaced &= ~page_bits(page, end);
+        leaf->evicted &= ~page_bits(page, end);
+        leaf->ticket = s->tickets;
+        leaf->round = round;
     }
 }
 
