@@ -106,37 +106,23 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
     return rc;
 }
 
-// Does the work of sent_run_end within one block.
-static uint64_t same_in_block(const struct sent_block *block, uint64_t start, uint64_t stop,
-                              bool current) {
-    size_t at = sent_index(start), last = at + (stop - start) / PAGE;
-    while (at < last) {
-        uint64_t word = block->current[at / 64];
-        uint64_t others = (current ? ~word : word) >> at % 64;
-        if (others != 0) {
-            at += (size_t)__builtin_ctzll(others);
-            break;
-        }
-        at = (at / 64 + 1) * 64;
-    }
-    return at < last ? start + (at - sent_index(start)) * PAGE : stop;
+// Returns the word with the bit of the page. Where there is no block, no page is current.
+static uint64_t current_word(const struct sent *sent, uint64_t page) {
+    const struct sent_block *block = sent_find(sent, page * PAGE);
+    return block != NULL ? block->current[page % BLOCK_PAGES / 64] : 0;
 }
 
 uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, bool *current) {
-    *current = false;
-    for (bool first = true; start < end; first = false) {
-        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
-        const struct sent_block *block = sent_find(sent, start);
-        size_t index = sent_index(start);
-        bool here = block != NULL && (block->current[index / 64] >> index % 64 & 1);
-        if (first)
-            *current = here;
-        if (here != *current)
+    uint64_t page = start / PAGE, last = end / PAGE;
+    *current = current_word(sent, page) >> page % 64 & 1;
+    while (page < last) {
+        uint64_t word = current_word(sent, page);
+        uint64_t others = (*current ? ~word : word) >> page % 64;
+        if (others != 0) {
+            page += (uint64_t)__builtin_ctzll(others);
             break;
-        uint64_t to = block != NULL ? same_in_block(block, start, stop, here) : stop;
-        start = to;
-        if (to < stop)
-            break;
+        }
+        page = (page | 63) + 1;
     }
-    return start;
+    return (page < last ? page : last) * PAGE;
 }
