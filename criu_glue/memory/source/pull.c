@@ -154,13 +154,13 @@ static bool parent_has(const struct pull *pull, uint64_t address, struct sent_ha
     return block != NULL && same(block->hash[index], hash) && block->pass[index] < pull->pass;
 }
 
-static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32_t kind) {
-    struct pull_run *last = *runs ? &run[*runs - 1] : NULL;
+static void add_run(struct run *run, size_t *runs, uint64_t address, uint32_t kind) {
+    struct run *last = *runs ? &run[*runs - 1] : NULL;
     if (last != NULL && last->kind == kind &&
         last->address + (uint64_t)last->pages * PAGE == address)
         last->pages++;
     else
-        run[(*runs)++] = (struct pull_run){address, 1, kind};
+        run[(*runs)++] = (struct run){.address = address, .pages = 1, .kind = kind};
 }
 
 static void add_reference(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
