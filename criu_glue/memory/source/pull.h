@@ -16,7 +16,6 @@ enum { PULL_MOST_REFERENCES = 4096 };
 
 struct pull_state {
     uint64_t unreadable, first_unreadable; // number of unreadable pages, address of the first
-    uint64_t unchanged;                    // pages read that the destination already has
     int error;                             // 0, or -ESRCH: the process has ended
 };
 

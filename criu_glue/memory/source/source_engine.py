@@ -42,7 +42,7 @@ int scan_classify(const struct regions *found, bool all_stale, struct sent *,
 
 struct pull;
 struct pull_chunk;
-struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
+struct pull_state { uint64_t unreadable, first_unreadable; int error; };
 struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
                       uint32_t round, uint16_t pass, const struct regions *, struct sent *);
 void pull_refer_to(struct pull *, const struct sent *parent, uint32_t parent_pid);
@@ -181,11 +181,6 @@ class Pull:
         """How many pages could not be read any more, and the address of the first one."""
         state = _lib.pull_state(self.work)
         return int(state.unreadable), int(state.first_unreadable)
-
-    @property
-    def unchanged(self) -> int:
-        """How many pages were read that the destination already has."""
-        return int(_lib.pull_state(self.work).unchanged)
 
 
 DONE, FULL, PAUSE = 0, 1, 2
