@@ -24,7 +24,7 @@ from . import userfault
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
-from .pulling import NoThrottle, Pulling, PullStopped, PullThrottle, Sink
+from .pulling import Pulling, PullStopped, Sink, Throttle, unthrottled
 from .ring import ChunkRing
 from .source_engine import Pull, Ranges
 from .standing import wait_stopped
@@ -109,7 +109,7 @@ class MemoryTracker:
     def round(
         self,
         sink: Sink,
-        throttle: PullThrottle | None = None,
+        throttle: Throttle = unthrottled,
         listed: Callable[[int], None] = lambda _: None,
     ) -> TrackedRound:
         """Send the pages written since the last round. The first round sends all pages.
@@ -132,7 +132,7 @@ class MemoryTracker:
                 for process in there:
                     process.interrupted()
                 raise
-            sent += self._pull(there, sink, throttle or NoThrottle())
+            sent += self._pull(there, sink, throttle)
             # Children may refer to pages of their parents only once those are on their way. If a
             # reference overtakes its page, the destination asks for the page.
             if sent and not self._ring.wait_all_free(self._stopped):
@@ -177,7 +177,7 @@ class MemoryTracker:
         scanned = time.monotonic()
         sent = 0
         for generation in self._family.generations():
-            sent += self._pull(generation, sink, NoThrottle(), all_there=True)
+            sent += self._pull(generation, sink, unthrottled, all_there=True)
         self._passes += 1
         return FrozenSet(
             dirty_bytes=sum(process.written.size for process in processes),
@@ -208,7 +208,7 @@ class MemoryTracker:
                     process.written.clear()
                 asked[inner] = process
                 process.sent.forget(address, address + pages * PAGE, process.written)
-        sent = self._pull(list(asked.values()), sink, NoThrottle(), refer=False)
+        sent = self._pull(list(asked.values()), sink, unthrottled, refer=False)
         self._passes += 1
         return sent
 
@@ -236,7 +236,7 @@ class MemoryTracker:
         self,
         processes: list[Followed],
         sink: Sink,
-        throttle: PullThrottle,
+        throttle: Throttle,
         refer: bool = True,
         all_there: bool = False,
     ) -> int:
@@ -273,7 +273,7 @@ class MemoryTracker:
         self._family.forget(process)
 
     def _send(
-        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle
+        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, throttle: Throttle
     ) -> int:
         try:
             return self._pulling.pull(pulls, sink, throttle, self._stopped)

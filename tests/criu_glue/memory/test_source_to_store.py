@@ -18,7 +18,7 @@ from cffi import FFI
 
 from liveshift.criu_glue.memory.engine import PAGE
 from liveshift.criu_glue.memory.source import source_engine
-from liveshift.criu_glue.memory.source.pulling import NoThrottle, Pulling
+from liveshift.criu_glue.memory.source.pulling import Pulling, unthrottled
 from liveshift.criu_glue.memory.source.ring import ChunkRing
 from liveshift.criu_glue.memory.source.source_engine import Pull, Regions, Sent
 from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable
@@ -126,7 +126,7 @@ def send(
             regions=stale,
             sent=sent,
         )
-        size = pulling.pull([pull], sink, NoThrottle(), lambda: False)
+        size = pulling.pull([pull], sink, unthrottled, lambda: False)
     pulling.close()
     ring.close()
     assert not pull.ended

@@ -400,13 +400,8 @@ def test_what_was_never_sent_is_not_sent_for_the_asking(
 
 
 def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTracker) -> None:
-    read = []
-
-    class Pace:
-        def account(self, bytes: int) -> None:
-            read.append(bytes)
-
-    done = tracker.round(Pages(), Pace())
+    read: list[int] = []
+    done = tracker.round(Pages(), read.append)
     assert sum(read) == done.dirty_bytes
     assert max(read) <= 5 << 20
 
