@@ -256,7 +256,13 @@ class MemoryTracker:
                 if refer and (parent := self._family.parent(process)):
                     pull.refer_to(parent.who.inner, parent.sent)
                 pulls[process] = pull
-        sent = self._send(list(pulls), list(pulls.values()), sink, throttle)
+        try:
+            sent = self._pulling.pull(list(pulls.values()), sink, throttle, self._stopped)
+        except BaseException as error:
+            self._broken = not isinstance(error, PullStopped)
+            for process in pulls:
+                process.interrupted()
+            raise
         for process, pull in pulls.items():
             if pull.ended:
                 self._ended(process, all_there)
@@ -271,14 +277,3 @@ class MemoryTracker:
             what = f"process {process.who.inner} has ended while it was frozen"
             raise StepFailed("memory", what)
         self._family.forget(process)
-
-    def _send(
-        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, throttle: Throttle
-    ) -> int:
-        try:
-            return self._pulling.pull(pulls, sink, throttle, self._stopped)
-        except BaseException as error:
-            self._broken = not isinstance(error, PullStopped)
-            for process in processes:
-                process.interrupted()
-            raise
