@@ -43,10 +43,8 @@ class TrackedRound:
     """The result of one round. ``dirty_bytes`` is the size of the pages listed as written,
     ``sent_bytes`` the size of the chunks sent, heads included."""
 
-    number: int
     dirty_bytes: int
     sent_bytes: int
-    seconds: float
     processes: int
     untracked: dict[int, str]
     """The processes (inner pids) that the last pass will read in full, and the reasons."""
@@ -54,15 +52,13 @@ class TrackedRound:
 
 @dataclass(frozen=True)
 class FrozenSet:
-    """The result of the last pass. It took ``seconds``, of which the search for pages took
-    ``scan_s``."""
+    """The result of the last pass. Its search for pages took ``scan_s`` seconds."""
 
     dirty_bytes: int
     sent_bytes: int
     table: dict[int, dict[str, Any]]
     """By inner pid: {"incarnation": n, "runs": pairs of address and pages, 64 bits each}."""
     ranges: dict[int, Ranges]
-    seconds: float
     scan_s: float
 
 
@@ -119,7 +115,6 @@ class MemoryTracker:
         not sent then count as written. Raises also what the sink has raised; after that this
         tracker cannot be used any more.
         """
-        began = time.monotonic()
         self._refresh()
         dirty = sent = 0
         for generation in self._family.generations():
@@ -141,8 +136,7 @@ class MemoryTracker:
         self._rounds += 1
         why = {p.who.inner: p.untracked or p.untrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
-        seconds = time.monotonic() - began
-        return TrackedRound(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
+        return TrackedRound(dirty, sent, len(self._family), untracked)
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait until CRIU has stopped every task. ``known``: whether CRIU itself reports that.
@@ -190,7 +184,6 @@ class MemoryTracker:
                 for process in processes
             },
             ranges=ranges,
-            seconds=time.monotonic() - began,
             scan_s=scanned - began,
         )
 
