@@ -18,8 +18,8 @@ import errno
 import mmap
 import os
 import struct
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .... import ptrace
@@ -53,27 +53,16 @@ def open_in(pid: int) -> int:
 
     Raises Untrackable, or ProcessLookupError when the process has ended.
     """
-    answer: list[int | BaseException] = []
-
-    def work() -> None:
-        try:
-            answer.append(_open_traced(pid))
-        except BaseException as error:
-            answer.append(error)
-
     # This is a thread of its own: when it ends, the kernel detaches it from the process that it
     # traces, also after an error.
-    thread = threading.Thread(target=work, name="userfaultfd")
-    thread.start()
-    thread.join()
-    if isinstance(answer[0], BaseException):
-        raise answer[0]
+    with ThreadPoolExecutor(1, "userfaultfd") as thread:
+        uffd = thread.submit(_open_traced, pid).result()
     try:
-        source_engine.prepare(answer[0])
+        source_engine.prepare(uffd)
     except OSError as error:
-        os.close(answer[0])
+        os.close(uffd)
         raise Untrackable(f"the kernel cannot track its writes: {error.strerror}") from error
-    return answer[0]
+    return uffd
 
 
 def probe() -> str:
