@@ -13,9 +13,6 @@
 
 enum { BLOCK_LEAVES = BLOCK_PAGES / LEAF_PAGES };
 
-// Returns NULL when the store knows no such process.
-struct page_map *cold_process(const struct store *s, uint32_t pid);
-
 struct cold_cursor { // the position of store_next_cold
     uint32_t process, place;
 };

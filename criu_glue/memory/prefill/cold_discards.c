@@ -60,7 +60,7 @@ int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uin
     struct discards discards = {.used = 0};
     int rc = 0;
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     if (map != NULL && map->incarnation == incarnation)
         for (uint32_t i = 0; i < map->size && rc == 0; i++)
             if (map->table[i] != NULL && map->table[i]->number % BLOCK_LEAVES == 0) {
@@ -119,7 +119,7 @@ int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t en
                       struct prefill_discard **discard, uint32_t *count) {
     struct discards discards = {.used = 0};
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     if (map != NULL)
         keep_listed(map, image_of(s, map));
     int rc = list_all(&discards, map, start, end);
@@ -133,7 +133,7 @@ int store_apply_plan(struct store *s, const struct plan *plan, uint32_t pid, uin
                      uint64_t end, struct prefill_discard **discard, uint32_t *count) {
     struct discards discards = {.used = 0};
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     for (uint32_t i = 0; map != NULL && i < map->size; i++)
         if (in_range(map->table[i], start, end) && map->table[i]->preplaced)
             map->table[i]->preplaced &= cold_planned(plan, pid, map->table[i]);

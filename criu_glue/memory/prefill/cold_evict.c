@@ -8,10 +8,8 @@
 #include "cold.h"
 
 static struct page_map *map_of(struct store *s, uint32_t pid, uint32_t incarnation) {
-    for (uint32_t i = 0; i < s->processes; i++)
-        if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
-            return s->process[i];
-    return NULL;
+    struct page_map *map = store_find_process(s, pid);
+    return map != NULL && map->incarnation == incarnation ? map : NULL;
 }
 
 // Returns the bits of the leaf's pages that are placed and whose slot no other page uses. The

@@ -92,6 +92,9 @@ int store_allocate_slot(struct store *s, uint32_t *slot, char *why);
 bool store_reference_slot(struct store *s, uint32_t slot);
 // Sets a page's entry to value. If the page had another slot, the page gives that slot up.
 int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why);
+// Returns the pages of the process. NULL: the store knows no such process.
+struct page_map *store_find_process(const struct store *s, uint32_t pid);
+// Makes the process if the store does not know it. NULL: that is not possible.
 struct page_map *store_process(struct store *s, uint32_t pid);
 void store_drop_process(struct store *s, struct page_map *map);
 // The caller counted as a writer (s->writers) and has finished.
