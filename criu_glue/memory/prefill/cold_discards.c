@@ -74,16 +74,12 @@ int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uin
     return rc;
 }
 
-static const struct image *image_of(const struct store *s, const struct page_map *map) {
-    for (uint32_t i = 0; i < s->images; i++)
-        if (s->image[i].pid == map->pid && s->image[i].incarnation == map->incarnation)
-            return &s->image[i];
-    return NULL;
-}
-
 // Pages that are not in the table do not count: preplaced keeps only bits of pages that are copied,
 // placed, and in the table. Meanwhile ticket holds the old bits.
-static void keep_listed(struct page_map *map, const struct image *image) {
+static void keep_listed(const struct store *s, struct page_map *map) {
+    const struct image *image = store_find_image(s, map->pid);
+    if (image != NULL && image->incarnation != map->incarnation)
+        image = NULL;
     for (uint32_t i = 0; i < map->size; i++)
         if (map->table[i] != NULL) {
             map->table[i]->ticket = map->table[i]->preplaced & map->table[i]->copied;
@@ -121,7 +117,7 @@ int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t en
     pthread_mutex_lock(&s->lock);
     struct page_map *map = store_find_process(s, pid);
     if (map != NULL)
-        keep_listed(map, image_of(s, map));
+        keep_listed(s, map);
     int rc = list_all(&discards, map, start, end);
     pthread_mutex_unlock(&s->lock);
     *discard = discards.list;

@@ -116,6 +116,8 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why);
 // store_images.c
 void store_images_clear(struct store *s);
 const struct image *store_images(struct store *s, uint32_t *count);
+// Returns the image of the process. NULL: there is none.
+const struct image *store_find_image(const struct store *s, uint32_t pid);
 // Takes the table of one process: runs of (address, pages). 0, or -1 with why.
 int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
                 uint32_t count, char *why);

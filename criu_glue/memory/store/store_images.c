@@ -20,12 +20,18 @@ const struct image *store_images(struct store *s, uint32_t *count) {
     return s->image;
 }
 
-static struct image *add(struct store *s, uint32_t pid, uint32_t incarnation, char *why) {
+const struct image *store_find_image(const struct store *s, uint32_t pid) {
     for (uint32_t i = 0; i < s->images; i++)
-        if (s->image[i].pid == pid) {
-            snprintf(why, WHY, "process %" PRIu32 " is twice in the table", pid);
-            return NULL;
-        }
+        if (s->image[i].pid == pid)
+            return &s->image[i];
+    return NULL;
+}
+
+static struct image *add(struct store *s, uint32_t pid, uint32_t incarnation, char *why) {
+    if (store_find_image(s, pid) != NULL) {
+        snprintf(why, WHY, "process %" PRIu32 " is twice in the table", pid);
+        return NULL;
+    }
     struct image *larger = NULL;
     if (s->images < PROCESSES_MOST)
         larger = realloc(s->image, (s->images + 1) * sizeof *larger);
