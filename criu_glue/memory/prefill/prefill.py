@@ -164,17 +164,9 @@ class Prefill:
 
     def discard_outdated(self) -> None:
         """Free outdated pages where that gives memory back. :meth:`plan_restore` frees the rest."""
+        listed = self._calls.store_list_outdated
         for area in self._areas:
-            with self._store.in_use() as store:
-                self.bytes -= self._discard(
-                    area,
-                    self._calls.store_list_outdated,
-                    store,
-                    area.pid,
-                    area.incarnation,
-                    area.start,
-                    area.end,
-                )
+            self.bytes -= self._discard(area, listed, area.pid, area.incarnation)
 
     def search(self) -> object:
         """Return a new search that begins at the first block."""
@@ -189,10 +181,7 @@ class Prefill:
                 self._free(area, [(area.start, (area.end - area.start) // PAGE)])
         self._areas = [a for a in self._areas if incarnations.get(a.pid) == a.incarnation]
         for area in self._areas:
-            with self._store.in_use() as store:
-                self._discard(
-                    area, self._calls.store_apply_table, store, area.pid, area.start, area.end
-                )
+            self._discard(area, self._calls.store_apply_table, area.pid)
         plan = mapped(images, incarnations)
         found = 0
         for area in self._areas:
@@ -203,17 +192,9 @@ class Prefill:
         self._write(plan)
         raw = self._ffi.from_buffer("uint8_t[]", self._plan)
         self.write_back(raw)
+        for area in self._areas:
+            self._discard(area, self._calls.store_apply_plan, raw, area.pid)
         with self._store.in_use() as store:
-            for area in self._areas:
-                self._discard(
-                    area,
-                    self._calls.store_apply_plan,
-                    store,
-                    raw,
-                    area.pid,
-                    area.start,
-                    area.end,
-                )
             self.bytes = self._calls.store_preplaced(store) * PAGE
         return found
 
@@ -288,11 +269,13 @@ class Prefill:
             area.end = end
 
     def _discard(self, area: Area, listed: Callable[..., int], *of: object) -> int:
-        """Free the pages that the function ``listed`` lists. Return their bytes."""
-        discards, count = self._ffi.new("struct prefill_discard **"), self._ffi.new("uint32_t *")
-        rc = listed(*of, discards, count)
-        raw = bytes(self._ffi.buffer(discards[0], count[0] * _RANGE.size)) if count[0] else b""
-        self._calls.free(discards[0])
+        """Free the pages of the area that ``listed(store, *of, …)`` lists. Return their bytes."""
+        discards = self._ffi.new("struct discards *")
+        with self._store.in_use() as store:
+            rc = listed(store, *of, area.start, area.end, discards)
+        size = discards.used * _RANGE.size
+        raw = bytes(self._ffi.buffer(discards.list, size)) if size else b""
+        self._calls.free(discards.list)
         if rc != 0:
             raise PrefillLost("out of memory for the list of freed pages")
         return self._free(area, list(_RANGE.iter_unpack(raw)))
