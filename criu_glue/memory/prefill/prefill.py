@@ -30,6 +30,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ....errors import StepFailed
 from ..engine import PAGE
@@ -103,7 +104,8 @@ class Prefill:
         orders.settimeout(ANSWER_S)
         self.plan_fd = os.memfd_create("liveshift-plan", os.MFD_CLOEXEC)
         self._areas: list[Area] = []
-        self._plan: mmap.mmap | None = None
+        self.plan: mmap.mmap | None = None
+        """The plan, for the fill. After the restore it also says which mappings were placed."""
         self._pids: set[int] = set()  # the processes that have memory in place
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
@@ -190,7 +192,7 @@ class Prefill:
             if placed:
                 self._pids.add(area.pid)
         self._write(plan)
-        raw = self._ffi.from_buffer("uint8_t[]", self._plan)
+        raw = self._ffi.from_buffer("uint8_t[]", self.plan)
         self.write_back(raw)
         for area in self._areas:
             self._discard(area, self._calls.store_apply_plan, raw, area.pid)
@@ -217,31 +219,23 @@ class Prefill:
         """Order the early CRIU to begin the restore."""
         self._order(_RESTORE)
 
-    @property
-    def plan(self) -> mmap.mmap | None:
-        """The plan, for the fill. After the restore it also says which mappings were placed."""
-        return self._plan
-
     def check(self, processes: Mapping[int, int]) -> None:
         """Check samples of pages in all restored processes. ``processes``: inner pid to host's pid.
         Raises StepFailed for a wrong page."""
+        assert self.plan is not None
+        why = self._ffi.new("char[]", store_library.WHY)
+        plan = self._ffi.from_buffer("uint8_t[]", self.plan)
         for pid in self._pids:
             if pid not in processes:
                 raise StepFailed("restore", f"process {pid} is not there")
-            self._check(pid, processes[pid])
+            with self._store.in_use() as store:
+                if self._calls.store_verify_preplaced(store, plan, pid, processes[pid], why) != 0:
+                    raise StepFailed("restore", self._ffi.string(why).decode("utf-8", "replace"))
 
-    def _check(self, pid: int, task: int) -> None:
-        assert self._plan is not None
-        why = self._ffi.new("char[]", store_library.WHY)
-        plan = self._ffi.from_buffer("uint8_t[]", self._plan)
-        with self._store.in_use() as store:
-            if self._calls.store_verify_preplaced(store, plan, pid, task, why) != 0:
-                raise StepFailed("restore", self._ffi.string(why).decode("utf-8", "replace"))
-
-    def _copy(self, block: object) -> None:
-        area = self._area(block.pid, block.incarnation, block.address)  # type: ignore[attr-defined]
-        address, fresh = block.address, block.fresh  # type: ignore[attr-defined]
-        slots = bytes(self._ffi.buffer(block.slot))  # type: ignore[attr-defined]
+    def _copy(self, block: Any) -> None:
+        address, fresh = block.address, block.fresh
+        area = self._area(block.pid, block.incarnation, address)
+        slots = bytes(self._ffi.buffer(block.slot))
         self._order(_COPY, area.shift, address, int(fresh), count=len(slots) // 4, more=slots)
         if fresh:
             if not _holds(area, address, address + PAGE):
@@ -294,7 +288,9 @@ class Prefill:
             end = mapping.start + mapping.size
             if not mapping.ours or mapping.start < area.low or end > area.high:
                 continue
-            holders = [a for a in self._areas if _same(a, area) and _holds(a, mapping.start, end)]
+            holders = [
+                a for a in self._areas if a.pid == area.pid and _holds(a, mapping.start, end)
+            ]
             if holders != [area]:  # only one area could be moved to the mapping's place
                 continue
             self._grow(area, mapping.start, end)
@@ -315,8 +311,8 @@ class Prefill:
         if len(raw) > PLAN_LIMIT:
             raise PrefillLost(f"the image has {count} mappings, too many to place in advance")
         os.ftruncate(self.plan_fd, len(raw))
-        self._plan = mmap.mmap(self.plan_fd, len(raw))
-        self._plan[:] = raw
+        self.plan = mmap.mmap(self.plan_fd, len(raw))
+        self.plan[:] = raw
 
     def _order(
         self,
@@ -343,10 +339,6 @@ class Prefill:
         if negative:
             raise OSError(-negative, os.strerror(-negative))
         return int(shifted)
-
-
-def _same(one: Area, other: Area) -> bool:
-    return (one.pid, one.incarnation) == (other.pid, other.incarnation)
 
 
 def _holds(area: Area, start: int, end: int) -> bool:
