@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ....errors import StepFailed
 from ..engine import PAGE
 from ..store import store_library
@@ -364,8 +366,4 @@ def _base_rest(mappings: Sequence[Region]) -> int:
 
 def memory_left() -> int:
     """Return the bytes of memory that this host can still give (proc(5), MemAvailable)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0
+    return int(psutil.virtual_memory().available)
