@@ -73,10 +73,10 @@ bool store_orphaned(struct store *s, const struct plan *plan, uint32_t pid, uint
                     uint64_t address, struct block *out);
 // The caller reports that the pages of the block are in their slots again.
 void store_written_back(struct store *s, const struct block *block);
-// Return the number of pages of the images that are neither in the store nor in their place in a
-// task. plan NULL: no page is in its place.
-uint64_t store_lost(struct store *s, const struct plan *plan);
+// Return the number of pages of the image, or of all images, that are neither in the store nor in
+// their place in a task. plan NULL, and for all images: no page is in its place.
 uint64_t image_lost(const struct image *image, struct page_map *map, const struct plan *plan);
+uint64_t store_lost(struct store *s);
 
 // Returns one bit for each page of the leaf that lies in a mapping that the plan moves.
 uint64_t cold_planned(const struct plan *plan, uint32_t pid, const struct leaf *leaf);

@@ -105,11 +105,11 @@ uint64_t image_lost(const struct image *image, struct page_map *map, const struc
     return lost;
 }
 
-uint64_t store_lost(struct store *s, const struct plan *plan) {
+uint64_t store_lost(struct store *s) {
     uint64_t lost = 0;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; s->evicted && i < s->images; i++)
-        lost += image_lost(&s->image[i], store_process(s, s->image[i].pid), plan);
+        lost += image_lost(&s->image[i], store_process(s, s->image[i].pid), NULL);
     pthread_mutex_unlock(&s->lock);
     return lost;
 }

@@ -213,7 +213,7 @@ class MemoryStore:
         """Bytes of the image that lie only in an early CRIU (Prefill); after :meth:`end`. If it is
         not 0, the store cannot be saved or forwarded, so no other agent can restore from it."""
         with self.in_use() as store:
-            return int(self._calls.store_lost(store, self._ffi.NULL)) * PAGE
+            return int(self._calls.store_lost(store)) * PAGE
 
     @property
     def frees_after_copy(self) -> bool:

@@ -46,7 +46,7 @@ int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uin
 bool store_orphaned(struct store *s, const void *plan, uint32_t pid, uint32_t incarnation,
                     uint64_t address, struct block *out);
 void store_written_back(struct store *s, const struct block *block);
-uint64_t store_lost(struct store *s, const void *plan);
+uint64_t store_lost(struct store *s);
 void store_free_after_copy(struct store *s);
 bool store_frees_after_copy(const struct store *s);
 int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
