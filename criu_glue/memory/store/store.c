@@ -84,8 +84,6 @@ int store_reserve(struct store *s, uint64_t bytes, char *why) {
 
 void store_free_after_copy(struct store *s) { s->free_after_copy = true; }
 
-bool store_frees_after_copy(const struct store *s) { return s->free_after_copy; }
-
 struct write { // pages that must be copied once the lock is released
     uint32_t slot;
     size_t bytes;

@@ -84,7 +84,6 @@ int store_reserve(struct store *s, uint64_t bytes, char *why);
 
 // From now on a fill frees each slot that it has copied. No other fill is possible after that one.
 void store_free_after_copy(struct store *s);
-bool store_frees_after_copy(const struct store *s);
 
 // These are in store_slots.c. The caller holds the lock, except for store_content.
 int store_allocate_slot(struct store *s, uint32_t *slot, char *why);

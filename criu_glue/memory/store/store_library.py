@@ -48,7 +48,6 @@ bool store_orphaned(struct store *s, const void *plan, uint32_t pid, uint32_t in
 void store_written_back(struct store *s, const struct block *block);
 uint64_t store_lost(struct store *s);
 void store_free_after_copy(struct store *s);
-bool store_frees_after_copy(const struct store *s);
 int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                       struct discards *discards);
 int store_apply_plan(struct store *s, const void *plan, uint32_t pid, uint64_t start, uint64_t end,
