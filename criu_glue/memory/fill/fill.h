@@ -64,8 +64,7 @@ enum fill_phase {
 struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total; // pages
-    uint64_t faults, zeros, present, events;
-    uint64_t preplaced; // pages that the prefill has put in place
+    uint64_t preplaced;     // pages that the prefill has put in place
     char why[WHY];
 };
 

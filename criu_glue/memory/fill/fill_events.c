@@ -54,14 +54,12 @@ static int wake(const struct process *p, uint64_t address) {
 static int serve_fault(struct fill *f, struct process *p, uint64_t address) {
     struct piece *piece = pieces_find(&p->pieces, address);
     int rc;
-    f->report.faults++;
     if (piece != NULL) {
         uint32_t slot = piece->slot + (uint32_t)((address - piece->address) / PAGE);
         struct uffdio_copy c = {
             .dst = address, .src = (uintptr_t)store_content(f->store, slot), .len = PAGE};
         rc = ioctl(p->fd, UFFDIO_COPY, &c);
     } else {
-        f->report.zeros++;
         struct uffdio_zeropage z = {.range = {.start = address, .len = PAGE}};
         rc = ioctl(p->fd, UFFDIO_ZEROPAGE, &z);
     }
@@ -80,7 +78,6 @@ static int serve_fault(struct fill *f, struct process *p, uint64_t address) {
 static int handle_event(struct fill *f, struct process *p, const struct uffd_msg *m) {
     if (m->event == UFFD_EVENT_PAGEFAULT)
         return serve_fault(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
-    f->report.events++;
     if (m->event == UFFD_EVENT_FORK && fill_add_process(f, p->pid, (int)m->arg.fork.ufd) == NULL)
         return -1;
     if (p->pieces.to_do > 0)

@@ -60,7 +60,6 @@ struct fill;
 struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total;
-    uint64_t faults, zeros, present, events;
     uint64_t preplaced;
     char why[256];
 };
