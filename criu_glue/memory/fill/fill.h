@@ -110,7 +110,6 @@ uint64_t fill_now(void);
 void *fill_event_thread(void *fill);
 // Adds a process whose memory the fill must copy; it owns fd. The caller holds the lock.
 struct process *fill_add_process(struct fill *f, uint32_t pid, int fd);
-int fill_handle_events(struct fill *f, struct process *p);
 
 // fill_criu.c
 // Reads the next message of CRIU. False when no more can be read now.

@@ -88,7 +88,7 @@ static int handle_event(struct fill *f, struct process *p, const struct uffd_msg
     return 0;
 }
 
-int fill_handle_events(struct fill *f, struct process *p) {
+static void handle_events(struct fill *f, struct process *p) {
     struct uffd_msg messages[MESSAGES];
     int rc = 0;
     pthread_rwlock_wrlock(&p->copy_lock);
@@ -107,7 +107,6 @@ int fill_handle_events(struct fill *f, struct process *p) {
     fill_update_phase(f);
     pthread_mutex_unlock(&f->lock);
     pthread_rwlock_unlock(&p->copy_lock);
-    return rc;
 }
 
 static void drain_criu(struct fill *f) {
@@ -163,7 +162,7 @@ void *fill_event_thread(void *fill) {
             else if (what == &f->listener || what == &f->connection)
                 fill_read_criu(f);
             else
-                fill_handle_events(f, what);
+                handle_events(f, what);
         }
     }
 }
