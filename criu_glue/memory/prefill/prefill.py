@@ -70,7 +70,6 @@ _PLAN = struct.Struct("<IIII")
 _PLAN_PROCESS = struct.Struct("<IIIIQQ")
 _PLAN_VMA = struct.Struct("<QQQII")
 _MAGIC = 0x4C50534C
-_GROWS_DOWN = 1
 
 _NONE_NOW = (errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
 """MADV_COLLAPSE gives one of these errors when there is no contiguous memory (madvise(2))."""
@@ -306,8 +305,7 @@ class Prefill:
             total = sum(mapping.size for mapping in of)
             processes += _PLAN_PROCESS.pack(pid, count, len(of), 0, total, _base_rest(of))
             for m in of:
-                flags = _GROWS_DOWN if m.grows_down else 0
-                mappings += _PLAN_VMA.pack(m.start, m.size, m.source, flags, 0)
+                mappings += _PLAN_VMA.pack(m.start, m.size, m.source, 0, 0)
             count += len(of)
         raw = _PLAN.pack(_MAGIC, len(plan), count, 0) + processes + mappings
         if len(raw) > PLAN_LIMIT:
@@ -356,7 +354,6 @@ def _base_rest(mappings: Sequence[Region]) -> int:
     weights: dict[int, int] = {}
     offset = 0
     for mapping in mappings:
-        offset += PAGE if mapping.grows_down else 0
         if mapping.source:
             rest = (mapping.start - offset) % BLOCK
             weights[rest] = weights.get(rest, 0) + mapping.size
