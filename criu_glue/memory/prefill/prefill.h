@@ -49,10 +49,9 @@ struct plan_vma {
 };
 
 struct plan_process {
-    uint32_t pid, first, count;
-    _Atomic uint32_t mismatch; // the library sets this when CRIU does not map what was planned
-    uint64_t total;            // bytes that CRIU reserves
-    uint64_t base_rest;        // the library reserves at an address with this rest, modulo BLOCK
+    uint32_t pid, first, count, unused;
+    uint64_t total;     // bytes that CRIU reserves
+    uint64_t base_rest; // the library reserves at an address with this rest, modulo BLOCK
 };
 
 struct plan {

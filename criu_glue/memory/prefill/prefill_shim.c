@@ -245,12 +245,6 @@ static void find_task(void) {
             task.process = &process[i];
 }
 
-static void abandon_plan(void) {
-    task.process->mismatch = 1;
-    task.next = task.end = NULL;
-    task.process = NULL;
-}
-
 // Reserves the place for all private mappings (criu: prepare_mappings). The kernel can move whole
 // page tables only where source, place and final address have the same offset within a block.
 static void *reserve(size_t size) {
@@ -277,8 +271,9 @@ static void *reserve(size_t size) {
 static struct plan_vma *expected(const void *address, size_t size) {
     if (task.next == task.end || (uintptr_t)address != task.expected)
         return NULL;
-    if (task.next->size != size) {
-        abandon_plan();
+    if (task.next->size != size) { // CRIU does not map what was planned: nothing more is placed
+        task.next = task.end = NULL;
+        task.process = NULL;
         return NULL;
     }
     task.expected += size;
