@@ -253,17 +253,13 @@ static void *reserve(size_t size) {
         return MAP_FAILED; // it is another mapping, or does not fit the plan: nothing is placed
     for (uint64_t i = 0; i < TRIED_BASES; i++) {
         void *want = at(BASE + i * BASES_APART + task.process->base_rest);
-        void *got = real_mmap()(want, size, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-        if (got != want) {
-            if (got != MAP_FAILED)
-                munmap(got, size);
-            continue;
-        }
+        if (real_mmap()(want, size, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != want)
+            continue;      // another mapping is there
         huge_pages(false); // CRIU may have changed the setting in a test (criu: kerndat.c)
         task.next = first;
         task.end = first + task.process->count;
-        task.expected = (uintptr_t)got;
-        return got;
+        task.expected = (uintptr_t)want;
+        return want;
     }
     return MAP_FAILED;
 }
