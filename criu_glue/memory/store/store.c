@@ -153,38 +153,6 @@ static int take_reference_run(struct store *s, struct page_map *map, const struc
     return 0;
 }
 
-// Returns the map of the chunk's process. NULL with 0 in rc: the chunk is of an earlier
-// incarnation, so it must be ignored. NULL with -1 in rc: an error, with why.
-static struct page_map *map_for_chunk(struct store *s, const struct chunk *c, int *rc, char *why) {
-    *rc = -1;
-    if (s->broken) {
-        snprintf(why, WHY, "an earlier write to the store of pages has failed");
-        return NULL;
-    }
-    if (c->named > s->limit) {
-        snprintf(why, WHY,
-                 "process %" PRIu32 " sent %" PRIu64 " pages in one chunk, but %" PRIu64
-                 " were announced in all",
-                 c->pid, c->named, s->limit);
-        return NULL;
-    }
-    struct page_map *map = store_process(s, c->pid);
-    if (map == NULL) {
-        snprintf(why, WHY, "more than %d processes sent pages", PROCESSES_MOST);
-        return NULL;
-    }
-    *rc = 0;
-    if (c->incarnation < map->incarnation)
-        return NULL;
-    if (c->incarnation > map->incarnation) {
-        store_drop_process(s, map);
-        map->incarnation = c->incarnation;
-    }
-    if (c->round > s->newest_round)
-        s->newest_round = c->round;
-    return map;
-}
-
 static int take_runs(struct store *s, const struct chunk *c, struct page_map *map, char *why) {
     struct writes w = {.used = 0};
     int rc = 0;
@@ -212,6 +180,27 @@ static int take_runs(struct store *s, const struct chunk *c, struct page_map *ma
     return rc;
 }
 
+static int take_chunk(struct store *s, const struct chunk *c, char *why) {
+    if (s->broken)
+        FAIL("an earlier write to the store of pages has failed");
+    if (c->named > s->limit)
+        FAIL("process %" PRIu32 " sent %" PRIu64 " pages in one chunk, but %" PRIu64
+             " were announced in all",
+             c->pid, c->named, s->limit);
+    struct page_map *map = store_process(s, c->pid);
+    if (map == NULL)
+        FAIL("more than %d processes sent pages", PROCESSES_MOST);
+    if (c->incarnation < map->incarnation)
+        return 0; // it is of an earlier incarnation, so it is ignored
+    if (c->incarnation > map->incarnation) {
+        store_drop_process(s, map);
+        map->incarnation = c->incarnation;
+    }
+    if (c->round > s->newest_round)
+        s->newest_round = c->round;
+    return take_runs(s, c, map, why);
+}
+
 static uint64_t *begin_write(struct store *s) {
     s->tickets++;
     for (uint32_t i = 0; i < WRITERS_LISTED; i++)
@@ -225,7 +214,6 @@ static uint64_t *begin_write(struct store *s) {
 
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     struct chunk c;
-    int rc;
     if (chunk_read(&c, raw, length, why) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
@@ -233,9 +221,7 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
         pthread_cond_wait(&s->no_writers, &s->lock);
     s->writers++;
     uint64_t *listed = begin_write(s);
-    struct page_map *map = map_for_chunk(s, &c, &rc, why);
-    if (map != NULL)
-        rc = take_runs(s, &c, map, why);
+    int rc = take_chunk(s, &c, why);
     s->broken |= rc != 0;
     if (listed != NULL)
         *listed = 0;
