@@ -3,26 +3,17 @@
 #include "scan.h"
 
 #include <errno.h>
+#include <linux/userfaultfd.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 
-// linux/fs.h and linux/userfaultfd.h
+// linux/fs.h and linux/userfaultfd.h; those on the build host may be older than the kernel.
 struct pm_scan_arg {
     uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
     uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 #define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
 enum { PROTECT_MATCHING = 1 << 0, REFUSE_UNTRACKED = 1 << 1 };
-
-struct uffdio_api {
-    uint64_t api, features, ioctls;
-};
-struct uffdio_register {
-    uint64_t start, length, mode, ioctls;
-};
-#define UFFDIO_API _IOWR(0xAA, 0x3F, struct uffdio_api)
-#define UFFDIO_REGISTER _IOWR(0xAA, 0x00, struct uffdio_register)
-enum { REGISTER_WRITE_PROTECT = 1 << 1 };
 enum { FEATURE_WP = 1 << 0, FEATURE_WP_UNPOPULATED = 1 << 13, FEATURE_WP_ASYNC = 1 << 15 };
 
 // One call scans at most this many bytes. During a call the kernel holds the lock of the address
@@ -33,7 +24,7 @@ enum { BATCH = 4096 }; // regions per call
 
 int scan_enable(int uffd) {
     struct uffdio_api api = {
-        .api = 0xAA,
+        .api = UFFD_API,
         .features = FEATURE_WP | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC,
     };
     return ioctl(uffd, UFFDIO_API, &api) == 0 ? 0 : -errno;
@@ -93,8 +84,8 @@ static int scan(int pagemap, struct pm_scan_arg args, uint64_t start, uint64_t e
 }
 
 static int track(int uffd, uint64_t start, uint64_t end) {
-    struct uffdio_register range = {
-        .start = start, .length = end - start, .mode = REGISTER_WRITE_PROTECT};
+    struct uffdio_register range = {.range = {.start = start, .len = end - start},
+                                    .mode = UFFDIO_REGISTER_MODE_WP};
     return ioctl(uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
 }
 
