@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from ..engine import load, raised
+from ..engine import load
 
 DECLARATIONS = """
 struct region { uint64_t start, end, categories; };
@@ -217,10 +217,10 @@ def _pairs(ranges: Iterable[tuple[int, int]]) -> Any:
 
 def _new(pointer: Any) -> Any:
     if pointer == _ffi.NULL:
-        raise raised(-errno.ENOMEM, "memory.so")
+        _check(-errno.ENOMEM, "memory.so")
     return pointer
 
 
 def _check(rc: int, what: str) -> None:
     if rc < 0:
-        raise raised(rc, what)
+        raise OSError(-rc, os.strerror(-rc), what)
