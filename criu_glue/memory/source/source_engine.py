@@ -27,7 +27,6 @@ struct sent;
 struct sent *sent_new(void);
 void sent_clear(struct sent *);
 void sent_free(struct sent *);
-int sent_invalidate(struct sent *, uint64_t start, uint64_t end);
 void sent_invalidate_all(struct sent *);
 int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
 
