@@ -193,7 +193,7 @@ class MemoryTracker:
 
         At the freeze this completes the final dirty set. Before, it only saves time later.
         """
-        by_inner = self._family.by_inner_pid()
+        by_inner = {process.who.inner: process for process in self._family}
         asked: dict[int, Followed] = {}
         for inner, address, pages in wanted:
             if process := by_inner.get(inner):
