@@ -87,8 +87,8 @@ bool store_next_cold(struct store *s, struct cold_cursor *at, enum cold_when whe
                      struct block *out) {
     bool found = false;
     pthread_mutex_lock(&s->lock);
-    uint64_t oldest = s->unlisted ? 0 : UINT64_MAX;
-    for (uint32_t i = 0; i < WRITERS_LISTED; i++)
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t i = 0; i < WRITERS_MOST; i++)
         if (s->writing[i] && s->writing[i] < oldest)
             oldest = s->writing[i];
     for (; at->process < s->processes && !found; at->process++, at->place = 0) {

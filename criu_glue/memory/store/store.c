@@ -201,15 +201,13 @@ static int take_chunk(struct store *s, const struct chunk *c, char *why) {
     return take_runs(s, c, map, why);
 }
 
+// Gives a write the next ticket, and notes it in a free place of writing, which it returns.
 static uint64_t *begin_write(struct store *s) {
-    s->tickets++;
-    for (uint32_t i = 0; i < WRITERS_LISTED; i++)
-        if (s->writing[i] == 0) {
-            s->writing[i] = s->tickets;
-            return &s->writing[i];
-        }
-    s->unlisted++;
-    return NULL;
+    uint64_t *place = s->writing;
+    while (*place != 0) // there are fewer other writers than places
+        place++;
+    *place = ++s->tickets;
+    return place;
 }
 
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
@@ -217,16 +215,13 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     if (chunk_read(&c, raw, length, why) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
-    while (s->freed_slots.used > SLACK / 2 && s->writers > 0)
+    while (s->writers == WRITERS_MOST || (s->freed_slots.used > SLACK / 2 && s->writers > 0))
         pthread_cond_wait(&s->no_writers, &s->lock);
     s->writers++;
-    uint64_t *listed = begin_write(s);
+    uint64_t *ticket = begin_write(s);
     int rc = take_chunk(s, &c, why);
     s->broken |= rc != 0;
-    if (listed != NULL)
-        *listed = 0;
-    else
-        s->unlisted--;
+    *ticket = 0;
     store_writer_done(s);
     pthread_mutex_unlock(&s->lock);
     return rc;

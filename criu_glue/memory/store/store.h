@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { PROCESSES_MOST = 32768, WRITERS_LISTED = 64 };
+enum { PROCESSES_MOST = 32768, WRITERS_MOST = 64 };
 
 struct extent {
     uint64_t address;
@@ -54,17 +54,16 @@ struct store {
     struct page_map **process; // ordered by pid
     uint32_t processes;
     uint64_t known;
-    uint64_t next;            // slots from this one on were never used
-    uint16_t *shared;         // by slot: how many pages lie in it besides the first one
-    uint8_t *in_image;        // one bit by slot: a page of a loaded image lies in it
-    struct slots free_slots;  // slots that may be used again
-    struct slots freed_slots; // slots that may be used again once no thread writes
-    uint32_t writers;
-    uint64_t tickets;                 // number of writes that have begun; each has one as ticket
-    uint64_t writing[WRITERS_LISTED]; // the tickets of writes under way; 0: this place is free
-    uint32_t unlisted;                // writes under way that found no free place in the list
-    uint32_t newest_round;            // the highest round of all chunks so far
-    bool broken;                      // a write has failed, so a slot may lack its content
+    uint64_t next;                  // slots from this one on were never used
+    uint16_t *shared;               // by slot: how many pages lie in it besides the first one
+    uint8_t *in_image;              // one bit by slot: a page of a loaded image lies in it
+    struct slots free_slots;        // slots that may be used again
+    struct slots freed_slots;       // slots that may be used again once no thread writes
+    uint32_t writers;               // a thread that would be one more than WRITERS_MOST waits
+    uint64_t tickets;               // number of writes that have begun; each has one as ticket
+    uint64_t writing[WRITERS_MOST]; // the tickets of writes under way; 0: this place is free
+    uint32_t newest_round;          // the highest round of all chunks so far
+    bool broken;                    // a write has failed, so a slot may lack its content
     struct want *want;
     uint32_t wants, wants_room;
     struct image *image;
