@@ -3,7 +3,6 @@
 #include "chunk.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 static const char magic[4] = "LSM1";
@@ -20,48 +19,45 @@ static uint64_t long_word(const uint8_t *at) {
     return value;
 }
 
-#define REFUSE(...) return snprintf(why, room, __VA_ARGS__), -1
-
-static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) {
+static int read_run(struct run *run, const uint8_t *at, char *why) {
     *run = (struct run){.address = long_word(at), .pages = word(at + 8), .kind = word(at + 12)};
     if (run->address % PAGE != 0 || run->address >= ADDRESS_END)
-        REFUSE("a run of pages begins at %#" PRIx64 ", which is not a page boundary", run->address);
+        FAIL("a run of pages begins at %#" PRIx64 ", which is not a page boundary", run->address);
     if (run->pages == 0 || run->pages > (ADDRESS_END - run->address) / PAGE)
-        REFUSE("a run of %" PRIu32 " pages at %#" PRIx64 " does not fit", run->pages, run->address);
+        FAIL("a run of %" PRIu32 " pages at %#" PRIx64 " does not fit", run->pages, run->address);
     if (run->kind < RUN_DATA || run->kind > RUN_REFERENCE)
-        REFUSE("kind %" PRIu32 " of a run is unknown", run->kind);
+        FAIL("kind %" PRIu32 " of a run is unknown", run->kind);
     return 0;
 }
 
-int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room) {
+int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why) {
     if (length < CHUNK_HEAD || length > CHUNK_LONGEST || memcmp(raw, magic, sizeof magic) != 0)
-        REFUSE("%zu bytes are not a chunk of pages", length);
+        FAIL("%zu bytes are not a chunk of pages", length);
     c->pid = word(raw + 4);
     c->incarnation = word(raw + 8);
     c->round = word(raw + 12);
     c->runs = word(raw + 16);
-    c->named = c->copied = 0;
+    c->named = 0;
     if (c->pid == 0 || c->pid > LAST_PID)
-        REFUSE("%" PRIu32 " is not a valid pid in a chunk", c->pid);
+        FAIL("%" PRIu32 " is not a valid pid in a chunk", c->pid);
     if (c->runs > CHUNK_RUNS || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
-        REFUSE("chunk size %zu does not match its %" PRIu32 " runs", length, c->runs);
+        FAIL("chunk size %zu does not match its %" PRIu32 " runs", length, c->runs);
     uint64_t payload = 0;
     for (uint32_t i = 0; i < c->runs; i++) {
         struct run *run = &c->run[i];
-        if (read_run(run, raw + CHUNK_HEAD + i * CHUNK_RUN, why, room) != 0)
+        if (read_run(run, raw + CHUNK_HEAD + i * CHUNK_RUN, why) != 0)
             return -1;
         run->payload = raw + PAGE + payload;
         if (run->kind == RUN_DATA || run->kind == RUN_REFERENCE) {
             payload += run->pages * (uint64_t)(run->kind == RUN_DATA ? PAGE : REFERENCE);
-            c->copied += run->pages;
             if (payload > CHUNK_PAYLOAD)
-                REFUSE("its runs exceed %d bytes", CHUNK_PAYLOAD);
+                FAIL("its runs exceed %d bytes", CHUNK_PAYLOAD);
         }
         c->named += run->pages;
     }
     if (payload ? length != PAGE + payload : length > PAGE)
-        REFUSE("chunk size %zu does not match its %" PRIu32 " runs, which take %" PRIu64, length,
-               c->runs, PAGE + payload);
+        FAIL("chunk size %zu does not match its %" PRIu32 " runs, which take %" PRIu64, length,
+             c->runs, PAGE + payload);
     return 0;
 }
 

@@ -14,8 +14,13 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "page.h"
+
+// For a function that gets why, which has WHY bytes: writes the reason into it and returns -1.
+enum { WHY = 256 };
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 enum {
     CHUNK_LONGEST = 1 << 20, // bytes on the wire, the head included
@@ -49,13 +54,12 @@ struct chunk {
     uint32_t incarnation;
     uint32_t round;
     uint32_t runs;
-    uint64_t named;  // pages in all runs
-    uint64_t copied; // pages in runs that have a payload (RUN_DATA, RUN_REFERENCE)
+    uint64_t named; // pages in all runs
     struct run run[CHUNK_RUNS];
 };
 
 // Parses and checks a chunk. Returns 0, or -1 with the reason in words in why.
-int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room);
+int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why);
 
 struct reference {
     uint64_t hash[2];

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.resources import files
 from typing import Any
 
@@ -22,8 +21,3 @@ def load(declarations: str) -> tuple[cffi.FFI, Any]:
     ffi = cffi.FFI()
     ffi.cdef(declarations)
     return ffi, ffi.dlopen(LIBRARY)
-
-
-def raised(number: int, what: str) -> OSError:
-    """Return the OSError for the ``-errno`` that a C function has returned."""
-    return OSError(-number, os.strerror(-number), what)

@@ -64,8 +64,7 @@ enum fill_phase {
 struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total; // pages
-    uint64_t faults, zeros, present, events;
-    uint64_t preplaced; // pages that the prefill has put in place
+    uint64_t preplaced;     // pages that the prefill has put in place
     char why[WHY];
 };
 
@@ -111,7 +110,6 @@ uint64_t fill_now(void);
 void *fill_event_thread(void *fill);
 // Adds a process whose memory the fill must copy; it owns fd. The caller holds the lock.
 struct process *fill_add_process(struct fill *f, uint32_t pid, int fd);
-int fill_handle_events(struct fill *f, struct process *p);
 
 // fill_criu.c
 // Reads the next message of CRIU. False when no more can be read now.

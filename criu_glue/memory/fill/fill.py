@@ -45,15 +45,7 @@ class PagesFilled:
     """The bytes that are in place so far, without those in ``preplaced``."""
     total: int
     """The bytes of all pages in the table that are not zero."""
-    faults: int
-    """The page faults that the fill has served."""
-    zeros: int
-    """How many of the faults it has served with zeros."""
-    present: int
-    """The pages that were in place already when a thread came to copy them."""
     processes: int
-    events: int
-    """The events from the kernel that were not page faults."""
     preplaced: int
     """The bytes that the prefill had put in place."""
     why: str
@@ -139,11 +131,7 @@ class FillEngine:
             report.phase,
             report.filled * PAGE,
             report.total * PAGE,
-            report.faults,
-            report.zeros,
-            report.present,
             report.processes,
-            report.events,
             report.preplaced * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),
         )

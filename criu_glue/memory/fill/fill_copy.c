@@ -24,7 +24,6 @@ struct job {
     uint32_t first, end; // indices of the pieces
     uint64_t address;    // of the page that could not be copied
     int error;
-    uint64_t present;
 };
 
 // Copies as much of the piece as possible. The piece then names the pages that are left.
@@ -41,10 +40,8 @@ static enum copy_result copy(struct fill *f, struct job *job, struct piece *p,
         int rc = ioctl(job->process->fd, UFFDIO_COPY, &c);
         int error = rc == 0 ? 0 : errno;
         uint32_t done = rc == 0 ? pages : c.copy > 0 ? (uint32_t)(c.copy / PAGE) : 0;
-        if (done == 0 && error == EEXIST) { // it came from CRIU's images, or for a fault
-            job->present++;
-            done = 1;
-        }
+        if (done == 0 && error == EEXIST)
+            done = 1; // it came from CRIU's images, or for a fault
         if (done > 0 && f->store->free_after_copy)
             store_free(f->store, p->slot, done);
         p->address += (uint64_t)done * PAGE;
@@ -116,7 +113,6 @@ static void run_job(struct fill *f, struct job *job) {
         after += p->pieces.piece[i].pages;
     pthread_mutex_lock(&f->lock);
     f->report.filled += before - after;
-    f->report.present += job->present;
     for (uint32_t i = job->first; i < job->end; i++) {
         p->pieces.piece[i].state = i < at ? PIECE_DONE : PIECE_TO_DO;
         p->pieces.to_do -= i < at;

@@ -57,13 +57,6 @@ static int descriptor_in(struct msghdr *message) {
     return fd;
 }
 
-static const struct image *image_of(const struct fill *f, uint32_t pid) {
-    for (uint32_t i = 0; i < f->store->images; i++)
-        if (f->store->image[i].pid == pid)
-            return &f->store->image[i];
-    return NULL;
-}
-
 // CRIU has sent the descriptor of the expected process. The caller holds the lock.
 static void register_process(struct fill *f, int fd) {
     uint32_t pid = f->expected;
@@ -75,7 +68,7 @@ static void register_process(struct fill *f, int fd) {
             return;
         }
     struct process *p = fill_add_process(f, pid, fd);
-    const struct image *image = image_of(f, pid);
+    const struct image *image = store_find_image(f->store, pid);
     uint64_t preplaced = 0, lost = 0;
     if (image != NULL && f->store->evicted)
         lost = image_lost(image, store_process(f->store, pid), f->plan);

@@ -54,14 +54,12 @@ static int wake(const struct process *p, uint64_t address) {
 static int serve_fault(struct fill *f, struct process *p, uint64_t address) {
     struct piece *piece = pieces_find(&p->pieces, address);
     int rc;
-    f->report.faults++;
     if (piece != NULL) {
         uint32_t slot = piece->slot + (uint32_t)((address - piece->address) / PAGE);
         struct uffdio_copy c = {
             .dst = address, .src = (uintptr_t)store_content(f->store, slot), .len = PAGE};
         rc = ioctl(p->fd, UFFDIO_COPY, &c);
     } else {
-        f->report.zeros++;
         struct uffdio_zeropage z = {.range = {.start = address, .len = PAGE}};
         rc = ioctl(p->fd, UFFDIO_ZEROPAGE, &z);
     }
@@ -80,7 +78,6 @@ static int serve_fault(struct fill *f, struct process *p, uint64_t address) {
 static int handle_event(struct fill *f, struct process *p, const struct uffd_msg *m) {
     if (m->event == UFFD_EVENT_PAGEFAULT)
         return serve_fault(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
-    f->report.events++;
     if (m->event == UFFD_EVENT_FORK && fill_add_process(f, p->pid, (int)m->arg.fork.ufd) == NULL)
         return -1;
     if (p->pieces.to_do > 0)
@@ -91,7 +88,7 @@ static int handle_event(struct fill *f, struct process *p, const struct uffd_msg
     return 0;
 }
 
-int fill_handle_events(struct fill *f, struct process *p) {
+static void handle_events(struct fill *f, struct process *p) {
     struct uffd_msg messages[MESSAGES];
     int rc = 0;
     pthread_rwlock_wrlock(&p->copy_lock);
@@ -110,7 +107,6 @@ int fill_handle_events(struct fill *f, struct process *p) {
     fill_update_phase(f);
     pthread_mutex_unlock(&f->lock);
     pthread_rwlock_unlock(&p->copy_lock);
-    return rc;
 }
 
 static void drain_criu(struct fill *f) {
@@ -166,7 +162,7 @@ void *fill_event_thread(void *fill) {
             else if (what == &f->listener || what == &f->connection)
                 fill_read_criu(f);
             else
-                fill_handle_events(f, what);
+                handle_events(f, what);
         }
     }
 }

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....errors import StepFailed
+from ..store import store_library
 from .fill import FAILED, FillEngine
-from .pagemap_flags import clear_lazy_flags
 
 UNFILLED = "unfilled"
 
@@ -39,8 +39,24 @@ class TreeMemory:
             return []
         self._fill = fill
         self._mark.touch()
-        clear_lazy_flags(self._images)
+        self._clear_lazy_flags()
         return ["--lazy-pages"]
+
+    def _clear_lazy_flags(self) -> None:
+        """Make CRIU restore the pages of its own images at once. Raises StepFailed.
+
+        A dump marks all pages that could be restored lazily. ``criu restore --lazy-pages`` then
+        leaves them to the lazy-pages daemon, although they lie in the image (criu: mem.c,
+        restore_priv_vma_content). The fill has only the pages that the page filter hid from the
+        dump, so this removes the mark from the pages in the image. A second call does no harm."""
+        ffi, calls = store_library.load()
+        for path in sorted(self._images.glob("pagemap-[0-9]*.img")):
+            before = path.read_bytes()
+            raw = bytearray(before)
+            if calls.pagemap_clear_lazy(ffi.from_buffer("uint8_t[]", raw), len(raw)) != 0:
+                raise StepFailed("restore", f"{path.name} is damaged")
+            if raw != before:
+                path.write_bytes(raw)
 
     def look(self) -> None:
         """Call this while CRIU restores. Raises StepFailed when CRIU waits for memory that will not

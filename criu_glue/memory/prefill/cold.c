@@ -87,8 +87,8 @@ bool store_next_cold(struct store *s, struct cold_cursor *at, enum cold_when whe
                      struct block *out) {
     bool found = false;
     pthread_mutex_lock(&s->lock);
-    uint64_t oldest = s->unlisted ? 0 : UINT64_MAX;
-    for (uint32_t i = 0; i < WRITERS_LISTED; i++)
+    uint64_t oldest = UINT64_MAX;
+    for (uint32_t i = 0; i < WRITERS_MOST; i++)
         if (s->writing[i] && s->writing[i] < oldest)
             oldest = s->writing[i];
     for (; at->process < s->processes && !found; at->process++, at->place = 0) {
@@ -110,16 +110,9 @@ bool store_next_cold(struct store *s, struct cold_cursor *at, enum cold_when whe
     return found;
 }
 
-struct page_map *cold_process(const struct store *s, uint32_t pid) {
-    for (uint32_t i = 0; i < s->processes; i++)
-        if (s->process[i]->pid == pid)
-            return s->process[i];
-    return NULL;
-}
-
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address) {
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     for (int i = 0; map != NULL && i < BLOCK_LEAVES; i++) {
         struct leaf *leaf = page_map_leaf(map, address / PAGE + (uint64_t)i * LEAF_PAGES);
         if (leaf != NULL)

@@ -13,16 +13,6 @@
 
 enum { BLOCK_LEAVES = BLOCK_PAGES / LEAF_PAGES };
 
-// Returns NULL when the store knows no such process.
-struct page_map *cold_process(const struct store *s, uint32_t pid);
-
-// Returns the bits of a leaf's pages from page up to end, or up to the end of the leaf.
-static inline uint64_t leaf_bits(uint64_t page, uint64_t end) {
-    uint64_t many = end - page;
-    uint64_t all = many >= LEAF_PAGES ? ~UINT64_C(0) : (UINT64_C(1) << many) - 1;
-    return all << (page & (LEAF_PAGES - 1));
-}
-
 struct cold_cursor { // the position of store_next_cold
     uint32_t process, place;
 };
@@ -46,14 +36,22 @@ bool store_next_cold(struct store *s, struct cold_cursor *at, enum cold_when whe
                      struct block *out);
 // The caller reports that it could not copy the block, or not to where the tasks need it.
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
+
+// Pages to be freed, as ranges. It is empty before it is given to one of the functions below, and
+// the caller frees the list.
+struct discards {
+    struct prefill_discard *list;
+    uint32_t used, room;
+};
+
 // Call it once the table is known. A copied page in [start, end) counts only if it is up to date
-// and in the table. The function lists all others; the caller frees the list. -1 without memory.
+// and in the table. The function lists all others. -1 without memory.
 int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
-                      struct prefill_discard **discard, uint32_t *discards);
+                      struct discards *discards);
 // Call it once the plan is known. A page that no mapping of the plan moves does not count, and is
 // listed as by store_apply_table.
 int store_apply_plan(struct store *s, const struct plan *plan, uint32_t pid, uint64_t start,
-                     uint64_t end, struct prefill_discard **discard, uint32_t *discards);
+                     uint64_t end, struct discards *discards);
 // Returns the number of pages that count, of all processes in the table.
 uint64_t store_preplaced(struct store *s);
 // Compares samples of the placed pages in a restored process with the store. pid is the pid in the
@@ -68,17 +66,17 @@ uint32_t store_evict(struct store *s, uint32_t pid, uint32_t incarnation, uint64
 // For each block in [start, end) whose pages are mostly outdated: lists the outdated pages, as
 // store_apply_table does. They then count as not copied.
 int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
-                        uint64_t end, struct prefill_discard **discard, uint32_t *discards);
+                        uint64_t end, struct discards *discards);
 // Finds the pages of a block that only the early CRIU keeps and that the plan does not move to
 // their place (plan NULL: all that only it keeps). Their slots are in out. False: there are none.
 bool store_orphaned(struct store *s, const struct plan *plan, uint32_t pid, uint32_t incarnation,
                     uint64_t address, struct block *out);
 // The caller reports that the pages of the block are in their slots again.
 void store_written_back(struct store *s, const struct block *block);
-// Return the number of pages of the images that are neither in the store nor in their place in a
-// task. plan NULL: no page is in its place.
-uint64_t store_lost(struct store *s, const struct plan *plan);
+// Return the number of pages of the image, or of all images, that are neither in the store nor in
+// their place in a task. plan NULL, and for all images: no page is in its place.
 uint64_t image_lost(const struct image *image, struct page_map *map, const struct plan *plan);
+uint64_t store_lost(struct store *s);
 
 // Returns one bit for each page of the leaf that lies in a mapping that the plan moves.
 uint64_t cold_planned(const struct plan *plan, uint32_t pid, const struct leaf *leaf);

@@ -9,11 +9,6 @@
 
 enum { WORTH = BLOCK_PAGES / 2 }; // fewer pages give the host too little memory back
 
-struct discards {
-    struct prefill_discard *list;
-    uint32_t used, room;
-};
-
 static int add(struct discards *discards, uint64_t address) {
     struct prefill_discard *last = discards->used ? &discards->list[discards->used - 1] : NULL;
     if (last != NULL && last->address + last->pages * PAGE == address) {
@@ -55,35 +50,30 @@ static int list_block(struct discards *discards, struct page_map *map, uint64_t 
     return rc;
 }
 
-int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
-                        uint64_t end, struct prefill_discard **discard, uint32_t *count) {
-    struct discards discards = {.used = 0};
-    int rc = 0;
-    pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
-    if (map != NULL && map->incarnation == incarnation)
-        for (uint32_t i = 0; i < map->size && rc == 0; i++)
-            if (map->table[i] != NULL && map->table[i]->number % BLOCK_LEAVES == 0) {
-                uint64_t number = map->table[i]->number, address = (number << LEAF_BITS) * PAGE;
-                if (address >= start && address < end)
-                    rc = list_block(&discards, map, number);
-            }
-    pthread_mutex_unlock(&s->lock);
-    *discard = discards.list;
-    *count = discards.used;
-    return rc;
+static bool in_range(const struct leaf *leaf, uint64_t start, uint64_t end) {
+    uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
+    return leaf != NULL && address >= start && address < end;
 }
 
-static const struct image *image_of(const struct store *s, const struct page_map *map) {
-    for (uint32_t i = 0; i < s->images; i++)
-        if (s->image[i].pid == map->pid && s->image[i].incarnation == map->incarnation)
-            return &s->image[i];
-    return NULL;
+int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                        uint64_t end, struct discards *discards) {
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = store_find_process(s, pid);
+    if (map != NULL && map->incarnation == incarnation)
+        for (uint32_t i = 0; i < map->size && rc == 0; i++)
+            if (in_range(map->table[i], start, end) && map->table[i]->number % BLOCK_LEAVES == 0)
+                rc = list_block(discards, map, map->table[i]->number);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
 }
 
 // Pages that are not in the table do not count: preplaced keeps only bits of pages that are copied,
 // placed, and in the table. Meanwhile ticket holds the old bits.
-static void keep_listed(struct page_map *map, const struct image *image) {
+static void keep_listed(const struct store *s, struct page_map *map) {
+    const struct image *image = store_find_image(s, map->pid);
+    if (image != NULL && image->incarnation != map->incarnation)
+        image = NULL;
     for (uint32_t i = 0; i < map->size; i++)
         if (map->table[i] != NULL) {
             map->table[i]->ticket = map->table[i]->preplaced & map->table[i]->copied;
@@ -91,18 +81,12 @@ static void keep_listed(struct page_map *map, const struct image *image) {
         }
     for (uint32_t i = 0; image != NULL && i < image->extents; i++) {
         uint64_t page = image->extent[i].address / PAGE, end = page + image->extent[i].pages;
-        while (page < end) {
+        for (; page < end; page = (page | (LEAF_PAGES - 1)) + 1) {
             struct leaf *leaf = page_map_leaf(map, page);
             if (leaf != NULL)
-                leaf->preplaced |= leaf->ticket & leaf_bits(page, end);
-            page = (page | (LEAF_PAGES - 1)) + 1;
+                leaf->preplaced |= leaf->ticket & page_bits(page, end);
         }
     }
-}
-
-static int in_range(const struct leaf *leaf, uint64_t start, uint64_t end) {
-    uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
-    return leaf != NULL && address >= start && address < end;
 }
 
 // Lists the pages in [start, end) that do not count. map NULL: there is no such process.
@@ -117,30 +101,24 @@ static int list_all(struct discards *discards, struct page_map *map, uint64_t st
 }
 
 int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
-                      struct prefill_discard **discard, uint32_t *count) {
-    struct discards discards = {.used = 0};
+                      struct discards *discards) {
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     if (map != NULL)
-        keep_listed(map, image_of(s, map));
-    int rc = list_all(&discards, map, start, end);
+        keep_listed(s, map);
+    int rc = list_all(discards, map, start, end);
     pthread_mutex_unlock(&s->lock);
-    *discard = discards.list;
-    *count = discards.used;
     return rc;
 }
 
 int store_apply_plan(struct store *s, const struct plan *plan, uint32_t pid, uint64_t start,
-                     uint64_t end, struct prefill_discard **discard, uint32_t *count) {
-    struct discards discards = {.used = 0};
+                     uint64_t end, struct discards *discards) {
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     for (uint32_t i = 0; map != NULL && i < map->size; i++)
         if (in_range(map->table[i], start, end) && map->table[i]->preplaced)
             map->table[i]->preplaced &= cold_planned(plan, pid, map->table[i]);
-    int rc = list_all(&discards, map, start, end);
+    int rc = list_all(discards, map, start, end);
     pthread_mutex_unlock(&s->lock);
-    *discard = discards.list;
-    *count = discards.used;
     return rc;
 }

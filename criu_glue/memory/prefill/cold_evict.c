@@ -8,10 +8,8 @@
 #include "cold.h"
 
 static struct page_map *map_of(struct store *s, uint32_t pid, uint32_t incarnation) {
-    for (uint32_t i = 0; i < s->processes; i++)
-        if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
-            return s->process[i];
-    return NULL;
+    struct page_map *map = store_find_process(s, pid);
+    return map != NULL && map->incarnation == incarnation ? map : NULL;
 }
 
 // Returns the bits of the leaf's pages that are placed and whose slot no other page uses. The
@@ -94,27 +92,24 @@ uint64_t image_lost(const struct image *image, struct page_map *map, const struc
     uint64_t lost = 0;
     for (uint32_t i = 0; i < image->extents; i++) {
         uint64_t page = image->extent[i].address / PAGE, end = page + image->extent[i].pages;
-        for (uint64_t next; page < end; page = next) {
+        for (; page < end; page = (page | (LEAF_PAGES - 1)) + 1) {
             const struct leaf *leaf = page_map_leaf(map, page);
-            next = (page | (LEAF_PAGES - 1)) + 1;
             if (leaf == NULL || leaf->evicted == 0)
                 continue;
-            uint64_t evicted =
-                leaf->evicted & (plan != NULL ? ~cold_preplaced(plan, map, page) : ~UINT64_C(0));
-            uint64_t many = (next < end ? next : end) - page;
-            evicted &= (many < LEAF_PAGES ? (UINT64_C(1) << many) - 1 : ~UINT64_C(0))
-                       << page % LEAF_PAGES;
+            uint64_t evicted = leaf->evicted & page_bits(page, end);
+            if (plan != NULL)
+                evicted &= ~cold_preplaced(plan, map, page);
             lost += (uint64_t)__builtin_popcountll(evicted);
         }
     }
     return lost;
 }
 
-uint64_t store_lost(struct store *s, const struct plan *plan) {
+uint64_t store_lost(struct store *s) {
     uint64_t lost = 0;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; s->evicted && i < s->images; i++)
-        lost += image_lost(&s->image[i], store_process(s, s->image[i].pid), plan);
+        lost += image_lost(&s->image[i], store_process(s, s->image[i].pid), NULL);
     pthread_mutex_unlock(&s->lock);
     return lost;
 }

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
@@ -23,13 +22,11 @@ struct rseq_area {
     uint32_t flags, node_id, mm_cid, unused;
 };
 
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
-
 uint64_t store_preplaced(struct store *s) {
     uint64_t placed = 0;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->images; i++) {
-        const struct page_map *map = cold_process(s, s->image[i].pid);
+        const struct page_map *map = store_find_process(s, s->image[i].pid);
         if (map == NULL || map->incarnation != s->image[i].incarnation)
             continue;
         for (uint32_t k = 0; k < map->size; k++)
@@ -73,7 +70,7 @@ static uint64_t covered(const struct plan *plan, uint32_t pid, const struct leaf
         uint64_t next = at + PAGE;
         if (vma != NULL && (moved ? vma->placed != 0 : vma->source != 0)) {
             next = vma->start + vma->size < end ? vma->start + vma->size : end;
-            found |= leaf_bits(at / PAGE, next / PAGE);
+            found |= page_bits(at / PAGE, next / PAGE);
         }
         at = next;
     }
@@ -129,7 +126,7 @@ static int sample(const struct store *s, uint32_t pid, int task, const struct le
 int store_verify_preplaced(struct store *s, const struct plan *plan, uint32_t pid, int task,
                            char *why) {
     const struct plan_process *process = process_of(plan, pid);
-    struct page_map *map = cold_process(s, pid);
+    struct page_map *map = store_find_process(s, pid);
     const struct plan_vma *vma = process != NULL ? plan_vmas(plan) + process->first : NULL;
     for (uint32_t i = 0; map != NULL && vma != NULL && i < process->count; i++) {
         if (!vma[i].placed)

@@ -34,7 +34,6 @@ class Region:
 
     start: int
     size: int
-    grows_down: bool
     ours: bool
     source: int = 0
 
@@ -126,4 +125,4 @@ def _region(vma: Vma, taken: set[int]) -> Region | None:
         return None
     ours = vma[_FLAGS] == _MAP_PRIVATE | _MAP_ANONYMOUS and not vma[_PROTECTION] & _EXECUTABLE
     start, size = vma[_START], vma[_END] - vma[_START]
-    return Region(start, size, bool(vma[_FLAGS] & _MAP_GROWSDOWN), ours and start not in taken)
+    return Region(start, size, ours and start not in taken)

@@ -39,23 +39,19 @@ struct prefill_discard {
 
 // The plan lies in memory that the agent and the library share. It lists the mappings that CRIU
 // makes for each process, in CRIU's order.
-enum {
-    PLAN_MAGIC = 0x4c50534c,
-    VMA_GROWS_DOWN = 1, // CRIU maps one page more, in front of the mapping
-};
+enum { PLAN_MAGIC = 0x4c50534c };
 
 struct plan_vma {
     uint64_t start, size;
     uint64_t source; // its address in the early CRIU; 0: nothing of it is there
-    uint32_t flags;
+    uint32_t unused;
     _Atomic uint32_t placed; // the library sets this once the memory is in the task
 };
 
 struct plan_process {
-    uint32_t pid, first, count;
-    _Atomic uint32_t mismatch; // the library sets this when CRIU does not map what was planned
-    uint64_t total;            // bytes that CRIU reserves, without guard pages
-    uint64_t base_rest;        // the library reserves at an address with this rest, modulo BLOCK
+    uint32_t pid, first, count, unused;
+    uint64_t total;     // bytes that CRIU reserves
+    uint64_t base_rest; // the library reserves at an address with this rest, modulo BLOCK
 };
 
 struct plan {

@@ -30,6 +30,9 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from ....errors import StepFailed
 from ..engine import PAGE
@@ -67,7 +70,6 @@ _PLAN = struct.Struct("<IIII")
 _PLAN_PROCESS = struct.Struct("<IIIIQQ")
 _PLAN_VMA = struct.Struct("<QQQII")
 _MAGIC = 0x4C50534C
-_GROWS_DOWN = 1
 
 _NONE_NOW = (errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
 """MADV_COLLAPSE gives one of these errors when there is no contiguous memory (madvise(2))."""
@@ -103,7 +105,8 @@ class Prefill:
         orders.settimeout(ANSWER_S)
         self.plan_fd = os.memfd_create("liveshift-plan", os.MFD_CLOEXEC)
         self._areas: list[Area] = []
-        self._plan: mmap.mmap | None = None
+        self.plan: mmap.mmap | None = None
+        """The plan, for the fill. After the restore it also says which mappings were placed."""
         self._pids: set[int] = set()  # the processes that have memory in place
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
@@ -164,17 +167,9 @@ class Prefill:
 
     def discard_outdated(self) -> None:
         """Free outdated pages where that gives memory back. :meth:`plan_restore` frees the rest."""
+        listed = self._calls.store_list_outdated
         for area in self._areas:
-            with self._store.in_use() as store:
-                self.bytes -= self._discard(
-                    area,
-                    self._calls.store_list_outdated,
-                    store,
-                    area.pid,
-                    area.incarnation,
-                    area.start,
-                    area.end,
-                )
+            self.bytes -= self._discard(area, listed, area.pid, area.incarnation)
 
     def search(self) -> object:
         """Return a new search that begins at the first block."""
@@ -189,10 +184,7 @@ class Prefill:
                 self._free(area, [(area.start, (area.end - area.start) // PAGE)])
         self._areas = [a for a in self._areas if incarnations.get(a.pid) == a.incarnation]
         for area in self._areas:
-            with self._store.in_use() as store:
-                self._discard(
-                    area, self._calls.store_apply_table, store, area.pid, area.start, area.end
-                )
+            self._discard(area, self._calls.store_apply_table, area.pid)
         plan = mapped(images, incarnations)
         found = 0
         for area in self._areas:
@@ -201,19 +193,11 @@ class Prefill:
             if placed:
                 self._pids.add(area.pid)
         self._write(plan)
-        raw = self._ffi.from_buffer("uint8_t[]", self._plan)
+        raw = self._ffi.from_buffer("uint8_t[]", self.plan)
         self.write_back(raw)
+        for area in self._areas:
+            self._discard(area, self._calls.store_apply_plan, raw, area.pid)
         with self._store.in_use() as store:
-            for area in self._areas:
-                self._discard(
-                    area,
-                    self._calls.store_apply_plan,
-                    store,
-                    raw,
-                    area.pid,
-                    area.start,
-                    area.end,
-                )
             self.bytes = self._calls.store_preplaced(store) * PAGE
         return found
 
@@ -236,31 +220,23 @@ class Prefill:
         """Order the early CRIU to begin the restore."""
         self._order(_RESTORE)
 
-    @property
-    def plan(self) -> mmap.mmap | None:
-        """The plan, for the fill. After the restore it also says which mappings were placed."""
-        return self._plan
-
     def check(self, processes: Mapping[int, int]) -> None:
         """Check samples of pages in all restored processes. ``processes``: inner pid to host's pid.
         Raises StepFailed for a wrong page."""
+        assert self.plan is not None
+        why = self._ffi.new("char[]", store_library.WHY)
+        plan = self._ffi.from_buffer("uint8_t[]", self.plan)
         for pid in self._pids:
             if pid not in processes:
                 raise StepFailed("restore", f"process {pid} is not there")
-            self._check(pid, processes[pid])
+            with self._store.in_use() as store:
+                if self._calls.store_verify_preplaced(store, plan, pid, processes[pid], why) != 0:
+                    raise StepFailed("restore", self._ffi.string(why).decode("utf-8", "replace"))
 
-    def _check(self, pid: int, task: int) -> None:
-        assert self._plan is not None
-        why = self._ffi.new("char[]", store_library.WHY)
-        plan = self._ffi.from_buffer("uint8_t[]", self._plan)
-        with self._store.in_use() as store:
-            if self._calls.store_verify_preplaced(store, plan, pid, task, why) != 0:
-                raise StepFailed("restore", self._ffi.string(why).decode("utf-8", "replace"))
-
-    def _copy(self, block: object) -> None:
-        area = self._area(block.pid, block.incarnation, block.address)  # type: ignore[attr-defined]
-        address, fresh = block.address, block.fresh  # type: ignore[attr-defined]
-        slots = bytes(self._ffi.buffer(block.slot))  # type: ignore[attr-defined]
+    def _copy(self, block: Any) -> None:
+        address, fresh = block.address, block.fresh
+        area = self._area(block.pid, block.incarnation, address)
+        slots = bytes(self._ffi.buffer(block.slot))
         self._order(_COPY, area.shift, address, int(fresh), count=len(slots) // 4, more=slots)
         if fresh:
             if not _holds(area, address, address + PAGE):
@@ -288,11 +264,13 @@ class Prefill:
             area.end = end
 
     def _discard(self, area: Area, listed: Callable[..., int], *of: object) -> int:
-        """Free the pages that the function ``listed`` lists. Return their bytes."""
-        discards, count = self._ffi.new("struct prefill_discard **"), self._ffi.new("uint32_t *")
-        rc = listed(*of, discards, count)
-        raw = bytes(self._ffi.buffer(discards[0], count[0] * _RANGE.size)) if count[0] else b""
-        self._calls.free(discards[0])
+        """Free the pages of the area that ``listed(store, *of, …)`` lists. Return their bytes."""
+        discards = self._ffi.new("struct discards *")
+        with self._store.in_use() as store:
+            rc = listed(store, *of, area.start, area.end, discards)
+        size = discards.used * _RANGE.size
+        raw = bytes(self._ffi.buffer(discards.list, size)) if size else b""
+        self._calls.free(discards.list)
         if rc != 0:
             raise PrefillLost("out of memory for the list of freed pages")
         return self._free(area, list(_RANGE.iter_unpack(raw)))
@@ -311,7 +289,9 @@ class Prefill:
             end = mapping.start + mapping.size
             if not mapping.ours or mapping.start < area.low or end > area.high:
                 continue
-            holders = [a for a in self._areas if _same(a, area) and _holds(a, mapping.start, end)]
+            holders = [
+                a for a in self._areas if a.pid == area.pid and _holds(a, mapping.start, end)
+            ]
             if holders != [area]:  # only one area could be moved to the mapping's place
                 continue
             self._grow(area, mapping.start, end)
@@ -325,15 +305,14 @@ class Prefill:
             total = sum(mapping.size for mapping in of)
             processes += _PLAN_PROCESS.pack(pid, count, len(of), 0, total, _base_rest(of))
             for m in of:
-                flags = _GROWS_DOWN if m.grows_down else 0
-                mappings += _PLAN_VMA.pack(m.start, m.size, m.source, flags, 0)
+                mappings += _PLAN_VMA.pack(m.start, m.size, m.source, 0, 0)
             count += len(of)
         raw = _PLAN.pack(_MAGIC, len(plan), count, 0) + processes + mappings
         if len(raw) > PLAN_LIMIT:
             raise PrefillLost(f"the image has {count} mappings, too many to place in advance")
         os.ftruncate(self.plan_fd, len(raw))
-        self._plan = mmap.mmap(self.plan_fd, len(raw))
-        self._plan[:] = raw
+        self.plan = mmap.mmap(self.plan_fd, len(raw))
+        self.plan[:] = raw
 
     def _order(
         self,
@@ -362,10 +341,6 @@ class Prefill:
         return int(shifted)
 
 
-def _same(one: Area, other: Area) -> bool:
-    return (one.pid, one.incarnation) == (other.pid, other.incarnation)
-
-
 def _holds(area: Area, start: int, end: int) -> bool:
     first = bisect.bisect_left(area.blocks, start - BLOCK + PAGE)
     return first < len(area.blocks) and area.blocks[first] < end
@@ -379,7 +354,6 @@ def _base_rest(mappings: Sequence[Region]) -> int:
     weights: dict[int, int] = {}
     offset = 0
     for mapping in mappings:
-        offset += PAGE if mapping.grows_down else 0
         if mapping.source:
             rest = (mapping.start - offset) % BLOCK
             weights[rest] = weights.get(rest, 0) + mapping.size
@@ -389,8 +363,4 @@ def _base_rest(mappings: Sequence[Region]) -> int:
 
 def memory_left() -> int:
     """Return the bytes of memory that this host can still give (proc(5), MemAvailable)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0
+    return int(psutil.virtual_memory().available)

@@ -213,7 +213,6 @@ static struct {
     pid_t pid;
     struct plan_process *process;
     struct plan_vma *next, *end;
-    uint64_t guard;    // bytes in front of a mapping that grows down
     uint64_t expected; // the address of CRIU's next mapping
 } task;
 
@@ -246,38 +245,21 @@ static void find_task(void) {
             task.process = &process[i];
 }
 
-static void abandon_plan(void) {
-    task.process->mismatch = 1;
-    task.next = task.end = NULL;
-    task.process = NULL;
-}
-
 // Reserves the place for all private mappings (criu: prepare_mappings). The kernel can move whole
 // page tables only where source, place and final address have the same offset within a block.
 static void *reserve(size_t size) {
     struct plan_vma *first = plan_vmas(early.plan) + task.process->first;
-    uint64_t growing = 0;
-    for (uint32_t i = 0; i < task.process->count; i++)
-        growing += first[i].flags & VMA_GROWS_DOWN;
-    if (size == task.process->total)
-        task.guard = 0;
-    else if (size == task.process->total + growing * PAGE)
-        task.guard = PAGE;
-    else
+    if (size != task.process->total)
         return MAP_FAILED; // it is another mapping, or does not fit the plan: nothing is placed
     for (uint64_t i = 0; i < TRIED_BASES; i++) {
         void *want = at(BASE + i * BASES_APART + task.process->base_rest);
-        void *got = real_mmap()(want, size, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-        if (got != want) {
-            if (got != MAP_FAILED)
-                munmap(got, size);
-            continue;
-        }
+        if (real_mmap()(want, size, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != want)
+            continue;      // another mapping is there
         huge_pages(false); // CRIU may have changed the setting in a test (criu: kerndat.c)
         task.next = first;
         task.end = first + task.process->count;
-        task.expected = (uintptr_t)got;
-        return got;
+        task.expected = (uintptr_t)want;
+        return want;
     }
     return MAP_FAILED;
 }
@@ -285,9 +267,9 @@ static void *reserve(size_t size) {
 static struct plan_vma *expected(const void *address, size_t size) {
     if (task.next == task.end || (uintptr_t)address != task.expected)
         return NULL;
-    uint64_t guard = task.next->flags & VMA_GROWS_DOWN ? task.guard : 0;
-    if (task.next->size + guard != size) {
-        abandon_plan();
+    if (task.next->size != size) { // CRIU does not map what was planned: nothing more is placed
+        task.next = task.end = NULL;
+        task.process = NULL;
         return NULL;
     }
     task.expected += size;

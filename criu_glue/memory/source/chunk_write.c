@@ -16,7 +16,7 @@ void pull_chunk_begin(struct pull_chunk *chunk, void *at) {
     chunk->pages = chunk->runs = chunk->reference_runs = chunk->references = 0;
 }
 
-static uint8_t *put_runs(uint8_t *at, const struct pull_run *run, size_t count) {
+static uint8_t *put_runs(uint8_t *at, const struct run *run, size_t count) {
     for (size_t i = 0; i < count; i++)
         at = chunk_put_run(at, run[i].address, run[i].pages, run[i].kind);
     return at;

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from .followed import Followed
-from .proc import About, about
+from .proc import about
 
 GONE = (FileNotFoundError, ProcessLookupError)
 """The kernel raises one of these for a process that has ended."""
@@ -39,8 +39,10 @@ class Family:
                 if known is not None and known.who.started == who.started:
                     known.who = who
                     found[pid] = known
-                else:
-                    found[pid] = self._new(pid, who, known)
+                    continue
+                if known is not None:
+                    self._drop(known)
+                found[pid] = Followed(pid, who, self._incarnations.get(who.inner, 0) + 1)
         for gone in self._followed.values():
             self._drop(gone)
         self._followed = found
@@ -70,14 +72,6 @@ class Family:
 
     def parent(self, process: Followed) -> Followed | None:
         return self._followed.get(process.who.parent)
-
-    def by_inner_pid(self) -> dict[int, Followed]:
-        return {process.who.inner: process for process in self}
-
-    def _new(self, pid: int, who: About, earlier: Followed | None) -> Followed:
-        if earlier is not None:
-            self._drop(earlier)
-        return Followed(pid, who, self._incarnations.get(who.inner, 0) + 1)
 
     def _drop(self, process: Followed) -> None:
         self._incarnations[process.who.inner] = process.incarnation

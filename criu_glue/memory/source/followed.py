@@ -55,7 +55,7 @@ class Followed:
         """Record that not all listed pages were read. The next look lists those as well."""
         self._whole = True
 
-    def look(self, known: int, only_look: bool = False) -> None:
+    def look(self, only_look: bool = False) -> None:
         """List in ``written`` the pages written since the last look, and protect them again.
 
         If the process cannot be tracked, all its pages are listed once, and the pass at the freeze
@@ -65,26 +65,24 @@ class Followed:
         self.written.clear()
         for _ in range(2):  # a second time if the process has run another program meanwhile
             self.ranges = own_ranges(self.pid, self.who.locked)
-            if not self._track() or self._look_tracked(known, only_look):
+            if not self._track() or self._look_tracked(only_look):
                 break
         # This check must come after the look. I/O that is complete by now, or that began after the
         # look, needs no check: the pages are read as they are.
         if not self.untrusted:
             self.untrusted = writers.past_page_tables(self.pid)
         if self._uffd is None and not self._read_once and not only_look:
-            for look in self.looks_standing(known):
+            for look in self.looks_standing():
                 look()
             self.classify(all_stale=True)
             self._read_once = True
 
-    def _look_tracked(self, known: int, only_look: bool) -> bool:
+    def _look_tracked(self, only_look: bool) -> bool:
         assert self._uffd is not None
         whole = self._whole and not only_look
         try:
             with self._pagemap() as pagemap:
-                scan_written(
-                    pagemap, self._uffd, self.ranges, known, whole, self.sent, self.written
-                )
+                scan_written(pagemap, self._uffd, self.ranges, whole, self.sent, self.written)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -94,11 +92,11 @@ class Followed:
         self._tries = 0
         return True
 
-    def looks_standing(self, known: int) -> list[Callable[[], None]]:
+    def looks_standing(self) -> list[Callable[[], None]]:
         """Return functions that scan the frozen process. Any threads must call all of them before
         :meth:`classify`."""
         self._found = []
-        return [self._look_at(part, known) for part in divided(self.ranges)]
+        return [self._look_at(part) for part in divided(self.ranges)]
 
     def classify(self, all_stale: bool) -> None:
         """List in ``present`` all pages that exist, and in ``written`` those that the destination
@@ -111,13 +109,13 @@ class Followed:
             )
         self._found = []
 
-    def _look_at(self, part: Ranges, known: int) -> Callable[[], None]:
+    def _look_at(self, part: Ranges) -> Callable[[], None]:
         found = Regions()
         self._found.append(found)
 
         def look() -> None:
             with self._pagemap() as pagemap:
-                scan_present(pagemap, part, known, found)
+                scan_present(pagemap, part, found)
 
         return look
 

@@ -154,13 +154,13 @@ static bool parent_has(const struct pull *pull, uint64_t address, struct sent_ha
     return block != NULL && same(block->hash[index], hash) && block->pass[index] < pull->pass;
 }
 
-static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32_t kind) {
-    struct pull_run *last = *runs ? &run[*runs - 1] : NULL;
+static void add_run(struct run *run, size_t *runs, uint64_t address, uint32_t kind) {
+    struct run *last = *runs ? &run[*runs - 1] : NULL;
     if (last != NULL && last->kind == kind &&
         last->address + (uint64_t)last->pages * PAGE == address)
         last->pages++;
     else
-        run[(*runs)++] = (struct pull_run){address, 1, kind};
+        run[(*runs)++] = (struct run){.address = address, .pages = 1, .kind = kind};
 }
 
 static void add_reference(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
@@ -171,28 +171,27 @@ static void add_reference(struct pull_chunk *chunk, uint64_t address, struct sen
     add_run(chunk->reference_run, &chunk->reference_runs, address, RUN_REFERENCE);
 }
 
-// Puts one page that was read into the chunk, in the shortest form.
+// Puts one page that was read into the chunk, in the shortest form. Leaves out a page that the
+// destination has.
 static void add_page(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
-                     const uint8_t *page, struct pull_state *seen) {
+                     const uint8_t *page) {
     struct sent_block *block = sent_find(pull->sent, address);
     size_t index = sent_index(address);
     struct sent_hash hash = hash_of(page);
-    if (same(block->hash[index], hash)) {
-        seen->unchanged++;
-    } else if (page_is_zero(page)) {
+    sent_make_current(block, index);
+    if (same(block->hash[index], hash))
+        return;
+    sent_record(block, index, hash, pull->pass);
+    if (page_is_zero(page)) {
         add_run(chunk->run, &chunk->runs, address, RUN_ZERO);
-        sent_record(block, index, hash, pull->pass);
     } else if (parent_has(pull, address, hash)) {
         add_reference(chunk, address, hash, pull->parent_pid);
-        sent_record(block, index, hash, pull->pass);
     } else {
         uint8_t *to = chunk->at + PAGE + chunk->pages++ * PAGE;
         if (to != page) // pages before this one have no payload
             memmove(to, page, PAGE);
         add_run(chunk->run, &chunk->runs, address, RUN_DATA);
-        sent_record(block, index, hash, pull->pass);
     }
-    sent_make_current(block, index);
 }
 
 static void add_batch(struct pull *pull, struct pull_chunk *chunk, const struct batch *batch) {
@@ -204,13 +203,12 @@ static void add_batch(struct pull *pull, struct pull_chunk *chunk, const struct 
         end = address + batch->part[i].iov_len;
         for (; address < end; address += PAGE, page += PAGE, is_read++) {
             if (*is_read)
-                add_page(pull, chunk, address, page, &seen);
+                add_page(pull, chunk, address, page);
             else if (seen.unreadable++ == 0)
                 seen.first_unreadable = address;
         }
     }
     pthread_mutex_lock(&pull->lock);
-    pull->state.unchanged += seen.unchanged;
     if (seen.unreadable && pull->state.unreadable == 0)
         pull->state.first_unreadable = seen.first_unreadable;
     pull->state.unreadable += seen.unreadable;

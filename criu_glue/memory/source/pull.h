@@ -16,7 +16,6 @@ enum { PULL_MOST_REFERENCES = 4096 };
 
 struct pull_state {
     uint64_t unreadable, first_unreadable; // number of unreadable pages, address of the first
-    uint64_t unchanged;                    // pages read that the destination already has
     int error;                             // 0, or -ESRCH: the process has ended
 };
 
@@ -38,18 +37,13 @@ struct pull {
     struct pull_state state;
 };
 
-struct pull_run {
-    uint64_t address;
-    uint32_t pages, kind;
-};
-
 // A chunk that one thread is making.
 struct pull_chunk {
     uint8_t *at; // CHUNK_LONGEST bytes; the content of pages is written at offset PAGE at once
     size_t pages;
     size_t runs, reference_runs, references;
-    struct pull_run run[CHUNK_RUNS];           // runs of data and of zeros
-    struct pull_run reference_run[CHUNK_RUNS]; // in the chunk they come behind those in run
+    struct run run[CHUNK_RUNS];           // runs of data and of zeros
+    struct run reference_run[CHUNK_RUNS]; // in the chunk they come behind those in run
     uint8_t reference[PULL_MOST_REFERENCES * REFERENCE];
 };
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 from .... import background
 from .ring import ChunkRing, ChunkSlot
@@ -20,18 +19,13 @@ Sink = Callable[[memoryview, Callable[[], None]], None]
 argument. All reading threads call the sink, several at the same time."""
 
 
-class PullThrottle(Protocol):
-    """Slows the reading down. Several threads call it at the same time."""
-
-    def account(self, read: int) -> None:
-        """A thread has just read this many bytes. Return when it may read more."""
+Throttle = Callable[[int], None]
+"""A throttle gets how many bytes a thread has just read, and returns when that thread may read
+more. Several threads call it at the same time."""
 
 
-class NoThrottle:
+def unthrottled(read: int) -> None:
     """A throttle that never waits."""
-
-    def account(self, read: int) -> None:
-        pass
 
 
 class PullStopped(Exception):
@@ -57,7 +51,7 @@ class Pulling:
             pass
 
     def pull(
-        self, pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle, stopped: Callable[[], bool]
+        self, pulls: Sequence[Pull], sink: Sink, throttle: Throttle, stopped: Callable[[], bool]
     ) -> int:
         """Read all pulls, one process after the other. Return the bytes of all chunks.
 
@@ -90,7 +84,7 @@ class Pulling:
 
 class _Worker:
     def __init__(
-        self, ring: ChunkRing, sink: Sink, throttle: PullThrottle, stopped: Callable[[], bool]
+        self, ring: ChunkRing, sink: Sink, throttle: Throttle, stopped: Callable[[], bool]
     ) -> None:
         self._ring = ring
         self._sink = sink
@@ -118,11 +112,11 @@ class _Worker:
                     raise PullStopped
             self._chunk.begin(self._slot.memory)
             background.adopt()
-            how, read = self._chunk.fill(pull, BATCH)
-            self._throttle.account(read)
-            while how == PAUSE and not self._stopped():
+            while True:
                 how, read = self._chunk.fill(pull, BATCH)
-                self._throttle.account(read)
+                self._throttle(read)
+                if how != PAUSE or self._stopped():
+                    break
             self._hand_on(pull)
             # If each batch fills a chunk, and the sink gives the slot back before it waits for the
             # link, no check above asks whether the round is still wanted.

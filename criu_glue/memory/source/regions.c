@@ -21,16 +21,16 @@ int regions_reserve(struct regions *list, size_t more) {
     return 0;
 }
 
-int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t categories) {
+int regions_add(struct regions *list, uint64_t start, uint64_t end) {
     struct region *last = list->count ? &list->at[list->count - 1] : NULL;
     list->bytes += end - start;
-    if (last != NULL && last->end == start && last->categories == categories) {
+    if (last != NULL && last->end == start) {
         last->end = end;
         return 0;
     }
     int rc = regions_reserve(list, 1);
     if (rc == 0)
-        list->at[list->count++] = (struct region){start, end, categories};
+        list->at[list->count++] = (struct region){start, end, 0};
     return rc;
 }
 

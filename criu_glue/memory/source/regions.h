@@ -20,8 +20,8 @@ struct regions {
 
 // The next two functions return 0 or -ENOMEM.
 int regions_reserve(struct regions *list, size_t more);
-// Adds a region. It extends the last one if that ends at start and has the same categories.
-int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t categories);
+// Adds a region without categories. It extends the last one if that ends at start.
+int regions_add(struct regions *list, uint64_t start, uint64_t end);
 
 // Writes the list as count pairs of (address, pages).
 void regions_runs(const struct regions *list, uint64_t *out);

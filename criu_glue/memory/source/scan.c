@@ -3,26 +3,17 @@
 #include "scan.h"
 
 #include <errno.h>
+#include <linux/userfaultfd.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 
-// linux/fs.h and linux/userfaultfd.h
+// linux/fs.h and linux/userfaultfd.h; those on the build host may be older than the kernel.
 struct pm_scan_arg {
     uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
     uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 #define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
 enum { PROTECT_MATCHING = 1 << 0, REFUSE_UNTRACKED = 1 << 1 };
-
-struct uffdio_api {
-    uint64_t api, features, ioctls;
-};
-struct uffdio_register {
-    uint64_t start, length, mode, ioctls;
-};
-#define UFFDIO_API _IOWR(0xAA, 0x3F, struct uffdio_api)
-#define UFFDIO_REGISTER _IOWR(0xAA, 0x00, struct uffdio_register)
-enum { REGISTER_WRITE_PROTECT = 1 << 1 };
 enum { FEATURE_WP = 1 << 0, FEATURE_WP_UNPOPULATED = 1 << 13, FEATURE_WP_ASYNC = 1 << 15 };
 
 // One call scans at most this many bytes. During a call the kernel holds the lock of the address
@@ -33,7 +24,7 @@ enum { BATCH = 4096 }; // regions per call
 
 int scan_enable(int uffd) {
     struct uffdio_api api = {
-        .api = 0xAA,
+        .api = UFFD_API,
         .features = FEATURE_WP | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC,
     };
     return ioctl(uffd, UFFDIO_API, &api) == 0 ? 0 : -errno;
@@ -52,17 +43,17 @@ static struct pm_scan_arg page_arguments(uint64_t known) {
     };
 }
 
+static bool knows(int pagemap, uint64_t categories) {
+    struct pm_scan_arg nothing = {.size = sizeof nothing, .category_mask = categories};
+    return ioctl(pagemap, PAGEMAP_SCAN, &nothing) == 0;
+}
+
 uint64_t scan_categories(int pagemap) {
-    uint64_t known = PAGE_WRITE_TRACKED | PAGE_WRITTEN | PAGE_OF_FILE | PAGE_PRESENT |
-                     PAGE_SWAPPED | PAGE_ZERO_FRAME | PAGE_GUARD;
-    for (; known >= PAGE_ZERO_FRAME; known &= ~(uint64_t)PAGE_GUARD) {
-        struct pm_scan_arg nothing = {.size = sizeof nothing, .category_mask = known};
-        if (ioctl(pagemap, PAGEMAP_SCAN, &nothing) == 0)
-            return known;
-        if (!(known & PAGE_GUARD))
-            break;
-    }
-    return 0;
+    uint64_t first = PAGE_WRITE_TRACKED | PAGE_WRITTEN | PAGE_OF_FILE | PAGE_PRESENT |
+                     PAGE_SWAPPED | PAGE_ZERO_FRAME;
+    if (knows(pagemap, first | PAGE_GUARD))
+        return first | PAGE_GUARD;
+    return knows(pagemap, first) ? first : 0;
 }
 
 // Adds to the list all pages in [start, end) that the arguments select.
@@ -93,8 +84,8 @@ static int scan(int pagemap, struct pm_scan_arg args, uint64_t start, uint64_t e
 }
 
 static int track(int uffd, uint64_t start, uint64_t end) {
-    struct uffdio_register range = {
-        .start = start, .length = end - start, .mode = REGISTER_WRITE_PROTECT};
+    struct uffdio_register range = {.range = {.start = start, .len = end - start},
+                                    .mode = UFFDIO_REGISTER_MODE_WP};
     return ioctl(uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
 }
 
@@ -104,19 +95,15 @@ static bool is_listed_whole(struct region part) {
 
 // Adds to stale the pages of the part whose content the destination may not have.
 static int add_stale(struct sent *sent, struct region part, bool all_stale, struct regions *stale) {
-    if (all_stale || is_listed_whole(part)) {
-        int rc = sent_invalidate(sent, part.start, part.end);
-        return rc != 0 ? rc : regions_add(stale, part.start, part.end, 0);
-    }
-    for (uint64_t at = part.start; at < part.end;) {
-        bool current;
-        uint64_t end = sent_run_end(sent, at, part.end, &current);
+    bool whole = all_stale || is_listed_whole(part);
+    for (uint64_t at = part.start, end; at < part.end; at = end) {
+        bool current = false;
+        end = whole ? part.end : sent_run_end(sent, at, part.end, &current);
         int rc = current ? 0 : sent_invalidate(sent, at, end);
         if (rc == 0 && !current)
-            rc = regions_add(stale, at, end, 0);
+            rc = regions_add(stale, at, end);
         if (rc != 0)
             return rc;
-        at = end;
     }
     return 0;
 }
@@ -186,6 +173,6 @@ int scan_classify(const struct regions *found, bool all_stale, struct sent *sent
                   struct regions *present, struct regions *stale) {
     int rc = 0;
     for (size_t i = 0; i < found->count && rc == 0; i++)
-        rc = regions_add(present, found->at[i].start, found->at[i].end, 0);
+        rc = regions_add(present, found->at[i].start, found->at[i].end);
     return rc != 0 ? rc : add_all_stale(sent, found, all_stale, stale);
 }

@@ -62,14 +62,6 @@ static struct sent_block *find_or_add(struct sent *sent, uint64_t number) {
     return *at;
 }
 
-// Returns the bits of the pages [first, last) that lie in word i of a block.
-static uint64_t bits(size_t i, size_t first, size_t last) {
-    size_t low = first > 64 * i ? first - 64 * i : 0;
-    size_t high = last < 64 * (i + 1) ? last - 64 * i : 64;
-    uint64_t below_high = high == 64 ? UINT64_MAX : (UINT64_C(1) << high) - 1;
-    return below_high & ~((UINT64_C(1) << low) - 1);
-}
-
 int sent_invalidate(struct sent *sent, uint64_t start, uint64_t end) {
     while (start < end) {
         uint64_t number = start / BLOCK, next = (number + 1) * BLOCK;
@@ -78,8 +70,8 @@ int sent_invalidate(struct sent *sent, uint64_t start, uint64_t end) {
         if (block == NULL)
             return -ENOMEM;
         size_t first = sent_index(start), last = first + (stop - start) / PAGE;
-        for (size_t i = first / 64; i <= (last - 1) / 64; i++)
-            block->current[i] &= ~bits(i, first, last);
+        for (size_t i = first; i < last; i = (i | 63) + 1)
+            block->current[i / 64] &= ~page_bits(i, last);
         start = stop;
     }
     return 0;
@@ -97,7 +89,7 @@ static int forget_page(struct sent_block *block, uint64_t address, struct region
         return 0;
     sent_record(block, index, (struct sent_hash){0}, 0);
     block->current[index / 64] &= ~(UINT64_C(1) << index % 64);
-    return regions_add(list, address, address + PAGE, 0);
+    return regions_add(list, address, address + PAGE);
 }
 
 // The request comes from another host and is not trusted. So this makes no block, and leaves out
@@ -114,37 +106,23 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
     return rc;
 }
 
-// Does the work of sent_run_end within one block.
-static uint64_t same_in_block(const struct sent_block *block, uint64_t start, uint64_t stop,
-                              bool current) {
-    size_t at = sent_index(start), last = at + (stop - start) / PAGE;
-    while (at < last) {
-        uint64_t word = block->current[at / 64];
-        uint64_t others = (current ? ~word : word) >> at % 64;
-        if (others != 0) {
-            at += (size_t)__builtin_ctzll(others);
-            break;
-        }
-        at = (at / 64 + 1) * 64;
-    }
-    return at < last ? start + (at - sent_index(start)) * PAGE : stop;
+// Returns the word with the bit of the page. Where there is no block, no page is current.
+static uint64_t current_word(const struct sent *sent, uint64_t page) {
+    const struct sent_block *block = sent_find(sent, page * PAGE);
+    return block != NULL ? block->current[page % BLOCK_PAGES / 64] : 0;
 }
 
 uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, bool *current) {
-    *current = false;
-    for (bool first = true; start < end; first = false) {
-        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
-        const struct sent_block *block = sent_find(sent, start);
-        size_t index = sent_index(start);
-        bool here = block != NULL && (block->current[index / 64] >> index % 64 & 1);
-        if (first)
-            *current = here;
-        if (here != *current)
+    uint64_t page = start / PAGE, last = end / PAGE;
+    *current = current_word(sent, page) >> page % 64 & 1;
+    while (page < last) {
+        uint64_t word = current_word(sent, page);
+        uint64_t others = (*current ? ~word : word) >> page % 64;
+        if (others != 0) {
+            page += (uint64_t)__builtin_ctzll(others);
             break;
-        uint64_t to = block != NULL ? same_in_block(block, start, stop, here) : stop;
-        start = to;
-        if (to < stop)
-            break;
+        }
+        page = (page | 63) + 1;
     }
-    return start;
+    return (page < last ? page : last) * PAGE;
 }

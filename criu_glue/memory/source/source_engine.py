@@ -8,11 +8,12 @@ errno.
 from __future__ import annotations
 
 import errno
+import functools
+import os
 from collections.abc import Iterable
 from typing import Any
 
-from ..engine import PAGE as PAGE
-from ..engine import load, raised
+from ..engine import load
 
 DECLARATIONS = """
 struct region { uint64_t start, end, categories; };
@@ -26,7 +27,6 @@ struct sent;
 struct sent *sent_new(void);
 void sent_clear(struct sent *);
 void sent_free(struct sent *);
-int sent_invalidate(struct sent *, uint64_t start, uint64_t end);
 void sent_invalidate_all(struct sent *);
 int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
 
@@ -41,7 +41,7 @@ int scan_classify(const struct regions *found, bool all_stale, struct sent *,
 
 struct pull;
 struct pull_chunk;
-struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
+struct pull_state { uint64_t unreadable, first_unreadable; int error; };
 struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
                       uint32_t round, uint16_t pass, const struct regions *, struct sent *);
 void pull_refer_to(struct pull *, const struct sent *parent, uint32_t parent_pid);
@@ -65,9 +65,14 @@ def prepare(uffd: int) -> None:
     _check(_lib.scan_enable(uffd), "userfaultfd")
 
 
-def known_categories(pagemap: int) -> int:
+@functools.cache
+def known_categories() -> int:
     """Return the categories that this kernel's PAGEMAP_SCAN knows; 0: it has no PAGEMAP_SCAN."""
-    return int(_lib.scan_categories(pagemap))
+    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(_lib.scan_categories(pagemap))
+    finally:
+        os.close(pagemap)
 
 
 class Regions:
@@ -111,17 +116,19 @@ class Sent:
 
 
 def scan_written(
-    pagemap: int, uffd: int, ranges: Ranges, known: int, whole: bool, sent: Sent, written: Regions
+    pagemap: int, uffd: int, ranges: Ranges, whole: bool, sent: Sent, written: Regions
 ) -> None:
     """Add to ``written`` the pages written since the last call; scan.h lists the errors."""
+    known = known_categories()
     rc = _lib.scan_written(
         pagemap, uffd, _pairs(ranges), len(ranges), known, whole, sent.pages, written.list
     )
     _check(rc, "PAGEMAP_SCAN")
 
 
-def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> None:
+def scan_present(pagemap: int, ranges: Ranges, found: Regions) -> None:
     """Add to ``found`` the pages that exist in the ranges. They must not change meanwhile."""
+    known = known_categories()
     rc = _lib.scan_present(pagemap, _pairs(ranges), len(ranges), known, found.list)
     _check(rc, "PAGEMAP_SCAN")
 
@@ -174,11 +181,6 @@ class Pull:
         state = _lib.pull_state(self.work)
         return int(state.unreadable), int(state.first_unreadable)
 
-    @property
-    def unchanged(self) -> int:
-        """How many pages were read that the destination already has."""
-        return int(_lib.pull_state(self.work).unchanged)
-
 
 DONE, FULL, PAUSE = 0, 1, 2
 
@@ -214,10 +216,10 @@ def _pairs(ranges: Iterable[tuple[int, int]]) -> Any:
 
 def _new(pointer: Any) -> Any:
     if pointer == _ffi.NULL:
-        raise raised(-errno.ENOMEM, "memory.so")
+        _check(-errno.ENOMEM, "memory.so")
     return pointer
 
 
 def _check(rc: int, what: str) -> None:
     if rc < 0:
-        raise raised(rc, what)
+        raise OSError(-rc, os.strerror(-rc), what)

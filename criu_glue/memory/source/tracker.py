@@ -12,7 +12,6 @@ Nothing stays in the processes. If the tracker ends, the job runs on unharmed.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ from . import userfault
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
-from .pulling import NoThrottle, Pulling, PullStopped, PullThrottle, Sink
+from .pulling import Pulling, PullStopped, Sink, Throttle, unthrottled
 from .ring import ChunkRing
-from .source_engine import Pull, Ranges, known_categories
+from .source_engine import Pull, Ranges
 from .standing import wait_stopped
 
 SLOTS = 48
@@ -44,10 +43,8 @@ class TrackedRound:
     """The result of one round. ``dirty_bytes`` is the size of the pages listed as written,
     ``sent_bytes`` the size of the chunks sent, heads included."""
 
-    number: int
     dirty_bytes: int
     sent_bytes: int
-    seconds: float
     processes: int
     untracked: dict[int, str]
     """The processes (inner pids) that the last pass will read in full, and the reasons."""
@@ -55,15 +52,13 @@ class TrackedRound:
 
 @dataclass(frozen=True)
 class FrozenSet:
-    """The result of the last pass. It took ``seconds``, of which the search for pages took
-    ``scan_s``."""
+    """The result of the last pass. Its search for pages took ``scan_s`` seconds."""
 
     dirty_bytes: int
     sent_bytes: int
     table: dict[int, dict[str, Any]]
     """By inner pid: {"incarnation": n, "runs": pairs of address and pages, 64 bits each}."""
     ranges: dict[int, Ranges]
-    seconds: float
     scan_s: float
 
 
@@ -95,9 +90,6 @@ class MemoryTracker:
         self._rounds = 0
         self._passes = 0
         self._broken = False
-        pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        self._known = known_categories(pagemap)
-        os.close(pagemap)
 
     @staticmethod
     def probe() -> str:
@@ -113,7 +105,7 @@ class MemoryTracker:
     def round(
         self,
         sink: Sink,
-        throttle: PullThrottle | None = None,
+        throttle: Throttle = unthrottled,
         listed: Callable[[int], None] = lambda _: None,
     ) -> TrackedRound:
         """Send the pages written since the last round. The first round sends all pages.
@@ -123,7 +115,6 @@ class MemoryTracker:
         not sent then count as written. Raises also what the sink has raised; after that this
         tracker cannot be used any more.
         """
-        began = time.monotonic()
         self._refresh()
         dirty = sent = 0
         for generation in self._family.generations():
@@ -136,7 +127,7 @@ class MemoryTracker:
                 for process in there:
                     process.interrupted()
                 raise
-            sent += self._pull(there, sink, throttle or NoThrottle())
+            sent += self._pull(there, sink, throttle)
             # Children may refer to pages of their parents only once those are on their way. If a
             # reference overtakes its page, the destination asks for the page.
             if sent and not self._ring.wait_all_free(self._stopped):
@@ -145,8 +136,7 @@ class MemoryTracker:
         self._rounds += 1
         why = {p.who.inner: p.untracked or p.untrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
-        seconds = time.monotonic() - began
-        return TrackedRound(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
+        return TrackedRound(dirty, sent, len(self._family), untracked)
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait until CRIU has stopped every task. ``known``: whether CRIU itself reports that.
@@ -173,7 +163,7 @@ class MemoryTracker:
                 process.ranges = own_ranges(process.pid, process.who.locked)
             ranges = {process.who.inner: process.ranges for process in processes}
             hide(ranges)
-            self._pulling.scan([look for p in processes for look in p.looks_standing(self._known)])
+            self._pulling.scan([look for p in processes for look in p.looks_standing()])
         except GONE as gone:
             raise StepFailed("memory", f"a task has ended while it was frozen: {gone}") from gone
         for process in processes:
@@ -181,7 +171,7 @@ class MemoryTracker:
         scanned = time.monotonic()
         sent = 0
         for generation in self._family.generations():
-            sent += self._pull(generation, sink, NoThrottle(), all_there=True)
+            sent += self._pull(generation, sink, unthrottled, all_there=True)
         self._passes += 1
         return FrozenSet(
             dirty_bytes=sum(process.written.size for process in processes),
@@ -194,7 +184,6 @@ class MemoryTracker:
                 for process in processes
             },
             ranges=ranges,
-            seconds=time.monotonic() - began,
             scan_s=scanned - began,
         )
 
@@ -204,7 +193,7 @@ class MemoryTracker:
 
         At the freeze this completes the final dirty set. Before, it only saves time later.
         """
-        by_inner = self._family.by_inner_pid()
+        by_inner = {process.who.inner: process for process in self._family}
         asked: dict[int, Followed] = {}
         for inner, address, pages in wanted:
             if process := by_inner.get(inner):
@@ -212,7 +201,7 @@ class MemoryTracker:
                     process.written.clear()
                 asked[inner] = process
                 process.sent.forget(address, address + pages * PAGE, process.written)
-        sent = self._pull(list(asked.values()), sink, NoThrottle(), refer=False)
+        sent = self._pull(list(asked.values()), sink, unthrottled, refer=False)
         self._passes += 1
         return sent
 
@@ -230,7 +219,7 @@ class MemoryTracker:
     def _scan(self, processes: list[Followed], only_look: bool = False) -> None:
         def scan(process: Followed) -> None:
             try:
-                process.look(self._known, only_look)
+                process.look(only_look)
             except GONE:
                 self._family.forget(process)
 
@@ -240,7 +229,7 @@ class MemoryTracker:
         self,
         processes: list[Followed],
         sink: Sink,
-        throttle: PullThrottle,
+        throttle: Throttle,
         refer: bool = True,
         all_there: bool = False,
     ) -> int:
@@ -260,7 +249,13 @@ class MemoryTracker:
                 if refer and (parent := self._family.parent(process)):
                     pull.refer_to(parent.who.inner, parent.sent)
                 pulls[process] = pull
-        sent = self._send(list(pulls), list(pulls.values()), sink, throttle)
+        try:
+            sent = self._pulling.pull(list(pulls.values()), sink, throttle, self._stopped)
+        except BaseException as error:
+            self._broken = not isinstance(error, PullStopped)
+            for process in pulls:
+                process.interrupted()
+            raise
         for process, pull in pulls.items():
             if pull.ended:
                 self._ended(process, all_there)
@@ -275,14 +270,3 @@ class MemoryTracker:
             what = f"process {process.who.inner} has ended while it was frozen"
             raise StepFailed("memory", what)
         self._family.forget(process)
-
-    def _send(
-        self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, throttle: PullThrottle
-    ) -> int:
-        try:
-            return self._pulling.pull(pulls, sink, throttle, self._stopped)
-        except BaseException as error:
-            self._broken = not isinstance(error, PullStopped)
-            for process in processes:
-                process.interrupted()
-            raise

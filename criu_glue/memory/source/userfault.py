@@ -18,8 +18,8 @@ import errno
 import mmap
 import os
 import struct
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .... import ptrace
@@ -53,27 +53,16 @@ def open_in(pid: int) -> int:
 
     Raises Untrackable, or ProcessLookupError when the process has ended.
     """
-    answer: list[int | BaseException] = []
-
-    def work() -> None:
-        try:
-            answer.append(_open_traced(pid))
-        except BaseException as error:
-            answer.append(error)
-
     # This is a thread of its own: when it ends, the kernel detaches it from the process that it
     # traces, also after an error.
-    thread = threading.Thread(target=work, name="userfaultfd")
-    thread.start()
-    thread.join()
-    if isinstance(answer[0], BaseException):
-        raise answer[0]
+    with ThreadPoolExecutor(1, "userfaultfd") as thread:
+        uffd = thread.submit(_open_traced, pid).result()
     try:
-        source_engine.prepare(answer[0])
+        source_engine.prepare(uffd)
     except OSError as error:
-        os.close(answer[0])
+        os.close(uffd)
         raise Untrackable(f"the kernel cannot track its writes: {error.strerror}") from error
-    return answer[0]
+    return uffd
 
 
 def probe() -> str:
@@ -87,10 +76,10 @@ def probe() -> str:
         return f"{_kernel()} gives no userfaultfd: {os.strerror(ctypes.get_errno())}"
     try:
         source_engine.prepare(uffd)
+        if not source_engine.known_categories():
+            return f"{_kernel()} has no PAGEMAP_SCAN, 6.7 has it"
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if not source_engine.known_categories(pagemap):
-                return f"{_kernel()} has no PAGEMAP_SCAN, 6.7 has it"
             return _try(uffd, pagemap)
         finally:
             os.close(pagemap)
@@ -106,7 +95,6 @@ def _kernel() -> str:
 
 def _try(uffd: int, pagemap: int) -> str:
     """Return "" if a scan lists exactly the written pages, else the reason in words."""
-    known = source_engine.known_categories(pagemap)
     sent, written = source_engine.Sent(), source_engine.Regions()
     with mmap.mmap(-1, 2 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory[0] = memory[mmap.PAGESIZE] = 1
@@ -115,7 +103,7 @@ def _try(uffd: int, pagemap: int) -> str:
         seen = []
         for _ in range(3):
             written.clear()
-            source_engine.scan_written(pagemap, uffd, ranges, known, False, sent, written)
+            source_engine.scan_written(pagemap, uffd, ranges, False, sent, written)
             seen.append(written.runs())
             memory[mmap.PAGESIZE] = 2
     second = struct.pack("<QQ", pointer + mmap.PAGESIZE, 1)

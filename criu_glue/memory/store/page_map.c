@@ -3,14 +3,9 @@
 #include "page_map.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-static uint32_t first_place(const struct page_map *map, uint64_t number) {
-    return (uint32_t)(number * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (map->size - 1);
-}
 
 static struct leaf **find_place(const struct page_map *map, uint64_t number) {
-    uint32_t at = first_place(map, number);
+    uint32_t at = (uint32_t)(number * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (map->size - 1);
     while (map->table[at] != NULL && map->table[at]->number != number)
         at = (at + 1) & (map->size - 1);
     return &map->table[at];
@@ -30,11 +25,10 @@ static int grow(struct page_map *map) {
     return 0;
 }
 
-static struct leaf *leaf_of(struct page_map *map, uint64_t number) {
+struct leaf *page_map_leaf(struct page_map *map, uint64_t page) {
+    uint64_t number = page >> LEAF_BITS;
     if (map->last == NULL || map->last->number != number) {
-        if (map->size == 0)
-            return NULL;
-        struct leaf *found = *find_place(map, number);
+        struct leaf *found = map->size ? *find_place(map, number) : NULL;
         if (found == NULL)
             return NULL;
         map->last = found;
@@ -43,7 +37,7 @@ static struct leaf *leaf_of(struct page_map *map, uint64_t number) {
 }
 
 uint32_t *page_map_find(struct page_map *map, uint64_t page) {
-    struct leaf *leaf = leaf_of(map, page >> LEAF_BITS);
+    struct leaf *leaf = page_map_leaf(map, page);
     return leaf == NULL ? NULL : &leaf->page[page & (LEAF_PAGES - 1)];
 }
 
@@ -61,10 +55,6 @@ uint32_t *page_map_insert(struct page_map *map, uint64_t page) {
     map->used++;
     map->last = leaf;
     return &leaf->page[page & (LEAF_PAGES - 1)];
-}
-
-struct leaf *page_map_leaf(struct page_map *map, uint64_t page) {
-    return leaf_of(map, page >> LEAF_BITS);
 }
 
 void page_map_clear(struct page_map *map) {

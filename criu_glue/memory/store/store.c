@@ -19,8 +19,6 @@
 // half is for the writers that are already at work. POPULATE: bytes in one call of madvise.
 enum { SLACK = 16384, POPULATE = 32 << 20 };
 
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
-
 static bool map_file(struct store *s, int fd) {
     size_t bytes = s->capacity * PAGE;
     s->shared = calloc(s->capacity, sizeof *s->shared);
@@ -86,8 +84,6 @@ int store_reserve(struct store *s, uint64_t bytes, char *why) {
 
 void store_free_after_copy(struct store *s) { s->free_after_copy = true; }
 
-bool store_frees_after_copy(const struct store *s) { return s->free_after_copy; }
-
 struct write { // pages that must be copied once the lock is released
     uint32_t slot;
     size_t bytes;
@@ -137,21 +133,14 @@ static int take_zero_run(struct store *s, struct page_map *map, const struct run
 static void mark_outdated(const struct store *s, struct page_map *map, const struct run *run,
                           uint32_t round) {
     uint64_t page = run->address / PAGE, end = page + run->pages;
-    while (page < end) {
+    for (; page < end; page = (page | (LEAF_PAGES - 1)) + 1) {
         struct leaf *leaf = page_map_leaf(map, page);
-        uint64_t next = (page | (LEAF_PAGES - 1)) + 1;
-        if (next > end)
-            next = end;
-        if (leaf != NULL) {
-            uint64_t bits = next - page == LEAF_PAGES
-                                ? ~UINT64_C(0)
-                                : ((UINT64_C(1) << (next - page)) - 1) << (page & (LEAF_PAGES - 1));
-            leaf->preplaced &= ~bits;
-            leaf->evicted &= ~bits;
-            leaf->ticket = s->tickets;
-            leaf->round = round;
-        }
-        page = next;
+        if (leaf == NULL)
+            continue;
+        leaf->preplaced &= ~page_bits(page, end);
+        leaf->evicted &= ~page_bits(page, end);
+        leaf->ticket = s->tickets;
+        leaf->round = round;
     }
 }
 
@@ -162,38 +151,6 @@ static int take_reference_run(struct store *s, struct page_map *map, const struc
                                     chunk_reference(run, i), why))
             return -1;
     return 0;
-}
-
-// Returns the map of the chunk's process. NULL with 0 in rc: the chunk is of an earlier
-// incarnation, so it must be ignored. NULL with -1 in rc: an error, with why.
-static struct page_map *map_for_chunk(struct store *s, const struct chunk *c, int *rc, char *why) {
-    *rc = -1;
-    if (s->broken) {
-        snprintf(why, WHY, "an earlier write to the store of pages has failed");
-        return NULL;
-    }
-    if (c->named > s->limit) {
-        snprintf(why, WHY,
-                 "process %" PRIu32 " sent %" PRIu64 " pages in one chunk, but %" PRIu64
-                 " were announced in all",
-                 c->pid, c->named, s->limit);
-        return NULL;
-    }
-    struct page_map *map = store_process(s, c->pid);
-    if (map == NULL) {
-        snprintf(why, WHY, "more than %d processes sent pages", PROCESSES_MOST);
-        return NULL;
-    }
-    *rc = 0;
-    if (c->incarnation < map->incarnation)
-        return NULL;
-    if (c->incarnation > map->incarnation) {
-        store_drop_process(s, map);
-        map->incarnation = c->incarnation;
-    }
-    if (c->round > s->newest_round)
-        s->newest_round = c->round;
-    return map;
 }
 
 static int take_runs(struct store *s, const struct chunk *c, struct page_map *map, char *why) {
@@ -223,35 +180,48 @@ static int take_runs(struct store *s, const struct chunk *c, struct page_map *ma
     return rc;
 }
 
+static int take_chunk(struct store *s, const struct chunk *c, char *why) {
+    if (s->broken)
+        FAIL("an earlier write to the store of pages has failed");
+    if (c->named > s->limit)
+        FAIL("process %" PRIu32 " sent %" PRIu64 " pages in one chunk, but %" PRIu64
+             " were announced in all",
+             c->pid, c->named, s->limit);
+    struct page_map *map = store_process(s, c->pid);
+    if (map == NULL)
+        FAIL("more than %d processes sent pages", PROCESSES_MOST);
+    if (c->incarnation < map->incarnation)
+        return 0; // it is of an earlier incarnation, so it is ignored
+    if (c->incarnation > map->incarnation) {
+        store_drop_process(s, map);
+        map->incarnation = c->incarnation;
+    }
+    if (c->round > s->newest_round)
+        s->newest_round = c->round;
+    return take_runs(s, c, map, why);
+}
+
+// Gives a write the next ticket, and notes it in a free place of writing, which it returns.
 static uint64_t *begin_write(struct store *s) {
-    s->tickets++;
-    for (uint32_t i = 0; i < WRITERS_LISTED; i++)
-        if (s->writing[i] == 0) {
-            s->writing[i] = s->tickets;
-            return &s->writing[i];
-        }
-    s->unlisted++;
-    return NULL;
+    uint64_t *place = s->writing;
+    while (*place != 0) // there are fewer other writers than places
+        place++;
+    *place = ++s->tickets;
+    return place;
 }
 
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     struct chunk c;
-    int rc;
-    if (chunk_read(&c, raw, length, why, WHY) != 0)
+    if (chunk_read(&c, raw, length, why) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
-    while (s->freed_slots.used > SLACK / 2 && s->writers > 0)
+    while (s->writers == WRITERS_MOST || (s->freed_slots.used > SLACK / 2 && s->writers > 0))
         pthread_cond_wait(&s->no_writers, &s->lock);
     s->writers++;
-    uint64_t *listed = begin_write(s);
-    struct page_map *map = map_for_chunk(s, &c, &rc, why);
-    if (map != NULL)
-        rc = take_runs(s, &c, map, why);
+    uint64_t *ticket = begin_write(s);
+    int rc = take_chunk(s, &c, why);
     s->broken |= rc != 0;
-    if (listed != NULL)
-        *listed = 0;
-    else
-        s->unlisted--;
+    *ticket = 0;
     store_writer_done(s);
     pthread_mutex_unlock(&s->lock);
     return rc;

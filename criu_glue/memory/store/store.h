@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { PROCESSES_MOST = 32768, WHY = 256, WRITERS_LISTED = 64 };
+enum { PROCESSES_MOST = 32768, WRITERS_MOST = 64 };
 
 struct extent {
     uint64_t address;
@@ -54,17 +54,16 @@ struct store {
     struct page_map **process; // ordered by pid
     uint32_t processes;
     uint64_t known;
-    uint64_t next;            // slots from this one on were never used
-    uint16_t *shared;         // by slot: how many pages lie in it besides the first one
-    uint8_t *in_image;        // one bit by slot: a page of a loaded image lies in it
-    struct slots free_slots;  // slots that may be used again
-    struct slots freed_slots; // slots that may be used again once no thread writes
-    uint32_t writers;
-    uint64_t tickets;                 // number of writes that have begun; each has one as ticket
-    uint64_t writing[WRITERS_LISTED]; // the tickets of writes under way; 0: this place is free
-    uint32_t unlisted;                // writes under way that found no free place in the list
-    uint32_t newest_round;            // the highest round of all chunks so far
-    bool broken;                      // a write has failed, so a slot may lack its content
+    uint64_t next;                  // slots from this one on were never used
+    uint16_t *shared;               // by slot: how many pages lie in it besides the first one
+    uint8_t *in_image;              // one bit by slot: a page of a loaded image lies in it
+    struct slots free_slots;        // slots that may be used again
+    struct slots freed_slots;       // slots that may be used again once no thread writes
+    uint32_t writers;               // a thread that would be one more than WRITERS_MOST waits
+    uint64_t tickets;               // number of writes that have begun; each has one as ticket
+    uint64_t writing[WRITERS_MOST]; // the tickets of writes under way; 0: this place is free
+    uint32_t newest_round;          // the highest round of all chunks so far
+    bool broken;                    // a write has failed, so a slot may lack its content
     struct want *want;
     uint32_t wants, wants_room;
     struct image *image;
@@ -84,7 +83,6 @@ int store_reserve(struct store *s, uint64_t bytes, char *why);
 
 // From now on a fill frees each slot that it has copied. No other fill is possible after that one.
 void store_free_after_copy(struct store *s);
-bool store_frees_after_copy(const struct store *s);
 
 // These are in store_slots.c. The caller holds the lock, except for store_content.
 int store_allocate_slot(struct store *s, uint32_t *slot, char *why);
@@ -92,6 +90,9 @@ int store_allocate_slot(struct store *s, uint32_t *slot, char *why);
 bool store_reference_slot(struct store *s, uint32_t slot);
 // Sets a page's entry to value. If the page had another slot, the page gives that slot up.
 int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why);
+// Returns the pages of the process. NULL: the store knows no such process.
+struct page_map *store_find_process(const struct store *s, uint32_t pid);
+// Makes the process if the store does not know it. NULL: that is not possible.
 struct page_map *store_process(struct store *s, uint32_t pid);
 void store_drop_process(struct store *s, struct page_map *map);
 // The caller counted as a writer (s->writers) and has finished.
@@ -113,6 +114,8 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why);
 // store_images.c
 void store_images_clear(struct store *s);
 const struct image *store_images(struct store *s, uint32_t *count);
+// Returns the image of the process. NULL: there is none.
+const struct image *store_find_image(const struct store *s, uint32_t pid);
 // Takes the table of one process: runs of (address, pages). 0, or -1 with why.
 int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
                 uint32_t count, char *why);

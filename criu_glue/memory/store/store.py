@@ -103,6 +103,8 @@ class MemoryStore:
         self._closed = False
         self._loaded = not fresh
         self.written = 0.0  # when the last write of a chunk began or ended; monotonic seconds
+        self.frees_after_copy = False
+        """Whether a fill uses the store up (:meth:`free_after_copy`)."""
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
             raise StepFailed(
@@ -213,23 +215,18 @@ class MemoryStore:
         """Bytes of the image that lie only in an early CRIU (Prefill); after :meth:`end`. If it is
         not 0, the store cannot be saved or forwarded, so no other agent can restore from it."""
         with self.in_use() as store:
-            return int(self._calls.store_lost(store, self._ffi.NULL)) * PAGE
-
-    @property
-    def frees_after_copy(self) -> bool:
-        """Whether a fill uses the store up (:meth:`free_after_copy`)."""
-        with self.in_use() as store:
-            return bool(self._calls.store_frees_after_copy(store))
+            return int(self._calls.store_lost(store)) * PAGE
 
     def free_after_copy(self) -> None:
         """From now on the store frees each page that a fill has put in its place. This is for a
         host that has no memory for the pages twice. No other fill is possible after that one: a
         second call raises StepFailed."""
         with self.in_use() as store:
-            if self._calls.store_frees_after_copy(store):
+            if self.frees_after_copy:
                 raise StepFailed("restore", f"{self._why} was used up by an attempt that failed")
             (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first, so no agent loads it
             self._calls.store_free_after_copy(store)
+            self.frees_after_copy = True
 
     def save(self) -> None:
         """Write the index that :meth:`load` needs, beside the pages; after :meth:`end`. It writes

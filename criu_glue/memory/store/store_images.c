@@ -3,11 +3,8 @@
 #include "store.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 void store_images_clear(struct store *s) {
     for (uint32_t i = 0; i < s->images; i++)
@@ -22,31 +19,27 @@ const struct image *store_images(struct store *s, uint32_t *count) {
     return s->image;
 }
 
-static struct image *add(struct store *s, uint32_t pid, uint32_t incarnation, char *why) {
+const struct image *store_find_image(const struct store *s, uint32_t pid) {
     for (uint32_t i = 0; i < s->images; i++)
-        if (s->image[i].pid == pid) {
-            snprintf(why, WHY, "process %" PRIu32 " is twice in the table", pid);
-            return NULL;
-        }
-    struct image *larger = NULL;
-    if (s->images < PROCESSES_MOST)
-        larger = realloc(s->image, (s->images + 1) * sizeof *larger);
-    if (larger == NULL) {
-        if (s->images < PROCESSES_MOST)
-            snprintf(why, WHY, "out of memory for the table of process %" PRIu32, pid);
-        else
-            snprintf(why, WHY, "the table names %" PRIu32 " processes, at most %d fit",
-                     s->images + 1, PROCESSES_MOST);
-        return NULL;
-    }
-    s->image = larger;
-    larger[s->images] = (struct image){.pid = pid, .incarnation = incarnation};
-    return &larger[s->images++];
+        if (s->image[i].pid == pid)
+            return &s->image[i];
+    return NULL;
 }
 
-struct missing {
-    uint64_t pages, first;
-};
+// Adds an empty image behind all others.
+static int add(struct store *s, uint32_t pid, uint32_t incarnation, char *why) {
+    if (store_find_image(s, pid) != NULL)
+        FAIL("process %" PRIu32 " is twice in the table", pid);
+    if (s->images == PROCESSES_MOST)
+        FAIL("the table names %" PRIu32 " processes, at most %d fit", s->images + 1,
+             PROCESSES_MOST);
+    struct image *larger = realloc(s->image, (s->images + 1) * sizeof *larger);
+    if (larger == NULL)
+        FAIL("out of memory for the table of process %" PRIu32, pid);
+    s->image = larger;
+    larger[s->images++] = (struct image){.pid = pid, .incarnation = incarnation};
+    return 0;
+}
 
 static int append(struct image *image, uint32_t *room, uint64_t address, uint32_t slot) {
     struct extent *last = image->extents ? &image->extent[image->extents - 1] : NULL;
@@ -72,9 +65,9 @@ static int append(struct image *image, uint32_t *room, uint64_t address, uint32_
 }
 
 static int collect(struct store *s, struct image *image, const uint64_t *runs, uint32_t count,
-                   struct missing *missing, char *why) {
+                   char *why) {
     struct page_map *map = store_process(s, image->pid);
-    uint64_t end = 0, left = s->limit;
+    uint64_t end = 0, left = s->limit, missing = 0, first_missing = 0;
     uint32_t room = 0;
     if (map == NULL)
         FAIL("more than %d processes sent pages", PROCESSES_MOST);
@@ -92,32 +85,29 @@ static int collect(struct store *s, struct image *image, const uint64_t *runs, u
             if (entry != NULL && *entry != PAGE_UNKNOWN && *entry != PAGE_WANTED) {
                 if (append(image, &room, address, *entry) != 0)
                     FAIL("out of memory for the table of process %" PRIu32, image->pid);
-            } else if (missing->pages++ == 0) {
-                missing->first = address;
+            } else if (missing++ == 0) {
+                first_missing = address;
             }
         }
     }
+    if (s->broken)
+        FAIL("a write to the store of pages has failed");
+    if (missing > 0)
+        FAIL("process %" PRIu32 ": %" PRIu64 " pages have not come, the first of them at %#" PRIx64,
+             image->pid, missing, first_missing);
     return 0;
 }
 
 int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
                 uint32_t count, char *why) {
-    struct missing missing = {0, 0};
     if (pid == 0 || pid > LAST_PID)
         FAIL("%" PRIu32 " is not a valid pid in a table", pid);
     pthread_mutex_lock(&s->lock);
-    struct image *image = add(s, pid, incarnation, why);
-    int rc = image == NULL ? -1 : collect(s, image, runs, count, &missing, why);
-    bool broken = s->broken;
+    int rc = add(s, pid, incarnation, why);
+    if (rc == 0)
+        rc = collect(s, &s->image[s->images - 1], runs, count, why);
     pthread_mutex_unlock(&s->lock);
-    if (rc != 0)
-        return -1;
-    if (broken)
-        FAIL("a write to the store of pages has failed");
-    if (missing.pages > 0)
-        FAIL("process %" PRIu32 ": %" PRIu64 " pages have not come, the first of them at %#" PRIx64,
-             pid, missing.pages, missing.first);
-    return 0;
+    return rc;
 }
 
 // Counts how many pages lie in each slot. After a load the store knows that only from its images.
@@ -131,9 +121,9 @@ static void count_shared(struct store *s, uint64_t slot, uint32_t pages) {
 
 int store_load_image(struct store *s, uint32_t pid, uint32_t incarnation,
                      const struct extent *extent, uint32_t count, char *why) {
-    struct image *image = add(s, pid, incarnation, why);
-    if (image == NULL)
+    if (add(s, pid, incarnation, why) != 0)
         return -1;
+    struct image *image = &s->image[s->images - 1];
     if (s->in_image == NULL && (s->in_image = calloc(s->capacity / 8 + 1, 1)) == NULL)
         FAIL("out of memory for the counts of shared slots");
     uint64_t end = 0;

@@ -37,21 +37,21 @@ size_t store_next_chunk(struct store *s, struct chunk_cursor *at, uint8_t *chunk
 struct cold_cursor { uint32_t process, place; };
 struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint32_t slot[512]; };
 struct prefill_discard { uint64_t address, pages; };
+struct discards { struct prefill_discard *list; uint32_t used, room; };
 bool store_next_cold(struct store *s, struct cold_cursor *at, unsigned int when, struct block *out);
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 uint32_t store_evict(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
 int store_list_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
-                   uint64_t end, struct prefill_discard **discard, uint32_t *discards);
+                        uint64_t end, struct discards *discards);
 bool store_orphaned(struct store *s, const void *plan, uint32_t pid, uint32_t incarnation,
                     uint64_t address, struct block *out);
 void store_written_back(struct store *s, const struct block *block);
-uint64_t store_lost(struct store *s, const void *plan);
+uint64_t store_lost(struct store *s);
 void store_free_after_copy(struct store *s);
-bool store_frees_after_copy(const struct store *s);
 int store_apply_table(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
-                 struct prefill_discard **discard, uint32_t *discards);
+                      struct discards *discards);
 int store_apply_plan(struct store *s, const void *plan, uint32_t pid, uint64_t start, uint64_t end,
-                    struct prefill_discard **discard, uint32_t *discards);
+                     struct discards *discards);
 uint64_t store_preplaced(struct store *s);
 int store_verify_preplaced(struct store *s, const void *plan, uint32_t pid, int task, char *why);
 void free(void *memory);
@@ -60,7 +60,6 @@ struct fill;
 struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total;
-    uint64_t faults, zeros, present, events;
     uint64_t preplaced;
     char why[256];
 };

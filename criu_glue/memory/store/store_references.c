@@ -13,8 +13,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
-
 static bool has_hash(const uint8_t *page, const uint64_t hash[2]) {
     XXH128_hash_t seen = XXH3_128bits(page, PAGE);
     return seen.low64 == hash[0] && seen.high64 == hash[1];
@@ -38,21 +36,12 @@ static int find_content(struct store *s, struct page_map *map, uint64_t address,
     uint8_t page[PAGE];
     if (from.pid > LAST_PID || from.address >= ADDRESS_END)
         return 0;
+    struct page_map *theirs = store_find_process(s, from.pid); // this must make no process
+    uint64_t at = from.address / PAGE;
+    const struct leaf *leaf = theirs != NULL ? page_map_leaf(theirs, at) : NULL;
     uint32_t value = PAGE_UNKNOWN;
-    for (uint32_t low = 0, high = s->processes; low < high;) { // this must make no process
-        uint32_t middle = (low + high) / 2;
-        if (s->process[middle]->pid == from.pid) {
-            uint64_t page = from.address / PAGE;
-            const struct leaf *leaf = page_map_leaf(s->process[middle], page);
-            if (leaf != NULL && !(leaf->evicted >> page % LEAF_PAGES & 1))
-                value = leaf->page[page % LEAF_PAGES];
-            break;
-        }
-        if (s->process[middle]->pid < from.pid)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    if (leaf != NULL && !(leaf->evicted >> at % LEAF_PAGES & 1))
+        value = leaf->page[at % LEAF_PAGES];
     if (value == PAGE_UNKNOWN || value == PAGE_WANTED)
         return 0;
     uint32_t *entry = page_map_insert(map, address / PAGE);
@@ -76,9 +65,7 @@ static int find_content(struct store *s, struct page_map *map, uint64_t address,
 }
 
 static uint32_t *wanted_entry(struct store *s, const struct want *want) {
-    if (want->pid == 0)
-        return NULL;
-    struct page_map *map = store_process(s, want->pid);
+    struct page_map *map = store_find_process(s, want->pid);
     if (map == NULL || map->incarnation != want->incarnation)
         return NULL;
     uint32_t *entry = page_map_find(map, want->address / PAGE);
@@ -108,7 +95,7 @@ static int drop_duplicates(struct store *s) {
     for (uint32_t i = 0; i + 1 < s->wants; i++)
         if (order[i]->pid == order[i + 1]->pid && order[i]->address == order[i + 1]->address &&
             order[i]->incarnation == order[i + 1]->incarnation)
-            order[i]->pid = 0; // this want is void
+            order[i]->pid = 0; // no process has this pid, so this want is void
     free(order);
     return 0;
 }

@@ -5,12 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 static int push(struct slots *list, uint32_t slot) {
     if (list->used == list->room) {
@@ -91,29 +88,39 @@ void store_drop_process(struct store *s, struct page_map *map) {
     page_map_clear(map);
 }
 
-struct page_map *store_process(struct store *s, uint32_t pid) {
+// Returns how many processes have a lower pid.
+static uint32_t place_of(const struct store *s, uint32_t pid) {
     uint32_t low = 0, high = s->processes;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (s->process[middle]->pid == pid)
-            return s->process[middle];
         if (s->process[middle]->pid < pid)
             low = middle + 1;
         else
             high = middle;
     }
-    if (s->processes == PROCESSES_MOST)
-        return NULL;
+    return low;
+}
+
+struct page_map *store_find_process(const struct store *s, uint32_t pid) {
+    uint32_t place = place_of(s, pid);
+    return place < s->processes && s->process[place]->pid == pid ? s->process[place] : NULL;
+}
+
+struct page_map *store_process(struct store *s, uint32_t pid) {
+    struct page_map *map = store_find_process(s, pid);
+    if (map != NULL || s->processes == PROCESSES_MOST)
+        return map;
     struct page_map **larger = realloc(s->process, (s->processes + 1) * sizeof(*larger));
     if (larger == NULL)
         return NULL;
     s->process = larger;
-    struct page_map *map = calloc(1, sizeof *map);
+    map = calloc(1, sizeof *map);
     if (map == NULL)
         return NULL;
     map->pid = pid;
-    memmove(&larger[low + 1], &larger[low], (s->processes - low) * sizeof(*larger));
-    larger[low] = map;
+    uint32_t place = place_of(s, pid);
+    memmove(&larger[place + 1], &larger[place], (s->processes - place) * sizeof(*larger));
+    larger[place] = map;
     s->processes++;
     return map;
 }

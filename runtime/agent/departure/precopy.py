@@ -290,7 +290,7 @@ class PrecopyRounds:
         ahead = self._ahead
         self._reporter.round_began(ahead.rounds + 1)
         try:
-            done = self.tracker.round(sink, self._throttle, self._decide_on_list)
+            done = self.tracker.round(sink, self._throttle.account, self._decide_on_list)
             self.lanes.finish()
             wanted = self._send_wanted()
         except PullStopped:

@@ -110,11 +110,11 @@ class Ahead:
             return int(self._calls.store_preplaced(store))
 
     def _dropped(self, call: Callable[..., int], *of: Any) -> list[int]:
-        drops, count = self._ffi.new("struct prefill_discard **"), self._ffi.new("uint32_t *")
-        assert call(*of, 0, 1 << 47, drops, count) == 0
-        listed = [drops[0][n] for n in range(count[0])]
+        drops = self._ffi.new("struct discards *")
+        assert call(*of, 0, 1 << 47, drops) == 0
+        listed = [drops.list[n] for n in range(drops.used)]
         found = [drop.address + k * PAGE for drop in listed for k in range(drop.pages)]
-        self._calls.free(drops[0])
+        self._calls.free(drops.list)
         return found
 
 

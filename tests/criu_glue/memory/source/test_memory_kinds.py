@@ -138,7 +138,6 @@ def test_what_was_protected_beside_what_cannot_be_tracked_is_not_lost() -> None:
     flags = os.O_CLOEXEC | os.O_NONBLOCK | 1
     uffd, pagemap = libc.syscall(323, flags), os.open("/proc/self/pagemap", os.O_RDONLY)
     source_engine.prepare(uffd)
-    known = source_engine.known_categories(pagemap)
     start = libc.mmap(None, 4 * PAGE, 3, 0x22, -1, 0)
     ctypes.memset(start, 1, 4 * PAGE)
     sent = source_engine.Sent()
@@ -146,7 +145,7 @@ def test_what_was_protected_beside_what_cannot_be_tracked_is_not_lost() -> None:
     def written() -> bytes:
         found = source_engine.Regions()
         ranges = [(start, start + 4 * PAGE)]
-        source_engine.scan_written(pagemap, uffd, ranges, known, False, sent, found)
+        source_engine.scan_written(pagemap, uffd, ranges, False, sent, found)
         return bytes(found.runs())
 
     try:

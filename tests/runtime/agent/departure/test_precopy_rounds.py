@@ -170,7 +170,7 @@ class Named(Counted):
             again=self._send,
             wait_frozen=lambda *_: None,
             close=lambda: None,
-            standstill=lambda *_: FrozenSet(0, 0, {}, {}, 0.0, 0.0),
+            standstill=lambda *_: FrozenSet(0, 0, {}, {}, 0.0),
         )
         self.tracker = tracker
 
