@@ -86,7 +86,7 @@ def main(uuid: str, lock_ms: int) -> None:
         word, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
         if not word:
             raise LiveshiftError(_last_words(child))
-        handle = memory.imported(descriptors[0])
+        handle = memory.cuda.import_descriptor(descriptors[0])
         os.close(descriptors[0])
         begin(f"lock {HELD}")
         driver.lock(pid, lock_ms)
@@ -109,7 +109,7 @@ def main(uuid: str, lock_ms: int) -> None:
         begin("taking memory back")
         ours.sendall(b"take")
         _hear(ours, child, b"ready")
-        descriptor = memory.exported(handle)
+        descriptor = memory.cuda.descriptor_of(handle)
         socket.send_fds(ours, [b"back"], [descriptor])
         os.close(descriptor)
         _hear(ours, child, b"right")

@@ -20,7 +20,6 @@ from cffi import FFI
 from doubles.gpu.build import compiler
 
 from liveshift.cuda_snapshot import checkpoint, cuda, driver
-from liveshift.cuda_snapshot.fast_path import memory
 
 INCLUDE = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/include"
 GNU = ("__attribute__(x)=", "__inline__=", "__restrict=", "__extension__=")
@@ -33,7 +32,6 @@ DECLARATIONS = {
     "driver": driver._CDEF,
     "cuda": cuda._CDEF,
     "checkpoint": checkpoint._CDEF + "\n".join(POINTERS.values()),
-    "fast_path": memory._CDEF,
 }
 
 
