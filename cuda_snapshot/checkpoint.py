@@ -16,12 +16,10 @@ from typing import Any
 import cffi
 
 from ..errors import LiveshiftError
-from .driver import LIBRARY, CudaError, check, in_words
+from .driver import NEEDED, CudaError, check, in_words, open_library, version
 
 SINCE = 12080
 """cudaTypedefs.h has the functions since this version: CUDA 12.8, driver 570."""
-REMAP_SINCE = 13000
-"""A restore takes a map of GPUs since CUDA 13.0, driver 580; before, its field was reserved."""
 
 _CDEF = """
 typedef int CUresult;
@@ -69,18 +67,13 @@ class CheckpointApi:
         self._ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
         for name in ("lock_args", "empty_args", "restore_args"):
             assert self._ffi.sizeof(f"struct {name}") == 64
-        try:
-            self._library = self._ffi.dlopen(LIBRARY)
-        except OSError as error:
-            reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
-            raise LiveshiftError(f"no CUDA driver: {reason}") from None
+        self._library = open_library(self._ffi)
         result = self._library.cuInit(0)
         if in_words(result):
             raise LiveshiftError(f"{CudaError('cuInit', result)}: {in_words(result)}")
         check(result, "cuInit")
-        number = self._ffi.new("int *")
-        check(self._library.cuDriverGetVersion(number), "cuDriverGetVersion")
-        self._version = int(number[0])
+        self.cuda = version(self._ffi, self._library)
+        """The newest CUDA that the driver supports, such as (13, 0)."""
         self._functions = {name: self._resolve(name, kind) for name, kind in _FUNCTIONS.items()}
 
     def _resolve(self, name: str, kind: str) -> Any:
@@ -100,14 +93,9 @@ class CheckpointApi:
         )
 
     @property
-    def cuda(self) -> tuple[int, int]:
-        """The newest CUDA that the driver supports, such as (13, 0)."""
-        return self._version // 1000, self._version % 1000 // 10
-
-    @property
     def can_remap(self) -> bool:
         """Whether a process can be restored onto other GPUs than those of its checkpoint."""
-        return self._version >= REMAP_SINCE
+        return self.cuda >= NEEDED
 
     def state(self, pid: int) -> CudaState:
         return CudaState(self._number("cuCheckpointProcessGetState", pid))

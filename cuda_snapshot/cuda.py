@@ -15,7 +15,7 @@ import cffi
 
 from ..errors import LiveshiftError
 from .checkpoint import uuid_text
-from .driver import LIBRARY, check
+from .driver import check, open_library
 
 _CDEF = """
 typedef int CUresult;
@@ -100,11 +100,7 @@ class Cuda:
         """Raises LiveshiftError if there is no driver, CudaError if it can't start."""
         self._ffi = cffi.FFI()
         self._ffi.cdef(_CDEF)
-        try:
-            self._cu = self._ffi.dlopen(LIBRARY)
-        except OSError as error:
-            reason = str(error).partition(".  Additionally")[0]
-            raise LiveshiftError(f"no CUDA driver: {reason}") from error
+        self._cu = open_library(self._ffi)
         self._call("cuInit", 0)
 
     def _call(self, name: str, *args: Any) -> None:

@@ -33,7 +33,8 @@ CHECKPOINT_FUNCTIONS = (
 """libcuda exports these functions since driver 570 (CUDA 12.8)."""
 
 NEEDED = (13, 0)
-"""CUDA 13.0 (driver 580) is the first that can restore onto another GPU than the dump's."""
+"""CUDA 13.0 (driver 580) is the first that can restore onto another GPU than the dump's; before,
+the field of its map was reserved."""
 
 
 class CUresult(enum.IntEnum):
@@ -122,22 +123,31 @@ def survey(library: str = LIBRARY) -> Driver:
     ffi = cffi.FFI()
     ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in CHECKPOINT_FUNCTIONS))
     try:
-        opened = ffi.dlopen(library)
-    except OSError as error:
-        reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
-        return Driver(None, (), f"no CUDA driver: {reason}")
+        opened = open_library(ffi, library)
+    except LiveshiftError as error:
+        return Driver(None, (), str(error))
     try:
-        number = _version(ffi, opened)
+        cuda = version(ffi, opened)
     except (AttributeError, CudaError) as error:
         return Driver(None, (), f"{library} can't be used: {error}")
     missing = tuple(name for name in CHECKPOINT_FUNCTIONS if not hasattr(opened, name))
-    return Driver((number // 1000, number % 1000 // 10), missing, None)
+    return Driver(cuda, missing, None)
 
 
-def _version(ffi: Any, opened: Any) -> int:
+def open_library(ffi: Any, library: str = LIBRARY) -> Any:
+    """Open the driver library. Raises LiveshiftError if there is none."""
+    try:
+        return ffi.dlopen(library)
+    except OSError as error:
+        reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
+        raise LiveshiftError(f"no CUDA driver: {reason}") from None
+
+
+def version(ffi: Any, opened: Any) -> tuple[int, int]:
+    """The newest CUDA that the driver supports, such as (13, 0). Raises CudaError."""
     number = ffi.new("int *")
     check(opened.cuDriverGetVersion(number), "cuDriverGetVersion")
-    return int(number[0])
+    return number[0] // 1000, number[0] % 1000 // 10
 
 
 def check(result: int, what: str) -> None:
