@@ -64,7 +64,7 @@ class CheckpointApi:
         """Opens the library and calls cuInit, which takes seconds on a large host without
         persistence mode. Raises LiveshiftError if there is no driver or it lacks a function."""
         self._ffi = cffi.FFI()
-        self._ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
+        self._ffi.cdef(_CDEF)
         for name in ("lock_args", "empty_args", "restore_args"):
             assert self._ffi.sizeof(f"struct {name}") == 64
         self._library = open_library(self._ffi)
@@ -77,15 +77,13 @@ class CheckpointApi:
         self._functions = {name: self._resolve(name, kind) for name, kind in _FUNCTIONS.items()}
 
     def _resolve(self, name: str, kind: str) -> Any:
-        """Look a function up: by cuGetProcAddress, which gives the variant of version SINCE, or by
-        name if the driver has no cuGetProcAddress. Raises LiveshiftError."""
+        """Look a function up by cuGetProcAddress (CUDA 12.0), which gives the variant of version
+        SINCE. Raises LiveshiftError."""
         if hasattr(self._library, "cuGetProcAddress_v2"):
             found, status = self._ffi.new("void **"), self._ffi.new("int *")
             result = self._library.cuGetProcAddress_v2(name.encode(), found, SINCE, 0, status)
             if result == 0 and found[0] != self._ffi.NULL:
                 return self._ffi.cast(kind, found[0])
-        elif hasattr(self._library, name):
-            return self._ffi.cast(kind, self._ffi.addressof(self._library, name))
         major, minor = self.cuda
         raise LiveshiftError(
             f"the CUDA driver (CUDA {major}.{minor}) has no {name}",
