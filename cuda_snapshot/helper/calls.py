@@ -7,12 +7,14 @@ little-endian length and msgpack. A request is a Struct with a tag. A reply hold
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import to_wire
 from ..devices import NvmlGpu
+from .blocks import Block
 
 PROTOCOL = 2
 """Raise this number with every change that a helper of the version before would not understand,
@@ -85,6 +87,7 @@ class Operation(Change, frozen=True):
     """Base of all requests that change a process. The helper does one at a time. An operation waits
     for its turn for at most ``turn_s`` seconds; after that the helper does not begin it."""
 
+    what: ClassVar[str]
     pid: int
     turn_s: float
 
@@ -92,23 +95,29 @@ class Operation(Change, frozen=True):
 class Lock(Operation, frozen=True):
     """RUNNING to LOCKED. Reply: None."""
 
+    what = "lock"
     timeout_s: float
 
 
 class CheckpointProcess(Operation, frozen=True):
     """LOCKED to CHECKPOINTED. Reply: Checkpointed."""
 
+    what = "checkpoint"
+
 
 class RestoreProcess(Operation, frozen=True):
     """CHECKPOINTED to LOCKED. Reply: None. ``needed`` is in bytes by new UUID; None: what this
     helper saw at the checkpoint."""
 
+    what = "restore"
     gpus: list[tuple[str, str]]
     needed: dict[str, int] | None
 
 
 class Unlock(Operation, frozen=True):
     """LOCKED to RUNNING. Reply: None."""
+
+    what = "unlock"
 
 
 class HoldThreads(Change, frozen=True):
@@ -136,6 +145,102 @@ class Holds(HelperRequest, frozen=True):
     """Asks whether the helper holds the process's threads. Reply: bool."""
 
     pid: int
+
+
+# ---- device memory; ``key`` is "<migration>/<inner pid>"
+
+
+class Warm(Change, frozen=True):
+    """Prepares contexts on GPUs for a key. Reply: None."""
+
+    key: str
+    gpus: list[str]
+
+
+class Create(Change, frozen=True):
+    """Makes memory for blocks under a key. Reply: None."""
+
+    key: str
+    blocks: list[Block]
+
+
+class Drop(Change, frozen=True):
+    """Frees a key's memory. Reply: None."""
+
+    key: str
+
+
+class GetHeld(HelperRequest, frozen=True):
+    """Asks how many bytes each key holds. Reply: dict[str, int]."""
+
+
+class CopyOut(HelperRequest, frozen=True):
+    """Copies a key's memory out. No reply: the words of slots.py follow, and then the connection
+    ends."""
+
+    key: str
+
+
+class CopyIn(HelperRequest, frozen=True):
+    """Copies bytes into a key's memory. No reply, as for CopyOut."""
+
+    key: str
+
+
+# ---- a device session with one process
+
+
+class Session(HelperRequest, frozen=True):
+    """Begins a device session, which ends with the connection. Reply: None."""
+
+    pid: int
+    directory: str
+    inner_pid: int
+
+
+class Wait(HelperRequest, frozen=True):
+    """Waits for the process's service thread. Reply: None."""
+
+    timeout_s: float
+
+
+class Blocks(HelperRequest, frozen=True):
+    """Asks for all device allocations. Reply: list[Block]."""
+
+
+class Checksums(HelperRequest, frozen=True):
+    """Asks for the checksums of all memory. Reply: dict[int, int]."""
+
+    samples: int
+
+
+class GiveUp(Change, frozen=True):
+    """The helper takes the process's arena memory. Reply: list[Block]."""
+
+    key: str
+
+
+class TakeBack(Change, frozen=True):
+    """The process gets its arena memory back. Reply: None."""
+
+    key: str
+    keep: bool
+    gpus: list[tuple[str, str]]
+
+
+class Own(Change, frozen=True):
+    """The process makes its arena memory its own. Reply: None."""
+
+
+Operations = Lock | CheckpointProcess | RestoreProcess | Unlock
+InSession = Wait | Blocks | Checksums | GiveUp | TakeBack | Own
+_Processes = GetHost | State | RestoreThread | Used | HoldThreads | SpareFromExit | Release | Holds
+_Memory = Warm | Create | Drop | GetHeld | CopyOut | CopyIn | Session
+ServiceRequest = Operations | InSession | _Processes | _Memory
+Request = HelloHelper | Leave | ServiceRequest
+
+
+# ---- replies
 
 
 class Welcome(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from .calls import (
     HostGpus,
     Leave,
     Lock,
+    Operation,
     Release,
     RestoreProcess,
     RestoreThread,
@@ -119,12 +120,12 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     def lock(self, pid: int, timeout_s: float, *, turn_s: float = TURN_S) -> None:
         """RUNNING to LOCKED: the process's CUDA calls wait at their entry, and its submitted work
         is done. If that takes longer than ``timeout_s``, the process is RUNNING again."""
-        self._operation(Lock(pid, turn_s, timeout_s), "lock", timeout_s + DRAIN_S)
+        self._operation(Lock(pid, turn_s, timeout_s), timeout_s + DRAIN_S)
 
     def checkpoint(self, pid: int) -> Checkpointed:
         """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU. The answer says
         what it held, which a restore on another host needs."""
-        answer = self._operation(CheckpointProcess(pid, TURN_S), "checkpoint", returns=Checkpointed)
+        answer = self._operation(CheckpointProcess(pid, TURN_S), returns=Checkpointed)
         return cast(Checkpointed, answer)
 
     def restore(
@@ -139,11 +140,11 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         GPU; the default is what this helper saw at the process's checkpoint."""
         pairs = [(old, new) for old, new in gpus]
         needs = None if needed is None else dict(needed)
-        self._operation(RestoreProcess(pid, TURN_S, pairs, needs), "restore")
+        self._operation(RestoreProcess(pid, TURN_S, pairs, needs))
 
     def unlock(self, pid: int, *, turn_s: float = TURN_S) -> None:
         """LOCKED to RUNNING."""
-        self._operation(Unlock(pid, turn_s), "unlock")
+        self._operation(Unlock(pid, turn_s))
 
     # ---- threads -------------------------------------------------------------------------------
 
@@ -292,18 +293,14 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             return cast(T, connection.ask(request, returns))
 
     def _operation(
-        self,
-        request: Lock | CheckpointProcess | RestoreProcess | Unlock,
-        what: str,
-        within_s: float = OPERATION_S,
-        returns: Any = None,
+        self, request: Operation, within_s: float = OPERATION_S, returns: Any = None
     ) -> Any:
         with self.connection() as connection:
             try:
                 return connection.ask(request, returns, request.turn_s + within_s)
             except TimeoutError:
                 raise StepFailed(
-                    f"gpu {what}",
+                    f"gpu {request.what}",
                     f"process {request.pid}: not done within {within_s:g} s; the driver has not"
                     " finished",
                     hint="a process that is stopped, or a GPU that hangs, keeps the driver waiting",

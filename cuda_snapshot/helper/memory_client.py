@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from .blocks import Block
+from .calls import CopyIn, CopyOut, Create, Drop, GetHeld, Session, Warm
 from .connection import HelperConnection
-from .memory_calls import CopyIn, CopyOut, Create, Drop, GetHeld, Session, Warm
 from .ring_client import Drain, Filler
 from .session_client import DeviceSession
 
