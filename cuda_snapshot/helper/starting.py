@@ -1,39 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the GPU helper: one for each directory, even if several agents come at once."""
+"""Starts the GPU helper's process."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import LiveshiftError, Unreachable
 from ..environment import environment
 from ..lines import Lines
-from .calls import LOCK, LOG
+from .calls import LOG
 
 START_S = 120.0
 """A helper must start within this many seconds: without persistence mode cuInit takes seconds for
 each GPU."""
 
 
-@contextlib.contextmanager
-def starting(
-    directory: Path, libraries: Path | None, idle_s: float
-) -> Iterator[Callable[[], None]]:
-    """Hold the lock file, and yield a function that starts the helper and waits until it listens.
-    If the helper can't start, that function raises LiveshiftError with the helper's own words."""
-    with open(directory / LOCK, "a") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        yield lambda: _launch(directory, libraries, idle_s)
-
-
-def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
+def launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
+    """Start the helper and wait until it listens; the caller has the lock file. If it can't start,
+    raises LiveshiftError with the helper's own words."""
     command = [sys.executable, "-m", __package__, str(directory.absolute()), str(idle_s)]
     if libraries is not None:
         command.append(str(libraries.absolute()))

@@ -22,6 +22,7 @@ from waits import until
 from liveshift.cuda_snapshot import driver
 from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper import client
+from liveshift.cuda_snapshot.helper import connection as to_helper
 from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, HelloHelper, Welcome, done
 from liveshift.cuda_snapshot.helper.channel import Channel, connect, listen
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -231,7 +232,7 @@ def test_without_the_right_to_its_socket_one_is_told(
     def refused(directory: Path, name: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(client, "connect", refused)
+    monkeypatch.setattr(to_helper, "connect", refused)
     with pytest.raises(NotPermitted, match="is for root only"):
         GpuHelper.start(tmp_path)
 
@@ -256,7 +257,7 @@ def test_another_protocol_is_told_what_to_do(
     helper: StartHelper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper()
-    monkeypatch.setattr(client, "PROTOCOL", 99)
+    monkeypatch.setattr(to_helper, "PROTOCOL", 99)
     with pytest.raises(Unreachable, match="speaks protocol 2, this is 99") as caught:
         helper()
     assert "SIGTERM" in str(caught.value.hint)
