@@ -117,10 +117,6 @@ class Operations:
                 return None
             raise
 
-    def locked(self, pid: int) -> bool:
-        """Whether the process is LOCKED. Raises CudaError."""
-        return self.driver.state(pid) is CudaState.LOCKED
-
     def restore_thread(self, pid: int) -> int:
         """The driver's restore thread in the process. Raises StepFailed."""
         with self._explained("restore thread", pid):
@@ -135,7 +131,8 @@ class Operations:
                 self.driver.lock(pid, max(1, round(timeout_s * 1000)))
             except CudaError as error:
                 # The driver makes it RUNNING again. If a driver does not, the job would hang.
-                if error.result == CUresult.NOT_READY and self.locked(pid):
+                late = error.result == CUresult.NOT_READY
+                if late and self.driver.state(pid) is CudaState.LOCKED:
                     self.driver.unlock(pid)
                 raise
 
