@@ -35,7 +35,7 @@ from .calls import (
     done,
     failed,
 )
-from .channel import Channel, listen
+from .channel import Channel, listen, peer_of
 from .process_session import ProcessSession
 
 log = logging.getLogger("liveshift.gpu")
@@ -159,7 +159,7 @@ class Server:
 
     def _converse(self, connection: socket.socket) -> None:
         channel = Channel(connection)
-        pid, uid = channel.peer()
+        pid, uid = peer_of(connection)
         try:
             if uid not in (0, os.geteuid()):
                 log.warning("refused a connection: uid %d, process %d", uid, pid)
