@@ -11,7 +11,6 @@ until then the client may still read or write there.
 from __future__ import annotations
 
 import os
-import select
 
 import msgspec
 
@@ -88,13 +87,6 @@ def receive_ring(channel: Channel) -> tuple[RingHere, int | None]:
             os.close(descriptor)
         raise
     return message, descriptors[0] if descriptors else None
-
-
-def waiting(channel: Channel) -> bool:
-    """Whether a message has come or the peer has gone: :func:`receive_message` would not block."""
-    poll = select.poll()
-    poll.register(channel.socket, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _decode(raw: bytes) -> RingMessage:
