@@ -67,13 +67,14 @@ def main(uuid: str, lock_ms: int) -> None:
     )
     theirs.close()
     say(f"rank {child.pid}")
-    pid, hold = child.pid, ThreadHold([child.pid])
+    pid, hold = child.pid, ThreadHold(child.pid)
     try:
         begin("starting with CUDA")
         driver, memory = CheckpointApi(), FastPathMemory(uuid)
         if not ours.recv(16):
             raise Unable(_last_words(child))
-        hold = ThreadHold([pid], spared_threads(pid, driver.restore_thread(pid)))
+        restore_thread = driver.restore_thread(pid)
+        hold = ThreadHold(pid, lambda pid: spared_threads(pid, restore_thread))
         begin("lock")
         driver.lock(pid, lock_ms)
         begin("hold")

@@ -37,7 +37,7 @@ class HeldProcesses:
             return
         restore_thread = self._operations.restore_thread(pid)
         hold = ThreadHold(
-            [pid], lambda pid: spared_threads(pid, restore_thread), kill_on_exit=kill_on_exit
+            pid, lambda pid: spared_threads(pid, restore_thread), kill_on_exit=kill_on_exit
         )
         hold.begin(timeout_s)
         with self._mutex:
