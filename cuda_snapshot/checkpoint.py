@@ -11,12 +11,13 @@ from __future__ import annotations
 import enum
 import uuid as uuids
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cffi
 
 from ..errors import LiveshiftError
-from .driver import NEEDED, CudaError, check, in_words, open_library, version
+from .driver import LIBRARY, NEEDED, CudaError, check, in_words, open_library, version
 
 SINCE = 12080
 """cudaTypedefs.h has the functions since this version: CUDA 12.8, driver 570."""
@@ -44,6 +45,7 @@ _FUNCTIONS = {
     "cuCheckpointProcessRestore": "CUresult (*)(int, struct restore_args *)",
     "cuCheckpointProcessUnlock": "CUresult (*)(int, struct empty_args *)",
 }
+"""libcuda exports these functions since driver 570 (CUDA 12.8)."""
 
 
 class CudaState(enum.IntEnum):
@@ -54,6 +56,33 @@ class CudaState(enum.IntEnum):
     CHECKPOINTED = 2
     FAILED = 3
     """Uncorrectable: the process can only be killed."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is no driver."""
+
+    cuda: tuple[int, int] | None
+    """The newest CUDA that the driver supports, such as (13, 0)."""
+    missing: tuple[str, ...]
+    """The checkpoint functions that the driver does not export."""
+    why_none: str | None
+
+
+def survey(library: str = LIBRARY) -> Driver:
+    """Open the driver library and describe it. Needs no GPU, initialises none, raises nothing."""
+    ffi = cffi.FFI()
+    ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
+    try:
+        opened = open_library(ffi, library)
+    except LiveshiftError as error:
+        return Driver(None, (), str(error))
+    try:
+        cuda = version(ffi, opened)
+    except (AttributeError, CudaError) as error:
+        return Driver(None, (), f"{library} can't be used: {error}")
+    missing = tuple(name for name in _FUNCTIONS if not hasattr(opened, name))
+    return Driver(cuda, missing, None)
 
 
 class CheckpointApi:

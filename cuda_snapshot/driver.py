@@ -1,36 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver library: its version, its results, and whether it has the checkpoint functions.
-
-:func:`survey` opens the library. Functions and types are those of CUDA 13.0's cuda.h. No cffi
-object leaves this module.
-"""
+"""The CUDA driver library: how it is opened, its version, its results (CUDA 13.0's cuda.h)."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
-
-import cffi
 
 from ..errors import LiveshiftError
 
 LIBRARY = "libcuda.so.1"
-
-_CDEF = """
-typedef int CUresult;
-CUresult cuDriverGetVersion(int *driverVersion);
-"""
-
-CHECKPOINT_FUNCTIONS = (
-    "cuCheckpointProcessGetRestoreThreadId",
-    "cuCheckpointProcessGetState",
-    "cuCheckpointProcessLock",
-    "cuCheckpointProcessCheckpoint",
-    "cuCheckpointProcessRestore",
-    "cuCheckpointProcessUnlock",
-)
-"""libcuda exports these functions since driver 570 (CUDA 12.8)."""
 
 NEEDED = (13, 0)
 """CUDA 13.0 (driver 580) is the first that can restore onto another GPU than the dump's; before,
@@ -105,33 +83,6 @@ class CudaError(LiveshiftError):
         name = CUresult(result).name if result in CUresult.__members__.values() else "?"
         super().__init__(f"{what} failed: CUDA_ERROR_{name} ({result})")
         self.result = result
-
-
-@dataclass(frozen=True)
-class Driver:
-    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is no driver."""
-
-    cuda: tuple[int, int] | None
-    """The newest CUDA that the driver supports, such as (13, 0)."""
-    missing: tuple[str, ...]
-    """The names in CHECKPOINT_FUNCTIONS that the driver does not export."""
-    why_none: str | None
-
-
-def survey(library: str = LIBRARY) -> Driver:
-    """Open the driver library and describe it. Needs no GPU, initialises none, raises nothing."""
-    ffi = cffi.FFI()
-    ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in CHECKPOINT_FUNCTIONS))
-    try:
-        opened = open_library(ffi, library)
-    except LiveshiftError as error:
-        return Driver(None, (), str(error))
-    try:
-        cuda = version(ffi, opened)
-    except (AttributeError, CudaError) as error:
-        return Driver(None, (), f"{library} can't be used: {error}")
-    missing = tuple(name for name in CHECKPOINT_FUNCTIONS if not hasattr(opened, name))
-    return Driver(cuda, missing, None)
 
 
 def open_library(ffi: Any, library: str = LIBRARY) -> Any:

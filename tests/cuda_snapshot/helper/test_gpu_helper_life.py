@@ -20,7 +20,7 @@ from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, busy, helper, 
 from waits import until
 
 from liveshift.cuda_snapshot import driver
-from liveshift.cuda_snapshot.checkpoint import CudaState
+from liveshift.cuda_snapshot.checkpoint import CudaState, survey
 from liveshift.cuda_snapshot.helper import client
 from liveshift.cuda_snapshot.helper import connection as to_helper
 from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, HelloHelper, Welcome, done
@@ -170,7 +170,7 @@ def test_why_there_is_no_helper_is_said(
 def test_no_driver_is_said(tmp_path: Path) -> None:
     """Where this machine has one, a file that is no library is found before it."""
     libraries = None
-    if driver.survey().why_none is None:
+    if survey().why_none is None:
         libraries = tmp_path / "broken"
         libraries.mkdir()
         (libraries / driver.LIBRARY).write_text("no library")
