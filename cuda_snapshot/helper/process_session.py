@@ -236,21 +236,16 @@ class ProcessSession:
                 raise self._failed(f"it answered {reply.op} to {op.name}")
             if descriptors and (op is not Op.EXPORT or len(descriptors) > 1):
                 raise self._failed(f"it answered {op.name} with {len(descriptors)} descriptors")
-        except TimeoutError:
-            self._broken(descriptors)
-            raise self._failed(f"no answer to {op.name} within {patience_s:g} s") from None
-        except (OSError, ValueError) as error:
-            self._broken(descriptors)
-            raise self._failed(f"its answer to {op.name} can't be read: {error}") from error
-        except BaseException:
-            self._broken(descriptors)
+        except BaseException as error:
+            self.over = True
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(error, TimeoutError):
+                raise self._failed(f"no answer to {op.name} within {patience_s:g} s") from None
+            if isinstance(error, OSError | ValueError):
+                raise self._failed(f"its answer to {op.name} can't be read: {error}") from error
             raise
         return reply, descriptors[0] if descriptors else None
-
-    def _broken(self, descriptors: list[int]) -> None:
-        self.over = True
-        for descriptor in descriptors:
-            os.close(descriptor)
 
     def _check(self, reply: SessionReply, what: str) -> None:
         if reply.result:
