@@ -14,13 +14,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
-from ..devices import Inventory
+from ..devices import Inventory, Nvml
 from ..environment import environment
 from ..lines import Lines
 from . import trial
@@ -62,25 +61,14 @@ class FastPath:
         threads are held; else why not, in words."""
         return self.why if trial.HELD in self.why else ""
 
-    def begin(
-        self,
-        inventory: Callable[[], Inventory],
-        turn: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """Start the trial in the background. ``inventory`` returns NVML's answer; ``turn`` gives a
-        turn among the operations."""
-        threading.Thread(target=self._find_out, args=(inventory, turn), daemon=True).start()
-
-    def _find_out(
-        self,
-        inventory: Callable[[], Inventory],
-        turn: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def find_out(self, nvml: Nvml, turn: AbstractContextManager[None]) -> None:
+        """Remember the result, or make the trial in its ``turn`` among the operations. Raises
+        nothing."""
         try:
-            host = inventory()
+            host = nvml.inventory()
             known = self._remembered(host)
             if known is None:
-                with turn():
+                with turn:
                     known = self._try(host)
         except Exception as error:
             log.exception("the fast path's trial")

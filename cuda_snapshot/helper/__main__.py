@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 from pathlib import Path
 
 from ...errors import LiveshiftError
@@ -52,7 +53,8 @@ def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
         return 1
     os.write(said, b"\n")
     _log_to(directory / LOG)
-    fast_path.begin(nvml.inventory, lambda: operations.turn("trying the fast path", PATIENCE_S))
+    turn = operations.turn("trying the fast path", PATIENCE_S)
+    threading.Thread(target=fast_path.find_out, args=(nvml, turn), daemon=True).start()
     server.serve()
     nvml.close()
     return 0
