@@ -61,12 +61,6 @@ class State(HelperRequest, frozen=True):
     pid: int
 
 
-class RestoreThread(HelperRequest, frozen=True):
-    """Asks for the driver's restore thread in a process. Reply: int."""
-
-    pid: int
-
-
 class Used(HelperRequest, frozen=True):
     """Asks for a process's device memory in bytes, by GPU UUID. Reply: dict[str, int]."""
 
@@ -234,7 +228,7 @@ class Own(Change, frozen=True):
 
 Operations = Lock | CheckpointProcess | RestoreProcess | Unlock
 InSession = Wait | Blocks | Checksums | GiveUp | TakeBack | Own
-_Processes = GetHost | State | RestoreThread | Used | HoldThreads | SpareFromExit | Release | Holds
+_Processes = GetHost | State | Used | HoldThreads | SpareFromExit | Release | Holds
 _Memory = Warm | Create | Drop | GetHeld | CopyOut | CopyIn | Session
 ServiceRequest = Operations | InSession | _Processes | _Memory
 Request = HelloHelper | Leave | ServiceRequest

@@ -71,10 +71,6 @@ class GpuHelper(HelperConnections):
         """The driver's state of the process. None: it does not use CUDA, or does not exist."""
         return self._question(calls.State(pid), CudaState | None)
 
-    def restore_thread(self, pid: int) -> int:
-        """The process's thread that must be able to run in every operation. Raises StepFailed."""
-        return self._question(calls.RestoreThread(pid), int)
-
     def used(self, pid: int) -> dict[str, int]:
         """The process's device memory in bytes by GPU UUID; {} if NVML can't report it."""
         return self._question(calls.Used(pid), dict[str, int])

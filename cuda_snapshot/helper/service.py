@@ -56,8 +56,6 @@ class Service:
                 return self._host()
             case calls.State(pid):
                 return self._operations.state(pid)
-            case calls.RestoreThread(pid):
-                return self._operations.restore_thread(pid)
             case calls.Used(pid):
                 return self._operations.nvml.inventory().used(pid)
             case calls.Operation():

@@ -29,7 +29,6 @@ def test_a_process_goes_through_all_states_to_other_gpus(
     target.do(f"put({address}, b'content')")
     assert gpu.state(target.pid) is CudaState.RUNNING
     assert gpu.used(target.pid) == {A: 3 * MIB}
-    assert Path(f"/proc/{target.pid}/task/{gpu.restore_thread(target.pid)}").exists()
     gpu.lock(target.pid, 5)
     assert gpu.state(target.pid) is CudaState.LOCKED
     assert gpu.checkpoint(target.pid) == Checkpointed({A: 3 * MIB}, "")
@@ -75,7 +74,7 @@ def test_what_is_no_cuda_process_has_no_state(helper: StartHelper) -> None:
     with pytest.raises(StepFailed, match=r"gpu lock: process \d+: .*it does not use CUDA"):
         gpu.lock(os.getpid(), 1)
     with pytest.raises(StepFailed, match="gpu restore thread"):
-        gpu.restore_thread(os.getpid())
+        gpu.hold(os.getpid())
 
 
 # ---- failures ----------------------------------------------------------------------------------
