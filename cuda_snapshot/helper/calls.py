@@ -72,11 +72,6 @@ class Change(HelperRequest, frozen=True):
     ended."""
 
 
-class Leave(Change, frozen=True):
-    """The helper ends as soon as nothing is under way; it refuses while it holds device memory.
-    Reply: None."""
-
-
 class Operation(Change, frozen=True):
     """Base of all requests that change a process. The helper does one at a time. An operation waits
     for its turn for at most ``turn_s`` seconds; after that the helper does not begin it."""
@@ -231,7 +226,7 @@ InSession = Wait | Blocks | Checksums | GiveUp | TakeBack | Own
 _Processes = GetHost | State | Used | HoldThreads | SpareFromExit | Release | Holds
 _Memory = Warm | Create | Drop | GetHeld | CopyOut | CopyIn | Session
 ServiceRequest = Operations | InSession | _Processes | _Memory
-Request = HelloHelper | Leave | ServiceRequest
+Request = HelloHelper | ServiceRequest
 
 
 # ---- replies

@@ -172,12 +172,6 @@ class GpuHelper(HelperConnections):
             connection.ask(calls.Session(pid, str(directory.absolute()), inner_pid), None)
             return DeviceSession(connection)
 
-    def leave(self) -> None:
-        """Ask the helper to end now. Raises Refused while it holds device memory."""
-        with self.connection() as connection:
-            connection.ask(calls.Leave(), None)
-            connection.usable = False
-
     # ---- all of them ---------------------------------------------------------------------------
 
     def _ask(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...errors import LiveshiftError, Refused, Unreachable
+from ...errors import LiveshiftError, Unreachable
 from .calls import (
     LOCK,
     PROTOCOL,
@@ -28,7 +28,6 @@ from .calls import (
     Change,
     HelloHelper,
     HelperReply,
-    Leave,
     Request,
     ServiceRequest,
     Welcome,
@@ -56,7 +55,7 @@ class Caller:
 
 
 class Server:
-    """Serves until it had no connection for ``idle_s`` seconds, or until SIGTERM or a Leave comes.
+    """Serves until it had no connection for ``idle_s`` seconds, or until SIGTERM comes.
     In every case it stays while ``why_stay`` returns a reason in words, and until operations have
     ended. ``answer`` returns the answer to a request."""
 
@@ -151,12 +150,6 @@ class Server:
         self._told_to_leave = True
         os.eventfd_write(self._bell, 1)
 
-    def _leave(self) -> None:
-        why = self._why_stay()
-        if why:
-            raise Refused(f"the GPU helper {os.getpid()} can't leave: {why}")
-        self._go()
-
     def _converse(self, connection: socket.socket) -> None:
         channel = Channel(connection)
         pid, uid = peer_of(connection)
@@ -208,14 +201,9 @@ class Server:
 
     def _reply(self, caller: Caller, request: Request) -> HelperReply:
         try:
-            match request:
-                case HelloHelper():
-                    return done(Welcome(PROTOCOL, os.getpid()))
-                case Leave():
-                    self._leave()
-                    return done(None)
-                case _:
-                    return done(self._answer(caller, request))
+            if isinstance(request, HelloHelper):
+                return done(Welcome(PROTOCOL, os.getpid()))
+            return done(self._answer(caller, request))
         except LiveshiftError as error:
             log.warning("%s: %s", request, error)
             return failed(error)

@@ -16,26 +16,19 @@ import msgspec
 import pytest
 from cuda_process import doubles
 from doubles.gpu import build
-from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, busy, helper, process
+from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, busy, helper, pid_of, process
 from waits import until
 
 from liveshift.cuda_snapshot import driver
 from liveshift.cuda_snapshot.checkpoint import CudaState, survey
 from liveshift.cuda_snapshot.helper import client
 from liveshift.cuda_snapshot.helper import connection as to_helper
-from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, HelloHelper, Welcome, done
+from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, Welcome, done
 from liveshift.cuda_snapshot.helper.channel import Channel, connect, listen
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, NotPermitted, Unreachable
 
 __all__ = ["doubles", "helper", "process"]
-
-
-def pid_of(gpu: GpuHelper) -> int:
-    with gpu.connection() as connection:
-        welcome = connection.ask(HelloHelper(), Welcome)
-    assert isinstance(welcome, Welcome)
-    return welcome.pid
 
 
 def gone(pid: int) -> bool:
