@@ -134,17 +134,13 @@ class Server:
                 return False
             if self._accept() and not self._told_to_leave:
                 return False
-            if not self._close_up():
+            with self._mutex:
+                self._gone = not self._under_way  # from now on changes are refused
+            if not self._gone:
                 return False
             (self._directory / SOCKET).unlink(missing_ok=True)
             self._listener.close()
         return True
-
-    def _close_up(self) -> bool:
-        """Refuse all later changes, unless one is under way; returns whether it refuses now."""
-        with self._mutex:
-            self._gone = not self._under_way
-            return self._gone
 
     def _go(self) -> None:
         self._told_to_leave = True
