@@ -16,7 +16,7 @@ from ...errors import to_wire
 from ..devices import NvmlGpu
 from .blocks import Block
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raise this number with every change that a helper of the version before would not understand,
 also if a class of a request gets another name: its tag is its name."""
 
@@ -89,7 +89,7 @@ class Lock(Operation, frozen=True):
 
 
 class CheckpointProcess(Operation, frozen=True):
-    """LOCKED to CHECKPOINTED. Reply: Checkpointed."""
+    """LOCKED to CHECKPOINTED. Reply: None."""
 
     what = "checkpoint"
 
@@ -250,19 +250,7 @@ class HostGpus:
     """Why ``gpus`` is empty; None if it is not."""
     can_remap: bool
     """Whether a process can be restored onto other GPUs."""
-    mps: bool
-    """Whether MPS clients share any GPU."""
     fast_path: str
     """"" if device memory can be handed over by descriptor, else why not."""
     sessions: str = ""
     """Why no process can have a device session, not even for checksums; "" if it can."""
-
-
-@dataclass(frozen=True)
-class Checkpointed:
-    """The result of a checkpoint."""
-
-    used: dict[str, int]
-    """Device bytes that the process held before, by GPU UUID; {} if NVML can't report them."""
-    remark: str
-    """What the helper could not verify, in words; mostly ""."""

@@ -17,7 +17,7 @@ from ...errors import StepFailed, Unreachable
 from ..checkpoint import CudaState
 from . import calls
 from .blocks import Block
-from .calls import Checkpointed, HelperRequest, HostGpus
+from .calls import HelperRequest, HostGpus
 from .connection import IDLE_S, QUESTION_S, HelperConnections
 from .ring_client import Drain, Filler
 from .session_client import DeviceSession
@@ -84,10 +84,9 @@ class GpuHelper(HelperConnections):
         is done. If that takes longer than ``timeout_s``, the process is RUNNING again."""
         self._operation(calls.Lock(pid, turn_s, timeout_s), timeout_s + DRAIN_S)
 
-    def checkpoint(self, pid: int) -> Checkpointed:
-        """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU. The answer says
-        what it held, which a restore on another host needs."""
-        return self._operation(calls.CheckpointProcess(pid, TURN_S), returns=Checkpointed)
+    def checkpoint(self, pid: int) -> None:
+        """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU."""
+        self._operation(calls.CheckpointProcess(pid, TURN_S))
 
     def restore(
         self,
@@ -190,15 +189,10 @@ class GpuHelper(HelperConnections):
                 raise
         return self._ask(request, returns)
 
-    def _operation(
-        self,
-        request: calls.Operation,
-        within_s: float = OPERATION_S,
-        returns: type[T] | Any = None,
-    ) -> T:
+    def _operation(self, request: calls.Operation, within_s: float = OPERATION_S) -> None:
         with self.connection() as connection:
             try:
-                return cast(T, connection.ask(request, returns, request.turn_s + within_s))
+                connection.ask(request, None, request.turn_s + within_s)
             except TimeoutError:
                 raise StepFailed(
                     f"gpu {request.what}",

@@ -97,7 +97,6 @@ class Service:
             gpus=tuple(_without(gpu, us) for gpu in found.devices),
             why_none=found.why_none,
             can_remap=driver.can_remap,
-            mps=any(gpu.mps for gpu in found.devices),
             fast_path=self._fast_path.why,
             sessions=self._fast_path.sessions,
         )
