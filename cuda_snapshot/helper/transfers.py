@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from contextlib import ExitStack, suppress
 
 from ... import units
-from ...errors import LiveshiftError, to_wire
+from ...errors import LiveshiftError, NotFound, to_wire
 from ...waiting import readable
 from .blocks import Figures
 from .channel import Channel
@@ -69,8 +69,7 @@ class Transfers:
         self, channel: Channel, holding: KeyHolding, copy: Copy, until_closed: ExitStack
     ) -> Figures:
         if not holding.pieces:
-            send_message(channel, RingHere(0, 0, 0))
-            return Figures(0, 0.0, 0.0)
+            raise NotFound(f"the GPU helper holds only contexts for {holding.key}")
         ring = until_closed.enter_context(self._rings.one(holding.pieces[0].gpu))
         with Copies(self._contexts, ring, self._memory.mapped) as copies:
             send_message(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
