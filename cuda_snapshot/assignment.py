@@ -18,8 +18,7 @@ from .devices import NvmlGpu
 
 MARGIN = 256 << 20
 """A GPU must have this many free bytes beyond what a process held. The real need is not documented:
-the size of a context differs by GPU. A restore that runs out of memory leaves the process
-checkpointed, and it cannot be restored any more (NVIDIA/cuda-checkpoint#44)."""
+the size of a context differs by GPU."""
 
 Pairs = list[tuple[str, str]]
 """Pairs of UUIDs (GPU of the source, GPU of the destination), in the source's order."""

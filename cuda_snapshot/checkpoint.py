@@ -11,17 +11,16 @@ from __future__ import annotations
 import enum
 import uuid as uuids
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cffi
 
 from ..errors import LiveshiftError
-from .driver import LIBRARY, CudaError, check, in_words
+from .driver import LIBRARY, NEEDED, CudaError, check, in_words, open_library, version
 
 SINCE = 12080
 """cudaTypedefs.h has the functions since this version: CUDA 12.8, driver 570."""
-REMAP_SINCE = 13000
-"""A restore takes a map of GPUs since CUDA 13.0, driver 580; before, its field was reserved."""
 
 _CDEF = """
 typedef int CUresult;
@@ -46,6 +45,7 @@ _FUNCTIONS = {
     "cuCheckpointProcessRestore": "CUresult (*)(int, struct restore_args *)",
     "cuCheckpointProcessUnlock": "CUresult (*)(int, struct empty_args *)",
 }
+"""libcuda exports these functions since driver 570 (CUDA 12.8)."""
 
 
 class CudaState(enum.IntEnum):
@@ -58,6 +58,33 @@ class CudaState(enum.IntEnum):
     """Uncorrectable: the process can only be killed."""
 
 
+@dataclass(frozen=True)
+class Driver:
+    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is no driver."""
+
+    cuda: tuple[int, int] | None
+    """The newest CUDA that the driver supports, such as (13, 0)."""
+    missing: tuple[str, ...]
+    """The checkpoint functions that the driver does not export."""
+    why_none: str | None
+
+
+def survey(library: str = LIBRARY) -> Driver:
+    """Open the driver library and describe it. Needs no GPU, initialises none, raises nothing."""
+    ffi = cffi.FFI()
+    ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
+    try:
+        opened = open_library(ffi, library)
+    except LiveshiftError as error:
+        return Driver(None, (), str(error))
+    try:
+        cuda = version(ffi, opened)
+    except (AttributeError, CudaError) as error:
+        return Driver(None, (), f"{library} can't be used: {error}")
+    missing = tuple(name for name in _FUNCTIONS if not hasattr(opened, name))
+    return Driver(cuda, missing, None)
+
+
 class CheckpointApi:
     """The functions of the driver library, initialised. Methods raise CudaError with the function's
     name and its result, unless their docstring says otherwise."""
@@ -66,33 +93,26 @@ class CheckpointApi:
         """Opens the library and calls cuInit, which takes seconds on a large host without
         persistence mode. Raises LiveshiftError if there is no driver or it lacks a function."""
         self._ffi = cffi.FFI()
-        self._ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
+        self._ffi.cdef(_CDEF)
         for name in ("lock_args", "empty_args", "restore_args"):
             assert self._ffi.sizeof(f"struct {name}") == 64
-        try:
-            self._library = self._ffi.dlopen(LIBRARY)
-        except OSError as error:
-            reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
-            raise LiveshiftError(f"no CUDA driver: {reason}") from None
+        self._library = open_library(self._ffi)
         result = self._library.cuInit(0)
         if in_words(result):
             raise LiveshiftError(f"{CudaError('cuInit', result)}: {in_words(result)}")
         check(result, "cuInit")
-        number = self._ffi.new("int *")
-        check(self._library.cuDriverGetVersion(number), "cuDriverGetVersion")
-        self._version = int(number[0])
+        self.cuda = version(self._ffi, self._library)
+        """The newest CUDA that the driver supports, such as (13, 0)."""
         self._functions = {name: self._resolve(name, kind) for name, kind in _FUNCTIONS.items()}
 
     def _resolve(self, name: str, kind: str) -> Any:
-        """Look a function up: by cuGetProcAddress, which gives the variant of version SINCE, or by
-        name if the driver has no cuGetProcAddress. Raises LiveshiftError."""
+        """Look a function up by cuGetProcAddress (CUDA 12.0), which gives the variant of version
+        SINCE. Raises LiveshiftError."""
         if hasattr(self._library, "cuGetProcAddress_v2"):
             found, status = self._ffi.new("void **"), self._ffi.new("int *")
             result = self._library.cuGetProcAddress_v2(name.encode(), found, SINCE, 0, status)
             if result == 0 and found[0] != self._ffi.NULL:
                 return self._ffi.cast(kind, found[0])
-        elif hasattr(self._library, name):
-            return self._ffi.cast(kind, self._ffi.addressof(self._library, name))
         major, minor = self.cuda
         raise LiveshiftError(
             f"the CUDA driver (CUDA {major}.{minor}) has no {name}",
@@ -100,14 +120,9 @@ class CheckpointApi:
         )
 
     @property
-    def cuda(self) -> tuple[int, int]:
-        """The newest CUDA that the driver supports, such as (13, 0)."""
-        return self._version // 1000, self._version % 1000 // 10
-
-    @property
     def can_remap(self) -> bool:
         """Whether a process can be restored onto other GPUs than those of its checkpoint."""
-        return self._version >= REMAP_SINCE
+        return self.cuda >= NEEDED
 
     def state(self, pid: int) -> CudaState:
         return CudaState(self._number("cuCheckpointProcessGetState", pid))

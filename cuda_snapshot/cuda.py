@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of the CUDA driver for memory: physical memory, mappings, pinned memory, copies.
+The helper uses them, and so does the trial of the fast path.
 
 Types and functions are those of CUDA 13.0's cuda.h, opened with dlopen. All arguments and results
 are plain ints: a device is its ordinal, contexts, streams and events are addresses, memory is a
@@ -14,7 +15,7 @@ import cffi
 
 from ..errors import LiveshiftError
 from .checkpoint import uuid_text
-from .driver import LIBRARY, check
+from .driver import check, open_library
 
 _CDEF = """
 typedef int CUresult;
@@ -45,11 +46,13 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
 CUresult cuCtxPushCurrent_v2(CUcontext context);
 CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxSynchronize(void);
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemProperties *properties, int how);
 CUresult cuMemCreate(CUmemHandle *handle, size_t size, const CUmemProperties *properties,
                      unsigned long long flags);
 CUresult cuMemRelease(CUmemHandle handle);
+CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *address);
 CUresult cuMemExportToShareableHandle(void *descriptor, CUmemHandle handle, int type,
                                       unsigned long long flags);
 CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *descriptor, int type);
@@ -61,6 +64,9 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemHandle h
 CUresult cuMemUnmap(CUdeviceptr address, size_t size);
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccess *access,
                         size_t count);
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);
+CUresult cuMemsetD32_v2(CUdeviceptr address, unsigned int value, size_t count);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
 CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned int flags);
 CUresult cuMemHostUnregister(void *address);
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags);
@@ -94,11 +100,7 @@ class Cuda:
         """Raises LiveshiftError if there is no driver, CudaError if it can't start."""
         self._ffi = cffi.FFI()
         self._ffi.cdef(_CDEF)
-        try:
-            self._cu = self._ffi.dlopen(LIBRARY)
-        except OSError as error:
-            reason = str(error).partition(".  Additionally")[0]
-            raise LiveshiftError(f"no CUDA driver: {reason}") from error
+        self._cu = open_library(self._ffi)
         self._call("cuInit", 0)
 
     def _call(self, name: str, *args: Any) -> None:
@@ -177,6 +179,11 @@ class Cuda:
         descriptor are gone."""
         self._call("cuMemRelease", handle)
 
+    def handle_at(self, address: int) -> int:
+        """A new handle of the memory that is mapped at the address."""
+        pointer = self._ffi.cast("void *", address)
+        return self._got("CUmemHandle", "cuMemRetainAllocationHandle", pointer)
+
     def descriptor_of(self, handle: int) -> int:
         """A new file descriptor for the memory; the caller closes it."""
         return self._got("int", "cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
@@ -190,18 +197,9 @@ class Cuda:
     def map(self, device: int, handle: int, size: int) -> int:
         """Reserve addresses and map the memory there, readable and writable for its device. Returns
         the address."""
-        address = self._got("CUdeviceptr", "cuMemAddressReserve", size, 0, 0, 0)
+        address = self.reserve(size)
         try:
-            self._call("cuMemMap", address, size, 0, handle, 0)
-            try:
-                access = self._ffi.new(
-                    "CUmemAccess *",
-                    {"location_type": _DEVICE, "location_id": device, "flags": _READ_WRITE},
-                )
-                self._call("cuMemSetAccess", address, size, access, 1)
-            except BaseException:
-                self._call("cuMemUnmap", address, size)
-                raise
+            self.map_at(address, device, handle, size)
         except BaseException:
             self._call("cuMemAddressFree", address, size)
             raise
@@ -209,8 +207,46 @@ class Cuda:
 
     def unmap(self, address: int, size: int) -> None:
         """Undo :meth:`map`: the addresses are free again."""
-        self._call("cuMemUnmap", address, size)
+        self.unmap_at(address, size)
         self._call("cuMemAddressFree", address, size)
+
+    def reserve(self, size: int) -> int:
+        """Reserve addresses; returns the first."""
+        return self._got("CUdeviceptr", "cuMemAddressReserve", size, 0, 0, 0)
+
+    def map_at(self, address: int, device: int, handle: int, size: int) -> None:
+        """Map memory at reserved addresses, readable and writable for its device."""
+        self._call("cuMemMap", address, size, 0, handle, 0)
+        try:
+            access = self._ffi.new(
+                "CUmemAccess *",
+                {"location_type": _DEVICE, "location_id": device, "flags": _READ_WRITE},
+            )
+            self._call("cuMemSetAccess", address, size, access, 1)
+        except BaseException:
+            self._call("cuMemUnmap", address, size)
+            raise
+
+    def unmap_at(self, address: int, size: int) -> None:
+        """Undo :meth:`map_at`: the addresses stay reserved."""
+        self._call("cuMemUnmap", address, size)
+
+    # ---- memory in the current context, and its content
+
+    def allocate(self, size: int) -> int:
+        """Allocate ordinary device memory; returns the address."""
+        return self._got("CUdeviceptr", "cuMemAlloc_v2", size)
+
+    def fill(self, address: int, value: int, size: int) -> None:
+        """Write a 32-bit value into each word, and wait until that is done."""
+        self._call("cuMemsetD32_v2", address, value, size // 4)
+        self._call("cuCtxSynchronize")
+
+    def read(self, address: int, size: int) -> bytes:
+        """The bytes of device memory."""
+        content = self._ffi.new("char[]", size)
+        self._call("cuMemcpyDtoH_v2", content, address, size)
+        return bytes(self._ffi.buffer(content))
 
     # ---- pinned host memory
 

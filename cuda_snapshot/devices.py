@@ -9,19 +9,17 @@ that does not answer and leave it to the kernel; we never wait for it without a 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..waiting import readable
 from .environment import environment
+from .lines import Lines
 
 DEADLINE_S = 20.0
 """NVML must answer within this many seconds. Without persistence mode it first initialises every
@@ -142,20 +140,15 @@ def _ask(child: subprocess.Popen[bytes], deadline_s: float) -> Inventory | str:
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-    until = time.monotonic() + deadline_s
-    line = b""
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(b"\n")
-    while not line.endswith(b"\n"):
-        left = max(0.0, until - time.monotonic())
-        if not readable(left, child.stdout):
-            return f"NVML did not answer within {deadline_s:g} s: a GPU or its driver hangs"
-        part = os.read(child.stdout.fileno(), 65536)
-        if not part:
-            child.wait()  # it has closed its output, so it is ending and not inside NVML
-            said = child.stderr.read().decode(errors="replace").strip().splitlines()
-            return f"asking NVML ended with {child.returncode}: {said[-1] if said else ''}"
-        line += part
+    line = Lines(child.stdout.fileno()).next(deadline_s)
+    if line is None:
+        return f"NVML did not answer within {deadline_s:g} s: a GPU or its driver hangs"
+    if not line.endswith("\n"):
+        child.wait()  # it has closed its output, so it is ending and not inside NVML
+        said = child.stderr.read().decode(errors="replace").strip().splitlines()
+        return f"asking NVML ended with {child.returncode}: {said[-1] if said else ''}"
     return msgspec.json.decode(line, type=Inventory)
 
 

@@ -1,39 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver library: its version, its results, and whether it has the checkpoint functions.
-
-:func:`survey` opens the library. Functions and types are those of CUDA 13.0's cuda.h. No cffi
-object leaves this module.
-"""
+"""The CUDA driver library: how it is opened, its version, its results (CUDA 13.0's cuda.h)."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
-
-import cffi
 
 from ..errors import LiveshiftError
 
 LIBRARY = "libcuda.so.1"
 
-_CDEF = """
-typedef int CUresult;
-CUresult cuDriverGetVersion(int *driverVersion);
-"""
-
-CHECKPOINT_FUNCTIONS = (
-    "cuCheckpointProcessGetRestoreThreadId",
-    "cuCheckpointProcessGetState",
-    "cuCheckpointProcessLock",
-    "cuCheckpointProcessCheckpoint",
-    "cuCheckpointProcessRestore",
-    "cuCheckpointProcessUnlock",
-)
-"""libcuda exports these functions since driver 570 (CUDA 12.8)."""
-
 NEEDED = (13, 0)
-"""CUDA 13.0 (driver 580) is the first that can restore onto another GPU than the dump's."""
+"""CUDA 13.0 (driver 580) is the first that can restore onto another GPU than the dump's; before,
+the field of its map was reserved."""
 
 
 class CUresult(enum.IntEnum):
@@ -106,38 +85,20 @@ class CudaError(LiveshiftError):
         self.result = result
 
 
-@dataclass(frozen=True)
-class Driver:
-    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is no driver."""
-
-    cuda: tuple[int, int] | None
-    """The newest CUDA that the driver supports, such as (13, 0)."""
-    missing: tuple[str, ...]
-    """The names in CHECKPOINT_FUNCTIONS that the driver does not export."""
-    why_none: str | None
-
-
-def survey(library: str = LIBRARY) -> Driver:
-    """Open the driver library and describe it. Needs no GPU, initialises none, raises nothing."""
-    ffi = cffi.FFI()
-    ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in CHECKPOINT_FUNCTIONS))
+def open_library(ffi: Any, library: str = LIBRARY) -> Any:
+    """Open the driver library. Raises LiveshiftError if there is none."""
     try:
-        opened = ffi.dlopen(library)
+        return ffi.dlopen(library)
     except OSError as error:
         reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
-        return Driver(None, (), f"no CUDA driver: {reason}")
-    try:
-        number = _version(ffi, opened)
-    except (AttributeError, CudaError) as error:
-        return Driver(None, (), f"{library} can't be used: {error}")
-    missing = tuple(name for name in CHECKPOINT_FUNCTIONS if not hasattr(opened, name))
-    return Driver((number // 1000, number % 1000 // 10), missing, None)
+        raise LiveshiftError(f"no CUDA driver: {reason}") from None
 
 
-def _version(ffi: Any, opened: Any) -> int:
+def version(ffi: Any, opened: Any) -> tuple[int, int]:
+    """The newest CUDA that the driver supports, such as (13, 0). Raises CudaError."""
     number = ffi.new("int *")
     check(opened.cuDriverGetVersion(number), "cuDriverGetVersion")
-    return int(number[0])
+    return number[0] // 1000, number[0] % 1000 // 10
 
 
 def check(result: int, what: str) -> None:

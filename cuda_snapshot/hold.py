@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stop all threads of processes except some, and later let them go on as if nothing had happened.
+"""Stop all threads of a process except some, and later let them go on as if nothing had happened.
 
 A signal must not stop a CUDA process while its GPU is saved or restored: the driver's restore
 thread and the interposer's service thread must run in it. So ptrace seizes and traps every other
@@ -19,7 +19,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from concurrent.futures import Future
 
 from .. import ptrace
@@ -70,36 +70,28 @@ def spared_threads(pid: int, restore_thread: int) -> set[int]:
 
 
 class ThreadHold:
-    """Holds all threads of some processes but the spared ones.
+    """Holds all threads of a process but the spared ones.
 
-    ``pids`` are the host's numbers. ``spared`` is one set of threads for all processes, or a
-    function that returns the spared threads of one pid. With ``kill_on_exit`` the kernel kills the
-    processes if this process ends before :meth:`spare_from_exit` or :meth:`end`. Methods may be
-    called from any thread.
+    ``pid`` is the host's number. With ``kill_on_exit`` the kernel kills the process if this process
+    ends before :meth:`spare_from_exit` or :meth:`end`. Methods may be called from any thread.
 
-    The held processes must not be children of this process: the hold would take note of their end
-    in its place.
+    The held process must not be a child of this process: the hold would take note of its end in its
+    place.
     """
 
     def __init__(
-        self,
-        pids: Iterable[int],
-        spared: Spared | Container[int] = (),
-        *,
-        kill_on_exit: bool = False,
+        self, pid: int, spared: Spared = lambda _: (), *, kill_on_exit: bool = False
     ) -> None:
-        self._pids = tuple(pids)
-        self._spared: Spared = spared if callable(spared) else lambda _: spared
-        self._kill_on_exit = kill_on_exit
-        self._seized: dict[int, int] = {}  # thread: its process
+        self._pid, self._spared, self._kill_on_exit = pid, spared, kill_on_exit
+        self._seized: set[int] = set()
         self._still: set[int] = set()
-        self._lost: set[int] = set()
+        self._lost = False
         self._asked: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]
         self._asked = queue.SimpleQueue()
         self._tracer: threading.Thread | None = None
 
     def begin(self, timeout_s: float) -> None:
-        """Stop the threads, and return when all have stopped. A process that has ended is left out.
+        """Stop the threads, and return when all have stopped; at once if the process has ended.
 
         Raises StepFailed, after it has let all threads go on, if a thread does not stop within
         ``timeout_s`` seconds or cannot be traced, and RuntimeError if the hold has begun already.
@@ -107,7 +99,7 @@ class ThreadHold:
         """
         if self._tracer is not None:
             raise RuntimeError("it is held already")
-        self._lost.clear()
+        self._lost = False
         self._tracer = threading.Thread(target=self._trace, name="hold", daemon=True)
         self._tracer.start()
         until = time.monotonic() + timeout_s
@@ -120,16 +112,15 @@ class ThreadHold:
     def spare_from_exit(self) -> None:
         """From now on, if this process ends, the threads go on as at the end of the hold.
 
-        Raises StepFailed if a process was killed while it was held: the others are not complete
-        without it.
+        Raises StepFailed if the process was killed while it was held.
         """
-        if lost := self.lost():
-            raise StepFailed("hold", f"process {min(lost)} was killed while it was held")
+        if self.lost():
+            raise StepFailed("hold", f"process {self._pid} was killed while it was held")
         if self._tracer is not None:
             self._ask(lambda: self._set_options(0))
 
     def end(self) -> None:
-        """Let all threads go on; a process that was stopped (SIGSTOP) stays stopped. May be called
+        """Let the threads go on; a process that was stopped (SIGSTOP) stays stopped. May be called
         again."""
         tracer, self._tracer = self._tracer, None
         if tracer is None:
@@ -146,11 +137,11 @@ class ThreadHold:
         """The threads that are held now, as the host numbers them."""
         return frozenset(self._still)
 
-    def lost(self) -> frozenset[int]:
-        """The processes that were killed while the current hold, or the last one, held them."""
+    def lost(self) -> bool:
+        """Whether the process was killed while the current hold, or the last one, held it."""
         if self._tracer is not None:
             self._ask(self._collect)
-        return frozenset(self._lost)
+        return self._lost
 
     # ---- in the tracer, the only thread that may make requests about its tracees ----------------
 
@@ -190,38 +181,30 @@ class ThreadHold:
     def _seize_new(self) -> bool:
         """Seize the threads that are not seized yet. Returns whether there were any."""
         found = False
-        for pid in self._pids:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                spared = self._spared(pid)
-                for tid in threads.of(pid):
-                    if tid not in spared and tid not in self._seized:
-                        found |= self._seize(pid, tid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            spared = self._spared(self._pid)
+            for tid in threads.of(self._pid):
+                if tid not in spared and tid not in self._seized:
+                    found |= self._seize(tid)
         return found
 
-    def _seize(self, pid: int, tid: int) -> bool:
+    def _seize(self, tid: int) -> bool:
         try:
             ptrace.seize(tid)
-            self._seized[tid] = pid
+            self._seized.add(tid)
             ptrace.interrupt(tid)
         except ProcessLookupError:
             return False
         except PermissionError as refused:
             if threads.ended(tid):
                 return False
-            raise self._refused(pid, tid) from refused
+            raise self._refused(tid) from refused
         return True
 
     def _moving(self) -> list[int]:
         """The seized threads that have not stopped yet and could still do something."""
         self._collect()
-        moving = [tid for tid in self._seized.keys() - self._still if not threads.ended(tid)]
-        return [tid for tid in moving if not self._waits_for_held_child(tid)]
-
-    def _waits_for_held_child(self, tid: int) -> bool:
-        """Whether it waits in vfork for a held process. It traps when that process goes on."""
-        if not threads.in_vfork(tid):
-            return False
-        return not self._seized.keys().isdisjoint(threads.children(tid))
+        return [tid for tid in self._seized - self._still if not threads.ended(tid)]
 
     def _collect(self) -> None:
         """Note what has happened to the tracees."""
@@ -229,16 +212,16 @@ class ThreadHold:
             tid, what = event
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile
                 if isinstance(what, ptrace.TraceeEnded):
-                    pid = self._seized.pop(tid, tid)
+                    self._seized.discard(tid)
                     if tid in self._still:
                         self._still.discard(tid)
-                        self._lost.add(pid)
+                        self._lost = True
                 elif isinstance(what, ptrace.Delivery):
                     # At once, not at the end: if the tracer dies, an undelivered signal is lost.
                     # The trap that was asked for still comes.
                     ptrace.resume(tid, what.signum)
                 else:
-                    self._seized.setdefault(tid, tid)  # after exec a thread has its leader's number
+                    self._seized.add(tid)  # after exec a thread has its leader's number
                     self._still.add(tid)
 
     def _set_options(self, options: int) -> None:
@@ -256,8 +239,8 @@ class ThreadHold:
         self._seized.clear()
         self._still.clear()
 
-    def _refused(self, pid: int, tid: int) -> StepFailed:
-        who, tracer = threads.who(pid, tid), threads.tracer(tid)
+    def _refused(self, tid: int) -> StepFailed:
+        who, tracer = threads.who(self._pid, tid), threads.tracer(tid)
         if tracer:
             return StepFailed(
                 "hold",
@@ -274,7 +257,7 @@ class ThreadHold:
         said = []
         for tid in moving:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                said.append(f"{threads.who(self._seized[tid], tid)}, {threads.doing(tid)}")
+                said.append(f"{threads.who(self._pid, tid)}, {threads.doing(tid)}")
         more = f" and {len(said) - 1} more" if len(said) > 1 else ""
         first = said[0] if said else "a thread"
         return StepFailed("hold", f"{first}{more}, did not stop within {timeout_s:g} s")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_VFORKS = {"56", "58", "220", "435"}  # clone and vfork on x86-64, clone on aarch64, clone3
 _GONE = (FileNotFoundError, ProcessLookupError)
 
 
@@ -67,16 +66,6 @@ def doing(tid: int) -> str:
     """The thread's state in words, and its place in the kernel if the kernel reports it."""
     now, where = state(tid), _read(tid, "wchan")
     return f"in state {now}" + (f" in the kernel's {where}" if where not in ("", "0") else "")
-
-
-def in_vfork(tid: int) -> bool:
-    """Whether the thread waits in a vfork, uninterruptibly, until a child execs or ends."""
-    return state(tid) == "D" and _read(tid, "syscall").split(" ", 1)[0] in _VFORKS
-
-
-def children(tid: int) -> set[int]:
-    """The processes that this thread has started and that still exist."""
-    return set(map(int, _read(tid, f"task/{tid}/children").split()))
 
 
 def _status(tid: int, key: str) -> str:

@@ -14,16 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 
-from ...waiting import readable
-from ..devices import Inventory
+from ..devices import Inventory, Nvml
 from ..environment import environment
+from ..lines import Lines
 from . import trial
 
 log = logging.getLogger("liveshift.gpu")
@@ -63,25 +61,14 @@ class FastPath:
         threads are held; else why not, in words."""
         return self.why if trial.HELD in self.why else ""
 
-    def begin(
-        self,
-        inventory: Callable[[], Inventory],
-        turn: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """Start the trial in the background. ``inventory`` returns NVML's answer; ``turn`` gives a
-        turn among the operations."""
-        threading.Thread(target=self._find_out, args=(inventory, turn), daemon=True).start()
-
-    def _find_out(
-        self,
-        inventory: Callable[[], Inventory],
-        turn: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def find_out(self, nvml: Nvml, turn: AbstractContextManager[None]) -> None:
+        """Remember the result, or make the trial in its ``turn`` among the operations. Raises
+        nothing."""
         try:
-            host = inventory()
+            host = nvml.inventory()
             known = self._remembered(host)
             if known is None:
-                with turn():
+                with turn:
                     known = self._try(host)
         except Exception as error:
             log.exception("the fast path's trial")
@@ -136,7 +123,7 @@ def watched(
     pids.add(child.pid)
     threading.Thread(target=child.wait, daemon=True).start()  # it may run longer than we wait
     assert child.stdout is not None
-    said = _Lines(child.stdout.fileno())
+    said = Lines(child.stdout.fileno())
     step, wait_s, rank = "starting", START_S, -1
     try:
         while True:
@@ -144,10 +131,10 @@ def watched(
             if line is None and rank >= 0:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(rank, signal.SIGKILL)
-                said.rest(DYING_S)
+                _read_to_end(said)
             if line is None:
                 return f"{step} did not end within {wait_s:g} s", True
-            word, _, rest = line.partition(" ")
+            word, _, rest = line.strip().partition(" ")
             match word:
                 case "rank":
                     pids.add(int(rest))
@@ -157,7 +144,7 @@ def watched(
                     wait_s = step_s if step != "starting" else START_S
                     step = rest
                 case "works" | "fails" | "unable":
-                    said.rest(DYING_S)  # until both have given back what they held
+                    _read_to_end(said)  # until both have given back what they held
                     return rest, word != "unable"
                 case _:
                     return f"{step}: the trial ended without a result", False
@@ -170,30 +157,10 @@ def watched(
         pids.clear()
 
 
-class _Lines:
-    """Reads lines from a pipe, each with a deadline."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._read = descriptor, b""
-
-    def next(self, within_s: float) -> str | None:
-        """The next line; None if it does not come in so many seconds, "" at the end."""
-        until = time.monotonic() + within_s
-        while b"\n" not in self._read:
-            left = max(0.0, until - time.monotonic())
-            if not readable(left, self._descriptor):
-                return None
-            part = os.read(self._descriptor, 4096)
-            if not part:
-                return ""
-            self._read += part
-        line, _, self._read = self._read.partition(b"\n")
-        return line.decode(errors="replace")
-
-    def rest(self, within_s: float) -> None:
-        """Read to the end, but wait at most so many seconds for each line."""
-        while self.next(within_s):
-            pass
+def _read_to_end(said: Lines) -> None:
+    """Wait at most DYING_S for each line."""
+    while said.next(DYING_S):
+        pass
 
 
 def _boot() -> str:

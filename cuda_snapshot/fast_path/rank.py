@@ -34,7 +34,7 @@ class Rank:
         handle = self.memory.create()
         self.memory.map(self.given, handle)
         self.memory.fill(self.given, GIVEN)
-        self.memory.release(handle)
+        self.memory.cuda.release(handle)
         self.rounds = 0
         """How many rounds the thread that calls CUDA has made."""
 
@@ -46,21 +46,22 @@ class Rank:
 
     def serve(self, peer: socket.socket) -> None:
         """Obey the trial, which sends one word for each order, until it closes the socket."""
+        cuda = self.memory.cuda
         self.memory.enter()
         peer.sendall(b"made")
         while word := peer.recv(16):
             if word == b"give":
-                handle = self.memory.retained(self.given)
-                descriptor = self.memory.exported(handle)
+                handle = cuda.handle_at(self.given)
+                descriptor = cuda.descriptor_of(handle)
                 self.memory.unmap(self.given, handle)
                 socket.send_fds(peer, [b"given"], [descriptor])
                 os.close(descriptor)
             elif word == b"take":
                 peer.sendall(b"ready")
                 _, (descriptor,), _, _ = socket.recv_fds(peer, 16, 1)
-                handle = self.memory.imported(descriptor)
+                handle = cuda.import_descriptor(descriptor)
                 self.memory.map(self.given, handle)
-                self.memory.release(handle)
+                cuda.release(handle)
                 os.close(descriptor)
                 right = self.memory.holds(self.given, GIVEN)
                 peer.sendall(b"right" if right else b"wrong")

@@ -3,5 +3,6 @@
 
 cuInit takes seconds on a large host. A caller that is killed in the middle of an operation leaves
 the driver and the process that it worked on in a bad state. So there is one caller, which outlives
-its agent. client.py is the agent's end, __main__.py the helper process; calls.py has the messages.
+its agent. client.py is the agent's end, __main__.py the helper process. calls.py has the messages,
+and service.py says what the helper does for each.
 """

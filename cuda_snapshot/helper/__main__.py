@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 from pathlib import Path
 
 from ...errors import LiveshiftError
@@ -21,11 +22,9 @@ from ..cuda import Cuda
 from ..devices import Nvml
 from ..fast_path.probe import FastPath
 from .calls import LOG
-from .control import Control
-from .holding_handlers import HoldingHandlers
-from .memory_service import MemoryService
 from .operations import Operations
 from .server import Server
+from .service import Service
 
 OUT_OF_MEMORY_SCORE = -900
 """The OOM killer must spare the helper: killed in the middle of an operation, it would also cost
@@ -45,21 +44,17 @@ def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nvml = Nvml(libraries)
     try:
-        driver = CheckpointApi()
-        operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
-        control, holding = Control(operations, fast_path), HoldingHandlers(operations)
-        memory = MemoryService(Cuda())
-        handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
-        server = Server(
-            directory, handlers, idle_s=idle_s, holds=lambda: holding.why_stay() or memory.holds()
-        )
+        operations, fast_path = Operations(CheckpointApi(), nvml), FastPath(directory, libraries)
+        service = Service(operations, fast_path, Cuda())
+        server = Server(directory, service.answer, service.why_stay, idle_s)
     except (LiveshiftError, OSError) as error:
         hint = getattr(error, "hint", None)
         os.write(said, f"{error}{f' ({hint})' if hint else ''}\n".encode())
         return 1
     os.write(said, b"\n")
     _log_to(directory / LOG)
-    fast_path.begin(nvml.inventory, lambda: operations.turn("trying the fast path", PATIENCE_S))
+    turn = operations.turn("trying the fast path", PATIENCE_S)
+    threading.Thread(target=fast_path.find_out, args=(nvml, turn), daemon=True).start()
     server.serve()
     nvml.close()
     return 0

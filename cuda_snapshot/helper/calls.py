@@ -7,14 +7,16 @@ little-endian length and msgpack. A request is a Struct with a tag. A reply hold
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import to_wire
 from ..devices import NvmlGpu
+from .blocks import Block
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raise this number with every change that a helper of the version before would not understand,
 also if a class of a request gets another name: its tag is its name."""
 
@@ -59,12 +61,6 @@ class State(HelperRequest, frozen=True):
     pid: int
 
 
-class RestoreThread(HelperRequest, frozen=True):
-    """Asks for the driver's restore thread in a process. Reply: int."""
-
-    pid: int
-
-
 class Used(HelperRequest, frozen=True):
     """Asks for a process's device memory in bytes, by GPU UUID. Reply: dict[str, int]."""
 
@@ -76,15 +72,11 @@ class Change(HelperRequest, frozen=True):
     ended."""
 
 
-class Leave(Change, frozen=True):
-    """The helper ends as soon as nothing is under way; it refuses while it holds device memory.
-    Reply: None."""
-
-
 class Operation(Change, frozen=True):
     """Base of all requests that change a process. The helper does one at a time. An operation waits
     for its turn for at most ``turn_s`` seconds; after that the helper does not begin it."""
 
+    what: ClassVar[str]
     pid: int
     turn_s: float
 
@@ -92,23 +84,29 @@ class Operation(Change, frozen=True):
 class Lock(Operation, frozen=True):
     """RUNNING to LOCKED. Reply: None."""
 
+    what = "lock"
     timeout_s: float
 
 
 class CheckpointProcess(Operation, frozen=True):
-    """LOCKED to CHECKPOINTED. Reply: Checkpointed."""
+    """LOCKED to CHECKPOINTED. Reply: None."""
+
+    what = "checkpoint"
 
 
 class RestoreProcess(Operation, frozen=True):
     """CHECKPOINTED to LOCKED. Reply: None. ``needed`` is in bytes by new UUID; None: what this
     helper saw at the checkpoint."""
 
+    what = "restore"
     gpus: list[tuple[str, str]]
     needed: dict[str, int] | None
 
 
 class Unlock(Operation, frozen=True):
     """LOCKED to RUNNING. Reply: None."""
+
+    what = "unlock"
 
 
 class HoldThreads(Change, frozen=True):
@@ -138,6 +136,102 @@ class Holds(HelperRequest, frozen=True):
     pid: int
 
 
+# ---- device memory; ``key`` is "<migration>/<inner pid>"
+
+
+class Warm(Change, frozen=True):
+    """Prepares contexts on GPUs for a key. Reply: None."""
+
+    key: str
+    gpus: list[str]
+
+
+class Create(Change, frozen=True):
+    """Makes memory for blocks under a key. Reply: None."""
+
+    key: str
+    blocks: list[Block]
+
+
+class Drop(Change, frozen=True):
+    """Frees a key's memory. Reply: None."""
+
+    key: str
+
+
+class GetHeld(HelperRequest, frozen=True):
+    """Asks how many bytes each key holds. Reply: dict[str, int]."""
+
+
+class CopyOut(HelperRequest, frozen=True):
+    """Copies a key's memory out. No reply: the words of slots.py follow, and then the connection
+    ends."""
+
+    key: str
+
+
+class CopyIn(HelperRequest, frozen=True):
+    """Copies bytes into a key's memory. No reply, as for CopyOut."""
+
+    key: str
+
+
+# ---- a device session with one process
+
+
+class Session(HelperRequest, frozen=True):
+    """Begins a device session, which ends with the connection. Reply: None."""
+
+    pid: int
+    directory: str
+    inner_pid: int
+
+
+class Wait(HelperRequest, frozen=True):
+    """Waits for the process's service thread. Reply: None."""
+
+    timeout_s: float
+
+
+class Blocks(HelperRequest, frozen=True):
+    """Asks for all device allocations. Reply: list[Block]."""
+
+
+class Checksums(HelperRequest, frozen=True):
+    """Asks for the checksums of all memory. Reply: dict[int, int]."""
+
+    samples: int
+
+
+class GiveUp(Change, frozen=True):
+    """The helper takes the process's arena memory. Reply: list[Block]."""
+
+    key: str
+
+
+class TakeBack(Change, frozen=True):
+    """The process gets its arena memory back. Reply: None."""
+
+    key: str
+    keep: bool
+    gpus: list[tuple[str, str]]
+
+
+class Own(Change, frozen=True):
+    """The process makes its arena memory its own. Reply: None."""
+
+
+Operations = Lock | CheckpointProcess | RestoreProcess | Unlock
+InSession = Wait | Blocks | Checksums | GiveUp | TakeBack | Own
+_Processes = GetHost | State | Used | HoldThreads | SpareFromExit | Release | Holds
+_Memory = Warm | Create | Drop | GetHeld | CopyOut | CopyIn | Session
+ServiceRequest = Operations | InSession | _Processes | _Memory
+Request = HelloHelper | ServiceRequest
+
+
+# ---- replies
+
+
 class Welcome(msgspec.Struct, frozen=True):
     protocol: int
     pid: int
@@ -156,19 +250,7 @@ class HostGpus:
     """Why ``gpus`` is empty; None if it is not."""
     can_remap: bool
     """Whether a process can be restored onto other GPUs."""
-    mps: bool
-    """Whether MPS clients share any GPU."""
     fast_path: str
     """"" if device memory can be handed over by descriptor, else why not."""
     sessions: str = ""
     """Why no process can have a device session, not even for checksums; "" if it can."""
-
-
-@dataclass(frozen=True)
-class Checkpointed:
-    """The result of a checkpoint."""
-
-    used: dict[str, int]
-    """Device bytes that the process held before, by GPU UUID; {} if NVML can't report them."""
-    remark: str
-    """What the helper could not verify, in words; mostly ""."""

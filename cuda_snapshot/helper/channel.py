@@ -81,12 +81,6 @@ class Channel:
             view = view[count:]
         return bytes(data)
 
-    def peer(self) -> tuple[int, int]:
-        """The pid and uid of the process that made the connection, as the kernel reports them."""
-        raw = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        pid, uid, _ = CREDENTIALS.unpack(raw)
-        return pid, uid
-
     def peer_gone(self) -> bool:
         """Whether the peer has closed its end. Does not read messages that it sent before."""
         poll = select.poll()
@@ -97,6 +91,13 @@ class Channel:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The pid and uid of the process that made the connection, as the kernel reports them."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(raw)
+    return pid, uid
 
 
 def connect(directory: Path, name: str) -> socket.socket:

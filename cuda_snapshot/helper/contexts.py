@@ -22,9 +22,6 @@ class Contexts:
         self.cuda = cuda
         self._ordinals = {gpu: ordinal for ordinal, gpu in enumerate(cuda.uuids())}
 
-    def __contains__(self, gpu: str) -> bool:
-        return gpu in self._ordinals
-
     def ordinal(self, gpu: str) -> int:
         """The number of a GPU on this host. Raises NotFound."""
         try:

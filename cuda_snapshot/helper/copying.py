@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from types import TracebackType
 
 from ..driver import CudaError
 from .contexts import Contexts
@@ -74,12 +73,7 @@ class Copies:
     def __enter__(self) -> Copies:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Wait for all copies that still run, since another copy will use the slots next."""
         for gpu, streams in self._streams.items():
             with suppress(CudaError), self._contexts.current(gpu):

@@ -114,7 +114,7 @@ class DeviceMemory:
                 self._settle_on(holding, block.gpu)
                 holding.pieces.append(self._created(block, block.gpu))
 
-    def take_over(self, key: str, given: Iterator[tuple[Block, int]]) -> KeyHolding:
+    def take_over(self, key: str, given: Iterator[tuple[Block, int]]) -> None:
         """Take memory over by descriptors, which the helper must close from then on. Raises as
         :meth:`create`."""
         with self._building(key, complete=True) as holding:
@@ -126,7 +126,6 @@ class DeviceMemory:
                         handle = self._cuda.import_descriptor(descriptor)
                     holding.pieces.append(Piece(block, block.gpu, handle, descriptor))
                     undo.pop_all()
-            return holding
 
     def mapped(self, piece: Piece) -> int:
         """The address of a piece in this process; maps the piece if it is not mapped."""
@@ -206,17 +205,12 @@ class DeviceMemory:
                     " already"
                 )
             holding.users += 1
-            before = set(holding.gpus)
+            before = frozenset(holding.gpus)
         try:
             yield holding
             holding.complete = complete
         except BaseException:
-            pieces, holding.pieces = holding.pieces, []
-            for piece in pieces:
-                self._free_piece(piece)
-            for gpu in holding.gpus - before:
-                self._contexts.let_go(gpu)
-            holding.gpus &= before
+            self._free(holding, before)
             with self._lock:
                 if not before and self._holdings.get(key) is holding:
                     del self._holdings[key]
@@ -256,11 +250,12 @@ class DeviceMemory:
         if piece.descriptor is not None:
             os.close(piece.descriptor)
 
-    def _free(self, holding: KeyHolding) -> None:
+    def _free(self, holding: KeyHolding, keep: frozenset[str] = frozenset()) -> None:
+        """Free the memory, and the contexts except those on the GPUs of ``keep``."""
         pieces, holding.pieces = holding.pieces, []
         for piece in pieces:
             self._free_piece(piece)
-        gpus, holding.gpus = holding.gpus, set()
+        gpus, holding.gpus = holding.gpus - keep, holding.gpus & keep
         for gpu in gpus:
             with suppress(CudaError):
                 self._contexts.let_go(gpu)

@@ -75,8 +75,8 @@ def take_back(
     session: ProcessSession,
     memory: DeviceMemory,
     key: str,
-    keep: bool = False,
-    gpus: Mapping[str, str] | None = None,
+    keep: bool,
+    gpus: Mapping[str, str],
 ) -> None:
     """Give the process the key's memory for all blocks that it gave up, then drop the key (unless
     ``keep``). The memory goes onto the GPU for which it was made, or onto the GPU that ``gpus``
@@ -106,7 +106,7 @@ def take_back(
         for block in lacking:
             piece = pieces[block.address]
             made_for = piece.block.gpu  # not block.gpu: the process may report its old GPUs
-            memory.bring_to(holding, piece, (gpus or {}).get(made_for, made_for))
+            memory.bring_to(holding, piece, gpus.get(made_for, made_for))
             with memory.descriptor(piece) as descriptor:
                 session.map(block, descriptor)
     if not keep:

@@ -21,7 +21,6 @@ from ..assignment import MARGIN
 from ..checkpoint import CheckpointApi, CudaState
 from ..devices import Inventory, Nvml
 from ..driver import CudaError, CUresult
-from .calls import Checkpointed
 
 log = logging.getLogger("liveshift.gpu")
 
@@ -117,10 +116,6 @@ class Operations:
                 return None
             raise
 
-    def locked(self, pid: int) -> bool:
-        """Whether the process is LOCKED. Raises CudaError."""
-        return self.driver.state(pid) is CudaState.LOCKED
-
     def restore_thread(self, pid: int) -> int:
         """The driver's restore thread in the process. Raises StepFailed."""
         with self._explained("restore thread", pid):
@@ -135,11 +130,12 @@ class Operations:
                 self.driver.lock(pid, max(1, round(timeout_s * 1000)))
             except CudaError as error:
                 # The driver makes it RUNNING again. If a driver does not, the job would hang.
-                if error.result == CUresult.NOT_READY and self.locked(pid):
+                late = error.result == CUresult.NOT_READY
+                if late and self.driver.state(pid) is CudaState.LOCKED:
                     self.driver.unlock(pid)
                 raise
 
-    def checkpoint(self, pid: int) -> Checkpointed:
+    def checkpoint(self, pid: int) -> None:
         """LOCKED to CHECKPOINTED, verified by the driver and by NVML."""
         before = self.nvml.inventory()
         used = before.used(pid)
@@ -154,7 +150,7 @@ class Operations:
             )
         self._held = {key: value for key, value in self._held.items() if _began(key[0]) == key[1]}
         self._held[pid, _began(pid)] = used
-        return Checkpointed(used, self._left(pid, used, before))
+        self._check_left(pid, used, before)
 
     def restore(
         self,
@@ -181,19 +177,22 @@ class Operations:
 
     # ---- verified ------------------------------------------------------------------------------
 
-    def _left(self, pid: int, used: Mapping[str, int], before: Inventory) -> str:
-        """Check by NVML that the process holds nothing more; raises StepFailed if it does. Returns
-        "", or a remark if NVML does not report it."""
+    def _check_left(self, pid: int, used: Mapping[str, int], before: Inventory) -> None:
+        """Check by NVML that the process holds nothing more; raises StepFailed if it does. If NVML
+        does not report it, we only log a warning."""
         if not used:
-            return before.why_none or "NVML does not report what this process held on its GPUs"
+            why = before.why_none or "NVML does not report what this process held on its GPUs"
+            log.warning("checkpoint of %d: not verified: %s", pid, why)
+            return
         until = time.monotonic() + SETTLE_S
         while True:
             after = self.nvml.inventory()
             if not after.devices:
-                return str(after.why_none)
+                log.warning("checkpoint of %d: not verified: %s", pid, after.why_none)
+                return
             left = {uuid: held for uuid, held in after.used(pid).items() if held}
             if not left:
-                return ""
+                return
             if time.monotonic() > until:
                 break
             time.sleep(0.02)

@@ -13,7 +13,6 @@ import errno
 import os
 import socket
 import stat
-import struct
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from ...interposer import layout
 from ...interposer.device_session import Op, SessionReply
 from ..checkpoint import uuid_text
 from .blocks import Block
+from .channel import peer_of
 
 STEP = "device session"
 ANSWER_S = 60.0
@@ -31,7 +31,6 @@ The driver frees and maps in milliseconds, but the process's work (SYNC) may hav
 SLOWEST = 100_000_000
 """The slowest process makes the checksum of this many bytes a second."""
 MOST_BLOCKS = 2 * layout.ALLOCATIONS
-_CREDENTIALS = struct.Struct("3i")
 _ROOM = wire.REPLY.size + 1  # one byte more shows that a packet is longer than a reply
 
 
@@ -91,18 +90,17 @@ class ProcessSession:
         while self._peer is None:
             self._listener.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                peer, _ = self._listener.accept()
+                connection, _ = self._listener.accept()
             except TimeoutError:
                 raise self._failed(
                     f"its service thread did not connect within {timeout_s:g} s"
                 ) from None
             except OSError as error:
                 raise self._failed(f"can't accept its connection: {error.strerror}") from error
-            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(raw)[0] == self._pid:
-                self._peer = peer
+            if peer_of(connection)[0] == self._pid:
+                self._peer = connection
             else:
-                peer.close()
+                connection.close()
                 if time.monotonic() >= deadline:
                     raise self._failed("only other processes connected to its session")
         self._remove_name()
@@ -238,21 +236,16 @@ class ProcessSession:
                 raise self._failed(f"it answered {reply.op} to {op.name}")
             if descriptors and (op is not Op.EXPORT or len(descriptors) > 1):
                 raise self._failed(f"it answered {op.name} with {len(descriptors)} descriptors")
-        except TimeoutError:
-            self._broken(descriptors)
-            raise self._failed(f"no answer to {op.name} within {patience_s:g} s") from None
-        except (OSError, ValueError) as error:
-            self._broken(descriptors)
-            raise self._failed(f"its answer to {op.name} can't be read: {error}") from error
-        except BaseException:
-            self._broken(descriptors)
+        except BaseException as error:
+            self.over = True
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(error, TimeoutError):
+                raise self._failed(f"no answer to {op.name} within {patience_s:g} s") from None
+            if isinstance(error, OSError | ValueError):
+                raise self._failed(f"its answer to {op.name} can't be read: {error}") from error
             raise
         return reply, descriptors[0] if descriptors else None
-
-    def _broken(self, descriptors: list[int]) -> None:
-        self.over = True
-        for descriptor in descriptors:
-            os.close(descriptor)
 
     def _check(self, reply: SessionReply, what: str) -> None:
         if reply.result:

@@ -66,12 +66,8 @@ class CopyRing:
             os.close(self.fd)
             raise
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._pinned_on: str | None = None
-
-    @property
-    def pinned_on(self) -> str | None:
+        self.pinned_on: str | None = None
         """The GPU whose context pins the ring, and which the ring retains; None: not pinned."""
-        return self._pinned_on
 
     def slot(self, number: int) -> int:
         """The address of a slot in this process."""
@@ -80,7 +76,7 @@ class CopyRing:
     def pin(self, contexts: Contexts, gpu: str) -> None:
         """Pin the ring for all GPUs, unless it is pinned. The ring retains the context of ``gpu``
         until :meth:`unpin`."""
-        if self._pinned_on is not None:
+        if self.pinned_on is not None:
             return
         contexts.retain(gpu)
         try:
@@ -89,13 +85,13 @@ class CopyRing:
         except BaseException:
             contexts.let_go(gpu)
             raise
-        self._pinned_on = gpu
+        self.pinned_on = gpu
 
     def unpin(self, contexts: Contexts) -> None:
         """Undo :meth:`pin`; copies must have ended."""
-        if self._pinned_on is None:
+        if self.pinned_on is None:
             return
-        gpu, self._pinned_on = self._pinned_on, None
+        gpu, self.pinned_on = self.pinned_on, None
         with contexts.current(gpu), suppress(CudaError):
             contexts.cuda.unpin(self._start)
         contexts.let_go(gpu)

@@ -41,7 +41,6 @@ class _RingUser(Closing):
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._memory: mmap.mmap | None = None
         self.figures: Figures | None = None
         """The copy's size and times; None until the copy is complete."""
         try:
@@ -49,11 +48,11 @@ class _RingUser(Closing):
                 channel.socket.settimeout(PATIENCE_S + STALL_S)  # the helper may wait for a ring
                 self._ring, fd = receive_ring(channel)
                 channel.socket.settimeout(STALL_S)
-            if fd is not None:
-                try:
-                    self._memory = mmap.mmap(fd, self._ring.slots * self._ring.slot_bytes)
-                finally:
-                    os.close(fd)
+            try:
+                size = self._ring.slots * self._ring.slot_bytes
+                self._memory: mmap.mmap | None = mmap.mmap(fd, size)
+            finally:
+                os.close(fd)
         except BaseException:
             channel.close()
             raise
@@ -156,8 +155,6 @@ class Filler(_RingUser):
     def space(self) -> memoryview:
         """Memory into which the caller may put the next bytes itself, for example from a socket;
         valid until :meth:`advance`. Raises as :meth:`write`."""
-        if not self._ring.slots:
-            raise LiveshiftError("there is no device memory to fill")
         while not self._free:
             self._take(self._receive())
         return self._slot(self._free[0], self._at, self._ring.slot_bytes)
@@ -174,9 +171,8 @@ class Filler(_RingUser):
 
         Raises LiveshiftError if bytes are missing, or the copy failed."""
         if self.figures is None:
-            if self._ring.slots:
-                self._flush()
-                self._send(Finish())
+            self._flush()
+            self._send(Finish())
             while self.figures is None:
                 self._take(self._receive())
         return self.figures

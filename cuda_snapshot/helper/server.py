@@ -14,13 +14,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Union
 
 import msgspec
 
-from ...errors import LiveshiftError, Refused, Unreachable
+from ...errors import LiveshiftError, Unreachable
 from .calls import (
     LOCK,
     PROTOCOL,
@@ -28,53 +28,47 @@ from .calls import (
     Change,
     HelloHelper,
     HelperReply,
-    HelperRequest,
-    Leave,
+    Request,
+    ServiceRequest,
     Welcome,
     done,
     failed,
 )
-from .channel import Channel, listen
+from .channel import Channel, listen, peer_of
+from .process_session import ProcessSession
 
 log = logging.getLogger("liveshift.gpu")
 
 HELLO_S = 30.0
 """A client must send its first request, and receive an answer, within this many seconds."""
 
+_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
 
 class Caller:
-    """A client's connection, as handlers see it."""
+    """A client's connection, as the service sees it."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.pid, self.uid = channel.peer()
-
-
-Handler = Callable[[Caller, Any], object]
-"""A function that the server calls with a request of its type; it returns the answer to encode."""
+    def __init__(self, channel: Channel, until_closed: ExitStack) -> None:
+        self.channel, self.until_closed = channel, until_closed
+        self.session: ProcessSession | None = None
+        """The device session that the client has begun, if any."""
 
 
 class Server:
-    """Serves until it had no connection for ``idle_s`` seconds, or until SIGTERM or a Leave comes.
-    In every case it stays while ``holds`` returns a reason in words, and until operations have
-    ended."""
+    """Serves until it had no connection for ``idle_s`` seconds, or until SIGTERM comes.
+    In every case it stays while ``why_stay`` returns a reason in words, and until operations have
+    ended. ``answer`` returns the answer to a request."""
 
     def __init__(
         self,
         directory: Path,
-        handlers: Mapping[type[HelperRequest], Handler],
-        *,
+        answer: Callable[[Caller, ServiceRequest], object],
+        why_stay: Callable[[], str],
         idle_s: float,
-        holds: Callable[[], str] = lambda: "",
     ) -> None:
         """Listens from now on. Raises OSError."""
         self._directory = directory
-        own: dict[type[HelperRequest], Handler] = {HelloHelper: self._welcome, Leave: self._leave}
-        self._handlers = {**own, **handlers}
-        self._decoder: msgspec.msgpack.Decoder[HelperRequest] = msgspec.msgpack.Decoder(
-            Union[tuple(self._handlers)]  # noqa: UP007 (made of values)
-        )
-        self._idle_s, self._holds = idle_s, holds
+        self._answer, self._why_stay, self._idle_s = answer, why_stay, idle_s
         self._mutex = threading.Lock()
         self._connections = 0
         self._under_way = 0
@@ -127,7 +121,7 @@ class Server:
             idle = not self._connections and time.monotonic() - self._idle_since >= self._idle_s
             if self._under_way or not (idle or self._told_to_leave):
                 return False
-        why = self._holds()
+        why = self._why_stay()
         if why:
             if self._told_to_leave:
                 log.warning("asked to end, but the helper must stay: %s", why)
@@ -140,46 +134,35 @@ class Server:
                 return False
             if self._accept() and not self._told_to_leave:
                 return False
-            if not self._close_up():
+            with self._mutex:
+                self._gone = not self._under_way  # from now on changes are refused
+            if not self._gone:
                 return False
             (self._directory / SOCKET).unlink(missing_ok=True)
             self._listener.close()
         return True
 
-    def _close_up(self) -> bool:
-        """Refuse all later changes, unless one is under way; returns whether it refuses now."""
-        with self._mutex:
-            self._gone = not self._under_way
-            return self._gone
-
     def _go(self) -> None:
         self._told_to_leave = True
         os.eventfd_write(self._bell, 1)
 
-    def _welcome(self, caller: Caller, request: HelloHelper) -> Welcome:
-        return Welcome(PROTOCOL, os.getpid())
-
-    def _leave(self, caller: Caller, request: Leave) -> None:
-        why = self._holds()
-        if why:
-            raise Refused(f"the GPU helper {os.getpid()} can't leave: {why}")
-        self._go()
-
     def _converse(self, connection: socket.socket) -> None:
         channel = Channel(connection)
-        caller = Caller(channel)
+        pid, uid = peer_of(connection)
         try:
-            if caller.uid not in (0, os.geteuid()):
-                log.warning("refused a connection: uid %d, process %d", caller.uid, caller.pid)
+            if uid not in (0, os.geteuid()):
+                log.warning("refused a connection: uid %d, process %d", uid, pid)
                 return
             connection.settimeout(HELLO_S)
-            while True:
-                self._serve_one(caller, channel.receive())
-                connection.settimeout(None)
+            with ExitStack() as until_closed:
+                caller = Caller(channel, until_closed)
+                while True:
+                    self._serve_one(caller, channel.receive())
+                    connection.settimeout(None)
         except (EOFError, OSError):
             pass  # the client has hung up, or does not take its answer
         except Exception:
-            log.exception("a connection of process %d", caller.pid)
+            log.exception("a connection of process %d", pid)
         finally:
             channel.close()
             with self._mutex:
@@ -190,7 +173,7 @@ class Server:
     def _serve_one(self, caller: Caller, raw: bytes) -> None:
         """Serve one request. A change counts as under way until its answer is sent."""
         try:
-            request = self._decoder.decode(raw)
+            request = _decoder.decode(raw)
         except msgspec.DecodeError as error:
             wrong = LiveshiftError(f"the GPU helper does not understand a request: {error}")
             caller.channel.send(msgspec.msgpack.encode(failed(wrong)))
@@ -203,7 +186,7 @@ class Server:
             if refused:
                 reply = failed(Unreachable("the GPU helper is leaving"))
             else:
-                reply = self._answer(caller, request)
+                reply = self._reply(caller, request)
             caller.channel.socket.settimeout(HELLO_S)
             caller.channel.send(msgspec.msgpack.encode(reply))
         finally:
@@ -212,9 +195,11 @@ class Server:
             if changing and self._told_to_leave:
                 os.eventfd_write(self._bell, 1)
 
-    def _answer(self, caller: Caller, request: HelperRequest) -> HelperReply:
+    def _reply(self, caller: Caller, request: Request) -> HelperReply:
         try:
-            return done(self._handlers[type(request)](caller, request))
+            if isinstance(request, HelloHelper):
+                return done(Welcome(PROTOCOL, os.getpid()))
+            return done(self._answer(caller, request))
         except LiveshiftError as error:
             log.warning("%s: %s", request, error)
             return failed(error)

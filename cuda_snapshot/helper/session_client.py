@@ -11,47 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from .blocks import Block
-from .calls import HelperRequest
+from .calls import Blocks, Checksums, GiveUp, HelperRequest, Own, TakeBack, Wait
 from .connection import Closing, HelperConnection, contact
 
 QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
 """The agent waits at most this many seconds for an answer. QUICK_S: the process only reads tables.
 LONG_S: it maps or reads memory. FULL_S: it reads every byte of a GPU through its host's memory. The
 helper's own deadlines for the process are shorter."""
-
-
-class Wait(HelperRequest, frozen=True):
-    """Waits for the process's service thread. Reply: None."""
-
-    timeout_s: float
-
-
-class Blocks(HelperRequest, frozen=True):
-    """Asks for all device allocations. Reply: list[Block]."""
-
-
-class Checksums(HelperRequest, frozen=True):
-    """Asks for the checksums of all memory. Reply: dict[int, int]."""
-
-    samples: int
-
-
-class GiveUp(HelperRequest, frozen=True):
-    """The helper takes the process's arena memory. Reply: list[Block]."""
-
-    key: str
-
-
-class TakeBack(HelperRequest, frozen=True):
-    """The process gets its arena memory back. Reply: None."""
-
-    key: str
-    keep: bool
-    gpus: list[tuple[str, str]]
-
-
-class Own(HelperRequest, frozen=True):
-    """The process makes its arena memory its own. Reply: None."""
 
 
 class DeviceSession(Closing):

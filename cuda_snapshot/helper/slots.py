@@ -11,7 +11,6 @@ until then the client may still read or write there.
 from __future__ import annotations
 
 import os
-import select
 
 import msgspec
 
@@ -27,7 +26,7 @@ class RingMessageBase(
 
 
 class RingHere(RingMessageBase, frozen=True):
-    """The ring of this copy. If there is nothing to copy: 0 slots and no memfd."""
+    """The ring of this copy."""
 
     slots: int
     slot_bytes: int
@@ -73,7 +72,7 @@ def receive_message(channel: Channel) -> RingMessage:
     return _decode(channel.receive())
 
 
-def receive_ring(channel: Channel) -> tuple[RingHere, int | None]:
+def receive_ring(channel: Channel) -> tuple[RingHere, int]:
     """Wait for the first message and the memfd, which the caller must close. Raises LiveshiftError
     if the helper reports instead why there is no ring; OSError, EOFError."""
     raw, descriptors = channel.receive_all()
@@ -81,20 +80,13 @@ def receive_ring(channel: Channel) -> tuple[RingHere, int | None]:
         message = _decode(raw)
         if isinstance(message, TransferEnded) and message.error is not None:
             raise from_wire(*message.error)
-        if not isinstance(message, RingHere) or len(descriptors) != (1 if message.slots else 0):
+        if not isinstance(message, RingHere) or len(descriptors) != 1:
             raise LiveshiftError(f"the GPU helper sent {message!r} where a ring was due")
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    return message, descriptors[0] if descriptors else None
-
-
-def waiting(channel: Channel) -> bool:
-    """Whether a message has come or the peer has gone: :func:`receive_message` would not block."""
-    poll = select.poll()
-    poll.register(channel.socket, select.POLLIN)
-    return bool(poll.poll(0))
+    return message, descriptors[0]
 
 
 def _decode(raw: bytes) -> RingMessage:

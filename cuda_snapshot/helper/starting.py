@@ -1,40 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the GPU helper: one for each directory, even if several agents come at once."""
+"""Starts the GPU helper's process."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import LiveshiftError, Unreachable
-from ...waiting import readable
 from ..environment import environment
-from .calls import LOCK, LOG
+from ..lines import Lines
+from .calls import LOG
 
 START_S = 120.0
 """A helper must start within this many seconds: without persistence mode cuInit takes seconds for
 each GPU."""
 
 
-@contextlib.contextmanager
-def starting(
-    directory: Path, libraries: Path | None, idle_s: float
-) -> Iterator[Callable[[], None]]:
-    """Hold the lock file, and yield a function that starts the helper and waits until it listens.
-    If the helper can't start, that function raises LiveshiftError with the helper's own words."""
-    with open(directory / LOCK, "a") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        yield lambda: _launch(directory, libraries, idle_s)
-
-
-def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
+def launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
+    """Start the helper and wait until it listens; the caller has the lock file. If it can't start,
+    raises LiveshiftError with the helper's own words."""
     command = [sys.executable, "-m", __package__, str(directory.absolute()), str(idle_s)]
     if libraries is not None:
         command.append(str(libraries.absolute()))
@@ -53,24 +40,17 @@ def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
     threading.Thread(target=child.wait, daemon=True).start()  # so that it is reaped when it ends
     assert child.stdout is not None
     with child.stdout as pipe:
-        line, until = b"", time.monotonic() + START_S
-        while not line.endswith(b"\n"):
-            left = max(0.0, until - time.monotonic())
-            if not readable(left, pipe):
-                # We do not kill it: it may be in the middle of the driver's initialisation.
-                raise Unreachable(
-                    f"the GPU helper {child.pid} did not start within {START_S:g} s: a GPU or its"
-                    " driver hangs",
-                    hint=f"look at dmesg for NVRM messages, and at {directory / LOG}",
-                )
-            part = os.read(pipe.fileno(), 4096)
-            if not part:
-                break
-            line += part
-    why = line.decode(errors="replace").strip()
+        line = Lines(pipe.fileno()).next(START_S)
+    if line is None:
+        # We do not kill it: it may be in the middle of the driver's initialisation.
+        raise Unreachable(
+            f"the GPU helper {child.pid} did not start within {START_S:g} s: a GPU or its driver"
+            " hangs",
+            hint=f"look at dmesg for NVRM messages, and at {directory / LOG}",
+        )
     if not line:
         raise LiveshiftError(
             "the GPU helper ended before it could say why", hint=f"its log is {directory / LOG}"
         )
-    if why:
+    if why := line.strip():
         raise LiveshiftError(f"the GPU helper can't start: {why}")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import ExitStack, suppress
 
 from ... import units
-from ...errors import LiveshiftError, to_wire
+from ...errors import LiveshiftError, NotFound, to_wire
+from ...waiting import readable
 from .blocks import Figures
 from .channel import Channel
 from .contexts import Contexts
@@ -28,7 +29,6 @@ from .slots import (
     TransferEnded,
     receive_message,
     send_message,
-    waiting,
 )
 
 Copy = Callable[[Channel, KeyHolding, CopyRing, Copies], Figures]
@@ -69,8 +69,7 @@ class Transfers:
         self, channel: Channel, holding: KeyHolding, copy: Copy, until_closed: ExitStack
     ) -> Figures:
         if not holding.pieces:
-            send_message(channel, RingHere(0, 0, 0))
-            return Figures(0, 0.0, 0.0)
+            raise NotFound(f"the GPU helper holds only contexts for {holding.key}")
         ring = until_closed.enter_context(self._rings.one(holding.pieces[0].gpu))
         with Copies(self._contexts, ring, self._memory.mapped) as copies:
             send_message(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
@@ -112,7 +111,7 @@ def _out(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) 
         if copies:
             slot = copies.finish_oldest()
             send_message(channel, SlotFilled(slot, sizes.pop(slot)))
-        while waiting(channel) or (cursor.left and not free and not copies):
+        while readable(0, channel.socket) or (cursor.left and not free and not copies):
             message = clock.receive(channel, idle=not copies)
             if not isinstance(message, Free):
                 raise LiveshiftError(f"the client sent {message!r} while memory was copied out")
@@ -126,7 +125,7 @@ def _in(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) -
     flying: set[int] = set()
     clock = _Waiting()
     while True:
-        if copies and not waiting(channel):
+        if copies and not readable(0, channel.socket):
             slot = copies.finish_oldest()
             flying.remove(slot)
             send_message(channel, Free(slot))
@@ -155,13 +154,11 @@ def _in(channel: Channel, holding: KeyHolding, ring: CopyRing, copies: Copies) -
     return clock.figures(holding.size)
 
 
-def _slot(slot: int, ring: CopyRing, *elsewhere: object) -> int:
+def _slot(slot: int, ring: CopyRing, *elsewhere: Container[int]) -> int:
     """The slot's number, checked: the ring has it, and it is in none of ``elsewhere``. Raises
     LiveshiftError."""
-    for others in elsewhere:
-        assert isinstance(others, (deque, set, dict))
-        if slot in others:
-            raise LiveshiftError(f"the client gave slot {slot}, which it did not have")
+    if any(slot in others for others in elsewhere):
+        raise LiveshiftError(f"the client gave slot {slot}, which it did not have")
     if not 0 <= slot < ring.slots:
         raise LiveshiftError(f"the client gave slot {slot} of {ring.slots}")
     return slot

@@ -11,7 +11,7 @@ import psutil
 
 from ... import units
 from ...criu_glue.criu.tool import capabilities
-from ...cuda_snapshot import devices, driver
+from ...cuda_snapshot import checkpoint, devices, driver
 from .finding import Finding, Verdict
 
 # linux/capability.h
@@ -110,7 +110,7 @@ def gpus(libraries: Path | None = None) -> Iterator[Finding]:
     of the driver's libraries, if a cluster file names one."""
     inventory = devices.inventory(libraries=libraries)
     own = libraries / driver.LIBRARY if libraries else None
-    cuda = driver.survey(str(own) if own and own.exists() else driver.LIBRARY)
+    cuda = checkpoint.survey(str(own) if own and own.exists() else driver.LIBRARY)
     needed = f"for GPU jobs only: CUDA {driver.NEEDED[0]}.{driver.NEEDED[1]} (driver 580) or newer"
     if inventory.driver is None and cuda.cuda is None:
         absent = (inventory.why_none or "").startswith("no NVIDIA driver")

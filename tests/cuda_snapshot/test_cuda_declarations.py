@@ -19,8 +19,7 @@ import pytest
 from cffi import FFI
 from doubles.gpu.build import compiler
 
-from liveshift.cuda_snapshot import checkpoint, cuda, driver
-from liveshift.cuda_snapshot.fast_path import memory
+from liveshift.cuda_snapshot import checkpoint, cuda
 
 INCLUDE = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/include"
 GNU = ("__attribute__(x)=", "__inline__=", "__restrict=", "__extension__=")
@@ -30,10 +29,8 @@ POINTERS = {
     name: kind.replace("(*)", f"{name}") + ";" for name, kind in checkpoint._FUNCTIONS.items()
 }
 DECLARATIONS = {
-    "driver": driver._CDEF,
     "cuda": cuda._CDEF,
     "checkpoint": checkpoint._CDEF + "\n".join(POINTERS.values()),
-    "fast_path": memory._CDEF,
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from doubles.gpu.build import compiler
 
-from liveshift.cuda_snapshot import devices, driver
+from liveshift.cuda_snapshot import checkpoint, devices, driver
 
 NVML = """
 import types
@@ -113,6 +113,7 @@ def test_a_hanging_nvml_is_given_up(nvml: Path) -> None:
     assert devices._stuck == [], "the child was killed"
 
 
+FUNCTIONS = tuple(checkpoint._FUNCTIONS)
 DRIVER = """
 int cuDriverGetVersion(int *version) { *version = %d; return %d; }
 %s
@@ -129,27 +130,27 @@ def _library(folder: Path, version: int, result: int, functions: tuple[str, ...]
 
 
 def test_a_driver_that_can_checkpoint(tmp_path: Path) -> None:
-    found = driver.survey(_library(tmp_path, 13000, 0, driver.CHECKPOINT_FUNCTIONS))
-    assert found == driver.Driver((13, 0), (), None)
+    found = checkpoint.survey(_library(tmp_path, 13000, 0, FUNCTIONS))
+    assert found == checkpoint.Driver((13, 0), (), None)
 
 
 def test_an_older_driver_says_what_is_missing(tmp_path: Path) -> None:
-    found = driver.survey(_library(tmp_path, 12060, 0, ()))
+    found = checkpoint.survey(_library(tmp_path, 12060, 0, ()))
     assert found.cuda == (12, 6)
-    assert found.missing == driver.CHECKPOINT_FUNCTIONS
+    assert found.missing == FUNCTIONS
 
 
 def test_a_driver_that_answers_with_an_error(tmp_path: Path) -> None:
-    found = driver.survey(_library(tmp_path, 0, 803, driver.CHECKPOINT_FUNCTIONS))
+    found = checkpoint.survey(_library(tmp_path, 0, 803, FUNCTIONS))
     assert found.cuda is None
     assert "SYSTEM_DRIVER_MISMATCH (803)" in str(found.why_none)
     assert found.missing == ()
 
 
 def test_no_driver_and_no_library(tmp_path: Path) -> None:
-    assert "no CUDA driver" in str(driver.survey("libliveshift-none.so.1").why_none)
+    assert "no CUDA driver" in str(checkpoint.survey("libliveshift-none.so.1").why_none)
     (tmp_path / "junk.so").write_text("no ELF")
-    assert "no CUDA driver" in str(driver.survey(str(tmp_path / "junk.so")).why_none)
+    assert "no CUDA driver" in str(checkpoint.survey(str(tmp_path / "junk.so")).why_none)
 
 
 def test_results_are_checked_by_name() -> None:

@@ -11,9 +11,8 @@ import pytest
 from cuda_process import CudaProcess, doubles
 from doubles.gpu import build
 
-from liveshift.cuda_snapshot import devices, driver
-from liveshift.cuda_snapshot.checkpoint import uuid_text
-from liveshift.cuda_snapshot.driver import survey
+from liveshift.cuda_snapshot import checkpoint, devices
+from liveshift.cuda_snapshot.checkpoint import survey, uuid_text
 from liveshift.launcher.checks import machine
 from liveshift.launcher.checks.finding import Verdict
 
@@ -114,7 +113,7 @@ def test_doctor_says_what_stands_in_the_way_of_a_checkpoint(
     host = f"{A}:H200:1GiB mps,{B}:H200:1GiB mig nopersistence"
     monkeypatch.setenv("SIMCUDA_DEVICES", host)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(doubles.folder))
-    monkeypatch.setattr(driver, "survey", lambda *_: survey(str(doubles.libcuda)))
+    monkeypatch.setattr(checkpoint, "survey", lambda *_: survey(str(doubles.libcuda)))
     assert start(host).do(f"alloc({MIB})") > 0
     (finding,) = machine.gpus()
     assert finding.verdict is Verdict.WARN

@@ -74,7 +74,7 @@ class GpuWatch:
             driver=seen.driver,
             cuda=seen.cuda,
             can_remap=seen.can_remap,
-            mps=seen.mps,
+            mps=any(gpu.mps for gpu in seen.gpus),
             fast_path=seen.fast_path if self._fast_path else OFF,
             gpus=list(seen.gpus),
             taken={**busy, **taken},

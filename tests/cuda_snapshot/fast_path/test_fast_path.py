@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cuda_process import doubles
 from doubles.gpu import build
-from gpu_helper import A, B, StartHelper, StartProcess, helper, process
+from gpu_helper import A, B, StartHelper, StartProcess, end_helper, helper, process
 from waits import until
 
 from liveshift.cuda_snapshot.fast_path import probe
@@ -90,11 +90,11 @@ def test_a_helper_tries_it_and_remembers(
     assert known["why"] == ""
     assert known["driver"] == "580.0"
     (tmp_path / probe.FILE).write_text(json.dumps({**known, "why": "as it was found"}))
-    gpu.leave()
+    end_helper(gpu)
     until(lambda: not (tmp_path / "gpu.sock").exists())
     gpu = helper()
     assert settled(gpu) == "as it was found"
-    gpu.leave()
+    end_helper(gpu)
     until(lambda: not (tmp_path / "gpu.sock").exists())
     assert settled(helper(SIMCUDA_DRIVER="590")) == "", "another driver is tried anew"
 

@@ -16,25 +16,19 @@ import msgspec
 import pytest
 from cuda_process import doubles
 from doubles.gpu import build
-from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, busy, helper, process
+from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, busy, helper, pid_of, process
 from waits import until
 
 from liveshift.cuda_snapshot import driver
-from liveshift.cuda_snapshot.checkpoint import CudaState
+from liveshift.cuda_snapshot.checkpoint import CudaState, survey
 from liveshift.cuda_snapshot.helper import client
-from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, HelloHelper, Welcome, done
+from liveshift.cuda_snapshot.helper import connection as to_helper
+from liveshift.cuda_snapshot.helper.calls import LOG, SOCKET, Welcome, done
 from liveshift.cuda_snapshot.helper.channel import Channel, connect, listen
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, NotPermitted, Unreachable
 
 __all__ = ["doubles", "helper", "process"]
-
-
-def pid_of(gpu: GpuHelper) -> int:
-    with gpu.connection() as connection:
-        welcome = connection.ask(HelloHelper(), Welcome)
-    assert isinstance(welcome, Welcome)
-    return welcome.pid
 
 
 def gone(pid: int) -> bool:
@@ -169,7 +163,7 @@ def test_why_there_is_no_helper_is_said(
 def test_no_driver_is_said(tmp_path: Path) -> None:
     """Where this machine has one, a file that is no library is found before it."""
     libraries = None
-    if driver.survey().why_none is None:
+    if survey().why_none is None:
         libraries = tmp_path / "broken"
         libraries.mkdir()
         (libraries / driver.LIBRARY).write_text("no library")
@@ -231,7 +225,7 @@ def test_without_the_right_to_its_socket_one_is_told(
     def refused(directory: Path, name: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(client, "connect", refused)
+    monkeypatch.setattr(to_helper, "connect", refused)
     with pytest.raises(NotPermitted, match="is for root only"):
         GpuHelper.start(tmp_path)
 
@@ -256,8 +250,8 @@ def test_another_protocol_is_told_what_to_do(
     helper: StartHelper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper()
-    monkeypatch.setattr(client, "PROTOCOL", 99)
-    with pytest.raises(Unreachable, match="speaks protocol 2, this is 99") as caught:
+    monkeypatch.setattr(to_helper, "PROTOCOL", 99)
+    with pytest.raises(Unreachable, match="speaks protocol 3, this is 99") as caught:
         helper()
     assert "SIGTERM" in str(caught.value.hint)
 
@@ -278,7 +272,7 @@ def test_a_helper_of_an_earlier_version_is_named(tmp_path: Path) -> None:
     listener.settimeout(20)
     with ThreadPoolExecutor(1) as threads:
         old = threads.submit(answer_once, listener)
-        with pytest.raises(Unreachable, match="helper 4711 speaks protocol 1, this is 2") as caught:
+        with pytest.raises(Unreachable, match="helper 4711 speaks protocol 1, this is 3") as caught:
             GpuHelper.start(tmp_path)
         assert old.result(20) == {"t": "Hello"}, "all that helpers of every version understand"
     assert "kill 4711 (SIGTERM)" in str(caught.value.hint)

@@ -10,7 +10,7 @@ import pytest
 
 from liveshift.cuda_snapshot.devices import NvmlGpu
 from liveshift.cuda_snapshot.helper.calls import GetHost
-from liveshift.cuda_snapshot.helper.control import Control
+from liveshift.cuda_snapshot.helper.service import Service
 
 RANK, JOB = 5, 7
 HELD: dict[int, int | None] = {RANK: 4 << 20, JOB: 1 << 20}
@@ -28,6 +28,7 @@ def test_a_trial_that_ends_or_begins_meanwhile_is_not_told(before: bool) -> None
     driver = SimpleNamespace(cuda=(13, 0), can_remap=True)
     operations: Any = SimpleNamespace(nvml=SimpleNamespace(inventory=inventory), driver=driver)
     trial: Any = SimpleNamespace(pids=pids, why="", sessions=False)
+    cuda: Any = SimpleNamespace(uuids=list)
     caller: Any = None
-    host: Any = Control(operations, trial).handlers()[GetHost](caller, GetHost())
+    host = Service(operations, trial, cuda).answer(caller, GetHost())
     assert [gpu.processes for gpu in host.gpus] == [{JOB: 1 << 20}]

@@ -441,7 +441,7 @@ def test_threads_that_are_stopped_anywhere_do_no_harm(start: Start, helper: Cuda
         before = holder("rounds")
         while holder("rounds") < before + 8:  # some time, by what the threads do
             pass
-        hold = ThreadHold([holder.pid], lambda pid: spared_threads(pid, restore_thread))
+        hold = ThreadHold(holder.pid, lambda pid: spared_threads(pid, restore_thread))
         assert helper.do(f"lock({holder.pid}, 60000)") == 0
         hold.begin(60)
         assert helper.do(f"unlock({holder.pid})") == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from arena_process import GPUS, Built, Holder
+from gpu_helper import end_helper
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError
@@ -25,7 +26,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHelpe
     with GpuHelper.start(tmp_path, Built("plain").doubles.folder) as client:
         yield client
         with contextlib.suppress(LiveshiftError):
-            client.leave()
+            end_helper(client)
 
 
 def test_a_busy_process_swaps_gpus_again_and_again(helper: GpuHelper, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from doubles.gpu import build
+from gpu_helper import end_helper
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.ring import SIZES
@@ -49,7 +50,7 @@ class Helper:
                 for key in client.held():
                     client.drop(key)
                 if leave:
-                    client.leave()
+                    end_helper(client)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +61,7 @@ def helpers(doubles: build.Doubles, tmp_path_factory: pytest.TempPathFactory) ->
     for directory in folder.iterdir():
         helper = GpuHelper(directory, doubles.folder)
         with helper, contextlib.suppress(Unreachable):
-            helper.leave()
+            end_helper(helper)
 
 
 @pytest.fixture

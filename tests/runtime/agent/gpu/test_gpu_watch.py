@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cuda_process import CudaProcess, doubles
 from doubles.gpu import build
+from gpu_helper import end_helper
 from gpu_scenes import survey, task
 
 from liveshift.cuda_snapshot.checkpoint import uuid_text
@@ -52,7 +53,7 @@ def watch(
     yield one
     for helper in helpers:
         with contextlib.suppress(LiveshiftError):
-            helper.leave()
+            end_helper(helper)
         helper.close()
 
 

@@ -9,31 +9,20 @@ move.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import StepFailed
 from ..hold import ThreadHold, spared_threads
-from .calls import HelperRequest, Holds, HoldThreads, Release, SpareFromExit
 from .operations import Operations
-from .server import Caller, Handler
 
 
-class HoldingHandlers:
-    """The handlers of requests about holds."""
+class HeldProcesses:
+    """All holds, by process. Any thread may use it."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._holds: dict[int, ThreadHold] = {}
         self._mutex = threading.Lock()
-
-    def handlers(self) -> Mapping[type[HelperRequest], Handler]:
-        return {
-            HoldThreads: self._hold,
-            SpareFromExit: self._spare_from_exit,
-            Release: self._release,
-            Holds: lambda _, request: self._of(request.pid) is not None,
-        }
 
     def why_stay(self) -> str:
         """Why the helper must not end, in words: it holds threads that would run on. "" if none."""
@@ -41,30 +30,33 @@ class HoldingHandlers:
             alive = [pid for pid in self._holds if Path(f"/proc/{pid}").exists()]
         return f"it still holds the threads of process {alive[0]}" if alive else ""
 
-    def _hold(self, caller: Caller, request: HoldThreads) -> None:
-        """Hold a process; does nothing if it is held already."""
+    def hold(self, pid: int, kill_on_exit: bool, timeout_s: float) -> None:
+        """Hold a process; does nothing if it is held already. Raises StepFailed."""
         self._forget_ended()
-        if self._of(request.pid) is not None:
+        if self.holds(pid):
             return
-        restore_thread = self._operations.restore_thread(request.pid)
+        restore_thread = self._operations.restore_thread(pid)
         hold = ThreadHold(
-            [request.pid],
-            lambda pid: spared_threads(pid, restore_thread),
-            kill_on_exit=request.kill_on_exit,
+            pid, lambda pid: spared_threads(pid, restore_thread), kill_on_exit=kill_on_exit
         )
-        hold.begin(request.timeout_s)
+        hold.begin(timeout_s)
         with self._mutex:
-            self._holds[request.pid] = hold
+            self._holds[pid] = hold
 
-    def _spare_from_exit(self, caller: Caller, request: SpareFromExit) -> None:
-        hold = self._of(request.pid)
+    def holds(self, pid: int) -> bool:
+        return self._of(pid) is not None
+
+    def spare_from_exit(self, pid: int) -> None:
+        """Do not kill a held process any more if this process ends. Raises StepFailed."""
+        hold = self._of(pid)
         if hold is None:
-            raise StepFailed("hold", f"process {request.pid} is not held: it was killed meanwhile")
+            raise StepFailed("hold", f"process {pid} is not held: it was killed meanwhile")
         hold.spare_from_exit()
 
-    def _release(self, caller: Caller, request: Release) -> None:
+    def release(self, pid: int) -> None:
+        """Let the threads go on, if they are held."""
         with self._mutex:
-            hold = self._holds.pop(request.pid, None)
+            hold = self._holds.pop(pid, None)
         if hold is not None:
             hold.end()
 
