@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -78,19 +78,10 @@ def may(fd: int, mode: int) -> bool:
 
 def acting_as(user: User, work: Callable[[], T]) -> T:
     """Do ``work`` in a thread with the user's rights to files; return or raise what it does."""
-    result: list[T] = []
-    failed: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            become(user)
-            result.append(work())
-        except BaseException as error:
-            failed.append(error)
+    def run() -> T:
+        become(user)
+        return work()
 
-    thread = threading.Thread(target=run, name="as-user", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return result[0]
+    with ThreadPoolExecutor(1, "as-user") as thread:
+        return thread.submit(run).result()
