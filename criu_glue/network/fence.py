@@ -44,7 +44,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ...errors import LiveshiftError
 from .iproute import nft, nft_elements
@@ -58,37 +59,37 @@ MARK = "0x6c737678"
 once the kernel has wrapped the packet."""
 
 
-def lay(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str = "",
-) -> None:
+@dataclass(frozen=True)
+class Surroundings:
+    """What a host's rules must know of its cluster.
+
+    ``hosts`` are the addresses of the cluster's hosts, ``overlays`` the network that holds all
+    jobs' subnets, ``control`` the (address, TCP port) of the orchestrator, ``agents`` those of
+    agents, at least one. ``relay`` is the address of the relay's host, "" for none.
+    """
+
+    hosts: Sequence[str]
+    overlays: str
+    control: Sequence[tuple[str, int]]
+    agents: Sequence[tuple[str, int]]
+    relay: str = ""
+
+
+def lay(overlay: Overlay, host_address: str, around: Surroundings) -> None:
     """Lay the fence of a job; it accepts only the cluster's hosts themselves at first.
 
-    ``cluster`` are the addresses of the cluster's hosts, ``overlays`` the network that holds all
-    jobs' subnets, ``control`` the (address, TCP port) of the orchestrator, ``agents`` those of
-    agents, at least one. ``relay`` is the address of the relay's host, "" for none. May be
-    repeated; the rules that all jobs share are then those of the last call.
+    May be repeated; the rules that all jobs share are then those of the last call.
     """
-    nft(laying(overlay, host_address, cluster, overlays, control, agents, relay))
+    nft(laying(overlay, host_address, around))
 
 
-def hold(
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-) -> None:
+def hold(around: Surroundings) -> None:
     """Lay the rules that all jobs share, and keep them even without jobs, until :func:`release`.
 
     Otherwise a user of a host without a job could send frames under the host's address, and other
     hosts would accept them.
     """
-    nft(f"{_shared(sorted({*cluster}), overlays, control, agents)}\nadd chain {TABLE} {HELD}\n")
+    nft(f"{_shared(around)}\nadd chain {TABLE} {HELD}\n")
 
 
 def release() -> None:
@@ -102,25 +103,14 @@ def _held() -> bool:
     return nft_elements("chain", *TABLE.split(), HELD) is not None
 
 
-def laying(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str = "",
-) -> str:
+def laying(overlay: Overlay, host_address: str, around: Surroundings) -> str:
     """The rules that :func:`lay` loads."""
-    hosts, own, vni = sorted({*cluster}), overlay.bridge, overlay.vni
+    own, vni = overlay.bridge, overlay.vni
     lines = [
         f"flush chain {TABLE} fence_{vni}",
         f"add rule {TABLE} fence_{vni} ip daddr != {host_address} drop",
         f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
-        *(
-            f"add rule {TABLE} fence_{vni} {rule} return"
-            for rule in _relayed(overlay, overlays, relay)
-        ),
+        *(f"add rule {TABLE} fence_{vni} {rule} return" for rule in _relayed(overlay, around)),
         f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
         f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
         f'add element {TABLE} owned {{ "{own}" : jump owner_{vni} }}',
@@ -128,10 +118,10 @@ def laying(
         f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
     ]
     # Other hosts answer this host's capsules with the gateway's MAC and their own address.
-    others = [host for host in hosts if host != host_address]
+    others = sorted({*around.hosts} - {host_address})
     if gateways := ", ".join(_element(mac(overlay.gateway), host, host) for host in others):
         lines.append(f"add element {TABLE} placed_{vni} {{ {gateways} }}")
-    return f"""{_shared(hosts, overlays, control, agents)}
+    return f"""{_shared(around)}
 table {TABLE} {{
   set placed_{vni} {{ typeof @th,176,48 . ip saddr . @th,336,32; }}
   set housed_{vni} {{ type ipv4_addr; }}
@@ -146,16 +136,12 @@ table netdev liveshift_{vni} {{
 """
 
 
-def _shared(
-    hosts: Sequence[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-) -> str:
+def _shared(around: Surroundings) -> str:
     """The rules of a host's table that all jobs share."""
-    listening = sorted({*agents})
-    endpoints = sorted({*control, *listening})
-    everyone = f"{{ {', '.join(hosts)} }}"
+    overlays = around.overlays
+    listening = sorted({*around.agents})
+    endpoints = sorted({*around.control, *listening})
+    everyone = f"{{ {', '.join(sorted({*around.hosts}))} }}"
     ports = f"{{ {', '.join(sorted({str(port) for _, port in endpoints}))} }}"
     pairs, theirs = (
         f"{{ {', '.join(f'{address} . {port}' for address, port in among)} }}"
@@ -357,14 +343,15 @@ delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
     nft(f"{rules}\nadd table {table}\ndelete table {table}\n")
 
 
-def _relayed(overlay: Overlay, overlays: str, relay: str) -> list[str]:
+def _relayed(overlay: Overlay, around: Surroundings) -> list[str]:
     """The conditions for the world's answers through the relay: the relay's host sends them with
     the gateway's MAC and with any address outside the overlays."""
-    if not relay:
+    if not around.relay:
         return []
-    jobs = ipaddress.ip_network(overlays)
+    jobs = ipaddress.ip_network(around.overlays)
     first, last = int(jobs.network_address), int(jobs.broadcast_address)
-    sender = f"ip saddr {relay} @th,176,48 0x{mac(overlay.gateway).replace(':', '')} @th,336,32"
+    gateway = mac(overlay.gateway).replace(":", "")
+    sender = f"ip saddr {around.relay} @th,176,48 0x{gateway} @th,336,32"
     return [f"{sender} < {first:#010x}", f"{sender} > {last:#010x}"]
 
 

@@ -34,6 +34,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ...errors import LiveshiftError
 from . import fence
+from .fence import Surroundings
 from .iproute import ip, links, nft, run
 from .network_lock import LOCK_TABLE, RESTORE_RULES, lock, locked, prepare_lock, unlock
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
@@ -88,34 +89,26 @@ def underlay(address: str) -> tuple[str, int]:
 
 @_in_turn
 def raise_overlay(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    *,
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str = "",
-    lay_again: bool = False,
+    overlay: Overlay, host_address: str, around: Surroundings, *, lay_again: bool = False
 ) -> None:
     """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
 
     ``lay_again``: load the fence's rules again if the overlay exists already, since the cluster's
-    hosts may have changed. ``relay`` is the address of the relay's host, "" for none.
+    hosts may have changed.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
-    masqueraded. The hosts themselves see mobile addresses and answer to them. ``overlays``,
-    ``control`` and ``agents`` state what capsules cannot reach, see :func:`fence.lay`.
+    masqueraded. The hosts themselves see mobile addresses and answer to them. ``around`` also
+    states what capsules cannot reach.
     """
     bridge, vxlan = overlay.bridge, overlay.vxlan
     if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
         if lay_again or not fence.stands(overlay):
-            _lay_again(overlay, host_address, cluster, overlays, control, agents, relay)
+            _lay_again(overlay, host_address, around)
         return
     lower_overlay(overlay)  # remove what an interrupted attempt has left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
-    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
+    fence.lay(overlay, host_address, around)
     ip(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
         f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
@@ -132,19 +125,11 @@ def raise_overlay(
     _sysctl("net/ipv4/ip_forward", "1")
     for name in ("all", device, bridge):  # answers may take another path than their requests
         _sysctl(f"net/ipv4/conf/{name}/rp_filter", "2")
-    _enter_relay(overlay, host_address, relay)
+    _enter_relay(overlay, host_address, around.relay)
     ip(f"link set dev {bridge} alias {COMPLETE}")
 
 
-def _lay_again(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str,
-) -> None:
+def _lay_again(overlay: Overlay, host_address: str, around: Surroundings) -> None:
     """Lay the fence of an overlay in use again, for example after an ``nft flush ruleset``.
 
     The forwarding table shows which host has each mobile address."""
@@ -154,11 +139,11 @@ def _lay_again(
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
     lines = _forwarding(overlay)
     where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
-    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
+    fence.lay(overlay, host_address, around)
     for index, alias in ports.items():
         fence.guard(overlay, index, int(alias) if alias.isdecimal() else None)
     fence.accept(overlay, where)
-    _enter_relay(overlay, host_address, relay)
+    _enter_relay(overlay, host_address, around.relay)
 
 
 def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
@@ -169,15 +154,9 @@ def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
 
 
 @_in_turn
-def hold_fence(
-    cluster: Iterable[str],
-    *,
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-) -> None:
+def hold_fence(around: Surroundings) -> None:
     """Keep this host's users and containers from sending frames as this host: see fence.hold."""
-    fence.hold(cluster, overlays, control, agents)
+    fence.hold(around)
 
 
 @_in_turn
