@@ -48,7 +48,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import LiveshiftError
-from .iproute import nft, nft_elements
+from .iproute import in_turn, nft, nft_elements
 from .overlay import BRIDGES, VXLAN_PORT, Overlay, address_of, mac, most_jobs
 
 TABLE = "ip liveshift"
@@ -83,6 +83,7 @@ def lay(overlay: Overlay, host_address: str, around: Surroundings) -> None:
     nft(laying(overlay, host_address, around))
 
 
+@in_turn
 def hold(around: Surroundings) -> None:
     """Lay the rules that all jobs share, and keep them even without jobs, until :func:`release`.
 
@@ -92,6 +93,7 @@ def hold(around: Surroundings) -> None:
     nft(f"{_shared(around)}\nadd chain {TABLE} {HELD}\n")
 
 
+@in_turn
 def release() -> None:
     """Undo :func:`hold`: the shared rules go with the last job, or now if there is no job."""
     if _held():

@@ -16,26 +16,22 @@ With a *relay* the world knows all capsules by the address of one host. Each job
 further address, ``Overlay.relay``, which only that host has, and capsules' default route leads to
 it. That host's kernel does the rest: its connection tracking keeps the connections, and the address
 book there says where each capsule is now. So no state of a connection to the world has to move.
-
-Functions that read the kernel's tables and then change them run in one thread at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ...errors import LiveshiftError
 from . import fence
 from .fence import Surroundings
-from .iproute import ip, links, nft, run
+from .iproute import in_turn, ip, links, nft, run
 from .network_lock import LOCK_TABLE, RESTORE_RULES, lock, locked, prepare_lock, unlock
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
 
@@ -43,7 +39,6 @@ __all__ = [
     "LOCK_TABLE",
     "Overlay",
     "end_namespace",
-    "hold_fence",
     "locate",
     "lock",
     "locked",
@@ -52,7 +47,6 @@ __all__ = [
     "plug_in",
     "prepare_lock",
     "raise_overlay",
-    "release_fence",
     "underlay",
     "unlock",
     "unplug",
@@ -60,20 +54,6 @@ __all__ = [
 
 COMPLETE = "liveshift"
 """The alias that a job's bridge gets once the whole overlay exists on this host."""
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_turn = threading.RLock()
-
-
-def _in_turn(work: Callable[P, T]) -> Callable[P, T]:
-    @functools.wraps(work)
-    def wait_and_do(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _turn:
-            return work(*args, **kwargs)
-
-    return wait_and_do
 
 
 def underlay(address: str) -> tuple[str, int]:
@@ -87,7 +67,7 @@ def underlay(address: str) -> tuple[str, int]:
     )
 
 
-@_in_turn
+@in_turn
 def raise_overlay(
     overlay: Overlay, host_address: str, around: Surroundings, *, lay_again: bool = False
 ) -> None:
@@ -153,19 +133,7 @@ def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
         locate(overlay, {overlay.relay: relay})
 
 
-@_in_turn
-def hold_fence(around: Surroundings) -> None:
-    """Keep this host's users and containers from sending frames as this host: see fence.hold."""
-    fence.hold(around)
-
-
-@_in_turn
-def release_fence() -> None:
-    """From now on keep the shared rules of :func:`hold_fence` only while a job is here."""
-    fence.release()
-
-
-@_in_turn
+@in_turn
 def lower_overlay(overlay: Overlay) -> None:
     """Remove the job's devices and rules from this host; does nothing if there are none."""
     for device in (overlay.vxlan, overlay.bridge):
@@ -174,7 +142,7 @@ def lower_overlay(overlay: Overlay) -> None:
     fence.lift(overlay)
 
 
-@_in_turn
+@in_turn
 def plug_in(
     overlay: Overlay,
     netns: str,
@@ -236,7 +204,7 @@ def plug_in(
         locate(overlay, {address: None})
 
 
-@_in_turn
+@in_turn
 def unplug(overlay: Overlay, netns: str, index: int) -> None:
     """Remove a capsule's network namespace and veth; does nothing if there are none."""
     if links("dev", overlay.veth(index)):
@@ -255,7 +223,7 @@ def end_namespace(netns: str) -> None:
         run(["ip", "netns", "del", netns])
 
 
-@_in_turn
+@in_turn
 def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     """Enter into this host's tables which host has each mobile address (None: this one).
 

@@ -21,7 +21,7 @@ from ....criu_glue.capsule.mounts import Placement
 from ....criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
-from ....criu_glue.network import network
+from ....criu_glue.network import fence, network
 from ....criu_glue.network.fence import Surroundings
 from ....criu_glue.network.network import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
@@ -296,8 +296,8 @@ class CapsuleFactory:
         return overlay
 
     def hold_fence(self) -> None:
-        """Put the firewall rules of this host in force: see network.hold_fence."""
-        network.hold_fence(self._surroundings())
+        """Put the firewall rules of this host in force: see fence.hold."""
+        fence.hold(self._surroundings())
 
     def _surroundings(self) -> Surroundings:
         cluster = self.cluster

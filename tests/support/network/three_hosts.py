@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import fence, network
 from liveshift.criu_glue.network.fence import Surroundings
 from liveshift.criu_glue.network.network import Overlay
 
@@ -49,7 +49,7 @@ def raise_overlay(overlay: Overlay, address: str, relay: str = "") -> None:
 
 def hold_fence() -> None:
     """As an agent does when it starts."""
-    network.hold_fence(Surroundings(CLUSTER, OVERLAYS, CONTROL, AGENTS))
+    fence.hold(Surroundings(CLUSTER, OVERLAYS, CONTROL, AGENTS))
 
 
 def ip(*words: str) -> str:
