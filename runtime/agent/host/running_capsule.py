@@ -23,7 +23,7 @@ from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
 from ....criu_glue.network import fence, network
 from ....criu_glue.network.fence import Surroundings
-from ....criu_glue.network.network import Overlay
+from ....criu_glue.network.overlay import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
 from ....interposer.page import Page, pages
 from ...config.cluster import Cluster

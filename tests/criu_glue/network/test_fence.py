@@ -37,7 +37,7 @@ from waits import until
 
 from liveshift.criu_glue.network import network
 from liveshift.criu_glue.network.iproute import nft
-from liveshift.criu_glue.network.network import mac
+from liveshift.criu_glue.network.overlay import mac
 
 pytestmark = pytest.mark.root
 

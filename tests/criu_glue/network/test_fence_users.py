@@ -28,7 +28,7 @@ from three_hosts import (
 from waits import until
 
 from liveshift.criu_glue.network import fence, network
-from liveshift.criu_glue.network.network import Overlay, mac
+from liveshift.criu_glue.network.overlay import Overlay, mac
 
 pytestmark = pytest.mark.root
 

@@ -27,7 +27,8 @@ from three_hosts import (
 
 from liveshift.criu_glue.network import network
 from liveshift.criu_glue.network.iproute import nft_elements
-from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, mac
+from liveshift.criu_glue.network.network_lock import LOCK_TABLE
+from liveshift.criu_glue.network.overlay import Overlay, mac
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

@@ -16,7 +16,7 @@ import pytest
 
 from liveshift.criu_glue.network import fence, network
 from liveshift.criu_glue.network.fence import Surroundings
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 
 OVERLAY = Overlay(7, "10.99.7.0/24")
 OVERLAYS = "10.99.0.0/16"
