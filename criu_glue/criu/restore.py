@@ -39,7 +39,7 @@ from ..images.protobuf import ProtobufMessage
 from ..memory.fill.fill import FillEngine
 from ..memory.fill.tree_memory import TreeMemory
 from ..memory.prefill.mapped import PrefillLost
-from ..network import network
+from ..network import network_lock
 from ..survey import epoll_sets
 from ..survey.epoll_sets import EpollEntry
 from .early import RESTORE, EarlyCriu
@@ -252,7 +252,7 @@ class RestoringTree:
 
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
-        network.unlock(self._sandbox.init)
+        network_lock.unlock(self._sandbox.init)
 
     def _need_memory(self) -> None:
         """Drop the tree and raise StepFailed if some of its memory is missing."""
@@ -305,7 +305,7 @@ class RestoringTree:
     def _lock_again(self) -> None:
         """Close the network again: without the tree's sockets the kernel would reset the peers."""
         try:
-            network.lock(self._sandbox.init)
+            network_lock.lock(self._sandbox.init)
         except LiveshiftError:
             if not self._ends():
                 raise

@@ -32,25 +32,8 @@ from ...errors import LiveshiftError
 from . import fence
 from .fence import Surroundings
 from .iproute import in_turn, ip, links, nft, run
-from .network_lock import LOCK_TABLE, RESTORE_RULES, lock, locked, prepare_lock, unlock
+from .network_lock import RESTORE_RULES
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
-
-__all__ = [
-    "LOCK_TABLE",
-    "Overlay",
-    "end_namespace",
-    "locate",
-    "lock",
-    "locked",
-    "lower_overlay",
-    "mac",
-    "plug_in",
-    "prepare_lock",
-    "raise_overlay",
-    "underlay",
-    "unlock",
-    "unplug",
-]
 
 COMPLETE = "liveshift"
 """The alias that a job's bridge gets once the whole overlay exists on this host."""

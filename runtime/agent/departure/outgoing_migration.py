@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from .... import background
 from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
 from ....criu_glue.criu.tool import Criu
-from ....criu_glue.network import network
+from ....criu_glue.network import network_lock
 from ....criu_glue.survey.epoll_sets import EpollEntry
 from ....errors import Refused, StepFailed
 from ...daemon.faultpoints import reach
@@ -124,7 +124,7 @@ class OutgoingMigration:
         until = asked + request.deadline
         with watch.phase("files ahead") as lap:
             self._files.send_ahead(self._wire.send)
-            network.prepare_lock(self.resident.sandbox.init)
+            network_lock.prepare_lock(self.resident.sandbox.init)
             self._wire.finish()
             lap.bytes = self._wire.bytes
         with watch.phase("pre-copy") as lap:

@@ -40,7 +40,7 @@ from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "new_sandboxes", "place", "sink"]
@@ -90,7 +90,7 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     assert tree.resumed()
     assert (left.images / "unlocked").exists()
     assert goes_on(there)
-    assert not network.locked(there.init)
+    assert not network_lock.locked(there.init)
     (task,) = tasks(there)
     assert rights_of(there) == before
     held = {os.readlink(fd.path) for fd in os.scandir(f"/proc/{task.pid}/fd")}

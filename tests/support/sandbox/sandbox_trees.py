@@ -27,7 +27,7 @@ from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files import trees, unpacking
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check, pids
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.survey import epoll_sets
 
 
@@ -89,7 +89,7 @@ class SandboxMaker:
     def empty(self, uid: int = 0) -> Sandbox:
         stands = sandboxes.build_empty(self.plan(uid), ROOT_PID, pids.RESERVED)
         self._made.append(stands)
-        network.lock(stands.init)
+        network_lock.lock(stands.init)
         return stands
 
     def close(self) -> None:

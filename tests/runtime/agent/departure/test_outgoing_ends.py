@@ -15,7 +15,7 @@ import pytest
 from outgoing_scene import INIT, LOCKED, NO_CRIU, OPENED, PREPARED, Scene, scene
 
 from liveshift.criu_glue.capsule import output, sandboxes
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network, network_lock
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime.agent.departure import (
@@ -311,7 +311,7 @@ def test_one_that_is_taken_up_is_held_until_it_is_thawed(
     scene.equip(here)
     assert old.resident.still
     assert (here.phase, here.gpus) == (OutgoingPhase.FREEZING, ["GPU-1"])
-    monkeypatch.setattr(network, "unlock", lambda _: _refused(scene))
+    monkeypatch.setattr(network_lock, "unlock", lambda _: _refused(scene))
     here.thaw()
     assert scene.steps == ["taken up", "thaw", OPENED]
     assert asked == ["devices"]
