@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from ...errors import StepFailed
-from ..capsule.mounts import PathKind, Placement
+from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
 from .image_kinds import ImageFile
 from .protobuf import Damaged, ProtobufMessage, with_message, without
 
@@ -23,18 +23,17 @@ _TYPE, _REG = 1, 3  # of a file_entry
 _NAME, _SIZE = 6, 8  # criu: images/regfile.proto
 
 
-def forget(images: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
+def forget(images: Path, placement: Placement, init: int) -> list[str]:
     """Rewrite the image's list of files; returns the paths whose sizes were removed.
 
-    ``mounts`` are the sandbox's (:meth:`Placement.mounts_of`). May be called again. Raises
-    StepFailed."""
+    ``init`` is process 1 of the sandbox. May be called again. Raises StepFailed."""
     try:
-        return _forget(images / "files.img", placement, mounts)
+        return _forget(images / "files.img", placement, mount_table(init))
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
 
 
-def _forget(path: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
+def _forget(path: Path, placement: Placement, mounts: Mounts) -> list[str]:
     forgotten: list[str] = []
     file = ImageFile(path)
     entries = [bytes(entry) for entry in file.entries]

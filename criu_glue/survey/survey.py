@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import psutil
 
-from ..capsule.mounts import PathKind, Placement
+from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
 from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
@@ -109,7 +109,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
                     f"{who} has threads although its main thread has ended, which CRIU cannot dump",
                     "have the main thread wait for the others (pthread_join) before it ends",
                 ] = None
-            mounts = placement.mounts_of(task.pid)
+            mounts = mount_table(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
             found.problems |= dict.fromkeys(lost_names.look(task.pid, who, placement, mounts))
@@ -134,7 +134,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     for trouble in file_locks.lasting(found.passing, lambda: _passing(sandbox, placement)):
         found.problems[trouble] = None
     found.problems |= dict.fromkeys(undelivered.stuck(sandbox.init))
-    mounts = placement.mounts_of(sandbox.init)
+    mounts = mount_table(sandbox.init)
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
     for path, place in places.items():
@@ -194,12 +194,12 @@ def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findi
     seen = 0
     try:
         own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
-        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace, mostly one
+        mounts: dict[int, Mounts] = {}  # by mount namespace, mostly one
         for task in tasks(sandbox):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
                 if space not in mounts:
-                    mounts[space] = placement.mounts_of(task.pid)
+                    mounts[space] = mount_table(task.pid)
                 if maps:
                     _look_at_maps(task.pid, found)
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
@@ -287,7 +287,7 @@ def _look_at_descriptors(
     who: str,
     own_pipes: set[str],
     placement: Placement,
-    mounts: dict[int, tuple[str, str]],
+    mounts: Mounts,
     found: _Findings,
 ) -> None:
     for fd, target in descriptors(pid):
@@ -308,14 +308,14 @@ def _look_at_descriptors(
             opened = os.stat(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
             continue  # the task has closed it meanwhile
-        if mount_id not in mounts:
+        if (mount := mounts.get(mount_id)) is None:
             found.problems[
                 f"{who} has {target} open on a mount that is not in its capsule"
                 " (a POSIX message queue is such a file)",
                 "close it",
             ] = None
             continue
-        place = placement.of_open_file(target, mount_id, mounts)
+        place = placement.of_open_file(target, mount)
         if locks and place in (PathKind.SHARED, PathKind.FOREIGN):
             holder = who or _who(pid)
             found.locks |= {HeldLock(holder, k, target): None for k in locks if k.keeps_others_out}
@@ -324,11 +324,11 @@ def _look_at_descriptors(
         if writable and goes_along and databases.refuses_after_a_move(pid, fd):
             found.databases[databases.words(who or _who(pid), target)] = None
         if place is PathKind.FOREIGN and writable:
-            mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
             found.problems[
-                f"{who} has {target} open for writing, on the {kind} file system {mount_point}, "
-                "which is listed neither under files.shared nor under files.carried",
-                f'list "{mount_point}" under files.shared if every host sees the same content '
+                f"{who} has {target} open for writing, on the {mount.kind} file system"
+                f" {mount.point}, which is listed neither under files.shared nor under"
+                " files.carried",
+                f'list "{mount.point}" under files.shared if every host sees the same content '
                 "there, under files.carried if it is this host's own",
             ] = None
         elif place is PathKind.LOCAL and writable:

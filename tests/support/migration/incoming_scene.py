@@ -46,7 +46,7 @@ class Scene:
             unnote=self.noted("unnoted"),
             remove=self.noted("removed"),
         )
-        placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
+        placement = SimpleNamespace(carried=())
         timeouts = SimpleNamespace(suspicion=3.0, heartbeat=0.01)
         self.factory: Any = SimpleNamespace(
             host="h1",
