@@ -24,8 +24,7 @@ from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock, HeldLock
 from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, undelivered, unix_sockets
-from .found import NeededFile, Survey
-from .gpu_tasks import GpuTask
+from .found import GpuTask, NeededFile, Survey
 
 UNMOVABLE = {
     "anon_inode:[io_uring]": (
