@@ -107,8 +107,11 @@ class Sandbox:
         """The capsule's file system as the host can reach it."""
         return Path(f"/proc/{self.init}/root")
 
-    def pipe_inode(self, fd: int) -> int:
-        return os.stat(f"/proc/{self.init}/fd/{fd}").st_ino
+    def pipes(self) -> dict[int, int]:
+        """The inode of each output pipe → STDOUT_FD or STDERR_FD. Raises FileNotFoundError if
+        process 1 has ended."""
+        fds = (STDOUT_FD, STDERR_FD)
+        return {os.stat(f"/proc/{self.init}/fd/{fd}").st_ino: fd for fd in fds}
 
     def alive(self) -> bool:
         return bool(self.started) and started(self.init) == self.started

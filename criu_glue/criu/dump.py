@@ -28,7 +28,7 @@ import msgspec
 import psutil
 
 from ...errors import StepFailed
-from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
+from ..capsule.sandboxes import Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
 from ..images import link_remaps
 from ..survey import epoll_sets
@@ -205,9 +205,7 @@ class FrozenTree:
 
     def _options(self) -> list[str]:
         external = [
-            arg
-            for fd in (STDOUT_FD, STDERR_FD)
-            for arg in ("--external", f"pipe:[{self._sandbox.pipe_inode(fd)}]")
+            arg for inode in self._sandbox.pipes() for arg in ("--external", f"pipe:[{inode}]")
         ]
         return [
             "dump",

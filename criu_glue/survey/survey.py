@@ -19,7 +19,7 @@ from typing import BinaryIO
 import psutil
 
 from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
-from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock, HeldLock
@@ -91,7 +91,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     on_gpus: list[GpuTask] = []
     resident = 0
     init = psutil.Process(sandbox.init)
-    own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+    own_pipes = {f"pipe:[{inode}]" for inode in sandbox.pipes()}
     for task in tasks(sandbox):
         try:
             inner = inner_pid(task.pid)
@@ -192,7 +192,7 @@ def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findi
     found = _Findings()
     seen = 0
     try:
-        own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+        own_pipes = {f"pipe:[{inode}]" for inode in sandbox.pipes()}
         mounts: dict[int, Mounts] = {}  # by mount namespace, mostly one
         for task in tasks(sandbox):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

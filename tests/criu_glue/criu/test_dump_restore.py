@@ -25,7 +25,6 @@ from sandbox_trees import (
     dumped,
     goes_on,
     new_sandboxes,
-    pipes_of,
     place,
     rights_of,
     states,
@@ -198,7 +197,7 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
         sink.write_to(arrived)
         refusal = rf"restore: CRIU could not restore gpt-1: {words}"
         with pytest.raises(StepFailed, match=refusal):
-            RestoringTree(there, arrived).bring_up(criu, pipes_of(here), 60)
+            RestoringTree(there, arrived).bring_up(criu, here.pipes(), 60)
         assert tasks(there) == []
         assert there.alive()
         assert not (arrived / "unlocked").exists()

@@ -24,7 +24,7 @@ from captured import ROOT_PID, Sink, sink
 from checkout import SUPPORT
 from held_threads import Counters, build
 from held_tree import hold_tree
-from sandbox_trees import SandboxMaker, criu, new_sandboxes, pipes_of, place
+from sandbox_trees import SandboxMaker, criu, new_sandboxes, place
 from waits import until
 
 from liveshift.criu_glue.capsule import sandboxes
@@ -117,7 +117,7 @@ def arrive(
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
-    pipes = pipes_of(here)
+    pipes = here.pipes()
     sandboxes.end(here)
     frozen.release()
     return Image(new_sandboxes.empty(), place / "arrived", pipes, counters)
@@ -475,7 +475,7 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
-    pipes = pipes_of(here)
+    pipes = here.pipes()
     sandboxes.end(here)
     frozen.release()
     peer.unplug(here.plan.netns.name)

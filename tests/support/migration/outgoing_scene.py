@@ -47,7 +47,7 @@ class Scene:
         self._patch = monkeypatch
         plan = SimpleNamespace(tmp=images / "tmp", log=images / "log")
         sandbox: Any = SimpleNamespace(plan=plan, init=INIT, root=images, alive=lambda: self.alive)
-        sandbox.pipe_inode = lambda fd: fd
+        sandbox.pipes = lambda: {20: 20, 21: 21}
         self.resident: Any = SimpleNamespace(
             sandbox=sandbox,
             spec=SimpleNamespace(name="gpt/1", index=1),

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from captured import ROOT_PID, Sink
 from one_sandbox import said
-from sandbox_trees import SandboxMaker, count, goes_on, pipes_of
+from sandbox_trees import SandboxMaker, count, goes_on
 from waits import until
 
 from liveshift.criu_glue.capsule import output, sandboxes
@@ -66,7 +66,7 @@ class Scene:
         images = self.place / "arrived"
         self.sink.write_to(images)
         memory = memory_parts.part(images)
-        return Parted(here, frozen, images, memory, pipes_of(here))
+        return Parted(here, frozen, images, memory, here.pipes())
 
     def follow(
         self, program: str, stores: list[MemoryStore], rounds: int = 3
@@ -104,7 +104,7 @@ class Scene:
             assert store.wants() == []
         store.end(read_table(msgspec.msgpack.encode(last.table)))
         tracker.close()
-        return Parted(here, frozen, images, {}, pipes_of(here)), last
+        return Parted(here, frozen, images, {}, here.pipes()), last
 
 
 @pytest.fixture

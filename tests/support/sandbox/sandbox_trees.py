@@ -18,7 +18,7 @@ from one_sandbox import said
 from waits import until
 
 from liveshift.criu_glue.capsule import output, sandboxes
-from liveshift.criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 from liveshift.criu_glue.capsule.tree import in_order, tasks
 from liveshift.criu_glue.criu import tool
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -150,10 +150,6 @@ def bring_files(here: Sandbox, there: Sandbox) -> None:
     shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
 
 
-def pipes_of(stands: Sandbox) -> dict[int, int]:
-    return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
-
-
 def states(stands: Sandbox) -> set[str]:
     found = set()
     for task in tasks(stands):
@@ -188,7 +184,7 @@ def dumped(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -
     arrived = place / f"arrived-{there.init}"
     sink.write_to(arrived)
     bring_files(here, there)
-    return Dumped(here, frozen, arrived, pipes_of(here), frozen.taken_out())
+    return Dumped(here, frozen, arrived, here.pipes(), frozen.taken_out())
 
 
 def moved(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -> None:
