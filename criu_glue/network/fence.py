@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -284,19 +283,14 @@ def take_for_world(overlay: Overlay) -> None:
     stack and the bridge does not forward it. Otherwise, with bridge-nf-call-iptables, the
     connection would be tracked in the bridge already and would not be masqueraded later.
     """
-    nft(taking_for_world(overlay))
-
-
-def taking_for_world(overlay: Overlay) -> str:
-    """The rules that :func:`take_for_world` loads."""
     table = f"netdev liveshift_{overlay.vni}"
     chain = f"{table} {overlay.vxlan}"
-    return f"""
+    nft(f"""
 add element {table} relays {{ {mac(overlay.relay)} }}
 add chain {chain} {{ type filter hook ingress device "{overlay.vxlan}" priority 0; }}
 flush chain {chain}
 {_to_gateway(overlay, chain)}
-"""
+""")
 
 
 def _to_gateway(overlay: Overlay, chain: str) -> str:
@@ -311,11 +305,12 @@ add rule {chain} ether daddr @relays ether daddr set {mac(overlay.gateway)}
 def unguard(overlay: Overlay, index: int) -> None:
     """Remove the rules of a port that is gone; kernels before 6.16 remove them themselves."""
     chain = f"netdev liveshift_{overlay.vni} {overlay.veth(index)}"
-    script = f"flush chain {chain}\ndelete chain {chain}\n"
-    # nft fails if there is no such chain.
-    subprocess.run(["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False)
-    with contextlib.suppress(LiveshiftError):  # there may be no such element
-        nft(f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n")
+    for rules in (
+        f"flush chain {chain}\ndelete chain {chain}\n",
+        f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n",
+    ):
+        with contextlib.suppress(LiveshiftError):  # there may be no such chain or element
+            nft(rules)
 
 
 def lift(overlay: Overlay) -> None:
