@@ -19,7 +19,7 @@ from ...errors import LiveshiftError
 
 T = TypeVar("T")
 
-_SETGROUPS = {"x86_64": 116, "aarch64": 159}
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}.get(platform.machine(), -1)
 """The number of the setgroups system call. We do not use the C library's function, because it
 changes all threads of a process."""
 
@@ -53,11 +53,8 @@ def become(user: User) -> None:
     """
     if user.is_root:
         return
-    number = _SETGROUPS.get(platform.machine())
-    if number is None:
-        raise LiveshiftError(f"no way is known to act as a user on {platform.machine()}")
     groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
-    if _libc.syscall(number, ctypes.c_size_t(len(user.groups)), groups) != 0:
+    if _libc.syscall(_SETGROUPS, ctypes.c_size_t(len(user.groups)), groups) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise LiveshiftError(f"cannot act with the groups of user {user.uid}: {reason}")
     # Both return the previous id. When the id changes from root, the kernel takes away the rights
