@@ -47,7 +47,7 @@ class Kind:
     form: Form = Form.ENTRIES
 
 
-_NONE, _DECIMAL, _HEX = "", r"-(0|[1-9][0-9]{0,19})", r"-(0|[1-9a-f][0-9a-f]{0,15})"
+_DECIMAL, _HEX = r"-(0|[1-9][0-9]{0,19})", r"-(0|[1-9a-f][0-9a-f]{0,15})"
 
 KINDS = {
     "inventory": Kind(INVENTORY_MAGIC),
