@@ -117,21 +117,15 @@ class RestoringTree:
             raise
         until = time.monotonic() + deadline_s
         try:
-            held = self._criu.wait_held(until, self._memory.look)
-        except TimeoutError:
-            self.drop()
-            raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
-        except StepFailed:
-            self.drop()
-            raise
-        if not held:
-            self.drop()
-            raise self._failed(self._cause())
-        try:
+            if not self._criu.wait_held(until, self._memory.look):
+                raise self._failed(self._cause())
             self._memory.wait(until, early.check if early is not None else lambda: None)
             if early is not None:
                 early.close()
             self._put_in(epoll)
+        except TimeoutError:
+            self.drop()
+            raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
         except BaseException:
             self.drop()
             raise
