@@ -167,11 +167,7 @@ class RestoringTree:
             except (LiveshiftError, OSError) as error:
                 self.drop()
                 raise self._failed(str(error)) from error
-        ended = self._tell_go(deadline_s)
-        if not self.resumed():
-            self.drop()
-            why = self._cause() if ended else "CRIU did not finish"
-            raise self._failed(why)
+        self._let_go("resumed", deadline_s)
         self._memory.end()
         self._criu.close()
         hand_over(self._sandbox)
@@ -181,17 +177,12 @@ class RestoringTree:
 
         Raises StepFailed if that fails; then no task is left."""
         self._need_memory()
-        ended = self._tell_go(deadline_s)
-        if not (self._images / "at-door").exists():
-            why = self._cause() if ended else "CRIU did not finish"
-        elif moving := self._moving(STOP_S):
-            why = f"{moving} was not left stopped"
-        else:
-            self._memory.end()
-            self._criu.close()
-            return
-        self.drop()
-        raise self._failed(why)
+        self._let_go("at-door", deadline_s)
+        if moving := self._moving(STOP_S):
+            self.drop()
+            raise self._failed(f"{moving} was not left stopped")
+        self._memory.end()
+        self._criu.close()
 
     def let_run_held(self, hold: RestoreHold) -> None:
         """Open the network, end the hold and let all tasks run; raises StepFailed if none ran.
@@ -239,10 +230,16 @@ class RestoringTree:
             self._lock_again()
         self._criu.close()
 
-    def _tell_go(self, deadline_s: float) -> bool:
-        """Send ``go``. New ids then start above the tree's, as at its source: those below are
-        CRIU's."""
-        return self._criu.tell(f"go {pids.highest(pids.of_image(self._images))}", deadline_s)
+    def _let_go(self, mark: str, deadline_s: float) -> None:
+        """Send ``go``, after which the hook makes the file ``mark``. Raises StepFailed if it does
+        not; then no task is left.
+
+        New ids then start above the tree's, as at its source: those below are CRIU's."""
+        go = f"go {pids.highest(pids.of_image(self._images))}"
+        ended = self._criu.tell(go, deadline_s)
+        if not (self._images / mark).exists():
+            self.drop()
+            raise self._failed(self._cause() if ended else "CRIU did not finish")
 
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
