@@ -118,7 +118,7 @@ class HeldCriu:
             if not self.alive():
                 return False
             if time.monotonic() > until:
-                raise TimeoutError
+                raise TimeoutError("CRIU did not finish")
             look()
             self._wait_end(min(LOOK_S, until - time.monotonic()), self._held)
 
