@@ -91,14 +91,13 @@ class HeldCriu:
         self._who = (self._process.pid, started(self._process.pid))
         (self.directory / "criu").write_text("{} {}".format(*self._who))
 
-    def take_up(self) -> bool:
-        """Find the CRIU that an earlier agent started here; return False if it has ended."""
+    def take_up(self) -> None:
+        """Find the CRIU that an earlier agent started here, if there was one."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             pid, since = (self.directory / "criu").read_text().split()
             self._who = (int(pid), int(since))
             self._hooked = True
             self._listen()  # so that a hook that starts later finds a reader
-        return self.alive()
 
     def alive(self) -> bool:
         if self._process is not None:
