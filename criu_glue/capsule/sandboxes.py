@@ -164,18 +164,17 @@ def end(sandbox: Sandbox) -> None:
         os.close(pidfd)
 
 
-def kill_tree(sandbox: Sandbox) -> bool:
+def kill_tree(sandbox: Sandbox) -> None:
     """Kill everything in the sandbox but process 1, which keeps the sandbox's mounts and network.
 
-    Returns True if the sandbox is empty then, False if it is not within KILL_S or if process 1 has
-    ended. Raises ValueError if process 1 is in our own pid namespace: then `kill -1` would end
-    everything that runs beside us."""
+    Returns once the sandbox is empty, or after KILL_S. Raises ValueError if process 1 is in our own
+    pid namespace: then `kill -1` would end everything that runs beside us."""
     if not sandbox.alive():
-        return False
+        return
     try:
         space = _pid_namespace(sandbox.init)
     except OSError:
-        return False  # it has just ended
+        return  # it has just ended
     if space == _pid_namespace(os.getpid()):
         name = sandbox.plan.hostname
         raise ValueError(f"process {sandbox.init} is not process 1 of {name}'s own pid namespace")
@@ -184,9 +183,8 @@ def kill_tree(sandbox: Sandbox) -> bool:
     while sandbox.alive() and _has_others(space, sandbox.init):
         subprocess.run(kill, capture_output=True, check=False)  # -1 spares process 1 and itself
         if time.monotonic() > until:
-            return False
+            return
         time.sleep(0.002)
-    return sandbox.alive()
 
 
 def _has_others(space: int, init: int) -> bool:
