@@ -35,15 +35,16 @@ def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
 
     Raises FileNotFoundError or ProcessLookupError if the task has ended.
     """
-    paths = {path for path in _mapped(host_pid) if _counts(path)}
+    paths = set(_mapped(host_pid))
+    names = {path.rpartition("/")[2] for path in paths}
     devices = any(path.startswith(DEVICES) for path in paths) or any(
         target.startswith(DEVICES) for _, target in descriptors(host_pid)
     )
-    libcuda = any(_is_libcuda(path) for path in paths)
+    libcuda = any(each.startswith(LIBCUDA) for each in names)
     if not devices and not libcuda:
         return None
     variables = _environ(host_pid)
-    tools = sorted({_name(path) for path in paths if _name(path).startswith(TOOLS)})
+    tools = sorted(each for each in names if each.startswith(TOOLS))
     tools += [f"{key}={variables[key]}" for key in INJECTION if variables.get(key)]
     return GpuTask(
         pid,
@@ -55,18 +56,6 @@ def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
         tuple(tools),
         _mps(host_pid, variables.get(MPS_PIPES, "")),
     )
-
-
-def _counts(path: str) -> bool:
-    return path.startswith(DEVICES) or _is_libcuda(path) or _name(path).startswith(TOOLS)
-
-
-def _is_libcuda(path: str) -> bool:
-    return _name(path).startswith(LIBCUDA)
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _mapped(host_pid: int) -> Iterator[str]:
