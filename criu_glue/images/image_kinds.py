@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -128,13 +128,16 @@ class ImageFile:
     def entries(self) -> list[memoryview]:
         return self._entries
 
-    def rewrite(self, entries: list[bytes]) -> None:
-        """Replace the entries, here and in the file; raises OSError.
+    def change(self, changed: Callable[[memoryview], bytes]) -> None:
+        """Replace each entry by what ``changed`` makes of it, here and in the file.
 
-        Not for kinds with raw bytes, and not for the inventory."""
+        Not for kinds with raw bytes, and not for the inventory. Raises OSError."""
         kind = KINDS[self.kind]
         assert kind.form is Form.ENTRIES
         assert kind.magic != INVENTORY_MAGIC
+        entries = [changed(entry) for entry in self._entries]
+        if entries == [bytes(entry) for entry in self._entries]:
+            return
         words = _WORD.pack(COMMON_MAGIC) + _WORD.pack(kind.magic)
         staged = self.path.with_suffix(".new")
         staged.write_bytes(words + b"".join(_WORD.pack(len(e)) + e for e in entries))

@@ -31,31 +31,32 @@ _MARK = bytes((_AX << 3,)) + b"\xfc" + b"\xff" * 8 + b"\x01"
 """The bytes of ``ax`` = -EINTR in an image."""
 
 
-def begin_again(files: Iterable[ImageFile]) -> int:
-    """Change the checked images of threads in an endless poll; returns how many were changed.
+def begin_again(files: Iterable[ImageFile]) -> None:
+    """Change the checked images of threads in an endless poll.
 
     Raises protobuf.Damaged or OSError.
     """
-    return sum(file.kind == "core" and _begin_again(file) for file in files)
+    for file in files:
+        if file.kind == "core":
+            file.change(_begun_again)
 
 
-def _begin_again(file: ImageFile) -> bool:
-    raw = file.entries[0]
-    if _MARK not in bytes(raw):
-        return False
+def _begun_again(raw: memoryview) -> bytes:
+    as_it_is = bytes(raw)
+    if _MARK not in as_it_is:
+        return as_it_is
     core = ProtobufMessage(raw)
     thread = core.raw(_THREAD)
     registers = ProtobufMessage(thread).raw(_REGISTERS) if thread is not None else None
     if thread is None or registers is None or core.uint(_MACHINE) != _X86_64:
-        return False
+        return as_it_is
     seen = ProtobufMessage(registers)
     state = seen.long(_AX), seen.long(_ORIG_AX), seen.uint(_MODE, _NATIVE)
     if state != (_EINTR, _POLL, _NATIVE):
-        return False
+        return as_it_is
     endless = seen.long(_DX) & 1 << 31  # the third argument, an int, is negative
     if not endless or seen.long(_IP) < _SYSCALL:
-        return False
+        return as_it_is
     called = memoryview(with_uint(registers, _AX, _POLL))
     called_again = with_uint(called, _IP, seen.long(_IP) - _SYSCALL)
-    file.rewrite([with_message(raw, _THREAD, with_message(thread, _REGISTERS, called_again))])
-    return True
+    return with_message(raw, _THREAD, with_message(thread, _REGISTERS, called_again))

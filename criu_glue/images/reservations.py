@@ -31,11 +31,9 @@ def mark(images: Path) -> None:
     for path in sorted(images.glob("mm-*.img")):
         file = ImageFile(path)
         try:
-            entries = [with_messages(entry, _VMAS, _marked) for entry in file.entries]
+            file.change(lambda entry: with_messages(entry, _VMAS, _marked))
         except Damaged as error:
             raise StepFailed("verify", f"{path.name} is damaged: {error}") from error
-        if entries != [bytes(entry) for entry in file.entries]:
-            file.rewrite(entries)
 
 
 def _marked(raw: memoryview) -> bytes:
