@@ -31,9 +31,9 @@ def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tre
     /dev/shm comes last, and only when the tree is frozen: it is memory.
     """
     plan = resident.sandbox.plan
-    carried = [Tree("carried:" + p, Path(p), Path(p)) for p in factory.placement.carried]
+    carried = [Tree("carried:" + p, Path(p)) for p in factory.placement.carried]
     shm = resident.sandbox.root / "dev/shm"
-    return [Tree("tmp", plan.tmp, plan.tmp), *carried, Tree("shm", shm, shm)]
+    return [Tree("tmp", plan.tmp), *carried, Tree("shm", shm)]
 
 
 class OutgoingFiles:
@@ -112,7 +112,7 @@ def _single_files(found: Changing) -> list[Tree]:
     if not found.single_files:
         return []
     names = tuple(path.lstrip("/") for path in found.single_files)
-    return [Tree("open", Path("/"), Path("/"), names)]
+    return [Tree("open", Path("/"), names)]
 
 
 def _relative(paths: tuple[str, ...], tree: Tree) -> list[str]:

@@ -41,8 +41,8 @@ class Parted:
 
     def bring_files(self, there: Sandbox) -> None:
         for name in ("tmp", "dev/shm"):
-            tree = trees.Tree(name, self.here.root / name, there.root / name)
-            unpacker = unpacking.Unpacker(tree.destination)
+            tree = trees.Tree(name, self.here.root / name)
+            unpacker = unpacking.Unpacker(there.root / name)
             trees.pack(tree, trees.listing(tree), unpacker.write)
             unpacker.finish()
         shutil.copytree(self.here.plan.log, there.plan.log, dirs_exist_ok=True)

@@ -143,8 +143,8 @@ def bring_files(here: Sandbox, there: Sandbox) -> None:
     """What goes along besides images: /tmp, /dev/shm, the output."""
     user = User(here.plan.uid, here.plan.gid)
     for name in ("tmp", "dev/shm"):
-        tree = trees.Tree(name, here.root / name, there.root / name)
-        unpacker = unpacking.Unpacker(tree.destination, user=user)
+        tree = trees.Tree(name, here.root / name)
+        unpacker = unpacking.Unpacker(there.root / name, user=user)
         trees.pack(tree, trees.listing(tree), unpacker.write)
         unpacker.finish()
     shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
