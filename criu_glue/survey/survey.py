@@ -22,7 +22,7 @@ from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
-from ..images.file_locks import FileLock, HeldLock
+from ..images.file_locks import FileLock
 from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, undelivered, unix_sockets
 from .found import GpuTask, NeededFile, Survey
 
@@ -51,10 +51,9 @@ class Changing:
 
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
-    locks: tuple[HeldLock, ...] = ()
-    """File locks that prevent the move."""
-    databases: tuple[str, ...] = ()
-    """Open databases that would be read-only on another host (databases.py), in words."""
+    passing: tuple[tuple[str, str], ...] = ()
+    """(what prevents the move, what to do) for file locks, and for open databases that would be
+    read-only on another host (databases.py)."""
 
 
 @dataclass
@@ -64,16 +63,10 @@ class _Findings:
     single: set[str] = field(default_factory=set)
     mapped_writable: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
-    locks: dict[HeldLock, None] = field(default_factory=dict)
-    databases: dict[str, None] = field(default_factory=dict)
+    passing: dict[tuple[str, str], None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path of each open file on a shared path → its device and inode."""
-
-    @property
-    def passing(self) -> list[tuple[str, str]]:
-        held = [(str(each), file_locks.REMEDY) for each in self.locks]
-        return held + [(each, databases.REMEDY) for each in self.databases]
 
 
 def survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
@@ -130,7 +123,9 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     ):
         found.problems[stale] = None
     found.problems |= dict.fromkeys(unix_sockets.outside(sandbox, [*seen.items()]))
-    for trouble in file_locks.lasting(found.passing, lambda: _passing(sandbox, placement)):
+    for trouble in file_locks.lasting(
+        found.passing, lambda: _look_again(sandbox, placement, maps=False).passing
+    ):
         found.problems[trouble] = None
     found.problems |= dict.fromkeys(undelivered.stuck(sandbox.init))
     mounts = mount_table(sandbox.init)
@@ -170,8 +165,7 @@ def changing(sandbox: Sandbox, placement: Placement) -> Changing:
     return Changing(
         tuple(sorted(found.single)),
         tuple(sorted(found.mapped_writable)),
-        tuple(found.locks),
-        tuple(found.databases),
+        tuple(found.passing),
     )
 
 
@@ -181,11 +175,8 @@ def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     These are locks, databases in a transaction, and closed connections with data under way. Raises
     ProcessLookupError as :func:`changing`.
     """
-    return _passing(sandbox, placement) + undelivered.find(sandbox.init)
-
-
-def _passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
-    return _look_again(sandbox, placement, maps=False).passing
+    found = _look_again(sandbox, placement, maps=False)
+    return [*found.passing, *undelivered.find(sandbox.init)]
 
 
 def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findings:
@@ -317,11 +308,13 @@ def _look_at_descriptors(
         place = placement.of_open_file(target, mount)
         if locks and place in (PathKind.SHARED, PathKind.FOREIGN):
             holder = who or _who(pid)
-            found.locks |= {HeldLock(holder, k, target): None for k in locks if k.keeps_others_out}
+            for lock in locks:
+                if lock.keeps_others_out:
+                    found.passing[file_locks.words(holder, lock, target), file_locks.REMEDY] = None
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         goes_along = place in (PathKind.PRIVATE, PathKind.CARRIED, PathKind.LOCAL)
         if writable and goes_along and databases.refuses_after_a_move(pid, fd):
-            found.databases[databases.words(who or _who(pid), target)] = None
+            found.passing[databases.words(who or _who(pid), target), databases.REMEDY] = None
         if place is PathKind.FOREIGN and writable:
             found.problems[
                 f"{who} has {target} open for writing, on the {mount.kind} file system"

@@ -14,8 +14,6 @@ from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp, Tree
-from ....criu_glue.images import file_locks
-from ....criu_glue.survey import databases
 from ....criu_glue.survey.survey import Changing, changing
 from ....errors import StepFailed
 from ..host import carried_out
@@ -76,11 +74,9 @@ class OutgoingFiles:
 
     def _send_changes(self, send: Send) -> dict[str, list[str]]:
         found = changing(self._resident.sandbox, self._factory.placement)
-        if found.locks:
-            raise StepFailed("freeze", f"at that moment {found.locks[0]}", hint=file_locks.REMEDY)
-        if found.databases:
-            text = f"at that moment {found.databases[0]}"
-            raise StepFailed("freeze", text, hint=databases.REMEDY)
+        if found.passing:
+            text, remedy = found.passing[0]
+            raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single_files(found)]:
             before = self._listed.get(tree.name, {})
