@@ -290,12 +290,12 @@ def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
     here, there = new_sandboxes.counting(COUNTER, ALICE.uid), new_sandboxes.empty(ALICE.uid)
     assert {task.uids().real for task in tasks(here)} == {ALICE.uid}
     left = dumped(criu, here, there, place, sink)
-    image_check.check(left.images, ALICE, there.root)
+    image_check.prepare(left.images, ALICE, there.root)
     for core in left.images.glob("core-*.img"):
         for number in range(1, 9):  # uid, gid, euid …
             change_first(core, (5, 10, number), 0)
     with pytest.raises(StepFailed, match=r"of a task with uid 0, euid 0, .* is user 64001's"):
-        image_check.check(left.images, ALICE, there.root)
+        image_check.prepare(left.images, ALICE, there.root)
     left.end()
     restoring = RestoringTree(there, left.images)
     restoring.bring_up(criu, left.pipes, 60)

@@ -48,7 +48,7 @@ def test_a_file_on_a_shared_path_may_grow_between_dump_and_restore(
     assert (after := files.read_bytes()) != before
     shared_sizes.forget(left.images, placement, there.init)
     assert files.read_bytes() == after
-    image_check.check(left.images, User(0, 0), there.root)
+    image_check.prepare(left.images, User(0, 0), there.root)
     for content in (b"0123456789" * 2, b"0123456789"):
         (other / "data.bin").write_bytes(content)
         tree = RestoringTree(there, left.images)
