@@ -74,14 +74,6 @@ class Surroundings:
     relay: str = ""
 
 
-def lay(overlay: Overlay, host_address: str, around: Surroundings) -> None:
-    """Lay the fence of a job; it accepts only the cluster's hosts themselves at first.
-
-    May be repeated; the rules that all jobs share are then those of the last call.
-    """
-    nft(laying(overlay, host_address, around))
-
-
 @in_turn
 def hold(around: Surroundings) -> None:
     """Lay the rules that all jobs share, and keep them even without jobs, until :func:`release`.
@@ -105,7 +97,10 @@ def _held() -> bool:
 
 
 def laying(overlay: Overlay, host_address: str, around: Surroundings) -> str:
-    """The rules that :func:`lay` loads."""
+    """The rules of a job's fence, which accepts only the cluster's hosts themselves at first.
+
+    They may be loaded again; the rules that all jobs share are then those of the last time.
+    """
     own, vni = overlay.bridge, overlay.vni
     lines = [
         f"flush chain {TABLE} fence_{vni}",
@@ -243,19 +238,15 @@ def accept(overlay: Overlay, where: Mapping[str, str | None]) -> None:
         nft("\n".join(rules) + "\n")
 
 
-def guard(overlay: Overlay, index: int, owner: int | None) -> None:
-    """Let a capsule's port accept only the capsule's own MAC and address, while it is here.
+def guarding(overlay: Overlay, index: int, owner: int | None) -> str:
+    """The rules by which a capsule's port accepts only the capsule's own MAC and address, while it
+    is here.
 
     ``owner`` is the uid of the job's user, who may connect to the capsule from this host.
 
     The port drops packets to the gateway's MAC with an address of the job's subnet: this host would
     forward them under the gateway's MAC, past the fences of other hosts.
     """
-    nft(guarding(overlay, index, owner))
-
-
-def guarding(overlay: Overlay, index: int, owner: int | None) -> str:
-    """The rules that :func:`guard` loads."""
     address, port, vni = overlay.address(index), overlay.veth(index), overlay.vni
     chain, theirs = f"netdev liveshift_{vni} {port}", f"{TABLE} owner_{vni}"
     let = f"ip daddr @housed_{vni} meta skuid {owner} meta mark set {MARK} accept"

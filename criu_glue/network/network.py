@@ -71,7 +71,7 @@ def raise_overlay(
     lower_overlay(overlay)  # remove what an interrupted attempt has left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
-    fence.lay(overlay, host_address, around)
+    nft(fence.laying(overlay, host_address, around))
     ip(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
         f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
@@ -102,9 +102,10 @@ def _lay_again(overlay: Overlay, host_address: str, around: Surroundings) -> Non
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
     lines = _forwarding(overlay)
     where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
-    fence.lay(overlay, host_address, around)
+    nft(fence.laying(overlay, host_address, around))
     for index, alias in ports.items():
-        fence.guard(overlay, index, int(alias) if alias.isdecimal() else None)
+        owner = int(alias) if alias.isdecimal() else None
+        nft(fence.guarding(overlay, index, owner))
     fence.accept(overlay, where)
     _enter_relay(overlay, host_address, around.relay)
 
@@ -166,7 +167,7 @@ def plug_in(
     own = mac(address)
     ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
     _no_ipv6(veth)
-    fence.guard(overlay, index, owner)
+    nft(fence.guarding(overlay, index, owner))
     ip(f"link set {veth} alias {owner} master {overlay.bridge} up")
     neighbours = {*peers, overlay.gateway, overlay.relay} - {address}
     way_out = overlay.gateway if relayed is None else overlay.relay

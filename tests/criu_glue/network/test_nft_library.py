@@ -98,7 +98,7 @@ def test_many_jobs_and_many_threads_take_little_memory() -> None:
             overlay = Overlay(vni, f"{subnet}.0/24")
             orchestrator, agents = ("10.88.0.2", 7400), [(host, 7401) for host in hosts]
             around = fence.Surroundings(hosts, "10.99.0.0/16", [orchestrator], agents)
-            fence.lay(overlay, hosts[0], around)
+            iproute.nft(fence.laying(overlay, hosts[0], around))
             fence.accept(overlay, {f"{subnet}.1": None, f"{subnet}.2": hosts[1]})
             return fence.stands(overlay)
 
