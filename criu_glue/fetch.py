@@ -29,6 +29,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,17 +60,13 @@ def fetch(prefix: Path) -> Criu:
     Raises Refused if none can be fetched (with what to install), NotPermitted if the caller is not
     root, StepFailed if a download or the fetched CRIU fails; the prefix is then as it was before.
     """
-    if os.geteuid() != 0:
-        raise NotPermitted(
-            "only root can check that a CRIU works here", hint="run the same command as root"
-        )
-    present = working(prefix)
-    if present is not None:
+    _need_root()
+    if (present := working(prefix)) is not None:
         return present
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(prefix.parent / f".{prefix.name}.lock"):
-        present = working(prefix)  # another process may have fetched it meanwhile
-        return present if present is not None else _fetch_from_archive(prefix)
+    with _alone(prefix) as work:
+        if (present := working(prefix)) is not None:  # another process has fetched it meanwhile
+            return present
+        return _from_archive(prefix.parent, lambda packages: _unpack(packages, prefix, work))
 
 
 def download(folder: Path) -> list[Path]:
@@ -97,10 +94,7 @@ def install(folder: Path, prefix: Path) -> Criu:
     StepFailed if a file has changed since the download or if the CRIU does not work here; the
     prefix is then as it was before.
     """
-    if os.geteuid() != 0:
-        raise NotPermitted(
-            "only root can check that a CRIU works here", hint="run the same command as root"
-        )
+    _need_root()
     try:
         sums = dict(line.split()[::-1] for line in (folder / SUMS).read_text().splitlines())
     except (OSError, ValueError) as error:
@@ -114,8 +108,7 @@ def install(folder: Path, prefix: Path) -> Criu:
             raise StepFailed(
                 "read the download", f"{package} is not as it was downloaded", hint="copy it again"
             )
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(prefix.parent / f".{prefix.name}.lock"), _workplace(prefix.parent) as work:
+    with _alone(prefix) as work:
         return _unpack([folder / Path(name).name for name in sums], prefix, work)
 
 
@@ -132,10 +125,11 @@ def working(prefix: Path) -> Criu | None:
     return None
 
 
-def _fetch_from_archive(prefix: Path) -> Criu:
-    # The workplace is beside the prefix, so that the rename into place stays on one file system.
-    with _workplace(prefix.parent) as work:
-        return _from_archive(prefix.parent, lambda packages: _unpack(packages, prefix, work))
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "only root can check that a CRIU works here", hint="run the same command as root"
+        )
 
 
 def _from_archive(place: Path, use: Callable[[list[Path]], T]) -> T:
@@ -154,19 +148,15 @@ def _from_archive(place: Path, use: Callable[[list[Path]], T]) -> T:
             "build CRIU from its sources (release 4.2.1); then put it on PATH, or name it by "
             '$LIVESHIFT_CRIU or by criu = "…" in the cluster file, and check it by: criu check',
         )
-    component = "main" if family == "debian" else "universe"
-    sources = apt.archives(apt.configured(), system.get("VERSION_CODENAME", ""), component)
-    if family == "ubuntu":  # criu is in universe, its libraries are in main
-        sources = [
-            apt.AptSource(s.uri, s.suites, ("main", "universe"), s.signed_by) for s in sources
-        ]
+    # Ubuntu has criu in universe, and its libraries in main.
+    components = ("main",) if family == "debian" else ("main", "universe")
+    sources = apt.archives(apt.configured(), system.get("VERSION_CODENAME", ""), components)
     tried = []
     for suite in DEBIAN_SUITES if family == "debian" else _ubuntu_suites(system):
         for source in sources:
-            narrowed = apt.AptSource(source.uri, (suite,), source.components, source.signed_by)
             try:
                 with _workplace(place) as work:
-                    return use(_packages(narrowed, family, work))
+                    return use(_packages(replace(source, suites=(suite,)), family, work))
             except LiveshiftError as error:
                 tried.append(f"  {error.message}")
     if not sources:
@@ -223,9 +213,14 @@ def _unpack(packages: list[Path], prefix: Path, work: Path) -> Criu:
     shutil.rmtree(staged, ignore_errors=True)  # left over from a suite that did not work
     (staged / "root").mkdir(parents=True)
     for package in packages:
-        _run("unpack", "dpkg-deb", "--extract", str(package), str(staged / "root"))
+        command = ["dpkg-deb", "--extract", str(package), str(staged / "root")]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise StepFailed("unpack", f"{' '.join(command)}: {done.stderr.strip()}")
     _finish(staged, prefix)
-    _put_in_place(staged, prefix, work / "before")
+    if prefix.exists():
+        prefix.rename(work / "before")
+    staged.rename(prefix)
     return at(prefix / "criu")
 
 
@@ -254,12 +249,6 @@ def _finish(staged: Path, prefix: Path) -> None:
     staged.chmod(0o755)
 
 
-def _put_in_place(staged: Path, prefix: Path, before: Path) -> None:
-    if prefix.exists():
-        prefix.rename(before)
-    staged.rename(prefix)
-
-
 def _upstream(package_version: str) -> tuple[int, ...]:
     """(4, 2, 1) of "4.2.1-1" and of "1:4.2.1+dfsg-1"; () of ""."""
     match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", package_version)
@@ -267,16 +256,14 @@ def _upstream(package_version: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+def _alone(prefix: Path) -> Iterator[Path]:
+    """Keep other processes from the prefix. The workplace is beside the prefix, so that the rename
+    into place stays on one file system."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with (prefix.parent / f".{prefix.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _run(step: str, *command: str) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise StepFailed(step, f"{' '.join(command)}: {done.stderr.strip()}")
+        with _workplace(prefix.parent) as work:
+            yield work
 
 
 def _sha256(path: Path) -> str:

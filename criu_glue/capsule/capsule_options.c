@@ -8,15 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+static _Noreturn void refuse(const char *what, const char *detail) {
+    errno = 0;
+    die(what, detail);
+}
+
 static void parse_groups(struct options *options, const char *list) {
     const char *p = list;
     while (*p != '\0') {
         char *end;
         unsigned long g = strtoul(p, &end, 10);
-        if (end == p || options->group_count == MAX_GROUPS) {
-            errno = 0;
-            die("cannot use group list", list);
-        }
+        if (end == p || options->group_count == MAX_GROUPS)
+            refuse("cannot use group list", list);
         options->groups[options->group_count++] = (gid_t)g;
         p = *end == ',' ? end + 1 : end;
     }
@@ -24,10 +27,8 @@ static void parse_groups(struct options *options, const char *list) {
 
 static void add_mount(struct options *options, enum mount_kind kind, const char *source,
                       const char *target) {
-    if (options->mount_count == MAX_MOUNTS) {
-        errno = 0;
-        die("too many mounts, at", target);
-    }
+    if (options->mount_count == MAX_MOUNTS)
+        refuse("too many mounts, at", target);
     options->mounts[options->mount_count++] = (struct mount_op){kind, source, target, -1};
 }
 
@@ -83,16 +84,12 @@ void parse_options(struct options *options, int argc, char **argv) {
                 options->has_user = true;
             } else if (strcmp(o, "--gid") == 0)
                 options->gid = (gid_t)strtoul(v, NULL, 10);
-            else {
-                errno = 0;
-                die("unknown option", o);
-            }
+            else
+                refuse("unknown option", o);
         } else {
-            errno = 0;
-            die("unknown or incomplete option", o);
+            refuse("unknown or incomplete option", o);
         }
     }
-    errno = 0;
     if (options->restore_root <= 0 && !options->hold)
-        die("needs", "--run COMMAND…, --restore PID or --hold");
+        refuse("needs", "--run COMMAND…, --restore PID or --hold");
 }

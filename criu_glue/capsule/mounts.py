@@ -60,10 +60,14 @@ class Mount:
     source: str
 
 
-def mount_table(pid: int | str) -> dict[int, Mount]:
-    """mount id → mount, as task ``pid`` sees them. Raises FileNotFoundError or ProcessLookupError
+Mounts = dict[int, Mount]
+"""Mount id → mount."""
+
+
+def mount_table(pid: int | str) -> Mounts:
+    """The mounts as task ``pid`` sees them. Raises FileNotFoundError or ProcessLookupError
     if the task has ended, also if it is still a zombie."""
-    table: dict[int, Mount] = {}
+    table: Mounts = {}
     try:
         text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
     except OSError as error:
@@ -87,25 +91,13 @@ class Placement:
     shared: tuple[str, ...]
     carried: tuple[str, ...]
 
-    def mounts_of(self, pid: int) -> dict[int, tuple[str, str]]:
-        """mount id → (mount point, file system type), as task ``pid`` sees them."""
-        return {number: (mount.point, mount.kind) for number, mount in mount_table(pid).items()}
-
-    def of_open_file(
-        self, path: str, mount_id: int, mounts: dict[int, tuple[str, str]]
-    ) -> PathKind:
-        mount_point, kind = mounts.get(mount_id, ("/", "unknown"))
-        return self._place(path, mount_point, kind)
-
-    def of_path(self, path: str, mounts: dict[int, tuple[str, str]]) -> PathKind:
+    def of_path(self, path: str, mounts: Mounts) -> PathKind:
         """Like :meth:`of_open_file`, but takes the longest mount point above the path."""
-        point, kind = max(
-            ((p, k) for p, k in mounts.values() if below(path, p)), key=lambda m: len(m[0])
-        )
-        return self._place(path, point, kind)
+        above = (mount for mount in mounts.values() if below(path, mount.point))
+        return self.of_open_file(path, max(above, key=lambda mount: len(mount.point)))
 
-    def _place(self, path: str, mount_point: str, kind: str) -> PathKind:
-        if kind in PSEUDO:
+    def of_open_file(self, path: str, mount: Mount) -> PathKind:
+        if mount.kind in PSEUDO:
             return PathKind.PSEUDO
         listed = [
             (len(prefix), place)
@@ -114,12 +106,12 @@ class Placement:
                 (self.carried, PathKind.CARRIED),
             )
             for prefix in prefixes
-            if below(path, prefix) and (mount_point == prefix or below(prefix, mount_point))
+            if below(path, prefix) and (mount.point == prefix or below(prefix, mount.point))
         ]
         private = [(len(p) - 1, PathKind.PRIVATE) for p in PRIVATE if path.startswith(p)]
         if best := max(listed + private, key=lambda entry: entry[0], default=None):
             return best[1]
-        return PathKind.LOCAL if mount_point == "/" else PathKind.FOREIGN
+        return PathKind.LOCAL if mount.point == "/" else PathKind.FOREIGN
 
 
 def below(path: str, prefix: str) -> bool:

@@ -107,8 +107,11 @@ class Sandbox:
         """The capsule's file system as the host can reach it."""
         return Path(f"/proc/{self.init}/root")
 
-    def pipe_inode(self, fd: int) -> int:
-        return os.stat(f"/proc/{self.init}/fd/{fd}").st_ino
+    def pipes(self) -> dict[int, int]:
+        """The inode of each output pipe → STDOUT_FD or STDERR_FD. Raises FileNotFoundError if
+        process 1 has ended."""
+        fds = (STDOUT_FD, STDERR_FD)
+        return {os.stat(f"/proc/{self.init}/fd/{fd}").st_ino: fd for fd in fds}
 
     def alive(self) -> bool:
         return bool(self.started) and started(self.init) == self.started
@@ -161,18 +164,17 @@ def end(sandbox: Sandbox) -> None:
         os.close(pidfd)
 
 
-def kill_tree(sandbox: Sandbox) -> bool:
+def kill_tree(sandbox: Sandbox) -> None:
     """Kill everything in the sandbox but process 1, which keeps the sandbox's mounts and network.
 
-    Returns True if the sandbox is empty then, False if it is not within KILL_S or if process 1 has
-    ended. Raises ValueError if process 1 is in our own pid namespace: then `kill -1` would end
-    everything that runs beside us."""
+    Returns once the sandbox is empty, or after KILL_S. Raises ValueError if process 1 is in our own
+    pid namespace: then `kill -1` would end everything that runs beside us."""
     if not sandbox.alive():
-        return False
+        return
     try:
         space = _pid_namespace(sandbox.init)
     except OSError:
-        return False  # it has just ended
+        return  # it has just ended
     if space == _pid_namespace(os.getpid()):
         name = sandbox.plan.hostname
         raise ValueError(f"process {sandbox.init} is not process 1 of {name}'s own pid namespace")
@@ -181,9 +183,8 @@ def kill_tree(sandbox: Sandbox) -> bool:
     while sandbox.alive() and _has_others(space, sandbox.init):
         subprocess.run(kill, capture_output=True, check=False)  # -1 spares process 1 and itself
         if time.monotonic() > until:
-            return False
+            return
         time.sleep(0.002)
-    return sandbox.alive()
 
 
 def _has_others(space: int, init: int) -> bool:

@@ -102,15 +102,17 @@ def configured() -> list[AptSource]:
     return sources
 
 
-def archives(sources: list[AptSource], codename: str, component: str) -> list[AptSource]:
-    """The entries that may be the distribution's own archive, likeliest first.
+def archives(
+    sources: list[AptSource], codename: str, components: tuple[str, ...]
+) -> list[AptSource]:
+    """The entries that may be the distribution's own archive, likeliest first, with ``components``.
 
     Archives of third parties use the same suite names. The signed Release file shows which entry
     is the right one (:meth:`Download.origin`).
     """
     names = {codename, "stable", "oldstable", "testing", "unstable", "sid"}
     fitting = [
-        replace(s, components=(component,))
+        replace(s, components=components)
         for s in sources
         if names & set(s.suites) and "main" in s.components and not s.uri.startswith("cdrom:")
     ]

@@ -43,7 +43,6 @@ class Capture:
     """Reads one image stream in its own thread and hands it to a sink."""
 
     def __init__(self, images: Path, sink: Sink) -> None:
-        self.images = images
         self.bytes = 0
         self.error: BaseException | None = None
         self._sink = sink

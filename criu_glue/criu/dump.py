@@ -28,7 +28,7 @@ import msgspec
 import psutil
 
 from ...errors import StepFailed
-from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter
+from ..capsule.sandboxes import Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
 from ..images import link_remaps
 from ..survey import epoll_sets
@@ -105,11 +105,7 @@ class FrozenTree:
                 "post-dump",
                 environment=page_filter.environment if page_filter else None,
             )
-            self._wait_held(until, look)
-            try:
-                self._capture.wait_idle(max(0.0, until - time.monotonic()))
-            except TimeoutError as error:
-                raise _too_late(str(error)) from None
+            self._wait_held(self._capture, until, look)
         except BaseException as failed:
             self.thaw()
             if self._capture.error:  # the reason why CRIU could not write on
@@ -205,9 +201,7 @@ class FrozenTree:
 
     def _options(self) -> list[str]:
         external = [
-            arg
-            for fd in (STDOUT_FD, STDERR_FD)
-            for arg in ("--external", f"pipe:[{self._sandbox.pipe_inode(fd)}]")
+            arg for inode in self._sandbox.pipes() for arg in ("--external", f"pipe:[{inode}]")
         ]
         return [
             "dump",
@@ -223,11 +217,18 @@ class FrozenTree:
             *external,
         ]
 
-    def _wait_held(self, until: float, look: Callable[[], None]) -> None:
+    def _wait_held(self, capture: Capture, until: float, look: Callable[[], None]) -> None:
         try:
             held = self._criu.wait_held(until, look)
-        except TimeoutError:
-            raise _too_late("CRIU did not finish") from None
+            if held:
+                capture.wait_idle(max(0.0, until - time.monotonic()))
+        except TimeoutError as error:
+            raise StepFailed(
+                "dump",
+                f"{error} within its deadline (timeouts.freeze)",
+                hint="memory that pre-copy does not carry goes over the link now: `liveshift"
+                " migrate --dry-run` says how much that is",
+            ) from None
         if not held:
             cause = explain(self._directory / "dump.log")
             raise cause.of_dump()(
@@ -235,12 +236,3 @@ class FrozenTree:
                 f"CRIU could not dump {self._sandbox.plan.hostname}: {cause.words}",
                 hint=HINT,
             )
-
-
-def _too_late(why: str) -> StepFailed:
-    return StepFailed(
-        "dump",
-        f"{why} within its deadline (timeouts.freeze)",
-        hint="memory that pre-copy does not carry goes over the link now: `liveshift"
-        " migrate --dry-run` says how much that is",
-    )

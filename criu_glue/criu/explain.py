@@ -7,7 +7,6 @@ in the capsule would stop a move to any other host as well.
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +14,26 @@ from pathlib import Path
 from ...errors import SourceFailed, StepFailed
 
 
-class Where(enum.Enum):
-    """Where the cause of a failure lies."""
-
-    CAPSULE = "capsule"
-    DESTINATION = "destination"
-
-
 @dataclass(frozen=True)
 class KnownCause:
     """A known cause: its ``pattern`` in the log and its sentence; {0} is the pattern's first group.
 
-    ``check`` names the function that finds the cause before a move, by module and name.
+    ``in_capsule``: it lies in the capsule, otherwise at the destination. ``check`` names the
+    function that finds it before a move, by module and name.
     """
 
     pattern: str
     sentence: str
-    where: Where
+    in_capsule: bool
     check: str
 
 
 def _capsule(check: str, pattern: str, sentence: str) -> KnownCause:
-    return KnownCause(pattern, sentence, Where.CAPSULE, "criu_glue." + check)
+    return KnownCause(pattern, sentence, True, "criu_glue." + check)
 
 
 def _destination(check: str, pattern: str, sentence: str) -> KnownCause:
-    return KnownCause(pattern, sentence, Where.DESTINATION, "runtime.agent.preflight." + check)
+    return KnownCause(pattern, sentence, False, "runtime.agent.preflight." + check)
 
 
 _DESCRIPTORS, _FILES = "survey.survey._look_at_descriptors", "_check_files"
@@ -168,8 +161,8 @@ class Cause:
     def of_restore(self) -> type[StepFailed]:
         """The error class for a failed restore. A cause in the capsule comes again at any
         destination."""
-        known = self.known is not None and self.known.where is Where.CAPSULE
-        return SourceFailed if known else StepFailed
+        in_capsule = self.known is not None and self.known.in_capsule
+        return SourceFailed if in_capsule else StepFailed
 
 
 def explain(log: Path) -> Cause:

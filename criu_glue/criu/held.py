@@ -91,14 +91,13 @@ class HeldCriu:
         self._who = (self._process.pid, started(self._process.pid))
         (self.directory / "criu").write_text("{} {}".format(*self._who))
 
-    def take_up(self) -> bool:
-        """Find the CRIU that an earlier agent started here; return False if it has ended."""
+    def take_up(self) -> None:
+        """Find the CRIU that an earlier agent started here, if there was one."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             pid, since = (self.directory / "criu").read_text().split()
             self._who = (int(pid), int(since))
             self._hooked = True
             self._listen()  # so that a hook that starts later finds a reader
-        return self.alive()
 
     def alive(self) -> bool:
         if self._process is not None:
@@ -118,9 +117,9 @@ class HeldCriu:
             if not self.alive():
                 return False
             if time.monotonic() > until:
-                raise TimeoutError
+                raise TimeoutError("CRIU did not finish")
             look()
-            self._pause(until)
+            self._wait_end(min(LOOK_S, until - time.monotonic()), self._held)
 
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
         """Send the hook ``go``, ``go N`` or ``stop`` (criu_hook.c) and wait until CRIU has ended.
@@ -133,7 +132,7 @@ class HeldCriu:
             try:
                 os.write(pipe, f"{verdict}\n".encode())
                 if self.alive():
-                    self._wait_end(time.monotonic() + seconds)
+                    self._wait_end(seconds)
                 elif self._hooked:
                     _wait_read(pipe)
             finally:
@@ -157,7 +156,7 @@ class HeldCriu:
     def end(self, seconds: float) -> None:
         """Wait until CRIU ends by itself; after ``seconds`` kill it and the processes below it."""
         if self._process is not None and self._who is not None:
-            self._wait_end(time.monotonic() + seconds)
+            self._wait_end(seconds)
             for pid in self.tree().values() if self.alive() else ():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -177,33 +176,18 @@ class HeldCriu:
             # For both directions: else reads would see end of file while no hook has it open.
             self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
 
-    def _pause(self, until: float) -> None:
-        """Wait for a message on the FIFO or CRIU's end, at most LOOK_S and not beyond ``until``."""
-        assert self._held is not None
-        pidfd = self._pidfd()
-        if pidfd is None:
+    def _wait_end(self, seconds: float, *also: int) -> None:
+        """Wait for CRIU's end, or until one of the descriptors ``also`` is readable."""
+        assert self._who is not None
+        try:
+            pidfd = os.pidfd_open(self._who[0])
+        except ProcessLookupError:
             return
         try:
-            readable(min(LOOK_S, until - time.monotonic()), self._held, pidfd)
-        finally:
-            os.close(pidfd)
-
-    def _wait_end(self, until: float) -> None:
-        pidfd = self._pidfd()
-        if pidfd is None:
-            return
-        try:
-            readable(until - time.monotonic(), pidfd)
+            readable(seconds, *also, pidfd)
         finally:
             os.close(pidfd)
         self.alive()  # this reaps CRIU if it is our child
-
-    def _pidfd(self) -> int | None:
-        assert self._who is not None
-        try:
-            return os.pidfd_open(self._who[0])
-        except ProcessLookupError:
-            return None
 
 
 def _wait_read(pipe: int) -> None:

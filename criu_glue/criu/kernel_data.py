@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 from ...errors import LiveshiftError
+from ..capsule.mounts import mount_table
+from ..files import statx
 from ..network.iproute import run
 from .tool import KERNEL_DATA, Criu
 
@@ -35,12 +35,12 @@ def keep(criu: Criu, directory: Path) -> bool:
     Returns False if CRIU will not find them. May be called again; raises no LiveshiftError or
     OSError.
     """
-    if _is_tmpfs(KERNEL_DATA.parent):
-        criu.warm()
-        return KERNEL_DATA.exists()
     made = directory / KERNEL_DATA.name
     where = [str(KERNEL_DATA.parent), KERNEL_DATA.name, str(made)]
     try:
+        if mount_table("self")[statx.stat(KERNEL_DATA.parent).mount].kind == "tmpfs":
+            criu.warm()
+            return KERNEL_DATA.exists()
         directory.mkdir(parents=True, exist_ok=True)
         if not os.path.ismount(directory):
             run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=1m", "liveshift", str(directory)])
@@ -56,11 +56,3 @@ def keep(criu: Criu, directory: Path) -> bool:
         made.unlink(missing_ok=True)
         return False
     return True
-
-
-def _is_tmpfs(directory: Path) -> bool:
-    stat = shutil.which("stat") or "stat"
-    done = subprocess.run(
-        [stat, "-f", "-c", "%T", str(directory)], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() == "tmpfs"

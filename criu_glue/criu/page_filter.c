@@ -8,8 +8,7 @@
 // ranges into the file `hide` of that directory, one a line: pid, start, end (hexadecimal). It can
 // list them only once all tasks have stopped. CRIU makes its first scan of a task only then. So at
 // that scan the library makes the file `asked`, which shows that all tasks have stopped, and waits
-// for `hide`, at most the given milliseconds. Without `hide` nothing is hidden. The library writes
-// into the file `hidden` how many bytes of address space it hid.
+// for `hide`, at most the given milliseconds. Without `hide` nothing is hidden.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -50,11 +49,9 @@ struct range {
 static struct {
     pthread_mutex_t lock;
     bool asked;
-    int directory;
     struct range *ranges; // sorted by pid and address
     size_t count;
-    uint64_t bytes;
-} hide = {.lock = PTHREAD_MUTEX_INITIALIZER, .directory = -1};
+} hide = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int in_order(const void *left, const void *right) {
     const struct range *a = left, *b = right;
@@ -106,7 +103,6 @@ static void read_ranges(void) {
     }
     fclose(f);
     qsort(hide.ranges, hide.count, sizeof next, in_order);
-    hide.directory = directory;
 }
 
 // Returns the pid whose pagemap `fd` is; 0 for CRIU's own pagemap and for other files.
@@ -140,34 +136,18 @@ static const struct range *next_range(long pid, uint64_t address) {
     return low < hide.count && hide.ranges[low].pid == pid ? &hide.ranges[low] : NULL;
 }
 
-static void count(uint64_t bytes) {
-    char text[32];
-    hide.bytes += bytes;
-    int length = snprintf(text, sizeof text, "%" PRIu64 "\n", hide.bytes);
-    int fd = openat(hide.directory, "hidden", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return;
-    if (pwrite(fd, text, (size_t)length, 0) < 0) {
-        // the agent then believes that nothing was hidden, and reports that
-    }
-    close(fd);
-}
-
 typedef int (*ioctl_call)(int, unsigned long, ...);
 
 // Asks the kernel for each stretch between the hidden ranges, one after the other.
 static int scan_around(ioctl_call real, int fd, struct pm_scan_arg *asked, long pid) {
     struct pm_scan_arg part = *asked;
     struct page_region *out = (struct page_region *)(uintptr_t)asked->vec;
-    uint64_t skipped = 0;
     int found = 0;
     for (uint64_t at = asked->start; at < asked->end;) {
         const struct range *hidden = next_range(pid, at);
         uint64_t end = asked->end;
         if (hidden != NULL && hidden->start <= at) {
-            end = hidden->end < end ? hidden->end : end;
-            skipped += end - at;
-            asked->walk_end = at = end;
+            asked->walk_end = at = hidden->end < end ? hidden->end : end;
             continue;
         }
         if (hidden != NULL && hidden->start < end)
@@ -187,8 +167,6 @@ static int scan_around(ioctl_call real, int fd, struct pm_scan_arg *asked, long 
         if (part.walk_end < end || full)
             break;
     }
-    if (skipped)
-        count(skipped);
     return found;
 }
 

@@ -10,7 +10,6 @@ pages.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -30,7 +29,7 @@ class PageFilter:
         self._directory = directory
         self._patience_s = patience_s
         directory.mkdir(parents=True, exist_ok=True)
-        for name in ("hide", "hidden", "asked"):  # left over from an earlier dump
+        for name in ("hide", "asked"):  # left over from an earlier dump
             (directory / name).unlink(missing_ok=True)
 
     @property
@@ -54,9 +53,3 @@ class PageFilter:
     def asked(self) -> bool:
         """True if CRIU waits for the ranges; it has stopped every task by then."""
         return (self._directory / "asked").exists()
-
-    def hidden(self) -> int:
-        """Bytes of address space that the filter hid from CRIU; 0 means CRIU dumped everything."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return int((self._directory / "hidden").read_text())
-        return 0

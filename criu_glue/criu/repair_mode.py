@@ -10,29 +10,22 @@ switch TCP_REPAIR that has CAP_NET_ADMIN over the socket's namespace.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import socket
 from collections.abc import Iterable, Iterator
 
-_PIDFD_GETFD = 438  # the same number on every architecture
-_TCP_REPAIR, _ON, _OFF = 19, 1, 0  # linux/tcp.h
+from ..capsule.tree import descriptors
+from ..files.lent import lent
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_TCP_REPAIR, _ON, _OFF = 19, 1, 0  # linux/tcp.h
 
 
 def leave(pids: Iterable[int]) -> int:
     """Switch repair mode off for every TCP socket of the tasks; returns how many had it on."""
     mended = 0
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                for borrowed in _sockets(pid, pidfd):
-                    with borrowed:
-                        mended += _leave(borrowed)
-            finally:
-                os.close(pidfd)
+        for borrowed in _sockets(pid):
+            with borrowed:
+                mended += _leave(borrowed)
     return mended
 
 
@@ -47,13 +40,9 @@ def _leave(borrowed: socket.socket) -> bool:
     return True
 
 
-def _sockets(pid: int, pidfd: int) -> Iterator[socket.socket]:
-    directory = f"/proc/{pid}/fd"
+def _sockets(pid: int) -> Iterator[socket.socket]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for name in os.listdir(directory):
-            with contextlib.suppress(OSError):  # the descriptor was closed, or the task has ended
-                if not os.readlink(f"{directory}/{name}").startswith("socket:"):
-                    continue
-                fd = _libc.syscall(_PIDFD_GETFD, pidfd, int(name), 0)
-                if fd >= 0:
-                    yield socket.socket(fileno=fd)
+        for fd, target in descriptors(pid):
+            if target.startswith("socket:"):
+                with contextlib.suppress(OSError):  # it was closed, or the task has ended
+                    yield socket.socket(fileno=lent(pid, fd))

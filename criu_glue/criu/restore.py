@@ -39,7 +39,7 @@ from ..images.protobuf import ProtobufMessage
 from ..memory.fill.fill import FillEngine
 from ..memory.fill.tree_memory import TreeMemory
 from ..memory.prefill.mapped import PrefillLost
-from ..network import network
+from ..network import network_lock
 from ..survey import epoll_sets
 from ..survey.epoll_sets import EpollEntry
 from .early import RESTORE, EarlyCriu
@@ -117,21 +117,15 @@ class RestoringTree:
             raise
         until = time.monotonic() + deadline_s
         try:
-            held = self._criu.wait_held(until, self._memory.look)
-        except TimeoutError:
-            self.drop()
-            raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
-        except StepFailed:
-            self.drop()
-            raise
-        if not held:
-            self.drop()
-            raise self._failed(self._cause())
-        try:
+            if not self._criu.wait_held(until, self._memory.look):
+                raise self._failed(self._cause())
             self._memory.wait(until, early.check if early is not None else lambda: None)
             if early is not None:
                 early.close()
             self._put_in(epoll)
+        except TimeoutError:
+            self.drop()
+            raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
         except BaseException:
             self.drop()
             raise
@@ -173,11 +167,7 @@ class RestoringTree:
             except (LiveshiftError, OSError) as error:
                 self.drop()
                 raise self._failed(str(error)) from error
-        ended = self._tell_go(deadline_s)
-        if not self.resumed():
-            self.drop()
-            why = self._cause() if ended else "CRIU did not finish"
-            raise self._failed(why)
+        self._let_go("resumed", deadline_s)
         self._memory.end()
         self._criu.close()
         hand_over(self._sandbox)
@@ -187,17 +177,12 @@ class RestoringTree:
 
         Raises StepFailed if that fails; then no task is left."""
         self._need_memory()
-        ended = self._tell_go(deadline_s)
-        if not (self._images / "at-door").exists():
-            why = self._cause() if ended else "CRIU did not finish"
-        elif moving := self._moving(STOP_S):
-            why = f"{moving} was not left stopped"
-        else:
-            self._memory.end()
-            self._criu.close()
-            return
-        self.drop()
-        raise self._failed(why)
+        self._let_go("at-door", deadline_s)
+        if moving := self._moving(STOP_S):
+            self.drop()
+            raise self._failed(f"{moving} was not left stopped")
+        self._memory.end()
+        self._criu.close()
 
     def let_run_held(self, hold: RestoreHold) -> None:
         """Open the network, end the hold and let all tasks run; raises StepFailed if none ran.
@@ -245,14 +230,20 @@ class RestoringTree:
             self._lock_again()
         self._criu.close()
 
-    def _tell_go(self, deadline_s: float) -> bool:
-        """Send ``go``. New ids then start above the tree's, as at its source: those below are
-        CRIU's."""
-        return self._criu.tell(f"go {pids.highest(pids.of_image(self._images))}", deadline_s)
+    def _let_go(self, mark: str, deadline_s: float) -> None:
+        """Send ``go``, after which the hook makes the file ``mark``. Raises StepFailed if it does
+        not; then no task is left.
+
+        New ids then start above the tree's, as at its source: those below are CRIU's."""
+        go = f"go {pids.highest(pids.of_image(self._images))}"
+        ended = self._criu.tell(go, deadline_s)
+        if not (self._images / mark).exists():
+            self.drop()
+            raise self._failed(self._cause() if ended else "CRIU did not finish")
 
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
-        network.unlock(self._sandbox.init)
+        network_lock.unlock(self._sandbox.init)
 
     def _need_memory(self) -> None:
         """Drop the tree and raise StepFailed if some of its memory is missing."""
@@ -305,7 +296,7 @@ class RestoringTree:
     def _lock_again(self) -> None:
         """Close the network again: without the tree's sockets the kernel would reset the peers."""
         try:
-            network.lock(self._sandbox.init)
+            network_lock.lock(self._sandbox.init)
         except LiveshiftError:
             if not self._ends():
                 raise

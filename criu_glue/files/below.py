@@ -135,13 +135,10 @@ def _directory(top: int, folder: str, one_mount: bool) -> int:
     except OtherMount:
         raise
     except OSError as error:
-        raise _as_no_directory(error, folder) from error
-
-
-def _as_no_directory(error: OSError, name: str) -> OSError:
-    if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENOTDIR):
-        return NotADirectoryError(errno.ENOTDIR, "no directory, or a link, on the way to", name)
-    return error
+        if error.errno not in (errno.ELOOP, errno.EXDEV, errno.ENOTDIR):
+            raise
+        what = "no directory, or a link, on the way to"
+        raise NotADirectoryError(errno.ENOTDIR, what, folder) from error
 
 
 def _openat2(top: int, name: str, flags: int, resolve: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from ...errors import LiveshiftError
 
 T = TypeVar("T")
 
-_SETGROUPS = {"x86_64": 116, "aarch64": 159}
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}.get(platform.machine(), -1)
 """The number of the setgroups system call. We do not use the C library's function, because it
 changes all threads of a process."""
 
@@ -53,11 +53,8 @@ def become(user: User) -> None:
     """
     if user.is_root:
         return
-    number = _SETGROUPS.get(platform.machine())
-    if number is None:
-        raise LiveshiftError(f"no way is known to act as a user on {platform.machine()}")
     groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
-    if _libc.syscall(number, ctypes.c_size_t(len(user.groups)), groups) != 0:
+    if _libc.syscall(_SETGROUPS, ctypes.c_size_t(len(user.groups)), groups) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise LiveshiftError(f"cannot act with the groups of user {user.uid}: {reason}")
     # Both return the previous id. When the id changes from root, the kernel takes away the rights
@@ -78,19 +75,10 @@ def may(fd: int, mode: int) -> bool:
 
 def acting_as(user: User, work: Callable[[], T]) -> T:
     """Do ``work`` in a thread with the user's rights to files; return or raise what it does."""
-    result: list[T] = []
-    failed: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            become(user)
-            result.append(work())
-        except BaseException as error:
-            failed.append(error)
+    def run() -> T:
+        become(user)
+        return work()
 
-    thread = threading.Thread(target=run, name="as-user", daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return result[0]
+    with ThreadPoolExecutor(1, "as-user") as thread:
+        return thread.submit(run).result()

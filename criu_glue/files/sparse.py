@@ -14,7 +14,7 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator
-from typing import BinaryIO, Protocol
+from typing import IO, BinaryIO
 
 HEADER = "LIVESHIFT.sparse"
 BLOCK = 1 << 20
@@ -22,12 +22,6 @@ NARROW = 16 << 10
 """Holes shorter than this many bytes are sent as zeros, to limit the number of extents."""
 _EXTENT = struct.Struct("<QQ")
 _FAR = 1 << 63  # every offset of a file is smaller (off_t)
-
-
-class Readable(Protocol):
-    """The part of tarfile's readers of an entry's content that we use."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
@@ -102,7 +96,7 @@ class Packed:
                 length -= len(data)
 
 
-def unpack(content: Readable, left: int, file_size: int, fd: int) -> None:
+def unpack(content: IO[bytes], left: int, file_size: int, fd: int) -> None:
     """Write the content of an entry with holes, ``left`` bytes, into the empty file ``fd``.
 
     Raises ValueError if the content is malformed; writes nothing beyond ``file_size``.
@@ -127,7 +121,7 @@ def unpack(content: Readable, left: int, file_size: int, fd: int) -> None:
     os.ftruncate(fd, file_size)
 
 
-def _exactly(content: Readable, size: int) -> bytes:
+def _exactly(content: IO[bytes], size: int) -> bytes:
     data = content.read(size)
     if len(data) != size:
         raise ValueError(f"only {len(data)} of {size} bytes of a file with holes came")

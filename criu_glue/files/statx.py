@@ -16,7 +16,7 @@ from typing import NamedTuple
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT = -100, 0x100, 0x800
 _BASIC, _MNT_ID = 0x7FF, 0x1000
 _BUFFER = 256  # bytes; linux/stat.h, struct statx
-_HEAD = struct.Struct("<I24xH2xQQQ")  # mask, mode, inode, size, blocks
+_HEAD = struct.Struct("<28xH2xQQQ")  # mode, inode, size, blocks
 _TIME = struct.Struct("<qI")
 _CTIME_AT, _MTIME_AT, _MOUNT_AT = 96, 112, 144
 
@@ -50,9 +50,7 @@ def _ask(path: str | Path, flags: int) -> Stat:
     if _statx(_AT_FDCWD, os.fsencode(path), flags, _BASIC | _MNT_ID, raw) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
-    mask, mode, inode, size, blocks = _HEAD.unpack_from(raw)
-    if not mask & _MNT_ID:
-        raise OSError(f"the kernel does not say on which mount {path} lies (Linux 5.8 or newer)")
+    mode, inode, size, blocks = _HEAD.unpack_from(raw)
     (mount,) = struct.unpack_from("<Q", raw, _MOUNT_AT)
     return Stat(
         mode, inode, size, blocks, _time_ns(raw, _MTIME_AT), _time_ns(raw, _CTIME_AT), mount

@@ -43,7 +43,6 @@ class Tree:
 
     name: str
     source: Path
-    destination: Path
     only: tuple[str, ...] | None = None
 
 

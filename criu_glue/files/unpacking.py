@@ -42,6 +42,7 @@ _TYPES = frozenset(
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE)
 _NO_ID = (1 << 32) - 1  # with this id chown(2) would leave the owner as it is
 _LATEST_S = 1 << 33
+_ROOT = User(0, 0)
 
 
 class Unpacker:
@@ -56,7 +57,7 @@ class Unpacker:
         self,
         destination: Path,
         sparing: bool = False,
-        user: User | None = None,
+        user: User = _ROOT,
         as_user: bool = False,
     ) -> None:
         read, self._write = os.pipe()
@@ -64,9 +65,8 @@ class Unpacker:
         self.names: list[str] = []
         self.written: list[str] = []
         self._sparing = sparing
-        self._devices = user is None  # no task of a capsule can make one, not even root's
-        self._user = user or User(0, 0)
-        self._as_user = as_user and not self._user.is_root
+        self._user = user
+        self._as_user = as_user and not user.is_root
         self._files: set[str] = set()
         self._thread = threading.Thread(
             target=self._run, args=(read, destination), name="unpack", daemon=True
@@ -151,7 +151,7 @@ class Unpacker:
         if member.name == "." and not member.isdir():
             raise ValueError("the entry of the directory itself is not a directory")
         user = self._user
-        if member.type in _DEVICES and not self._devices:
+        if member.type in _DEVICES:  # no task of a capsule can make one, not even root's
             raise self._refusal(member, "a device")
         if user.is_root:
             return
@@ -195,7 +195,7 @@ class Unpacker:
             os.chown(last, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         else:
             self._clear(parent, last)
-            _make_node(member, parent, last)
+            _make_pipe(member, parent, last)
         return True
 
     def _put_file(
@@ -331,11 +331,9 @@ def _put_directory(member: tarfile.TarInfo, parent: int, last: str) -> None:
         os.close(fd)
 
 
-def _make_node(member: tarfile.TarInfo, parent: int, last: str) -> None:
-    """Make a named pipe or a device. Its owner, mode and time can be set only by a descriptor."""
-    kind = {tarfile.CHRTYPE: stat.S_IFCHR, tarfile.BLKTYPE: stat.S_IFBLK}.get(member.type)
-    device = os.makedev(member.devmajor, member.devminor) if kind else 0
-    os.mknod(last, 0o600 | (kind or stat.S_IFIFO), device, dir_fd=parent)
+def _make_pipe(member: tarfile.TarInfo, parent: int, last: str) -> None:
+    """Make a named pipe. Its owner, mode and time can be set only by a descriptor."""
+    os.mkfifo(last, 0o600, dir_fd=parent)
     fd = below.open_below(parent, last, os.O_PATH)
     try:
         _dress(fd, member, f"/proc/self/fd/{fd}")

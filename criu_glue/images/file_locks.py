@@ -73,16 +73,8 @@ class FileLock:
         return f"{'an exclusive' if self.exclusive else 'a shared'} {_WORDS[self.kind]}"
 
 
-@dataclass(frozen=True)
-class HeldLock:
-    """A lock that prevents a move: the process that holds it, and the file."""
-
-    who: str
-    lock: FileLock
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.who} holds {self.lock} on {self.path}, which no other host can take over"
+def words(who: str, lock: FileLock, path: str) -> str:
+    return f"{who} holds {lock} on {path}, which no other host can take over"
 
 
 def parse(text: str) -> Iterator[FileLock]:

@@ -38,15 +38,15 @@ _PATH = 6  # criu: images/regfile.proto
 _MODE = 3  # criu: images/ghost-file.proto
 
 
-def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
-    """Rewrite the image's list of files; returns the paths that were changed.
+def bring_home(files: Mapping[str, ImageFile], root: Path) -> None:
+    """Rewrite the paths in the image's list of files.
 
     ``files`` are the files of an unchecked image, by name without the suffix. ``root`` is the file
     system of the sandbox into which CRIU will restore. May be called again. Raises protobuf.Damaged
     or OSError.
     """
     if "remap-fpath" not in files:
-        return []
+        return
     remaps = [ProtobufMessage(entry) for entry in files["remap-fpath"].entries]
     ours = {
         remap.uint(_FILE)
@@ -54,21 +54,19 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
         if remap.uint(_KIND, 0) == GHOST
         and _regular(files.get(f"ghost-file-{remap.uint(_GHOST):x}"))
     }
-    changed: list[str] = []
-    entries = [bytes(entry) for entry in files["files"].entries]
-    for at, raw in enumerate(entries):
+
+    def brought_home(raw: memoryview) -> bytes:
         entry = ProtobufMessage(raw)
         if entry.uint(_TYPE) != REG or entry.uint(_NUMBER) not in ours:
-            continue
+            return bytes(raw)
         inner = entry.raw(_REG) or memoryview(b"")
         path = bytes(ProtobufMessage(inner).raw(_PATH) or b"")
-        if not _at_home(os.fsdecode(path), root):
-            name = os.path.join(os.fsencode(PLACE), os.path.basename(path)[:LONGEST])
-            entries[at] = with_message(memoryview(raw), _REG, with_message(inner, _PATH, name))
-            changed.append(os.fsdecode(path))
-    if changed:
-        files["files"].rewrite(entries)
-    return changed
+        if _at_home(os.fsdecode(path), root):
+            return bytes(raw)
+        name = os.path.join(os.fsencode(PLACE), os.path.basename(path)[:LONGEST])
+        return with_message(raw, _REG, with_message(inner, _PATH, name))
+
+    files["files"].change(brought_home)
 
 
 def _at_home(path: str, root: Path) -> bool:

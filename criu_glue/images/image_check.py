@@ -24,8 +24,10 @@ _OF_A_TASK = ("ids", "fs", "mm", "pagemap")
 def prepare(images: Path, user: User, root: Path) -> None:
     """Check the images, and change what CRIU could not restore, or would restore differently.
 
-    Also refuses an image with a file lock for which CRIU would wait. Raises as :func:`check`, or
-    OSError."""
+    ``user`` is the capsule's user, ``root`` the file system of the sandbox into which CRIU
+    restores. Raises StepFailed, which names the file, if CRIU must not see the image, also because
+    of a file lock for which CRIU would wait; or OSError.
+    """
     files = _read(images)
     try:
         _check_complete(files)
@@ -33,20 +35,6 @@ def prepare(images: Path, user: User, root: Path) -> None:
         image_rights.check(files, user, root)  # after bring_home has changed them
         interrupted.begin_again(files.values())
         file_locks.refuse_held(images, root)
-    except Damaged as error:
-        raise StepFailed("verify", f"the image is damaged: {error}") from error
-
-
-def check(images: Path, user: User, root: Path) -> None:
-    """Raise StepFailed, which names the file, if CRIU must not see the image.
-
-    ``user`` is the capsule's user, ``root`` the file system of the sandbox into which CRIU
-    restores.
-    """
-    files = _read(images)
-    try:
-        _check_complete(files)
-        image_rights.check(files, user, root)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -47,7 +47,7 @@ class Kind:
     form: Form = Form.ENTRIES
 
 
-_NONE, _DECIMAL, _HEX = "", r"-(0|[1-9][0-9]{0,19})", r"-(0|[1-9a-f][0-9a-f]{0,15})"
+_DECIMAL, _HEX = r"-(0|[1-9][0-9]{0,19})", r"-(0|[1-9a-f][0-9a-f]{0,15})"
 
 KINDS = {
     "inventory": Kind(INVENTORY_MAGIC),
@@ -107,7 +107,7 @@ class ImageFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.kind = kind_of(path.name)
-        self._entries: list[memoryview] = []
+        self.entries: list[memoryview] = []
         kind = KINDS[self.kind]
         if kind.form is Form.RAW:
             return
@@ -118,28 +118,27 @@ class ImageFile:
             raise self.refusal(f"larger than {LIMIT} bytes")
         at = self._magic(raw, kind.magic)
         if kind.form is Form.ENTRIES:
-            self._entries = list(self._cut(memoryview(raw), at))
-            if self.kind in ONE_ENTRY and len(self._entries) != 1:
-                raise self.refusal(f"of {len(self._entries)} entries, expected one")
+            self.entries = list(self._cut(memoryview(raw), at))
+            if self.kind in ONE_ENTRY and len(self.entries) != 1:
+                raise self.refusal(f"of {len(self.entries)} entries, expected one")
         elif len(raw) > at:
-            self._entries = [next(self._cut(memoryview(raw), at))]
+            self.entries = [next(self._cut(memoryview(raw), at))]
 
-    @property
-    def entries(self) -> list[memoryview]:
-        return self._entries
+    def change(self, changed: Callable[[memoryview], bytes]) -> None:
+        """Replace each entry by what ``changed`` makes of it, here and in the file.
 
-    def rewrite(self, entries: list[bytes]) -> None:
-        """Replace the entries, here and in the file; raises OSError.
-
-        Not for kinds with raw bytes, and not for the inventory."""
+        Not for kinds with raw bytes, and not for the inventory. Raises OSError."""
         kind = KINDS[self.kind]
         assert kind.form is Form.ENTRIES
         assert kind.magic != INVENTORY_MAGIC
+        entries = [changed(entry) for entry in self.entries]
+        if entries == [bytes(entry) for entry in self.entries]:
+            return
         words = _WORD.pack(COMMON_MAGIC) + _WORD.pack(kind.magic)
         staged = self.path.with_suffix(".new")
         staged.write_bytes(words + b"".join(_WORD.pack(len(e)) + e for e in entries))
         staged.rename(self.path)
-        self._entries = [memoryview(entry) for entry in entries]
+        self.entries = [memoryview(entry) for entry in entries]
 
     def refusal(self, why: str) -> StepFailed:
         return _refusal(self.path.name, why)

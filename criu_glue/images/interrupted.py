@@ -19,9 +19,10 @@ import errno
 from collections.abc import Iterable
 
 from .image_kinds import ImageFile
-from .protobuf import ProtobufMessage, varint
+from .protobuf import ProtobufMessage, with_message, with_uint
 
-_X86_64, _NATIVE = 1, 1  # criu: images/core.proto, core-x86.proto
+_MACHINE, _THREAD, _REGISTERS = 1, 2, 2  # criu: images/core.proto, core-x86.proto
+_X86_64, _NATIVE = 1, 1
 _AX, _DX, _ORIG_AX, _IP, _MODE = 11, 13, 16, 17, 28
 _POLL = 7
 _SYSCALL = 2  # bytes of the syscall instruction
@@ -29,53 +30,33 @@ _EINTR = (1 << 64) - errno.EINTR
 _MARK = bytes((_AX << 3,)) + b"\xfc" + b"\xff" * 8 + b"\x01"
 """The bytes of ``ax`` = -EINTR in an image."""
 
-Registers = dict[int, tuple[slice, int]]
 
-
-def begin_again(files: Iterable[ImageFile]) -> int:
-    """Change the checked images of threads in an endless poll; returns how many were changed.
+def begin_again(files: Iterable[ImageFile]) -> None:
+    """Change the checked images of threads in an endless poll.
 
     Raises protobuf.Damaged or OSError.
     """
-    return sum(file.kind == "core" and _begin_again(file) for file in files)
+    for file in files:
+        if file.kind == "core":
+            file.change(_begun_again)
 
 
-def _begin_again(file: ImageFile) -> bool:
-    if _MARK not in bytes(file.entries[0]):
-        return False
-    image = bytearray(file.path.read_bytes())
-    core = ProtobufMessage(memoryview(image)[-len(file.entries[0]) :])
-    thread = core.message(2)
-    raw = thread.raw(2) if thread is not None else None
-    if core.uint(1) != _X86_64 or raw is None:
-        return False
-    found = _registers(raw)
-    seen = {number: value for number, (_, value) in found.items()}
-    if (seen.get(_AX), seen.get(_ORIG_AX), seen.get(_MODE, _NATIVE)) != (_EINTR, _POLL, _NATIVE):
-        return False
-    endless = seen.get(_DX, 0) & 1 << 31  # the third argument, an int, is negative
-    if not endless or seen.get(_IP, 0) < _SYSCALL:
-        return False
-    _put(raw, found[_AX][0], _POLL)
-    _put(raw, found[_IP][0], seen[_IP] - _SYSCALL)
-    file.path.write_bytes(image)
-    return True
-
-
-def _registers(raw: memoryview) -> Registers:
-    """Field number → the position of its value, and the value; every field is a number."""
-    found: Registers = {}
-    at = 0
-    while at < len(raw):
-        key, begin = varint(raw, at)
-        value, at = varint(raw, begin)
-        found[key >> 3] = slice(begin, at), value
-    return found
-
-
-def _put(raw: memoryview, where: slice, value: int) -> None:
-    """Write a number over a larger one in the same number of bytes; a varint may be padded."""
-    size = where.stop - where.start
-    digits = [value >> 7 * n & 0x7F | 0x80 for n in range(size)]
-    digits[-1] &= 0x7F
-    raw[where] = bytes(digits)
+def _begun_again(raw: memoryview) -> bytes:
+    as_it_is = bytes(raw)
+    if _MARK not in as_it_is:
+        return as_it_is
+    core = ProtobufMessage(raw)
+    thread = core.raw(_THREAD)
+    registers = ProtobufMessage(thread).raw(_REGISTERS) if thread is not None else None
+    if thread is None or registers is None or core.uint(_MACHINE) != _X86_64:
+        return as_it_is
+    seen = ProtobufMessage(registers)
+    state = seen.long(_AX), seen.long(_ORIG_AX), seen.uint(_MODE, _NATIVE)
+    if state != (_EINTR, _POLL, _NATIVE):
+        return as_it_is
+    endless = seen.long(_DX) & 1 << 31  # the third argument, an int, is negative
+    if not endless or seen.long(_IP) < _SYSCALL:
+        return as_it_is
+    called = memoryview(with_uint(registers, _AX, _POLL))
+    called_again = with_uint(called, _IP, seen.long(_IP) - _SYSCALL)
+    return with_message(raw, _THREAD, with_message(thread, _REGISTERS, called_again))

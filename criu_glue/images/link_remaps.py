@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from pathlib import Path
 
 from ..capsule.sandboxes import PRIVATE, Sandbox
 from ..files import below
@@ -28,13 +27,9 @@ def clear(sandbox: Sandbox) -> None:
     The next dump would find these names taken. Other directories are left alone: another capsule
     may share them, and CRIU may be dumping that one now."""
     for private in PRIVATE:
-        with contextlib.suppress(OSError):
-            _clear(sandbox.root / private.strip("/"))
-
-
-def _clear(top: Path) -> None:
-    with below.opened(top) as directory:
-        for _, _, names, folder in os.fwalk(".", dir_fd=directory):
-            for name in filter(NAME.fullmatch, names):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=folder)
+        top = sandbox.root / private.strip("/")
+        with contextlib.suppress(OSError), below.opened(top) as directory:
+            for _, _, names, folder in os.fwalk(".", dir_fd=directory):
+                for name in filter(NAME.fullmatch, names):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=folder)

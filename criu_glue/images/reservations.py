@@ -24,43 +24,24 @@ _VMAS, _START, _END, _PROTECTION, _FLAGS = 14, 1, 2, 5, 6  # criu: images/mm.pro
 _PRIVATE, _ANONYMOUS, _NORESERVE = 0x02, 0x20, 0x4000  # linux/mman.h
 
 
-def mark(images: Path) -> int:
-    """Mark the large reservations of all processes; return how many were not marked yet.
+def mark(images: Path) -> None:
+    """Mark the large reservations of all processes. May be called again.
 
-    May be called again. Raises StepFailed if an image is damaged."""
-    count = 0
+    Raises StepFailed if an image is damaged."""
     for path in sorted(images.glob("mm-*.img")):
+        file = ImageFile(path)
         try:
-            count += _mark(path)
+            file.change(lambda entry: with_messages(entry, _VMAS, _marked))
         except Damaged as error:
             raise StepFailed("verify", f"{path.name} is damaged: {error}") from error
-    return count
 
 
-def _mark(path: Path) -> int:
-    file = ImageFile(path)
-    found = 0
-
-    def marked(raw: memoryview) -> bytes:
-        nonlocal found
-        flags = _flags_to_set(raw)
-        if not flags:
-            return bytes(raw)
-        found += 1
-        return with_uint(raw, _FLAGS, flags)
-
-    entries = [with_messages(entry, _VMAS, marked) for entry in file.entries]
-    if found:
-        file.rewrite(entries)
-    return found
-
-
-def _flags_to_set(raw: memoryview) -> int:
-    """The new flags of a mapping; 0 if it keeps those that it has."""
+def _marked(raw: memoryview) -> bytes:
+    """A mapping, with MAP_NORESERVE if it is a large reservation."""
     mapping = ProtobufMessage(raw)
     flags = mapping.uint(_FLAGS)
-    kind = flags & (_PRIVATE | _ANONYMOUS | _NORESERVE)
-    if kind != _PRIVATE | _ANONYMOUS or mapping.uint(_PROTECTION):
-        return 0
+    private = flags & (_PRIVATE | _ANONYMOUS | _NORESERVE) == _PRIVATE | _ANONYMOUS
+    if not private or mapping.uint(_PROTECTION):
+        return bytes(raw)
     large = mapping.long(_END) - mapping.long(_START) >= LARGE
-    return flags | _NORESERVE if large else 0
+    return with_uint(raw, _FLAGS, flags | _NORESERVE) if large else bytes(raw)

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from ...errors import StepFailed
-from ..capsule.mounts import PathKind, Placement
+from ..capsule.mounts import PathKind, Placement, mount_table
 from .image_kinds import ImageFile
 from .protobuf import Damaged, ProtobufMessage, with_message, without
 
@@ -23,30 +23,23 @@ _TYPE, _REG = 1, 3  # of a file_entry
 _NAME, _SIZE = 6, 8  # criu: images/regfile.proto
 
 
-def forget(images: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
-    """Rewrite the image's list of files; returns the paths whose sizes were removed.
+def forget(images: Path, placement: Placement, init: int) -> None:
+    """Rewrite the image's list of files. ``init`` is process 1 of the sandbox.
 
-    ``mounts`` are the sandbox's (:meth:`Placement.mounts_of`). May be called again. Raises
-    StepFailed."""
+    May be called again. Raises StepFailed."""
+    mounts = mount_table(init)
+
+    def without_size(raw: memoryview) -> bytes:
+        entry = ProtobufMessage(raw)
+        regular = entry.raw(_REG) if entry.uint(_TYPE) == REGULAR else None
+        if regular is None:
+            return bytes(raw)
+        name = os.fsdecode(bytes(ProtobufMessage(regular).raw(_NAME) or b""))
+        if placement.of_path(name, mounts) is not PathKind.SHARED:
+            return bytes(raw)
+        return with_message(raw, _REG, without(regular, _SIZE))
+
     try:
-        return _forget(images / "files.img", placement, mounts)
+        ImageFile(images / "files.img").change(without_size)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
-
-
-def _forget(path: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
-    forgotten: list[str] = []
-    file = ImageFile(path)
-    entries = [bytes(entry) for entry in file.entries]
-    for at, raw in enumerate(entries):
-        entry = ProtobufMessage(raw)
-        if entry.uint(_TYPE) != REGULAR or (regular := entry.message(_REG)) is None:
-            continue
-        name = os.fsdecode(bytes(regular.raw(_NAME) or b""))
-        if _SIZE in regular and placement.of_path(name, mounts) is PathKind.SHARED:
-            inner = without(entry.raw(_REG) or memoryview(b""), _SIZE)
-            entries[at] = with_message(memoryview(raw), _REG, inner)
-            forgotten.append(name)
-    if forgotten:
-        file.rewrite(entries)
-    return forgotten

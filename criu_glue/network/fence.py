@@ -43,11 +43,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ...errors import LiveshiftError
-from .iproute import nft, nft_elements
+from .iproute import in_turn, nft, nft_elements
 from .overlay import BRIDGES, VXLAN_PORT, Overlay, address_of, mac, most_jobs
 
 TABLE = "ip liveshift"
@@ -58,39 +58,33 @@ MARK = "0x6c737678"
 once the kernel has wrapped the packet."""
 
 
-def lay(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str = "",
-) -> None:
-    """Lay the fence of a job; it accepts only the cluster's hosts themselves at first.
+@dataclass(frozen=True)
+class Surroundings:
+    """What a host's rules must know of its cluster.
 
-    ``cluster`` are the addresses of the cluster's hosts, ``overlays`` the network that holds all
+    ``hosts`` are the addresses of the cluster's hosts, ``overlays`` the network that holds all
     jobs' subnets, ``control`` the (address, TCP port) of the orchestrator, ``agents`` those of
-    agents, at least one. ``relay`` is the address of the relay's host, "" for none. May be
-    repeated; the rules that all jobs share are then those of the last call.
+    agents, at least one. ``relay`` is the address of the relay's host, "" for none.
     """
-    nft(laying(overlay, host_address, cluster, overlays, control, agents, relay))
+
+    hosts: Sequence[str]
+    overlays: str
+    control: Sequence[tuple[str, int]]
+    agents: Sequence[tuple[str, int]]
+    relay: str = ""
 
 
-def hold(
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-) -> None:
+@in_turn
+def hold(around: Surroundings) -> None:
     """Lay the rules that all jobs share, and keep them even without jobs, until :func:`release`.
 
     Otherwise a user of a host without a job could send frames under the host's address, and other
     hosts would accept them.
     """
-    nft(f"{_shared(sorted({*cluster}), overlays, control, agents)}\nadd chain {TABLE} {HELD}\n")
+    nft(f"{_shared(around)}\nadd chain {TABLE} {HELD}\n")
 
 
+@in_turn
 def release() -> None:
     """Undo :func:`hold`: the shared rules go with the last job, or now if there is no job."""
     if _held():
@@ -102,25 +96,17 @@ def _held() -> bool:
     return nft_elements("chain", *TABLE.split(), HELD) is not None
 
 
-def laying(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str = "",
-) -> str:
-    """The rules that :func:`lay` loads."""
-    hosts, own, vni = sorted({*cluster}), overlay.bridge, overlay.vni
+def laying(overlay: Overlay, host_address: str, around: Surroundings) -> str:
+    """The rules of a job's fence, which accepts only the cluster's hosts themselves at first.
+
+    They may be loaded again; the rules that all jobs share are then those of the last time.
+    """
+    own, vni = overlay.bridge, overlay.vni
     lines = [
         f"flush chain {TABLE} fence_{vni}",
         f"add rule {TABLE} fence_{vni} ip daddr != {host_address} drop",
         f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
-        *(
-            f"add rule {TABLE} fence_{vni} {rule} return"
-            for rule in _relayed(overlay, overlays, relay)
-        ),
+        *(f"add rule {TABLE} fence_{vni} {rule} return" for rule in _relayed(overlay, around)),
         f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
         f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
         f'add element {TABLE} owned {{ "{own}" : jump owner_{vni} }}',
@@ -128,10 +114,10 @@ def laying(
         f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
     ]
     # Other hosts answer this host's capsules with the gateway's MAC and their own address.
-    others = [host for host in hosts if host != host_address]
+    others = sorted({*around.hosts} - {host_address})
     if gateways := ", ".join(_element(mac(overlay.gateway), host, host) for host in others):
         lines.append(f"add element {TABLE} placed_{vni} {{ {gateways} }}")
-    return f"""{_shared(hosts, overlays, control, agents)}
+    return f"""{_shared(around)}
 table {TABLE} {{
   set placed_{vni} {{ typeof @th,176,48 . ip saddr . @th,336,32; }}
   set housed_{vni} {{ type ipv4_addr; }}
@@ -146,16 +132,12 @@ table netdev liveshift_{vni} {{
 """
 
 
-def _shared(
-    hosts: Sequence[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-) -> str:
+def _shared(around: Surroundings) -> str:
     """The rules of a host's table that all jobs share."""
-    listening = sorted({*agents})
-    endpoints = sorted({*control, *listening})
-    everyone = f"{{ {', '.join(hosts)} }}"
+    overlays = around.overlays
+    listening = sorted({*around.agents})
+    endpoints = sorted({*around.control, *listening})
+    everyone = f"{{ {', '.join(sorted({*around.hosts}))} }}"
     ports = f"{{ {', '.join(sorted({str(port) for _, port in endpoints}))} }}"
     pairs, theirs = (
         f"{{ {', '.join(f'{address} . {port}' for address, port in among)} }}"
@@ -256,19 +238,15 @@ def accept(overlay: Overlay, where: Mapping[str, str | None]) -> None:
         nft("\n".join(rules) + "\n")
 
 
-def guard(overlay: Overlay, index: int, owner: int | None) -> None:
-    """Let a capsule's port accept only the capsule's own MAC and address, while it is here.
+def guarding(overlay: Overlay, index: int, owner: int | None) -> str:
+    """The rules by which a capsule's port accepts only the capsule's own MAC and address, while it
+    is here.
 
     ``owner`` is the uid of the job's user, who may connect to the capsule from this host.
 
     The port drops packets to the gateway's MAC with an address of the job's subnet: this host would
     forward them under the gateway's MAC, past the fences of other hosts.
     """
-    nft(guarding(overlay, index, owner))
-
-
-def guarding(overlay: Overlay, index: int, owner: int | None) -> str:
-    """The rules that :func:`guard` loads."""
     address, port, vni = overlay.address(index), overlay.veth(index), overlay.vni
     chain, theirs = f"netdev liveshift_{vni} {port}", f"{TABLE} owner_{vni}"
     let = f"ip daddr @housed_{vni} meta skuid {owner} meta mark set {MARK} accept"
@@ -296,19 +274,14 @@ def take_for_world(overlay: Overlay) -> None:
     stack and the bridge does not forward it. Otherwise, with bridge-nf-call-iptables, the
     connection would be tracked in the bridge already and would not be masqueraded later.
     """
-    nft(taking_for_world(overlay))
-
-
-def taking_for_world(overlay: Overlay) -> str:
-    """The rules that :func:`take_for_world` loads."""
     table = f"netdev liveshift_{overlay.vni}"
     chain = f"{table} {overlay.vxlan}"
-    return f"""
+    nft(f"""
 add element {table} relays {{ {mac(overlay.relay)} }}
 add chain {chain} {{ type filter hook ingress device "{overlay.vxlan}" priority 0; }}
 flush chain {chain}
 {_to_gateway(overlay, chain)}
-"""
+""")
 
 
 def _to_gateway(overlay: Overlay, chain: str) -> str:
@@ -323,11 +296,12 @@ add rule {chain} ether daddr @relays ether daddr set {mac(overlay.gateway)}
 def unguard(overlay: Overlay, index: int) -> None:
     """Remove the rules of a port that is gone; kernels before 6.16 remove them themselves."""
     chain = f"netdev liveshift_{overlay.vni} {overlay.veth(index)}"
-    script = f"flush chain {chain}\ndelete chain {chain}\n"
-    # nft fails if there is no such chain.
-    subprocess.run(["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False)
-    with contextlib.suppress(LiveshiftError):  # there may be no such element
-        nft(f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n")
+    for rules in (
+        f"flush chain {chain}\ndelete chain {chain}\n",
+        f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n",
+    ):
+        with contextlib.suppress(LiveshiftError):  # there may be no such chain or element
+            nft(rules)
 
 
 def lift(overlay: Overlay) -> None:
@@ -357,14 +331,15 @@ delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
     nft(f"{rules}\nadd table {table}\ndelete table {table}\n")
 
 
-def _relayed(overlay: Overlay, overlays: str, relay: str) -> list[str]:
+def _relayed(overlay: Overlay, around: Surroundings) -> list[str]:
     """The conditions for the world's answers through the relay: the relay's host sends them with
     the gateway's MAC and with any address outside the overlays."""
-    if not relay:
+    if not around.relay:
         return []
-    jobs = ipaddress.ip_network(overlays)
+    jobs = ipaddress.ip_network(around.overlays)
     first, last = int(jobs.network_address), int(jobs.broadcast_address)
-    sender = f"ip saddr {relay} @th,176,48 0x{mac(overlay.gateway).replace(':', '')} @th,336,32"
+    gateway = mac(overlay.gateway).replace(":", "")
+    sender = f"ip saddr {around.relay} @th,176,48 0x{gateway} @th,336,32"
     return [f"{sender} < {first:#010x}", f"{sender} > {last:#010x}"]
 
 

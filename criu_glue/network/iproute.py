@@ -3,14 +3,32 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from ...errors import LiveshiftError
 from . import nft_library
 
 HINT = "`liveshift doctor` checks VXLAN, bridges and nftables on this host"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_turn = threading.RLock()
+
+
+def in_turn(work: Callable[P, T]) -> Callable[P, T]:
+    """For functions that read the kernel's tables and then change them: one thread at a time."""
+
+    @functools.wraps(work)
+    def wait_and_do(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _turn:
+            return work(*args, **kwargs)
+
+    return wait_and_do
 
 
 def ip(*commands: str, netns: str | None = None) -> None:

@@ -16,63 +16,27 @@ With a *relay* the world knows all capsules by the address of one host. Each job
 further address, ``Overlay.relay``, which only that host has, and capsules' default route leads to
 it. That host's kernel does the rest: its connection tracking keeps the connections, and the address
 book there says where each capsule is now. So no state of a connection to the world has to move.
-
-Functions that read the kernel's tables and then change them run in one thread at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ...errors import LiveshiftError
 from . import fence
-from .iproute import ip, links, nft, run
-from .network_lock import LOCK_TABLE, RESTORE_RULES, lock, locked, prepare_lock, unlock
+from .fence import Surroundings
+from .iproute import in_turn, ip, links, nft, run
+from .network_lock import RESTORE_RULES
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
-
-__all__ = [
-    "LOCK_TABLE",
-    "Overlay",
-    "end_namespace",
-    "hold_fence",
-    "locate",
-    "lock",
-    "locked",
-    "lower_overlay",
-    "mac",
-    "plug_in",
-    "prepare_lock",
-    "raise_overlay",
-    "release_fence",
-    "underlay",
-    "unlock",
-    "unplug",
-]
 
 COMPLETE = "liveshift"
 """The alias that a job's bridge gets once the whole overlay exists on this host."""
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_turn = threading.RLock()
-
-
-def _in_turn(work: Callable[P, T]) -> Callable[P, T]:
-    @functools.wraps(work)
-    def wait_and_do(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _turn:
-            return work(*args, **kwargs)
-
-    return wait_and_do
 
 
 def underlay(address: str) -> tuple[str, int]:
@@ -86,36 +50,28 @@ def underlay(address: str) -> tuple[str, int]:
     )
 
 
-@_in_turn
+@in_turn
 def raise_overlay(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    *,
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str = "",
-    lay_again: bool = False,
+    overlay: Overlay, host_address: str, around: Surroundings, *, lay_again: bool = False
 ) -> None:
     """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
 
     ``lay_again``: load the fence's rules again if the overlay exists already, since the cluster's
-    hosts may have changed. ``relay`` is the address of the relay's host, "" for none.
+    hosts may have changed.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
-    masqueraded. The hosts themselves see mobile addresses and answer to them. ``overlays``,
-    ``control`` and ``agents`` state what capsules cannot reach, see :func:`fence.lay`.
+    masqueraded. The hosts themselves see mobile addresses and answer to them. ``around`` also
+    states what capsules cannot reach.
     """
     bridge, vxlan = overlay.bridge, overlay.vxlan
     if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
         if lay_again or not fence.stands(overlay):
-            _lay_again(overlay, host_address, cluster, overlays, control, agents, relay)
+            _lay_again(overlay, host_address, around)
         return
     lower_overlay(overlay)  # remove what an interrupted attempt has left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
-    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
+    nft(fence.laying(overlay, host_address, around))
     ip(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
         f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
@@ -132,19 +88,11 @@ def raise_overlay(
     _sysctl("net/ipv4/ip_forward", "1")
     for name in ("all", device, bridge):  # answers may take another path than their requests
         _sysctl(f"net/ipv4/conf/{name}/rp_filter", "2")
-    _enter_relay(overlay, host_address, relay)
+    _enter_relay(overlay, host_address, around.relay)
     ip(f"link set dev {bridge} alias {COMPLETE}")
 
 
-def _lay_again(
-    overlay: Overlay,
-    host_address: str,
-    cluster: Iterable[str],
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-    relay: str,
-) -> None:
+def _lay_again(overlay: Overlay, host_address: str, around: Surroundings) -> None:
     """Lay the fence of an overlay in use again, for example after an ``nft flush ruleset``.
 
     The forwarding table shows which host has each mobile address."""
@@ -154,11 +102,12 @@ def _lay_again(
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
     lines = _forwarding(overlay)
     where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
-    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
+    nft(fence.laying(overlay, host_address, around))
     for index, alias in ports.items():
-        fence.guard(overlay, index, int(alias) if alias.isdecimal() else None)
+        owner = int(alias) if alias.isdecimal() else None
+        nft(fence.guarding(overlay, index, owner))
     fence.accept(overlay, where)
-    _enter_relay(overlay, host_address, relay)
+    _enter_relay(overlay, host_address, around.relay)
 
 
 def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
@@ -168,25 +117,7 @@ def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
         locate(overlay, {overlay.relay: relay})
 
 
-@_in_turn
-def hold_fence(
-    cluster: Iterable[str],
-    *,
-    overlays: str,
-    control: Iterable[tuple[str, int]],
-    agents: Iterable[tuple[str, int]],
-) -> None:
-    """Keep this host's users and containers from sending frames as this host: see fence.hold."""
-    fence.hold(cluster, overlays, control, agents)
-
-
-@_in_turn
-def release_fence() -> None:
-    """From now on keep the shared rules of :func:`hold_fence` only while a job is here."""
-    fence.release()
-
-
-@_in_turn
+@in_turn
 def lower_overlay(overlay: Overlay) -> None:
     """Remove the job's devices and rules from this host; does nothing if there are none."""
     for device in (overlay.vxlan, overlay.bridge):
@@ -195,7 +126,7 @@ def lower_overlay(overlay: Overlay) -> None:
     fence.lift(overlay)
 
 
-@_in_turn
+@in_turn
 def plug_in(
     overlay: Overlay,
     netns: str,
@@ -236,7 +167,7 @@ def plug_in(
     own = mac(address)
     ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
     _no_ipv6(veth)
-    fence.guard(overlay, index, owner)
+    nft(fence.guarding(overlay, index, owner))
     ip(f"link set {veth} alias {owner} master {overlay.bridge} up")
     neighbours = {*peers, overlay.gateway, overlay.relay} - {address}
     way_out = overlay.gateway if relayed is None else overlay.relay
@@ -257,7 +188,7 @@ def plug_in(
         locate(overlay, {address: None})
 
 
-@_in_turn
+@in_turn
 def unplug(overlay: Overlay, netns: str, index: int) -> None:
     """Remove a capsule's network namespace and veth; does nothing if there are none."""
     if links("dev", overlay.veth(index)):
@@ -276,7 +207,7 @@ def end_namespace(netns: str) -> None:
         run(["ip", "netns", "del", netns])
 
 
-@_in_turn
+@in_turn
 def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     """Enter into this host's tables which host has each mobile address (None: this one).
 

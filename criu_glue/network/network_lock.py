@@ -21,10 +21,8 @@ the table.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
-import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +30,7 @@ from functools import cached_property
 
 from ...errors import LiveshiftError
 from .iproute import run
+from .netlink import netlink
 
 LOCK_TABLE = "liveshift_lock"
 
@@ -67,10 +66,7 @@ _NETLINK_NETFILTER = 12
 _REQUEST, _ACK = 1, 4  # NLM_F_REQUEST, NLM_F_ACK
 _ERROR = 2  # NLMSG_ERROR
 _INET = 1  # NFPROTO_INET
-_CLONE_NEWNET = 0x40000000
 _ANSWER_S = 10.0
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prepare_lock(pid: int) -> None:
@@ -126,16 +122,10 @@ def _load(pid: int, rules: str) -> None:
 
 
 class _Table:
-    """The lock's table in another network namespace; the thread enters the namespace only while it
-    opens a socket there."""
+    """The lock's table in another network namespace."""
 
     def __init__(self, pid: int) -> None:
-        with open("/proc/thread-self/ns/net") as home, open(f"/proc/{pid}/ns/net") as there:
-            _enter(there.fileno())
-            try:
-                self._line = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
-            finally:
-                _enter(home.fileno())
+        self._line = netlink(pid, _NETLINK_NETFILTER)
         self._line.settimeout(_ANSWER_S)
 
     def __enter__(self) -> _Table:
@@ -167,12 +157,6 @@ class _Table:
         )
         if code := _error(self._line.recv(65536)):
             raise OSError(code, f"nf_tables: {os.strerror(code)}")
-
-
-def _enter(namespace: int) -> None:
-    if _libc.setns(namespace, _CLONE_NEWNET) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 def _error(reply: bytes) -> int:

@@ -73,7 +73,8 @@ def outside(sandbox: Sandbox, inside: Iterable[str], gateway: str) -> list[Outsi
     near = [ipaddress.ip_network(each) for each in (*inside, "127.0.0.0/8", "::1/128")]
     found = {
         inode: peer
-        for peer, inode in _sockets(sandbox.init)
+        for table in tcp_tables(sandbox.init)
+        for peer, inode in parse(table)
         if peer[0] == gateway or not _within(peer[0], near)
     }
     if not found:
@@ -96,10 +97,11 @@ def parse(table: str) -> Iterator[tuple[tuple[str, int], int]]:
             yield (decode_address(raw), int(port, 16)), int(fields[9])
 
 
-def _sockets(pid: int) -> Iterator[tuple[tuple[str, int], int]]:
+def tcp_tables(pid: int) -> Iterator[str]:
+    """The texts of /proc/net/tcp and tcp6 as ``pid`` sees them; none if the process has ended."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            yield from parse(Path(f"/proc/{pid}/net/{name}").read_text())
+            yield Path(f"/proc/{pid}/net/{name}").read_text()
 
 
 def decode_address(raw: str) -> str:

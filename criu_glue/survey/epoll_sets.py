@@ -22,8 +22,8 @@ import os
 import platform
 import re
 import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +221,8 @@ def _change(
                 except (OverflowError, ValueError, KeyError) as error:
                     done.append((entry, OSError(errno.EINVAL, str(error))))
 
-        _in_a_thread(work)
+        with ThreadPoolExecutor(1, "epoll-sets") as thread:
+            thread.submit(work).result()
     return done
 
 
@@ -244,19 +245,3 @@ def _change_one(what: int, entry: EpollEntry, pids: Mapping[int, int]) -> None:
 def _error(what: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), what)
-
-
-def _in_a_thread(work: Callable[[], None]) -> None:
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="epoll-sets")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of a survey of a capsule. They are data only, since messages carry them and the
-command line reads those. survey.py, along.py and footprint.py fill them."""
+command line reads those. survey.py, along.py, footprint.py and gpu_tasks.py fill them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from .gpu_tasks import GpuTask
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,27 @@ class NeededFile:
     build_id: str
     mode: int = 0
     inode: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class GpuTask:
+    """One task; ``pid`` is its pid in the capsule, ``host_pid`` that on the host that saw it."""
+
+    pid: int
+    host_pid: int
+    name: str
+    device_files: bool
+    """True if the task has /dev/nvidia* open or mapped."""
+    libcuda: bool
+    """True if the task has the CUDA driver library mapped; it need not be a CUDA process then."""
+    tracer: int = 0
+    """The host's pid of the process that traces the task (a debugger); 0 if there is none, or none
+    in this pid namespace."""
+    injected: tuple[str, ...] = ()
+    """Libraries and variables of CUDA tools, which show that a profiler is in the task. libcupti
+    does not count, because PyTorch always has it mapped."""
+    mps: str = ""
+    """The pipe directory of an MPS daemon that the task's environment names and that exists."""
 
 
 @dataclass(frozen=True)

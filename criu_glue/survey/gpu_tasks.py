@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from ..capsule.tree import descriptors
+from .found import GpuTask
 
 DEVICES = "/dev/nvidia"
 LIBCUDA = "libcuda.so"
@@ -28,39 +30,21 @@ TOOLS = (
 MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
-@dataclass(frozen=True)
-class GpuTask:
-    """One task; ``pid`` is its pid in the capsule, ``host_pid`` that on the host that saw it."""
-
-    pid: int
-    host_pid: int
-    name: str
-    device_files: bool
-    """True if the task has /dev/nvidia* open or mapped."""
-    libcuda: bool
-    """True if the task has the CUDA driver library mapped; it need not be a CUDA process then."""
-    tracer: int = 0
-    """The host's pid of the process that traces the task (a debugger); 0 if there is none, or none
-    in this pid namespace."""
-    injected: tuple[str, ...] = ()
-    """Libraries and variables of CUDA tools, which show that a profiler is in the task. libcupti
-    does not count, because PyTorch always has it mapped."""
-    mps: str = ""
-    """The pipe directory of an MPS daemon that the task's environment names and that exists."""
-
-
 def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
     """Look at one task; returns None if it uses neither a GPU nor the CUDA driver library.
 
     Raises FileNotFoundError or ProcessLookupError if the task has ended.
     """
-    paths = {path for path in _mapped(host_pid) if _counts(path)}
-    devices = any(path.startswith(DEVICES) for path in paths) or _has_device_open(host_pid)
-    libcuda = any(_is_libcuda(path) for path in paths)
+    paths = set(_mapped(host_pid))
+    names = {path.rpartition("/")[2] for path in paths}
+    devices = any(path.startswith(DEVICES) for path in paths) or any(
+        target.startswith(DEVICES) for _, target in descriptors(host_pid)
+    )
+    libcuda = any(each.startswith(LIBCUDA) for each in names)
     if not devices and not libcuda:
         return None
     variables = _environ(host_pid)
-    tools = sorted({_name(path) for path in paths if _name(path).startswith(TOOLS)})
+    tools = sorted(each for each in names if each.startswith(TOOLS))
     tools += [f"{key}={variables[key]}" for key in INJECTION if variables.get(key)]
     return GpuTask(
         pid,
@@ -74,34 +58,12 @@ def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
     )
 
 
-def _counts(path: str) -> bool:
-    return path.startswith(DEVICES) or _is_libcuda(path) or _name(path).startswith(TOOLS)
-
-
-def _is_libcuda(path: str) -> bool:
-    return _name(path).startswith(LIBCUDA)
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 def _mapped(host_pid: int) -> Iterator[str]:
     with open(f"/proc/{host_pid}/maps", errors="surrogateescape") as maps:
         for line in maps:
             at = line.find("/")
             if at > 0:
                 yield line[at:].rstrip("\n").removesuffix(" (deleted)")
-
-
-def _has_device_open(host_pid: int) -> bool:
-    for name in os.listdir(f"/proc/{host_pid}/fd"):
-        try:
-            if os.readlink(f"/proc/{host_pid}/fd/{name}").startswith(DEVICES):
-                return True
-        except FileNotFoundError:
-            continue
-    return False
 
 
 def _environ(host_pid: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ... import units
-from ..capsule.mounts import PathKind, Placement
+from ..capsule.mounts import Mounts, PathKind, Placement
 from ..capsule.tree import descriptors
 
 DELETED = " (deleted)"
@@ -28,9 +28,7 @@ MOST_DELETED = 4 << 30
 REMEDY = "close it before the move, or have it made below /tmp, /dev/shm or a path of files.shared"
 
 
-def look(
-    pid: int, who: str, placement: Placement, mounts: dict[int, tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
+def look(pid: int, who: str, placement: Placement, mounts: Mounts) -> Iterator[tuple[str, str]]:
     """(what prevents a move, what to do) for each such file that could not move."""
     for path, at in _deleted(pid):
         with contextlib.suppress(OSError):  # the task has closed it meanwhile

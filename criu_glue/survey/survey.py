@@ -18,14 +18,13 @@ from typing import BinaryIO
 
 import psutil
 
-from ..capsule.mounts import PathKind, Placement
-from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox
+from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
+from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
-from ..images.file_locks import FileLock, HeldLock
+from ..images.file_locks import FileLock
 from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, undelivered, unix_sockets
-from .found import NeededFile, Survey
-from .gpu_tasks import GpuTask
+from .found import GpuTask, NeededFile, Survey
 
 UNMOVABLE = {
     "anon_inode:[io_uring]": (
@@ -52,10 +51,9 @@ class Changing:
 
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
-    locks: tuple[HeldLock, ...] = ()
-    """File locks that prevent the move."""
-    databases: tuple[str, ...] = ()
-    """Open databases that would be read-only on another host (databases.py), in words."""
+    passing: tuple[tuple[str, str], ...] = ()
+    """(what prevents the move, what to do) for file locks, and for open databases that would be
+    read-only on another host (databases.py)."""
 
 
 @dataclass
@@ -65,16 +63,10 @@ class _Findings:
     single: set[str] = field(default_factory=set)
     mapped_writable: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
-    locks: dict[HeldLock, None] = field(default_factory=dict)
-    databases: dict[str, None] = field(default_factory=dict)
+    passing: dict[tuple[str, str], None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path of each open file on a shared path → its device and inode."""
-
-    @property
-    def passing(self) -> list[tuple[str, str]]:
-        held = [(str(each), file_locks.REMEDY) for each in self.locks]
-        return held + [(each, databases.REMEDY) for each in self.databases]
 
 
 def survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
@@ -92,7 +84,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     on_gpus: list[GpuTask] = []
     resident = 0
     init = psutil.Process(sandbox.init)
-    own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+    own_pipes = {f"pipe:[{inode}]" for inode in sandbox.pipes()}
     for task in tasks(sandbox):
         try:
             inner = inner_pid(task.pid)
@@ -109,7 +101,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
                     f"{who} has threads although its main thread has ended, which CRIU cannot dump",
                     "have the main thread wait for the others (pthread_join) before it ends",
                 ] = None
-            mounts = placement.mounts_of(task.pid)
+            mounts = mount_table(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
             found.problems |= dict.fromkeys(lost_names.look(task.pid, who, placement, mounts))
@@ -131,10 +123,12 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     ):
         found.problems[stale] = None
     found.problems |= dict.fromkeys(unix_sockets.outside(sandbox, [*seen.items()]))
-    for trouble in file_locks.lasting(found.passing, lambda: _passing(sandbox, placement)):
+    for trouble in file_locks.lasting(
+        found.passing, lambda: _look_again(sandbox, placement, maps=False).passing
+    ):
         found.problems[trouble] = None
     found.problems |= dict.fromkeys(undelivered.stuck(sandbox.init))
-    mounts = placement.mounts_of(sandbox.init)
+    mounts = mount_table(sandbox.init)
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
     for path, place in places.items():
@@ -171,8 +165,7 @@ def changing(sandbox: Sandbox, placement: Placement) -> Changing:
     return Changing(
         tuple(sorted(found.single)),
         tuple(sorted(found.mapped_writable)),
-        tuple(found.locks),
-        tuple(found.databases),
+        tuple(found.passing),
     )
 
 
@@ -182,24 +175,21 @@ def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     These are locks, databases in a transaction, and closed connections with data under way. Raises
     ProcessLookupError as :func:`changing`.
     """
-    return _passing(sandbox, placement) + undelivered.find(sandbox.init)
-
-
-def _passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
-    return _look_again(sandbox, placement, maps=False).passing
+    found = _look_again(sandbox, placement, maps=False)
+    return [*found.passing, *undelivered.find(sandbox.init)]
 
 
 def _look_again(sandbox: Sandbox, placement: Placement, *, maps: bool) -> _Findings:
     found = _Findings()
     seen = 0
     try:
-        own_pipes = {f"pipe:[{sandbox.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
-        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace, mostly one
+        own_pipes = {f"pipe:[{inode}]" for inode in sandbox.pipes()}
+        mounts: dict[int, Mounts] = {}  # by mount namespace, mostly one
         for task in tasks(sandbox):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
                 if space not in mounts:
-                    mounts[space] = placement.mounts_of(task.pid)
+                    mounts[space] = mount_table(task.pid)
                 if maps:
                     _look_at_maps(task.pid, found)
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
@@ -287,7 +277,7 @@ def _look_at_descriptors(
     who: str,
     own_pipes: set[str],
     placement: Placement,
-    mounts: dict[int, tuple[str, str]],
+    mounts: Mounts,
     found: _Findings,
 ) -> None:
     for fd, target in descriptors(pid):
@@ -308,27 +298,29 @@ def _look_at_descriptors(
             opened = os.stat(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
             continue  # the task has closed it meanwhile
-        if mount_id not in mounts:
+        if (mount := mounts.get(mount_id)) is None:
             found.problems[
                 f"{who} has {target} open on a mount that is not in its capsule"
                 " (a POSIX message queue is such a file)",
                 "close it",
             ] = None
             continue
-        place = placement.of_open_file(target, mount_id, mounts)
+        place = placement.of_open_file(target, mount)
         if locks and place in (PathKind.SHARED, PathKind.FOREIGN):
             holder = who or _who(pid)
-            found.locks |= {HeldLock(holder, k, target): None for k in locks if k.keeps_others_out}
+            for lock in locks:
+                if lock.keeps_others_out:
+                    found.passing[file_locks.words(holder, lock, target), file_locks.REMEDY] = None
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         goes_along = place in (PathKind.PRIVATE, PathKind.CARRIED, PathKind.LOCAL)
         if writable and goes_along and databases.refuses_after_a_move(pid, fd):
-            found.databases[databases.words(who or _who(pid), target)] = None
+            found.passing[databases.words(who or _who(pid), target), databases.REMEDY] = None
         if place is PathKind.FOREIGN and writable:
-            mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
             found.problems[
-                f"{who} has {target} open for writing, on the {kind} file system {mount_point}, "
-                "which is listed neither under files.shared nor under files.carried",
-                f'list "{mount_point}" under files.shared if every host sees the same content '
+                f"{who} has {target} open for writing, on the {mount.kind} file system"
+                f" {mount.point}, which is listed neither under files.shared nor under"
+                " files.carried",
+                f'list "{mount.point}" under files.shared if every host sees the same content '
                 "there, under files.carried if it is this host's own",
             ] = None
         elif place is PathKind.LOCAL and writable:

@@ -8,13 +8,11 @@ more. The data come from /proc; nothing is stopped.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from .connections import decode_address
+from .connections import decode_address, tcp_tables
 
 REMEDY = "the capsule can move once the peer has taken what was sent"
 
@@ -29,12 +27,9 @@ _JOB_BITS = 24
 def find(pid: int) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for each such connection in the network namespace of
     ``pid``; [] if the process has ended."""
-    found: list[str] = []
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            found += parse(Path(f"/proc/{pid}/net/{name}").read_text())
     text = "a closed connection to {} has data that the peer lacks"
-    return [(text.format(peer), REMEDY) for peer in found]
+    peers = (peer for table in tcp_tables(pid) for peer in parse(table))
+    return [(text.format(peer), REMEDY) for peer in peers]
 
 
 def stuck(pid: int) -> list[tuple[str, str]]:

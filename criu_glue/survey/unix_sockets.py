@@ -12,19 +12,17 @@ accepted yet has no inode; the listener's entry lists the sockets that wait for 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 import struct
-import threading
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
+from ..network.netlink import netlink
 
-_CLONE_NEWNET = 0x40000000
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
 _BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300
 _SHOWN = 0x04 | 0x08  # UDIAG_SHOW_PEER, UDIAG_SHOW_ICONS of linux/unix_diag.h
@@ -33,8 +31,6 @@ _BOTH_WAYS = 3  # shut down in both directions, also because the peer is gone
 _HEAD = struct.Struct("=IHHII")
 _ASKED = struct.Struct("=BBHIIIII")
 _SOCKET = struct.Struct("=BBBBIII")
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -109,28 +105,12 @@ def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
 
 def _look(sandbox: Sandbox) -> _Seen:
     found = _Seen()
-    failed: list[OSError] = []
-
-    def ask() -> None:
-        try:
-            with open(f"/proc/{sandbox.init}/ns/net", "rb") as namespace:
-                if _libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-                    number = ctypes.get_errno()
-                    raise OSError(number, os.strerror(number), namespace.name)
-            with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as diagnostics:
-                asked = _ASKED.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
-                size = _HEAD.size + len(asked)
-                diagnostics.send(_HEAD.pack(size, _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + asked)
-                while _read(diagnostics.recv(1 << 16), found):
-                    pass
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=ask, name="unix-sockets")  # only it changes its namespace
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
+    with netlink(sandbox.init, _SOCK_DIAG) as diagnostics:
+        asked = _ASKED.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
+        size = _HEAD.size + len(asked)
+        diagnostics.send(_HEAD.pack(size, _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + asked)
+        while _read(diagnostics.recv(1 << 16), found):
+            pass
     return found
 
 

@@ -35,7 +35,7 @@ from typing import Self
 
 from whereabouts import GONE, spaces
 
-from liveshift.criu_glue.network.network import locked
+from liveshift.criu_glue.network.network_lock import locked
 from liveshift.errors import LiveshiftError
 from liveshift.launcher.lab import Lab
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message, frames

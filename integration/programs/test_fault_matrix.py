@@ -200,7 +200,8 @@ CAPSULE, ROOT = "twin/0", 1001
 SANDBOX = """
 import sys
 from pathlib import Path
-from liveshift.criu_glue.capsule import sandboxes; from liveshift.criu_glue.network import network
+from liveshift.criu_glue.capsule import sandboxes
+from liveshift.criu_glue.network import network_lock
 plan = sandboxes.SandboxPlan(
     directory=Path("/var/tmp/twin"), netns=Path("/run/netns/ls-twin.0"), hostname="twin-0",
     hosts_file="", uid=0, gid=0, groups=(),
@@ -209,7 +210,7 @@ if sys.argv[1] == "start":
     made = sandboxes.start(plan, ["sleep", "1000"], {"PATH": "/usr/bin:/bin"}, "/")
 else:
     made = sandboxes.build_empty(plan, 1001, 3000)
-    network.lock(made.init)
+    network_lock.lock(made.init)
 print(made.init)
 """
 
@@ -241,7 +242,8 @@ class Twins:
 
     def _network(self, host: str, what: str) -> None:
         code = (
-            f"from liveshift.criu_glue.network import network; network.{what}({self._inits[host]})"
+            "from liveshift.criu_glue.network import network_lock;"
+            f" network_lock.{what}({self._inits[host]})"
         )
         self.inside(host, f"{sys.executable} -c '{code}'")
 

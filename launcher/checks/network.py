@@ -18,10 +18,12 @@ JOB = Overlay(77, "198.18.0.0/24")
 FENCE = fence.laying(
     JOB,
     "192.0.2.1",
-    ["192.0.2.1", "192.0.2.2"],
-    "198.18.0.0/15",
-    [("192.0.2.1", 7400)],
-    [("192.0.2.2", 7401)],
+    fence.Surroundings(
+        ["192.0.2.1", "192.0.2.2"],
+        "198.18.0.0/15",
+        control=[("192.0.2.1", 7400)],
+        agents=[("192.0.2.2", 7401)],
+    ),
 ) + fence.guarding(JOB, 0, 1000)
 """The rules that an agent loads for a job and its first capsule."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ...criu_glue.criu.tool import Criu, find
-from ...criu_glue.network import network, nft_library
+from ...criu_glue.network import fence, network, nft_library
 from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
 from ..config.cluster import Cluster, FastPathChoice
@@ -152,7 +152,7 @@ class Agent:
         except LiveshiftError as error:  # no job will start here, but the host must stay visible
             log.error("users of this host can send to capsules elsewhere as this host: %s", error)
         else:
-            undo.callback(network.release_fence)
+            undo.callback(fence.release)
 
     async def run(self) -> None:
         """Report to the orchestrator, and serve it and the local socket."""
@@ -304,7 +304,7 @@ async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
         try:
             await file.follow(agent.run(), agent.idle, agent.objection)
         except asyncio.CancelledError:  # the agent will not start again
-            network.release_fence()
+            fence.release()
             raise
 
 

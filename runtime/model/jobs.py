@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from ...criu_glue.capsule.sandboxes import PAGES
-from ...criu_glue.network.network import Overlay
+from ...criu_glue.network.overlay import Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage
 from ...interposer.library import library_path
 from ..config.cluster import Cluster

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...criu_glue.network.network import Overlay
+from ...criu_glue.network.overlay import Overlay
 from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
 from ..messages import CapsuleState, DataLink, GpuSeat, Register

@@ -19,6 +19,7 @@ from fuzz.guard import Place
 from fuzz.target import ALICE, ROOT, Target
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.criu.capture import announced_name, announced_size
+from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.images import image_check
 from liveshift.criu_glue.images.image_kinds import ImageFile
@@ -160,9 +161,8 @@ def _tar() -> Target:
         os.chown(top, *((ALICE.uid, ALICE.gid) if how & 4 else (-1, -1)))
         (top / "there").write_bytes(b"another's")
         (top / "up").symlink_to("../beside")
-        unpacker = Unpacker(
-            top, sparing=bool(how & 1), user=ALICE if how & 2 else None, as_user=bool(how & 4)
-        )
+        user = ALICE if how & 2 else User(0, 0)
+        unpacker = Unpacker(top, sparing=bool(how & 1), user=user, as_user=bool(how & 4))
         steps: tuple[Callable[[], None], ...] = (lambda: unpacker.write(data[1:]), unpacker.finish)
         for step in steps:
             with suppress(StepFailed, OSError):

@@ -71,7 +71,7 @@ def _forward_tree(inbox: Inbox, sender: Sender, name: str) -> None:
     only = None
     if name not in ("tmp", "shm"):
         only = tuple(sorted(inbox.came.get(name.removeprefix("carried:"), set())))
-    tree = trees.Tree(name, top, top, only)
+    tree = trees.Tree(name, top, only)
     trees.pack(
         tree,
         trees.listing(tree),

@@ -217,8 +217,7 @@ class IncomingMigration:
         sandbox = self.resident.sandbox
         user = User(sandbox.plan.uid, sandbox.plan.gid, sandbox.plan.groups)
         image_check.prepare(self.images, user, sandbox.root)
-        placement = self._factory.placement
-        shared_sizes.forget(self.images, placement, placement.mounts_of(sandbox.init))
+        shared_sizes.forget(self.images, self._factory.placement, sandbox.init)
         reservations.mark(self.images)
 
     def _check_pages(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.criu.dump import FrozenTree
-from ....criu_glue.network import network
+from ....criu_glue.network import network, network_lock
 from ....errors import LiveshiftError, Unreachable
 from ...model.stopwatch import Stopwatch
 from ..gpu.device_state import DeviceLost
@@ -62,7 +62,7 @@ class FrozenCapsule:
             self.devices.save(watch)
 
     def lock(self) -> None:
-        network.lock(self._resident.sandbox.init)
+        network_lock.lock(self._resident.sandbox.init)
         self._locked = True
 
     def thaw(self) -> None:
@@ -94,7 +94,7 @@ class FrozenCapsule:
 
     def _unlock(self) -> None:
         try:
-            network.unlock(self._resident.sandbox.init)
+            network_lock.unlock(self._resident.sandbox.init)
         except LiveshiftError:
             if not self._recovered:  # else the earlier agent may have ended before it locked
                 raise

@@ -14,8 +14,6 @@ from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp, Tree
-from ....criu_glue.images import file_locks
-from ....criu_glue.survey import databases
 from ....criu_glue.survey.survey import Changing, changing
 from ....errors import StepFailed
 from ..host import carried_out
@@ -31,9 +29,9 @@ def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tre
     /dev/shm comes last, and only when the tree is frozen: it is memory.
     """
     plan = resident.sandbox.plan
-    carried = [Tree("carried:" + p, Path(p), Path(p)) for p in factory.placement.carried]
+    carried = [Tree("carried:" + p, Path(p)) for p in factory.placement.carried]
     shm = resident.sandbox.root / "dev/shm"
-    return [Tree("tmp", plan.tmp, plan.tmp), *carried, Tree("shm", shm, shm)]
+    return [Tree("tmp", plan.tmp), *carried, Tree("shm", shm)]
 
 
 class OutgoingFiles:
@@ -76,11 +74,9 @@ class OutgoingFiles:
 
     def _send_changes(self, send: Send) -> dict[str, list[str]]:
         found = changing(self._resident.sandbox, self._factory.placement)
-        if found.locks:
-            raise StepFailed("freeze", f"at that moment {found.locks[0]}", hint=file_locks.REMEDY)
-        if found.databases:
-            text = f"at that moment {found.databases[0]}"
-            raise StepFailed("freeze", text, hint=databases.REMEDY)
+        if found.passing:
+            text, remedy = found.passing[0]
+            raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single_files(found)]:
             before = self._listed.get(tree.name, {})
@@ -112,7 +108,7 @@ def _single_files(found: Changing) -> list[Tree]:
     if not found.single_files:
         return []
     names = tuple(path.lstrip("/") for path in found.single_files)
-    return [Tree("open", Path("/"), Path("/"), names)]
+    return [Tree("open", Path("/"), names)]
 
 
 def _relative(paths: tuple[str, ...], tree: Tree) -> list[str]:

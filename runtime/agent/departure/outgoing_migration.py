@@ -21,9 +21,8 @@ import time
 from collections.abc import Sequence
 
 from .... import background
-from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
 from ....criu_glue.criu.tool import Criu
-from ....criu_glue.network import network
+from ....criu_glue.network import network_lock
 from ....criu_glue.survey.epoll_sets import EpollEntry
 from ....errors import Refused, StepFailed
 from ...daemon.faultpoints import reach
@@ -124,7 +123,7 @@ class OutgoingMigration:
         until = asked + request.deadline
         with watch.phase("files ahead") as lap:
             self._files.send_ahead(self._wire.send)
-            network.prepare_lock(self.resident.sandbox.init)
+            network_lock.prepare_lock(self.resident.sandbox.init)
             self._wire.finish()
             lap.bytes = self._wire.bytes
         with watch.phase("pre-copy") as lap:
@@ -266,8 +265,7 @@ class OutgoingMigration:
         self._enter(OutgoingPhase.PROMISED)
 
     def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
-        sandbox = self.resident.sandbox
-        pipes = {sandbox.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+        pipes = self.resident.sandbox.pipes()
         lanes, epoll = self._memory.end_streams(), self._frozen.tree.taken_out()
         self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, epoll)
         self._wire.finish()

@@ -14,8 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from ....criu_glue.survey.found import Survey
-from ....criu_glue.survey.gpu_tasks import GpuTask
+from ....criu_glue.survey.found import GpuTask, Survey
 from ....cuda_snapshot.assignment import named
 from ....cuda_snapshot.devices import NvmlGpu
 from ....interposer.inspection import KINDS, ProcessState

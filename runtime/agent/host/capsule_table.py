@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.network import network
-from ....criu_glue.network.network import Overlay
+from ....criu_glue.network.overlay import Overlay
 from ....errors import NotFound, Refused
 from ... import messages
 from ...config.cluster import Cluster

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
 
 import msgspec
 
@@ -22,8 +21,9 @@ from ....criu_glue.capsule.mounts import Placement
 from ....criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
-from ....criu_glue.network import network
-from ....criu_glue.network.network import Overlay
+from ....criu_glue.network import fence, network
+from ....criu_glue.network.fence import Surroundings
+from ....criu_glue.network.overlay import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
 from ....interposer.page import Page, pages
 from ...config.cluster import Cluster
@@ -178,15 +178,6 @@ class RunningCapsule:
         shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)
 
 
-class Fenced(TypedDict):
-    """The input for the firewall rules of a host: see fence.lay."""
-
-    cluster: list[str]
-    overlays: str
-    control: list[tuple[str, int]]
-    agents: list[tuple[str, int]]
-
-
 @dataclass(frozen=True)
 class CapsuleFactory:
     """Makes capsules on this host; it knows where their directories lie, and the cluster file."""
@@ -301,22 +292,22 @@ class CapsuleFactory:
 
     def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
         overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
-        relay = self.cluster.relay.address if self.cluster.relay else ""
-        network.raise_overlay(overlay, address, relay=relay, lay_again=lay_again, **self._fenced())
+        network.raise_overlay(overlay, address, self._surroundings(), lay_again=lay_again)
         return overlay
 
     def hold_fence(self) -> None:
-        """Put the firewall rules of this host in force: see network.hold_fence."""
-        network.hold_fence(**self._fenced())
+        """Put the firewall rules of this host in force: see fence.hold."""
+        fence.hold(self._surroundings())
 
-    def _fenced(self) -> Fenced:
+    def _surroundings(self) -> Surroundings:
         cluster = self.cluster
-        return {
-            "cluster": [host.address for host in cluster.hosts],
-            "overlays": str(cluster.overlay),
-            "control": [cluster.orchestrator],
-            "agents": [end for host in cluster.hosts for end in (host.data, host.pages)],
-        }
+        return Surroundings(
+            [host.address for host in cluster.hosts],
+            str(cluster.overlay),
+            control=[cluster.orchestrator],
+            agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
+            relay=cluster.relay.address if cluster.relay else "",
+        )
 
     def fresh_directory(self, spec: CapsuleSpec) -> SandboxPlan:
         """Make the capsule's directory. The files of an earlier stay on this host are removed."""

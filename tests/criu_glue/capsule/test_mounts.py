@@ -8,19 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.capsule.mounts import PathKind, Placement
+from liveshift.criu_glue.capsule.mounts import Mount, PathKind, Placement, mount_table
+
+
+def mounted(point: str, kind: str) -> Mount:
+    return Mount("8:1", "/", point, kind, "source")
+
 
 MOUNTS = {
-    1: ("/", "ext4"),
-    2: ("/proc", "proc"),
-    3: ("/dev/shm", "tmpfs"),
-    4: ("/tmp", "ext4"),
-    5: ("/data", "nfs4"),
-    6: ("/data/scratch", "xfs"),
-    7: ("/scratch", "xfs"),
-    8: ("/tmp/lab", "ext4"),
-    9: ("/home", "ext4"),
-    10: ("/sys/fs/cgroup", "cgroup2"),
+    1: mounted("/", "ext4"),
+    2: mounted("/proc", "proc"),
+    3: mounted("/dev/shm", "tmpfs"),
+    4: mounted("/tmp", "ext4"),
+    5: mounted("/data", "nfs4"),
+    6: mounted("/data/scratch", "xfs"),
+    7: mounted("/scratch", "xfs"),
+    8: mounted("/tmp/lab", "ext4"),
+    9: mounted("/home", "ext4"),
+    10: mounted("/sys/fs/cgroup", "cgroup2"),
 }
 PLACEMENT = Placement(
     shared=("/data", "/home/ann/src", "/tmp/lab", "/opt/shared"),
@@ -61,10 +66,9 @@ def test_where_a_path_lives(path: str, place: PathKind) -> None:
 
 def test_an_open_file_is_judged_by_its_own_mount() -> None:
     """What was opened before something was mounted over it is still where it was."""
-    assert PLACEMENT.of_open_file("/data/x", 5, MOUNTS) is PathKind.SHARED
-    assert PLACEMENT.of_open_file("/scratch/x", 1, MOUNTS) is PathKind.LOCAL
-    assert PLACEMENT.of_open_file("/scratch/x", 7, MOUNTS) is PathKind.FOREIGN
-    assert PLACEMENT.of_open_file("/somewhere", 999, MOUNTS) is PathKind.LOCAL  # a mount since gone
+    assert PLACEMENT.of_open_file("/data/x", MOUNTS[5]) is PathKind.SHARED
+    assert PLACEMENT.of_open_file("/scratch/x", MOUNTS[1]) is PathKind.LOCAL
+    assert PLACEMENT.of_open_file("/scratch/x", MOUNTS[7]) is PathKind.FOREIGN
 
 
 def test_a_listed_path_covers_its_own_file_system_only() -> None:
@@ -87,10 +91,11 @@ def test_the_mounts_of_a_task_are_read_with_their_odd_names(tmp_path: Path) -> N
     assert task.stdout is not None
     with task.stdin, task.stdout:
         assert task.stdout.readline() == b"ready\n"
-        mounts = Placement((), ()).mounts_of(task.pid)
+        mounts = mount_table(task.pid)
         task.stdin.close()
         assert task.wait(10) in (0, 1)
-    assert (str(odd), "tmpfs") in mounts.values()
-    assert ("/proc", "proc") in mounts.values()
+    seen = [(mount.point, mount.kind) for mount in mounts.values()]
+    assert (str(odd), "tmpfs") in seen
+    assert ("/proc", "proc") in seen
     listed = Placement((str(odd),), ())
     assert listed.of_path(f"{odd}/x", mounts) is PathKind.SHARED

@@ -226,7 +226,7 @@ def test_the_likeliest_archive_comes_first() -> None:
         apt.AptSource("http://cloud.example/apt", ("bookworm",), ("stable",)),
         apt.AptSource("cdrom:[Debian 12]/", ("bookworm",), ("main",)),
     ]
-    uris = [source.uri for source in apt.archives(sources, "bookworm", "main")]
+    uris = [source.uri for source in apt.archives(sources, "bookworm", ("main",))]
     assert uris == ["http://mirror.example/debian", "http://other.example/apt"]
 
 

@@ -25,7 +25,6 @@ from sandbox_trees import (
     dumped,
     goes_on,
     new_sandboxes,
-    pipes_of,
     place,
     rights_of,
     states,
@@ -40,7 +39,7 @@ from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "new_sandboxes", "place", "sink"]
@@ -90,7 +89,7 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     assert tree.resumed()
     assert (left.images / "unlocked").exists()
     assert goes_on(there)
-    assert not network.locked(there.init)
+    assert not network_lock.locked(there.init)
     (task,) = tasks(there)
     assert rights_of(there) == before
     held = {os.readlink(fd.path) for fd in os.scandir(f"/proc/{task.pid}/fd")}
@@ -198,7 +197,7 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
         sink.write_to(arrived)
         refusal = rf"restore: CRIU could not restore gpt-1: {words}"
         with pytest.raises(StepFailed, match=refusal):
-            RestoringTree(there, arrived).bring_up(criu, pipes_of(here), 60)
+            RestoringTree(there, arrived).bring_up(criu, here.pipes(), 60)
         assert tasks(there) == []
         assert there.alive()
         assert not (arrived / "unlocked").exists()
@@ -291,12 +290,12 @@ def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
     here, there = new_sandboxes.counting(COUNTER, ALICE.uid), new_sandboxes.empty(ALICE.uid)
     assert {task.uids().real for task in tasks(here)} == {ALICE.uid}
     left = dumped(criu, here, there, place, sink)
-    image_check.check(left.images, ALICE, there.root)
+    image_check.prepare(left.images, ALICE, there.root)
     for core in left.images.glob("core-*.img"):
         for number in range(1, 9):  # uid, gid, euid …
             change_first(core, (5, 10, number), 0)
     with pytest.raises(StepFailed, match=r"of a task with uid 0, euid 0, .* is user 64001's"):
-        image_check.check(left.images, ALICE, there.root)
+        image_check.prepare(left.images, ALICE, there.root)
     left.end()
     restoring = RestoringTree(there, left.images)
     restoring.bring_up(criu, left.pipes, 60)

@@ -20,7 +20,7 @@ from waits import until
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.criu import dump
-from liveshift.criu_glue.criu.explain import KNOWN, Where
+from liveshift.criu_glue.criu.explain import KNOWN
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.survey import lost_names
 from liveshift.criu_glue.survey.survey import survey
@@ -105,7 +105,7 @@ def outside(server: socket.socket) -> str:
 
 
 def test_there_is_a_scene_for_each_cause_in_a_capsule() -> None:
-    causes = {known.pattern for known in KNOWN if known.where is Where.CAPSULE}
+    causes = {known.pattern for known in KNOWN if known.in_capsule}
     assert causes == {*SCENES, *ELSEWHERE}
 
 

@@ -82,7 +82,6 @@ def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it
     found = tracker.standstill(pages, page_filter.hide)
     dumping.join()
     assert errors == []
-    assert page_filter.hidden() > 2 * BIG
     assert dumped(sink) < 4e6
     for pid in host_pids(here):
         assert found.ranges[inner_pid(pid)] == anonymous_ranges(pid)
@@ -106,15 +105,15 @@ def test_that_they_stand_is_seen(
     tracker = MemoryTracker(lambda: host_pids(here))
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     with ThreadPoolExecutor(initializer=_before_others) as pool:
-        dumped = pool.submit(frozen.dump, criu, sink, 60, page_filter)
+        dumping = pool.submit(frozen.dump, criu, sink, 60, page_filter)
         if told:
             until(page_filter.asked)
             tracker.wait_frozen(time.monotonic() + 5, page_filter.asked)
         else:
             pool.submit(tracker.wait_frozen, time.monotonic() + 8).result()
         tracker.standstill(pages, page_filter.hide)
-        dumped.result(5 if told else 30)
-    assert page_filter.hidden() > 2 * BIG
+        dumping.result(5 if told else 30)
+    assert dumped(sink) < 4e6
     frozen.thaw()
     tracker.close()
     assert goes_on(here)
@@ -131,7 +130,6 @@ def test_without_ranges_criu_dumps_everything(
         page_filter.hide({})
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60, page_filter)
-    assert page_filter.hidden() == 0
     assert dumped(sink) > BIG
     frozen.thaw()
     assert goes_on(here)
@@ -172,7 +170,6 @@ def test_parts_of_a_mapping_are_hidden_to_the_page(
     page_filter.hide({ROOT_PID: holes})
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60, page_filter)
-    assert page_filter.hidden() >= len(holes) * 3 * 4096
     both = dumped(sink)
     assert 2 * BIG * 27 / 32 < both < 2 * BIG * 29 / 32 + 16e6
     frozen.thaw()
@@ -182,8 +179,7 @@ def test_parts_of_a_mapping_are_hidden_to_the_page(
 def test_ranges_of_an_earlier_dump_are_not_taken(tmp_path: Path) -> None:
     PageFilter(tmp_path).hide({1: [(0, 4096)]})
     assert (tmp_path / "hide").read_text() == "1 0 1000\n"
-    (tmp_path / "hidden").write_text("4096\n")
-    assert PageFilter(tmp_path).hidden() == 0
+    PageFilter(tmp_path)
     assert os.listdir(tmp_path) == []
 
 

@@ -24,7 +24,7 @@ from captured import ROOT_PID, Sink, sink
 from checkout import SUPPORT
 from held_threads import Counters, build
 from held_tree import hold_tree
-from sandbox_trees import SandboxMaker, criu, new_sandboxes, pipes_of, place
+from sandbox_trees import SandboxMaker, criu, new_sandboxes, place
 from waits import until
 
 from liveshift.criu_glue.capsule import sandboxes
@@ -35,7 +35,7 @@ from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.held import HeldCriu
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
@@ -75,7 +75,7 @@ class Image:
         return {threads.state(tid) for task in tasks(self.sandbox) for tid in threads.of(task.pid)}
 
     def locked(self) -> bool:
-        return network.locked(self.sandbox.init)
+        return network_lock.locked(self.sandbox.init)
 
     def runs(self, process: int, *names: str) -> None:
         before = self.counters.done(process)
@@ -117,7 +117,7 @@ def arrive(
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
-    pipes = pipes_of(here)
+    pipes = here.pipes()
     sandboxes.end(here)
     frozen.release()
     return Image(new_sandboxes.empty(), place / "arrived", pipes, counters)
@@ -228,7 +228,7 @@ def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_run
     tree = image.stopped(criu)
     held = hold_tree(image.sandbox, spared)
     with monkeypatch.context() as patched:
-        patched.setattr(network, "unlock", refuse)
+        patched.setattr(network_lock, "unlock", refuse)
         with pytest.raises(StepFailed, match="gpt-1: nft has gone"):
             tree.let_run_held(held)
     assert not tree.resumed()
@@ -281,7 +281,7 @@ AGENT = """
 import base64, os, pickle, signal, sys, time
 from pathlib import Path
 from liveshift.criu_glue.criu import tool
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from held_tree import hold_tree
 from liveshift.criu_glue.criu.held import HeldCriu
 from liveshift.cuda_snapshot.hold import spared_threads
@@ -366,7 +366,7 @@ def test_an_agent_that_dies_before_the_network_is_open_leaves_the_tree_stopped(
     criu: Criu, image: Image
 ) -> None:
     """The hold no longer kills by then, but the tree was stopped again before."""
-    with agent(image, held="network.unlock = here"):
+    with agent(image, held="network_lock.unlock = here"):
         pass
     until(lambda: image.states() == {"T"})
     image.all_stand()
@@ -471,11 +471,11 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     here = new_sandboxes.start(SENDER)
     peer.plug_in(here.plan.netns.name)
     until(lambda: len(peer.heard()) > 20)
-    network.lock(here.init)
+    network_lock.lock(here.init)
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
-    pipes = pipes_of(here)
+    pipes = here.pipes()
     sandboxes.end(here)
     frozen.release()
     peer.unplug(here.plan.netns.name)

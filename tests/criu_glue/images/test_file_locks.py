@@ -75,10 +75,10 @@ def test_what_keeps_others_out_of_a_shared_file_stands_in_the_way(
     assert text.startswith(f"process {ROOT_PID} (")
     assert text.endswith(f"holds {words} on {files}/one, which no other host can take over")
     assert "release it" in remedy
-    assert [str(held) for held in changing(stands, shared).locks] == [text]
+    assert changing(stands, shared).passing == ((text, remedy),)
     for placement in (Placement((), (str(files),)), Placement((), ())):
         assert survey(stands, ROOT_PID, placement).problems == ()
-        assert changing(stands, placement).locks == ()
+        assert changing(stands, placement).passing == ()
 
 
 @pytest.mark.parametrize(("kind", "mode"), SHARED)
@@ -89,7 +89,7 @@ def test_shared_locks_do_not(start: Start, files: Path, kind: str, mode: str) ->
     until(lambda: "ready" in said(stands))
     shared = Placement((str(files),), ())
     assert survey(stands, ROOT_PID, shared).problems == ()
-    assert changing(stands, shared).locks == ()
+    assert changing(stands, shared).passing == ()
 
 
 @pytest.mark.root
@@ -103,7 +103,7 @@ while True:
     until(lambda: "ready" in said(stands))
     shared, seen = Placement((str(files),), ()), 0
     for _ in range(100):
-        seen += len(changing(stands, shared).locks)
+        seen += len(changing(stands, shared).passing)
         assert survey(stands, ROOT_PID, shared).problems == ()
         if seen >= 3:
             break
@@ -231,9 +231,8 @@ def test_which_locks_exclude_each_other(
 
 def test_only_what_is_there_at_every_look_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_locks, "LOOK_S", 0.001)
-    locks = [
-        file_locks.HeldLock("process 7 (x)", FileLock("FLOCK", True, 0, 9), path) for path in "abc"
-    ]
+    lock = FileLock("FLOCK", True, 0, 9)
+    locks = [file_locks.words("process 7 (x)", lock, path) for path in "abc"]
     looks = iter([locks, locks[:2], locks[1:], *[locks[1:]] * (file_locks.LOOKS - 3)])
     assert file_locks.lasting(locks, lambda: next(looks)) == [locks[1]]
     assert not [*looks], "it has looked as often as it says"

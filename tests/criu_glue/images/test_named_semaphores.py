@@ -77,11 +77,11 @@ def test_named_semaphores_are_shared_after_the_move_as_before(
     here, there = ping_pong(new_sandboxes), new_sandboxes.empty(ALICE.uid)
     left = dumped(criu, here, there, place, sink)
     left.end()
-    image_check.check(left.images, ALICE, there.root)
+    image_check.prepare(left.images, ALICE, there.root)
     failing = RestoringTree(there, left.images)
     failing.bring_up(criu, left.pipes, 60)
     failing.drop()  # and may be tried again
-    image_check.check(left.images, ALICE, there.root)
+    image_check.prepare(left.images, ALICE, there.root)
     tree = RestoringTree(there, left.images)
     tree.bring_up(criu, left.pipes, 60)
     tree.let_run(60)

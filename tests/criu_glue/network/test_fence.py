@@ -35,9 +35,9 @@ from three_hosts import (
 )
 from waits import until
 
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.network.iproute import nft
-from liveshift.criu_glue.network.network import mac
+from liveshift.criu_glue.network.overlay import mac
 
 pytestmark = pytest.mark.root
 
@@ -58,7 +58,7 @@ def test_a_stray_copy_is_heard_by_nobody_and_the_new_one_is(
         new = net.plug("h2", 1, locked=True)
         net.located(1, "h2")
         with net.on("h2"):
-            network.unlock(net.pid_in(new))
+            network_lock.unlock(net.pid_in(new))
         peers = {zero: "10.99.7.1", beside: "10.99.7.3", visitor: "10.99.7.4"}
         ears = [ear(peer) for peer in peers]
         for address in peers.values():
@@ -124,7 +124,7 @@ def test_a_room_that_waits_is_not_the_place_of_its_address(net: Net, serve: Serv
     serve(zero, "10.99.7.1", "zero")
     serve(one, "10.99.7.2", "one")
     waiting = net.plug("h2", 1, locked=True)
-    network.unlock(net.pid_in(waiting))
+    network_lock.unlock(net.pid_in(waiting))
     with pytest.raises(OSError, match="timed out"):
         connected(waiting, "10.99.7.1", 0.3)
     assert answer_from(visitor, "10.99.7.2") == "one 10.99.7.4 hello"

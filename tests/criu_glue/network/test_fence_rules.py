@@ -35,7 +35,7 @@ from three_hosts import (
 
 from liveshift.criu_glue.network import fence, network
 from liveshift.criu_glue.network.iproute import nft_elements
-from liveshift.criu_glue.network.network import Overlay, mac
+from liveshift.criu_glue.network.overlay import Overlay, mac
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

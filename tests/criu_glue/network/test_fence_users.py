@@ -27,8 +27,8 @@ from three_hosts import (
 )
 from waits import until
 
-from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import Overlay, mac
+from liveshift.criu_glue.network import fence, network
+from liveshift.criu_glue.network.overlay import Overlay, mac
 
 pytestmark = pytest.mark.root
 
@@ -180,7 +180,7 @@ def test_users_of_a_host_without_a_job_cannot_speak_as_it(net: Net, ear: Listen)
     say(beside, b"the end", "10.99.7.1")
     assert b"forged" not in b"".join(listening.until(b"the end"))
     with net.on("h1"):
-        network.release_fence()
+        fence.release()
     assert inject(net.name("h1"), UNDERLAY["h0"], 7, forged, user=NOBODY), "the agent has ended"
     assert b"forged" in listening.until(b"forged")[-1], "else it was not well made"
 
@@ -190,7 +190,7 @@ def test_an_agents_end_leaves_the_rules_to_the_jobs_that_are_here(net: Net) -> N
     forged = frame("10.99.7.2", "10.99.7.1", b"forged")
     with net.on("h1"):
         hold_fence()
-        network.release_fence()
+        fence.release()
         assert not inject(net.name("h1"), UNDERLAY["h0"], 7, forged, user=NOBODY)
         network.lower_overlay(OVERLAY)
         tables = ["nft", "list", "tables"]

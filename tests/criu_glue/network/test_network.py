@@ -25,9 +25,10 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network, network_lock
 from liveshift.criu_glue.network.iproute import nft_elements
-from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, mac
+from liveshift.criu_glue.network.network_lock import LOCK_TABLE
+from liveshift.criu_glue.network.overlay import Overlay, mac
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root
@@ -97,22 +98,22 @@ def test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_i
     line = connected(zero, "10.99.7.2")
     assert asked(line, "1") == "one 10.99.7.1 1"
     pid = net.pid_in(one)
-    network.prepare_lock(pid)
+    network_lock.prepare_lock(pid)
     assert asked(line, "open") == "one 10.99.7.1 open"
-    network.lock(pid)
-    network.lock(pid)
-    assert network.locked(pid)
+    network_lock.lock(pid)
+    network_lock.lock(pid)
+    assert network_lock.locked(pid)
     line.settimeout(0.4)
     with pytest.raises(TimeoutError):
         asked(line, "2")
     with pytest.raises(OSError, match=r"No route to host|timed out"):
         connected(zero, "10.99.7.2", 1.0)
     assert answer_from(one, "127.0.0.1") == "one 127.0.0.1 hello"
-    network.prepare_lock(pid)
-    assert network.locked(pid)
-    network.unlock(pid)
-    network.unlock(pid)
-    assert not network.locked(pid)
+    network_lock.prepare_lock(pid)
+    assert network_lock.locked(pid)
+    network_lock.unlock(pid)
+    network_lock.unlock(pid)
+    assert not network_lock.locked(pid)
     began = time.monotonic()
     line.settimeout(5)
     assert line.recv(100) == b"one 10.99.7.1 2"  # what was under way arrives, and soon
@@ -126,13 +127,13 @@ def test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told
 ) -> None:
     net.raised("h0")
     pid = net.pid_in(net.plug("h0", 0))
-    assert not network.locked(pid)
-    network.unlock(pid)
-    assert not network.locked(pid)
-    network.lock(pid)
-    assert network.locked(pid)
+    assert not network_lock.locked(pid)
+    network_lock.unlock(pid)
+    assert not network_lock.locked(pid)
+    network_lock.lock(pid)
+    assert network_lock.locked(pid)
     with pytest.raises(LiveshiftError, match="of process 999999999 cannot be changed"):
-        network.lock(999999999)
+        network_lock.lock(999999999)
 
 
 def test_an_address_moves_and_packets_follow(net: Net, serve: Callable[..., None]) -> None:
@@ -148,12 +149,12 @@ def test_an_address_moves_and_packets_follow(net: Net, serve: Callable[..., None
     assert answer_from(zero, "10.99.7.2").startswith("on h1 ")
     assert answer_from(beside, "10.99.7.2").startswith("on h1 ")
 
-    network.lock(net.pid_in(here))
+    network_lock.lock(net.pid_in(here))
     net.located(1, "h2")
     assert forwarding(net, "h0", 1) == [UNDERLAY["h2"]]
     assert forwarding(net, "h1", 1) == [UNDERLAY["h2"]]
     assert forwarding(net, "h2", 1) == []
-    network.unlock(net.pid_in(there))
+    network_lock.unlock(net.pid_in(there))
     assert answer_from(zero, "10.99.7.2").startswith("on h2 ")
     assert answer_from(beside, "10.99.7.2").startswith("on h2 ")
     net.unplug("h1", 1)

@@ -11,7 +11,7 @@ import pytest
 from three_hosts import OVERLAY, UNDERLAY, Net, answer_from, asked, connected, inside, net, serve
 
 from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import Overlay, mac
+from liveshift.criu_glue.network.overlay import Overlay, mac
 
 __all__ = ["net", "serve"]
 

@@ -97,7 +97,8 @@ def test_many_jobs_and_many_threads_take_little_memory() -> None:
             subnet, hosts = f"10.99.{vni}", ["10.88.0.10", "10.88.0.11"]
             overlay = Overlay(vni, f"{subnet}.0/24")
             orchestrator, agents = ("10.88.0.2", 7400), [(host, 7401) for host in hosts]
-            fence.lay(overlay, hosts[0], hosts, "10.99.0.0/16", [orchestrator], agents)
+            around = fence.Surroundings(hosts, "10.99.0.0/16", [orchestrator], agents)
+            iproute.nft(fence.laying(overlay, hosts[0], around))
             fence.accept(overlay, {f"{subnet}.1": None, f"{subnet}.2": hosts[1]})
             return fence.stands(overlay)
 

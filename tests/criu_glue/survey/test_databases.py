@@ -59,7 +59,7 @@ def test_one_with_a_rollback_journal_stands_in_the_way(start: Start, path: str) 
     assert f"has the SQLite database {path} open, to which SQLite refuses to write" in text
     assert "journal_mode=WAL" in remedy
     assert "files.shared" in remedy
-    assert changing(stands, HERE).databases == (text,)
+    assert changing(stands, HERE).passing == ((text, remedy),)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_one_with_a_rollback_journal_stands_in_the_way(start: Start, path: str) 
 def test_one_that_goes_on_does_not(start: Start, mode: str, then: str) -> None:
     stands = opened(start, "/tmp/c.db", mode, then)
     assert survey(stands, ROOT_PID, HERE).problems == ()
-    assert changing(stands, HERE).databases == ()
+    assert changing(stands, HERE).passing == ()
 
 
 @pytest.mark.root
@@ -104,7 +104,7 @@ while True:
     db = sqlite3.connect("/tmp/c.db"); db.execute("select * from t"); time.sleep(0.15)
 """
     stands = opened(start, "/tmp/c.db", then=then)
-    until(lambda: changing(stands, HERE).databases)
+    until(lambda: changing(stands, HERE).passing)
     for _ in range(3):
         assert survey(stands, ROOT_PID, HERE).problems == ()
 
@@ -115,7 +115,7 @@ def test_at_the_destination_sqlite_does_as_was_said(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink, mode: str
 ) -> None:
     here, there = new_sandboxes.counting(WRITING.format(mode=mode)), new_sandboxes.empty()
-    refused = bool(changing(here, HERE).databases)
+    refused = bool(changing(here, HERE).passing)
     assert refused is (mode == "delete")
     before = count(here)
     moved(criu, here, there, place, sink)

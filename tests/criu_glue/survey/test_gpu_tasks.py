@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.survey.gpu_tasks import GpuTask, look
+from liveshift.criu_glue.survey.found import GpuTask
+from liveshift.criu_glue.survey.gpu_tasks import look
 
 HOLD = """
 import mmap, os, sys

@@ -14,7 +14,7 @@ import pytest
 
 from liveshift.criu_glue.capsule import sandboxes
 from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime.agent import preflight
 from liveshift.runtime.agent.destination_handlers import DestinationHandlers

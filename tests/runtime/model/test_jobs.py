@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import LiveshiftError, Refused, WrongUsage
 from liveshift.interposer.library import library_path
 from liveshift.runtime.config import cluster as config

@@ -14,7 +14,7 @@ from journal_rows import row
 from migration_stage import Stage
 from orchestrator_parts import Parts
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Refused, Unreachable
 from liveshift.launcher.show.moves import outcome, raise_if_failed
 from liveshift.runtime.messages import Forget, Message, RunJob, StartPrecopy

@@ -15,7 +15,7 @@ from fleet_scene import CLUSTER
 from full_journal import fill
 from predictions import predicted
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, RunJob

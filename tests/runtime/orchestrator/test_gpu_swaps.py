@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fleet_scene import CLUSTER
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config

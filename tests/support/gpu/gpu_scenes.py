@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from liveshift.criu_glue.survey.found import Survey
-from liveshift.criu_glue.survey.gpu_tasks import GpuTask
+from liveshift.criu_glue.survey.found import GpuTask, Survey
 from liveshift.cuda_snapshot.checkpoint import CudaState as Cuda
 from liveshift.cuda_snapshot.devices import NvmlGpu
 from liveshift.interposer.inspection import (

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime import messages
 from liveshift.runtime.config import access
 from liveshift.runtime.config import cluster as config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import Capsule, Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message

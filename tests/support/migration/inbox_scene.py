@@ -70,7 +70,7 @@ class Host:
             self.inbox.write(stream, memoryview(chunk))
 
     def send_tree(self, stream: str) -> None:
-        tree = Tree("x", self.source, self.source)
+        tree = Tree("x", self.source)
         sent: list[bytes] = []
         trees.pack(tree, trees.listing(tree), sent.append)
         self.send(stream, b"".join(sent))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liveshift.criu_glue.images import image_check, reservations, shared_sizes
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
@@ -46,7 +46,7 @@ class Scene:
             unnote=self.noted("unnoted"),
             remove=self.noted("removed"),
         )
-        placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
+        placement = SimpleNamespace(carried=())
         timeouts = SimpleNamespace(suspicion=3.0, heartbeat=0.01)
         self.factory: Any = SimpleNamespace(
             host="h1",

@@ -14,7 +14,7 @@ from journal_rows import OWNERS
 from migration_stage import FACTS, SURVEY
 from orchestrator_parts import Parts
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config

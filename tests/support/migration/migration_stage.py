@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.criu_glue.survey.found import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages

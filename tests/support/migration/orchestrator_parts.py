@@ -12,7 +12,7 @@ import pytest
 from fleet_scene import CLUSTER
 from journal_rows import OWNERS
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.migration.migration import Migration

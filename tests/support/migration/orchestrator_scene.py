@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fleet_scene import CLUSTER
 
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config

@@ -16,7 +16,7 @@ import pytest
 from liveshift.criu_glue.capsule import output as capsule_output
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.images import file_locks
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network, network_lock
 from liveshift.criu_glue.survey import epoll_sets
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.departure import (
@@ -47,7 +47,7 @@ class Scene:
         self._patch = monkeypatch
         plan = SimpleNamespace(tmp=images / "tmp", log=images / "log")
         sandbox: Any = SimpleNamespace(plan=plan, init=INIT, root=images, alive=lambda: self.alive)
-        sandbox.pipe_inode = lambda fd: fd
+        sandbox.pipes = lambda: {20: 20, 21: 21}
         self.resident: Any = SimpleNamespace(
             sandbox=sandbox,
             spec=SimpleNamespace(name="gpt/1", index=1),
@@ -103,7 +103,7 @@ class Scene:
         patch(FrozenTree, "take_up", lambda _tree: self.note("taken up")())
         for name in ("prepare_lock", "lock", "unlock"):
             noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
-            patch(network, name, noted)
+            patch(network_lock, name, noted)
 
     def equip(self, outgoing: OutgoingMigration) -> None:
         """Give it the stand-ins for CRIU and the files."""

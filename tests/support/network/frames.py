@@ -15,7 +15,7 @@ import pytest
 from three_hosts import UNDERLAY, Net, inside, ip
 
 from liveshift.criu_glue.network.iproute import nft
-from liveshift.criu_glue.network.network import mac
+from liveshift.criu_glue.network.overlay import mac
 
 ETH_P_ALL = 3
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network import fence, network
+from liveshift.criu_glue.network.fence import Surroundings
+from liveshift.criu_glue.network.overlay import Overlay
 
 OVERLAY = Overlay(7, "10.99.7.0/24")
 OVERLAYS = "10.99.0.0/16"
@@ -42,14 +43,13 @@ def inside(netns: str) -> Iterator[None]:
 
 
 def raise_overlay(overlay: Overlay, address: str, relay: str = "") -> None:
-    network.raise_overlay(
-        overlay, address, CLUSTER, overlays=OVERLAYS, control=CONTROL, agents=AGENTS, relay=relay
-    )
+    around = Surroundings(CLUSTER, OVERLAYS, CONTROL, AGENTS, relay)
+    network.raise_overlay(overlay, address, around)
 
 
 def hold_fence() -> None:
     """As an agent does when it starts."""
-    network.hold_fence(CLUSTER, overlays=OVERLAYS, control=CONTROL, agents=AGENTS)
+    fence.hold(Surroundings(CLUSTER, OVERLAYS, CONTROL, AGENTS))
 
 
 def ip(*words: str) -> str:

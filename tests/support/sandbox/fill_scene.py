@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from captured import ROOT_PID, Sink
 from one_sandbox import said
-from sandbox_trees import SandboxMaker, count, goes_on, pipes_of
+from sandbox_trees import SandboxMaker, count, goes_on
 from waits import until
 
 from liveshift.criu_glue.capsule import output, sandboxes
@@ -41,8 +41,8 @@ class Parted:
 
     def bring_files(self, there: Sandbox) -> None:
         for name in ("tmp", "dev/shm"):
-            tree = trees.Tree(name, self.here.root / name, there.root / name)
-            unpacker = unpacking.Unpacker(tree.destination)
+            tree = trees.Tree(name, self.here.root / name)
+            unpacker = unpacking.Unpacker(there.root / name)
             trees.pack(tree, trees.listing(tree), unpacker.write)
             unpacker.finish()
         shutil.copytree(self.here.plan.log, there.plan.log, dirs_exist_ok=True)
@@ -66,7 +66,7 @@ class Scene:
         images = self.place / "arrived"
         self.sink.write_to(images)
         memory = memory_parts.part(images)
-        return Parted(here, frozen, images, memory, pipes_of(here))
+        return Parted(here, frozen, images, memory, here.pipes())
 
     def follow(
         self, program: str, stores: list[MemoryStore], rounds: int = 3
@@ -95,7 +95,7 @@ class Scene:
             tracker.wait_frozen(time.monotonic() + 60, page_filter.asked)
             last = tracker.standstill(take, page_filter.hide)
             dump.result()
-        assert page_filter.hidden() > 0
+        assert page_filter.asked()
         output.settle(here)
         for name, data in self.sink.images.items():
             (images / name).write_bytes(data)
@@ -104,7 +104,7 @@ class Scene:
             assert store.wants() == []
         store.end(read_table(msgspec.msgpack.encode(last.table)))
         tracker.close()
-        return Parted(here, frozen, images, {}, pipes_of(here)), last
+        return Parted(here, frozen, images, {}, here.pipes()), last
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from one_sandbox import said
 from waits import until
 
 from liveshift.criu_glue.capsule import output, sandboxes
-from liveshift.criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, SandboxPlan
+from liveshift.criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 from liveshift.criu_glue.capsule.tree import in_order, tasks
 from liveshift.criu_glue.criu import tool
 from liveshift.criu_glue.criu.dump import FrozenTree
@@ -27,7 +27,7 @@ from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files import trees, unpacking
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check, pids
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.survey import epoll_sets
 
 
@@ -89,7 +89,7 @@ class SandboxMaker:
     def empty(self, uid: int = 0) -> Sandbox:
         stands = sandboxes.build_empty(self.plan(uid), ROOT_PID, pids.RESERVED)
         self._made.append(stands)
-        network.lock(stands.init)
+        network_lock.lock(stands.init)
         return stands
 
     def close(self) -> None:
@@ -143,15 +143,11 @@ def bring_files(here: Sandbox, there: Sandbox) -> None:
     """What goes along besides images: /tmp, /dev/shm, the output."""
     user = User(here.plan.uid, here.plan.gid)
     for name in ("tmp", "dev/shm"):
-        tree = trees.Tree(name, here.root / name, there.root / name)
-        unpacker = unpacking.Unpacker(tree.destination, user=user)
+        tree = trees.Tree(name, here.root / name)
+        unpacker = unpacking.Unpacker(there.root / name, user=user)
         trees.pack(tree, trees.listing(tree), unpacker.write)
         unpacker.finish()
     shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
-
-
-def pipes_of(stands: Sandbox) -> dict[int, int]:
-    return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
 
 
 def states(stands: Sandbox) -> set[str]:
@@ -188,7 +184,7 @@ def dumped(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -
     arrived = place / f"arrived-{there.init}"
     sink.write_to(arrived)
     bring_files(here, there)
-    return Dumped(here, frozen, arrived, pipes_of(here), frozen.taken_out())
+    return Dumped(here, frozen, arrived, here.pipes(), frozen.taken_out())
 
 
 def moved(criu: Criu, here: Sandbox, there: Sandbox, place: Path, sink: Sink) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from outgoing_scene import Scene, scene
 
-from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network import network_lock
 from liveshift.runtime.agent.departure import outgoing_memory
 from liveshift.runtime.agent.departure.outgoing_memory import OutgoingMemory, OutgoingWire
 from liveshift.runtime.messages import Phase
@@ -72,7 +72,9 @@ def leaving(scene: Scene, moments: Moments, monkeypatch: pytest.MonkeyPatch) -> 
     scene.factory.cluster = SimpleNamespace(precopy=None, paths=SimpleNamespace(run=None))
     scene.wire.wants, scene.wire.send = None, lambda *_: None
     lanes: Any = Link(moments)
-    monkeypatch.setattr(network, "prepare_lock", lambda _: moments.update(files=time.monotonic()))
+    monkeypatch.setattr(
+        network_lock, "prepare_lock", lambda _: moments.update(files=time.monotonic())
+    )
     wire = OutgoingWire(scene.wire, lambda _sender: lanes, lambda _report: None)
     outgoing: Any = scene.outgoing
     outgoing._memory = OutgoingMemory(scene.resident, scene.factory, wire)

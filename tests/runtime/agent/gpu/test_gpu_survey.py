@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from gpu_scenes import GIB, MIB, Driver, gpu, gpu_host, page, survey, task
 
-from liveshift.criu_glue.survey.gpu_tasks import GpuTask
+from liveshift.criu_glue.survey.found import GpuTask
 from liveshift.cuda_snapshot.checkpoint import CudaState as Cuda
 from liveshift.interposer.inspection import ProcessObstacle, ProcessState
 from liveshift.interposer.page import PageError

@@ -13,7 +13,7 @@ import pytest
 from fleet_scene import CLUSTER
 
 from liveshift.criu_glue.network import network
-from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Refused
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.capsule_table import CapsuleTable
