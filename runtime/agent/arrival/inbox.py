@@ -31,7 +31,7 @@ from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams, small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
 from ..host.running_capsule import RunningCapsule
-from .pages_ahead import NothingAhead, PagesAhead
+from .memory_ahead import MemoryAhead
 
 log = logging.getLogger("liveshift.inbox")
 
@@ -65,11 +65,11 @@ class Inbox:
 
     images: Path
     resident: RunningCapsule
-    carried: tuple[str, ...] = ()
-    devices: DeviceInlet | None = None
-    memory_limit: int = 0
+    carried: tuple[str, ...]
+    devices: DeviceInlet | None
+    memory_limit: int
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
-    ahead: PagesAhead = field(default_factory=NothingAhead)
+    ahead: MemoryAhead
     memory: MemoryStore | None = None
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
