@@ -9,7 +9,7 @@ carries the bytes of that process's blocks, in the order of the table.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -28,27 +28,6 @@ TABLE_LIMIT = 64 << 20
 
 Send = Callable[[str, bytes | memoryview], None]
 """A function like wire.Sender.send: empty bytes end a stream."""
-
-
-def send_memory(
-    helper: GpuHelper,
-    migration: str,
-    saved: Sequence[Saved],
-    send: Send,
-    stopped: Callable[[], bool] = lambda: False,
-) -> None:
-    """Send the device memory that the helper holds for ``saved``; StepFailed once ``stopped``."""
-    for process in saved:
-        if not process.blocks:
-            continue
-        stream = f"{MEMORY}:{process.pid}"
-        for view in helper.drain(f"{migration}/{process.pid}"):
-            if stopped():
-                raise StepFailed(
-                    "gpu memory", "the copy of device memory was stopped because the dump failed"
-                )
-            send(stream, view)
-        send(stream, b"")
 
 
 class Pump:
@@ -85,9 +64,21 @@ class Pump:
 
     def _run(self, devices: DeviceTree, send: Send) -> None:
         try:
-            send_memory(devices.helper, devices.migration, devices.saved, send, self._stop.is_set)
+            for process in devices.saved:
+                if process.blocks:
+                    self._send_blocks(devices, process.pid, send)
         except BaseException as error:
             self._error = error
+
+    def _send_blocks(self, devices: DeviceTree, pid: int, send: Send) -> None:
+        stream = f"{MEMORY}:{pid}"
+        for view in devices.helper.drain(devices.key(pid)):
+            if self._stop.is_set():
+                raise StepFailed(
+                    "gpu memory", "the copy of device memory was stopped because the dump failed"
+                )
+            send(stream, view)
+        send(stream, b"")
 
 
 class DeviceInlet:
