@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...criu_glue.survey.along import measure, overlap, place_of
 from ...criu_glue.survey.found import Along, Survey
-from ...units import size
+from ...units import size, some
 from ..cost.prediction import AHEAD, seconds_ahead
 from ..model.preflight_findings import PreflightFinding
 
@@ -47,13 +47,11 @@ def while_paused(survey: Survey) -> list[tuple[str, str]]:
     seconds = survey.single_size / AHEAD
     if seconds < WARN_S:
         return []
-    names = ", ".join(survey.single_files[:SHOWN])
-    more = len(survey.single_files) - SHOWN
     return [
         (
             "warning",
             f"{size(survey.single_size)} of files that are open for writing go over while the job"
-            f" is paused, about {seconds:.1f} s: {names}{f' and {more} more' if more > 0 else ''};"
+            f" is paused, about {seconds:.1f} s: {some(survey.single_files, SHOWN)};"
             " list their directory under files.shared or files.carried",
         )
     ]

@@ -16,10 +16,11 @@ from ...criu_glue.images import pids
 from ...criu_glue.survey.found import NeededFile, Survey
 from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
-from ...units import size
+from ...units import size, some
 from ..messages import HostFacts
 from ..model.preflight_findings import PreflightFinding, refuse
 from . import files_along
+from .files_along import SHOWN
 from .gpu.preflight import GpuPlan
 from .host import task_limits
 
@@ -28,8 +29,6 @@ ONCE_MARGIN = 512 << 20
 """Further bytes of margin if memory is not needed twice: it is then counted in larger pieces."""
 SPARE_TASKS = 50
 """Further threads that CRIU, its hooks and the agent need."""
-SHOWN = 3
-"""An error names at most this many files of a list and counts the rest."""
 
 PROCESSOR_STATE = {"amx_tile", "amx_int8", "amx_bf16"}
 """Processor features whose registers CRIU does not save; the check ignores them."""
@@ -205,9 +204,9 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
     what, found = "files", f"{count} mapped or open files, all alike here"
     texts = []
     if missing:
-        texts.append(f"{host} lacks {_some(missing)}")
+        texts.append(f"{host} lacks {some(missing, SHOWN)}")
     if other:
-        texts.append(f"{host} has a different {_some(other)}")
+        texts.append(f"{host} has a different {some(other, SHOWN)}")
     if texts:
         text = "; ".join(texts)
         remedy = (
@@ -221,7 +220,7 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
 def _check_directories(directories: Iterable[str], host: str) -> Check:
     missing = [d for d in directories if not os.path.isdir(d)]
     if missing:
-        text = f"{host} lacks the directory {_some(missing)}"
+        text = f"{host} lacks the directory {some(missing, SHOWN)}"
         remedy = f"make or mount it on {host}, or list it under files.carried"
         return "directories", text, (text, remedy)
     return "directories", "the directories that it uses exist", None
@@ -254,8 +253,3 @@ def _difference(there: NeededFile, here: NeededFile) -> str:
     if there.build_id != here.build_id:
         return "another build id"
     return f"mode {stat.S_IMODE(there.mode):04o} at the source, {stat.S_IMODE(here.mode):04o} here"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -388,5 +388,4 @@ def _unknown(stream: str) -> StepFailed:
 
 
 def _some(streams: list[str]) -> str:
-    first = ", ".join(f"{s[:80]!a}" for s in sorted(streams)[:5])
-    return first + (f" and {len(streams) - 5} more" if len(streams) > 5 else "")
+    return units.some((f"{s[:80]!a}" for s in sorted(streams)), 5)

@@ -355,7 +355,6 @@ def describe_rounds(done: CopiedAhead) -> str:
     if done.wanted:
         words += f", {units.size(done.wanted)} sent that the destination no longer had"
     if done.untracked:
-        pid, why = next(iter(done.untracked.items()))
-        others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
-        words += f"; read in full while the job is paused: process {pid}{others} ({why})"
+        pids, why = units.some(done.untracked, 1), next(iter(done.untracked.values()))
+        words += f"; read in full while the job is paused: process {pids} ({why})"
     return words
