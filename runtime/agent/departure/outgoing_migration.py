@@ -32,7 +32,7 @@ from ...model.stopwatch import Stopwatch
 from ...wire import Sender
 from ...wire.small_images import SmallImagePacker
 from ..gpu.device_memory import Pump
-from ..gpu.devices import DeviceTree, FindDevices
+from ..gpu.devices import DeviceTree, FindDevices, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
 from .final_dirty_set import FinalDirtySet
@@ -48,7 +48,8 @@ class OutgoingMigration:
 
     ``wire``: None for one that an earlier agent began: it is only thawed or finished. ``devices``:
     the capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that the capsule uses here.
-    They stay reserved while it may come back. ``frozen``: see :meth:`recover`.
+    They stay reserved while it may come back. ``find_devices``: finds ``devices`` of an earlier
+    agent.
 
     Methods block, and the agent runs them in a thread, one at a time. Any thread may call
     ``abandon``, ``end_sooner``, ``gates_close`` and ``gates_open`` meanwhile.
@@ -62,20 +63,18 @@ class OutgoingMigration:
         wire: OutgoingWire | None = None,
         devices: DeviceTree | None = None,
         gpus: Sequence[str] = (),
-        *,
-        frozen: FrozenCapsule | None = None,
-        phase: OutgoingPhase = OutgoingPhase.PREPARING,
+        find_devices: FindDevices = no_devices,
     ) -> None:
         self.migration = migration
         self.resident = resident
         self.gpus = list(gpus)
-        self.phase = phase
+        self.phase = OutgoingPhase.PREPARING
         self._factory = factory
         self._sender = wire.sender if wire is not None else None
         self._images = factory.images(migration)
         self._files = OutgoingFiles(resident, factory)
         self._memory = OutgoingMemory(resident, factory, wire)
-        self._frozen = frozen or FrozenCapsule(resident, self._images, devices)
+        self._frozen = FrozenCapsule(resident, self._images, devices, find_devices)
         self._abandoned = False
 
     @classmethod
@@ -88,10 +87,10 @@ class OutgoingMigration:
         find_devices: FindDevices,
     ) -> OutgoingMigration:
         """One whose freeze an earlier agent began: its tree may be frozen, or it holds it."""
-        images = factory.images(migration)
-        frozen = FrozenCapsule.recover(resident, images, find_devices)
-        phase = OutgoingPhase.PROMISED if has_promised(images) else OutgoingPhase.FREEZING
-        return cls(migration, resident, factory, gpus=gpus, frozen=frozen, phase=phase)
+        here = cls(migration, resident, factory, gpus=gpus, find_devices=find_devices)
+        here._frozen.take_up()
+        here.phase = OutgoingPhase.PROMISED if here.promised else OutgoingPhase.FREEZING
+        return here
 
     # ---- phases --------------------------------------------------------------------------------
 
