@@ -96,14 +96,13 @@ def _version(driver: str) -> list[int]:
 
 def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[PreflightFinding]:
     if made.host_memory > survey.memory:
+        why = _why_plain(survey, made)
+        streamed = f", or let device memory be streamed ({why})" if why else ""
         yield (
             "the source has not enough host memory: the driver copies"
             f" {units.size(made.host_memory)} of device memory into the processes,"
             f" {units.size(survey.memory)} are available",
-            "free memory at the source, or let device memory be streamed"
-            f" ({_why_plain(survey, made)})"
-            if _why_plain(survey, made)
-            else "free memory at the source",
+            f"free memory at the source{streamed}",
         )
 
 
