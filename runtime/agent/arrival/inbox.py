@@ -59,7 +59,7 @@ FRESH = 64 << 20
 """At the freeze, memory is ready for this many bytes of new pages, so that no copy waits for it."""
 
 
-Sink = tuple[Callable[[memoryview], None], Callable[[], None]]
+Sink = tuple[Callable[[memoryview], None], Callable[[], object]]
 """Takes the bytes of a stream, and its end."""
 
 
@@ -235,7 +235,8 @@ class Inbox:
         if self.devices is not None and stream == TABLE:
             return self.devices.write_table, partial(self._end_device_table, self.devices)
         if self.devices is not None and kind == MEMORY and name:
-            return partial(self.devices.write, name), partial(self.devices.end_memory, name)
+            filler = self.devices.filler(name)
+            return filler.write, filler.finish
         raise _unknown(stream)
 
     def _keep_small(self, name: str, data: memoryview) -> None:

@@ -92,7 +92,7 @@ class DeviceInlet:
         self._migration = migration
         self._gpus = gpus
         self._raw = bytearray()
-        self._fillers: dict[str, Filler] = {}
+        self._fillers: list[Filler] = []
         self._saved: list[Saved] = []
 
     @property
@@ -112,22 +112,16 @@ class DeviceInlet:
             if process.blocks:
                 self._helper.create(self._key(process.pid), self._moved(process))
 
-    def write(self, pid: str, data: memoryview) -> None:
-        if pid not in self._fillers:
-            known = {str(p.pid) for p in self._saved if p.blocks}
-            if pid not in known:
-                raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
-            self._fillers[pid] = self._helper.filler(self._key(pid))
-        self._fillers[pid].write(data)
-
-    def end_memory(self, pid: str) -> None:
-        """Raises StepFailed if bytes are missing."""
-        if pid in self._fillers:
-            self._fillers.pop(pid).finish()
+    def filler(self, pid: str) -> Filler:
+        """What takes the memory of a process."""
+        if pid not in {str(p.pid) for p in self._saved if p.blocks}:
+            raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
+        self._fillers.append(self._helper.filler(self._key(pid)))
+        return self._fillers[-1]
 
     def close(self) -> None:
         """Take nothing more. A second call does no harm."""
-        for filler in self._fillers.values():
+        for filler in self._fillers:
             filler.close()
         self._fillers.clear()
 
