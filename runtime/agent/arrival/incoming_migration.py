@@ -63,9 +63,7 @@ class IncomingMigration:
         self._factory = factory
         self.images = factory.images(reserve.migration)
         self.images.mkdir(parents=True, exist_ok=True)
-        inlet = None
-        if devices is not None:
-            inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
+        inlet = DeviceInlet(devices, dict(self.gpus)) if devices is not None else None
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
         carried, limit = factory.placement.carried, reserve.limit_bytes
         self.inbox = Inbox(self.images, resident, carried, inlet, limit, self._ahead)

@@ -15,7 +15,6 @@ from dataclasses import replace
 import msgspec
 
 from ....cuda_snapshot.helper.blocks import Block
-from ....cuda_snapshot.helper.client import GpuHelper
 from ....cuda_snapshot.helper.ring_client import Filler
 from ....errors import StepFailed
 from .device_state import Saved
@@ -87,9 +86,8 @@ class DeviceInlet:
     Every error ends the migration: StepFailed for data that no source sends, or a helper's error.
     """
 
-    def __init__(self, helper: GpuHelper, migration: str, gpus: Mapping[str, str]) -> None:
-        self._helper = helper
-        self._migration = migration
+    def __init__(self, devices: DeviceTree, gpus: Mapping[str, str]) -> None:
+        self._devices = devices
         self._gpus = gpus
         self._raw = bytearray()
         self._fillers: list[Filler] = []
@@ -110,13 +108,15 @@ class DeviceInlet:
         self._saved = decode(self._raw)
         for process in self._saved:
             if process.blocks:
-                self._helper.create(self._key(process.pid), self._moved(process))
+                key = self._devices.key(process.pid)
+                self._devices.helper.create(key, self._moved(process))
 
     def filler(self, pid: str) -> Filler:
         """What takes the memory of a process."""
-        if pid not in {str(p.pid) for p in self._saved if p.blocks}:
+        process = next((p for p in self._saved if p.blocks and str(p.pid) == pid), None)
+        if process is None:
             raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
-        self._fillers.append(self._helper.filler(self._key(pid)))
+        self._fillers.append(self._devices.helper.filler(self._devices.key(process.pid)))
         return self._fillers[-1]
 
     def close(self) -> None:
@@ -124,9 +124,6 @@ class DeviceInlet:
         for filler in self._fillers:
             filler.close()
         self._fillers.clear()
-
-    def _key(self, pid: int | str) -> str:
-        return f"{self._migration}/{pid}"
 
     def _moved(self, process: Saved) -> list[Block]:
         for block in process.blocks:

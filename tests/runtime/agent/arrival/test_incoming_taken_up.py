@@ -227,11 +227,11 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
         return which
 
     monkeypatch.setattr(incoming_migration, "DeviceInlet", inlet)
-    devices: Any = SimpleNamespace(helper="the helper")
+    devices: Any = SimpleNamespace()
     here = IncomingMigration(
         scene.reserve, scene.first.resident, scene.factory, None, devices, PAIRS
     )
-    assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
+    assert inlets == [(devices, {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
     made: Any = here.inbox.devices
     assert made == inlets[0]
     plain = IncomingMigration(scene.reserve, scene.first.resident, scene.factory)
