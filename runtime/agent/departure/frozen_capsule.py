@@ -8,7 +8,6 @@ they expect, then the device state comes back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ....criu_glue.capsule import sandboxes
@@ -46,15 +45,6 @@ class FrozenCapsule:
         """Go on with a capsule that an earlier agent was freezing or held frozen."""
         self.tree.take_up()
         self._locked = self._recovered = self._resident.still = True
-
-    def warm_devices(self, gpus: Sequence[str]) -> None:
-        """While the job trains, prepare the GPU helper to take the memory of these GPUs."""
-        if self.devices is not None:
-            self.devices.warm(gpus)
-
-    def save_devices(self, watch: Stopwatch) -> None:
-        if self.devices is not None:
-            self.devices.save(watch)
 
     def lock(self) -> None:
         network.lock(self._resident.sandbox.init)

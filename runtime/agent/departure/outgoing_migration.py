@@ -118,7 +118,8 @@ class OutgoingMigration:
         until the deadline of a request that came at ``asked`` (monotonic seconds)."""
         self._enter(OutgoingPhase.PRECOPYING)
         watch = Stopwatch(asked)  # the orchestrator counts its phases from the request
-        self._frozen.warm_devices(self.gpus)
+        if self._frozen.devices is not None:
+            self._frozen.devices.warm(self.gpus)
         self._memory.begin(request, watch)
         until = asked + request.deadline
         with watch.phase("files ahead") as lap:
@@ -198,8 +199,8 @@ class OutgoingMigration:
         self._images.mkdir(parents=True, exist_ok=True)
         name, epoch = self.resident.spec.name, self.resident.epoch
         write_note(self._images, OutgoingNote(self.migration, name, self.gpus, epoch))
-        self._frozen.save_devices(watch)
-        if self._frozen.devices is not None:
+        if (devices := self._frozen.devices) is not None:
+            devices.save(watch)
             reach("source.devices_saved")
         left = self._wire.until - time.monotonic()
         if left <= 0:
@@ -210,7 +211,7 @@ class OutgoingMigration:
                 self.resident.sandbox, self._factory.placement, lambda: self._abandoned
             )
         reach("source.locked")
-        pump, final_set = Pump(self._frozen.devices, self._wire.send), None
+        pump, final_set = Pump(devices, self._wire.send), None
         try:
             final_set = self._memory.send_final_set(self._images, self._wire.until)
             with watch.phase("dump", frozen=True) as lap:
