@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 
+from ....criu_glue.capsule.sandboxes import hand_over
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.files import trees
 from ....criu_glue.files.rights import User
@@ -267,7 +268,7 @@ class IncomingMigration:
                 self._enter(IncomingPhase.FAILED)
                 return False
         if resumed:
-            self._restored.hand_over()
+            hand_over(self.resident.sandbox)
         self._enter(IncomingPhase.RUNNING)
         # All pages are in place. Nobody frees this image later, and an open store would keep its
         # pages on the tmpfs after the image's directory is removed.

@@ -202,8 +202,8 @@ def test_the_memory_of_one_that_runs_or_has_ended_is_freed(
     here = scene.again()
     if stands:
         assert here is not None
-        for name in ("finish_letting_go", "hand_over"):
-            monkeypatch.setattr(here._restored, name, lambda *_: None)
+        monkeypatch.setattr(here._restored, "finish_letting_go", lambda *_: None)
+        monkeypatch.setattr(incoming_migration, "hand_over", lambda _sandbox: None)
         (scene.first.images / "resumed").touch()
         assert closed == []
         assert here.resume_recovered()
