@@ -163,12 +163,10 @@ def _check_memory(
     return found, None
 
 
-def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
+def _check_files(needed: Sequence[NeededFile], host: str) -> Check:
     missing: list[str] = []
     other: list[str] = []
-    count = 0
     for file in needed:
-        count += 1
         if file.inode:
             here = file if os.path.isfile(file.path) else None
         else:
@@ -193,7 +191,7 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
             " under files.shared or files.carried"
         )
         return text, (text, remedy)
-    return f"{count} mapped or open files, all alike here", None
+    return f"{len(needed)} mapped or open files, all alike here", None
 
 
 def _check_directories(directories: Iterable[str], host: str) -> Check:
