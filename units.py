@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes sizes and pauses for people. All messages use decimal units: 1 MB is 10^6 bytes."""
+"""Writes sizes, pauses and lists for people. All messages use decimal units: 1 MB is 10^6 bytes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 
 def size(value: float) -> str:
@@ -29,3 +30,10 @@ def figures(value: float) -> str:
     value = float(f"{value:.3g}")  # round before counting digits: 0.9996 becomes 1.00
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{digits}f}"
+
+
+def some(words: Iterable[object], most: int, separator: str = ", ") -> str:
+    """Write the first ``most`` of a list and count the rest: ``a, b and 7 more``."""
+    first = [str(word) for word in words]
+    more = f" and {len(first) - most} more" if len(first) > most else ""
+    return separator.join(first[:most]) + more

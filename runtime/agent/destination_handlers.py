@@ -209,16 +209,14 @@ class DestinationHandlers:
         incoming = self._registry.incoming.get(request.migration)
         if incoming is None or not incoming.complete:
             raise NotFound(f"{self._capsule_table.host} has no image of {request.capsule}")
-        sender = self._registry.open_sender(request)
-        lanes = self._registry.open_lanes(sender)
-        try:
-            with self._registry.working(request.migration):
-                return await self._capsule_table.blocking(
-                    request.capsule, lambda: incoming.forward(sender, lanes)
-                )
-        finally:
-            lanes.close()
-            sender.close()
+        with (
+            contextlib.closing(self._registry.open_sender(request)) as sender,
+            contextlib.closing(self._registry.open_lanes(sender)) as lanes,
+            self._registry.working(request.migration),
+        ):
+            return await self._capsule_table.blocking(
+                request.capsule, lambda: incoming.forward(sender, lanes)
+            )
 
     async def resume(self, request: messages.Resume) -> messages.Moved:
         """Wait until the job makes progress here: its first collective, or, if that does not come

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...criu_glue.survey.along import measure, overlap, place_of
 from ...criu_glue.survey.found import Along, Survey
-from ...units import size
+from ...units import size, some
 from ..cost.prediction import AHEAD, seconds_ahead
 from ..model.preflight_findings import PreflightFinding
 
@@ -47,13 +47,11 @@ def while_paused(survey: Survey) -> list[tuple[str, str]]:
     seconds = survey.single_size / AHEAD
     if seconds < WARN_S:
         return []
-    names = ", ".join(survey.single_files[:SHOWN])
-    more = len(survey.single_files) - SHOWN
     return [
         (
             "warning",
             f"{size(survey.single_size)} of files that are open for writing go over while the job"
-            f" is paused, about {seconds:.1f} s: {names}{f' and {more} more' if more > 0 else ''};"
+            f" is paused, about {seconds:.1f} s: {some(survey.single_files, SHOWN)};"
             " list their directory under files.shared or files.carried",
         )
     ]
@@ -64,47 +62,44 @@ def check(
 ) -> tuple[tuple[str, str], list[PreflightFinding]]:
     """Return a (what, found) row and the obstacles. A capsule's own /tmp and ``output`` (bytes)
     will lie below ``capsules``; a carried path keeps its place."""
-    findings: list[PreflightFinding] = []
+    total, files = sum(each.size for each in along), sum(each.files for each in along)
+    found = f"{size(total)} in {files} files, about {seconds_ahead(along):.1f} s while it trains"
+    return ("files along", found), list(_obstacles(along, capsules, host, output))
+
+
+def _obstacles(
+    along: tuple[Along, ...], capsules: Path, host: str, output: int
+) -> Iterator[PreflightFinding]:
     needed: defaultdict[Path, int] = defaultdict(int)
     needed[_file_system(capsules)] += output
     for each in along:
         if each.path == "/tmp":
             if capsules.exists() and overlap(each.place, place_of(capsules)):
-                findings.append(
-                    (
-                        f"the directory of capsules, {capsules}, is the same at the source and on"
-                        f" {host}: the capsule's /tmp would be unpacked into itself",
-                        "give each host a paths.state of its own, on a local file system",
-                    )
+                yield (
+                    f"the directory of capsules, {capsules}, is the same at the source and on"
+                    f" {host}: the capsule's /tmp would be unpacked into itself",
+                    "give each host a paths.state of its own, on a local file system",
                 )
-                continue
-            needed[_file_system(capsules)] += each.size
+            else:
+                needed[_file_system(capsules)] += each.size
             continue
         here = measure(each.path, Path(each.path))
         if overlap(each.place, here.place):
-            findings.append(
-                (
-                    f"the carried path {each.path} is the same directory at the source and on"
-                    f" {host}",
-                    "list it under files.shared instead of files.carried",
-                )
+            yield (
+                f"the carried path {each.path} is the same directory at the source and on {host}",
+                "list it under files.shared instead of files.carried",
             )
-            continue
-        needed[_file_system(Path(each.path))] += max(0, each.size - here.size)
+        else:
+            needed[_file_system(Path(each.path))] += max(0, each.size - here.size)
     for where, much in needed.items():
         s = os.statvfs(where)
         if much > (free := s.f_bfree * s.f_frsize):
-            findings.append(
-                (
-                    f"{host} has {size(free)} free where {size(much)} of files are to come, on the"
-                    f" file system of {where}",
-                    f"free some space there, or remove what the job does not need of"
-                    f" {', '.join(each.path for each in along)}",
-                )
+            yield (
+                f"{host} has {size(free)} free where {size(much)} of files are to come, on the"
+                f" file system of {where}",
+                f"free some space there, or remove what the job does not need of"
+                f" {', '.join(each.path for each in along)}",
             )
-    total, files = sum(each.size for each in along), sum(each.files for each in along)
-    found = f"{size(total)} in {files} files, about {seconds_ahead(along):.1f} s while it trains"
-    return ("files along", found), findings
 
 
 def _file_system(path: Path) -> Path:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ...errors import NotFound, Refused
 from ...interposer.layout import WantedState
@@ -31,6 +31,7 @@ from ..quiesce.host_gate import GateObstacle, HostGate, PendingReturns, page_pro
 from .gpu.devices import has_cuda
 from .host.capsule_table import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
+from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.gates")
 T = TypeVar("T")
@@ -79,16 +80,6 @@ class ClosedGates:
         return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
 
 
-class GatedMigrations(Protocol):
-    """The outgoing migrations of this host, which gates concern (MigrationRegistry)."""
-
-    def gates_close(self, job: str) -> None:
-        """The job's gates are being closed."""
-
-    def gates_open(self, job: str) -> None:
-        """The job's gates were opened, by order of the orchestrator or by the agent itself."""
-
-
 class GateHandlers:
     """The gates of one host; ``silence``: seconds since the orchestrator was last heard.
 
@@ -99,7 +90,7 @@ class GateHandlers:
     def __init__(
         self,
         capsule_table: CapsuleTable,
-        registry: GatedMigrations,
+        registry: MigrationRegistry,
         silence: Callable[[], float],
     ) -> None:
         self._capsule_table = capsule_table

@@ -16,10 +16,11 @@ from ...criu_glue.images import pids
 from ...criu_glue.survey.found import NeededFile, Survey
 from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
-from ...units import size
+from ...units import size, some
 from ..messages import HostFacts
 from ..model.preflight_findings import PreflightFinding, refuse
 from . import files_along
+from .files_along import SHOWN
 from .gpu.preflight import GpuPlan
 from .host import task_limits
 
@@ -28,8 +29,6 @@ ONCE_MARGIN = 512 << 20
 """Further bytes of margin if memory is not needed twice: it is then counted in larger pieces."""
 SPARE_TASKS = 50
 """Further threads that CRIU, its hooks and the agent need."""
-SHOWN = 3
-"""An error names at most this many files of a list and counts the rest."""
 
 PROCESSOR_STATE = {"amx_tile", "amx_int8", "amx_bf16"}
 """Processor features whose registers CRIU does not save; the check ignores them."""
@@ -58,13 +57,13 @@ def check(
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
     against: list[PreflightFinding] = list(survey.problems)
-    for what, found, finding in (
-        _check_criu(criu, host),
-        _check_machine(source, here, host),
-        _check_tasks(survey.ids, host),
-        _check_memory(survey, memory, gpus.host_memory, ahead, host, images),
-        _check_files(survey.needed, host),
-        _check_directories(survey.directories, host),
+    for what, (found, finding) in (
+        ("CRIU", _check_criu(criu, host)),
+        ("processor and kernel", _check_machine(source, here, host)),
+        ("threads", _check_tasks(survey.ids, host)),
+        ("memory", _check_memory(survey, memory, gpus.host_memory, ahead, host, images)),
+        ("files", _check_files(survey.needed, host)),
+        ("directories", _check_directories(survey.directories, host)),
     ):
         rows.append((what, found))
         if finding:
@@ -76,57 +75,43 @@ def check(
     return rows
 
 
-Check = tuple[str, str, PreflightFinding | None]
+Check = tuple[str, PreflightFinding | None]
+"""What was found, and what of it prevents the move."""
 
 
 def _check_criu(criu: Criu | None, host: str) -> Check:
+    remedy = f"run `liveshift doctor` on {host}"
     if criu is None:
-        return (
-            "CRIU",
-            "missing",
-            (f"{host} has no CRIU, or one that is too old", f"run `liveshift doctor` on {host}"),
-        )
+        return "missing", (f"{host} has no CRIU, or one that is too old", remedy)
     try:
         works, text = criu.check()
     except LiveshiftError as error:
         works, text = False, str(error)
     version = ".".join(map(str, criu.version))
     if not works:
-        return (
-            "CRIU",
-            text,
-            (
-                f"CRIU {version} does not work on {host}: {text}",
-                f"run `liveshift doctor` on {host}",
-            ),
-        )
-    return "CRIU", version, None
+        return text, (f"CRIU {version} does not work on {host}: {text}", remedy)
+    return version, None
 
 
 def _check_machine(source: HostFacts, here: HostFacts, host: str) -> Check:
-    what = "processor and kernel"
     found = f"{here.cpu}, Linux {here.kernel}"
     if source.machine != here.machine:
         text = f"the capsule runs on {source.machine}, and {host} is {here.machine}"
-        return what, found, (text, "choose a host of the same architecture")
+        return found, (text, "choose a host of the same architecture")
     missing = set(source.cpu_flags) - set(here.cpu_flags) - PROCESSOR_STATE
     if missing:
         features = ", ".join(sorted(missing)[:6])
         text = f"the processor of {host} lacks {features}, which {source.cpu} has"
-        return (
-            what,
-            found,
-            (
-                text,
-                "programs choose their code by these when they start; choose a "
-                "host with the same processor",
-            ),
+        remedy = (
+            "programs choose their code by these when they start; choose a host with the same"
+            " processor"
         )
-    return what, found, None
+        return found, (text, remedy)
+    return found, None
 
 
 def _check_tasks(ids: Sequence[int], host: str) -> Check:
-    what, count, end = "threads", len(ids), pids.limit()
+    count, end = len(ids), pids.limit()
     limit = task_limits.tightest()
     found = f"{count} ids in use, room for {limit.left} threads ({limit.name})"
     if count + SPARE_TASKS > limit.left:
@@ -134,14 +119,14 @@ def _check_tasks(ids: Sequence[int], host: str) -> Check:
             f"it has {count} threads, and only {max(0, limit.left)} more can run on {host}:"
             f" {limit.name} is {limit.most}"
         )
-        return what, found, (text, limit.remedy)
+        return found, (text, limit.remedy)
     if pids.place(ids, end) is None:
         text = (
             f"its threads have ids up to {ids[-1]}, and kernel.pid_max of {host} is {end}, which"
             f" leaves CRIU no {pids.LEAST} ids in a row"
         )
-        return what, found, (text, f"on {host}: sysctl -w kernel.pid_max=4194304")
-    return what, found, None
+        return found, (text, f"on {host}: sysctl -w kernel.pid_max=4194304")
+    return found, None
 
 
 def _check_memory(
@@ -162,34 +147,26 @@ def _check_memory(
         what_for = f"the image{also}, and the restored tree"
         if ahead:
             what_for = f"its memory, and what is in its image{also}, twice"
-        return (
-            "memory",
-            found,
-            (
-                f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
-                f"{size(memory)} are offered",
-                "choose a host with more free memory, or raise hosts.<name>.memory",
-            ),
+        text = (
+            f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
+            f"{size(memory)} are offered"
         )
+        remedy = "choose a host with more free memory, or raise hosts.<name>.memory"
+        return found, (text, remedy)
     if images is not None and image + MEMORY_MARGIN > (free := shutil.disk_usage(images).free):
-        return (
-            "memory",
-            f"{found}; {size(free)} are free on {images}",
-            (
-                f"the memory file system for images, {images} of {host}, is too full:"
-                f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free",
-                f"on {host}: mount -o remount,size=90% {images}; or choose another host",
-            ),
+        text = (
+            f"the memory file system for images, {images} of {host}, is too full:"
+            f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free"
         )
-    return "memory", found, None
+        remedy = f"on {host}: mount -o remount,size=90% {images}; or choose another host"
+        return f"{found}; {size(free)} are free on {images}", (text, remedy)
+    return found, None
 
 
-def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
+def _check_files(needed: Sequence[NeededFile], host: str) -> Check:
     missing: list[str] = []
     other: list[str] = []
-    count = 0
     for file in needed:
-        count += 1
         if file.inode:
             here = file if os.path.isfile(file.path) else None
         else:
@@ -202,29 +179,28 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
             missing.append(file.path)
         elif here != file:
             other.append(f"{file.path} ({_difference(file, here)})")
-    what, found = "files", f"{count} mapped or open files, all alike here"
     texts = []
     if missing:
-        texts.append(f"{host} lacks {_some(missing)}")
+        texts.append(f"{host} lacks {some(missing, SHOWN)}")
     if other:
-        texts.append(f"{host} has a different {_some(other)}")
+        texts.append(f"{host} has a different {some(other, SHOWN)}")
     if texts:
         text = "; ".join(texts)
         remedy = (
             "install the same files with the same modes at the same paths, or list their directory"
             " under files.shared or files.carried"
         )
-        return what, text, (text, remedy)
-    return what, found, None
+        return text, (text, remedy)
+    return f"{len(needed)} mapped or open files, all alike here", None
 
 
 def _check_directories(directories: Iterable[str], host: str) -> Check:
     missing = [d for d in directories if not os.path.isdir(d)]
     if missing:
-        text = f"{host} lacks the directory {_some(missing)}"
+        text = f"{host} lacks the directory {some(missing, SHOWN)}"
         remedy = f"make or mount it on {host}, or list it under files.carried"
-        return "directories", text, (text, remedy)
-    return "directories", "the directories that it uses exist", None
+        return text, (text, remedy)
+    return "the directories that it uses exist", None
 
 
 def warm(needed: Iterable[NeededFile]) -> None:
@@ -254,8 +230,3 @@ def _difference(there: NeededFile, here: NeededFile) -> str:
     if there.build_id != here.build_id:
         return "another build id"
     return f"mode {stat.S_IMODE(there.mode):04o} at the source, {stat.S_IMODE(here.mode):04o} here"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -124,11 +124,12 @@ def chunks() -> Target:
         plan = SimpleNamespace(
             tmp=top / "tmp", log=top / "log", uid=ALICE.uid, gid=ALICE.gid, groups=ALICE.groups
         )
-        resident = SimpleNamespace(
+        resident: Any = SimpleNamespace(
             sandbox=SimpleNamespace(plan=plan, root=top / "root"),
             spec=SimpleNamespace(name="gpt/1"),
         )
-        inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),))  # type: ignore[arg-type]
+        ahead: Any = SimpleNamespace(halt=lambda: None, lost="")
+        inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),), None, 0, ahead)
         inbox.top = lambda tree: _top(top, tree, Inbox.top, inbox)  # type: ignore[method-assign]
         receiver = wire.Receiver("", "", Path(), "h1", [])
         receiver._known = SimpleNamespace(owner=lambda frame: "h0")  # type: ignore[assignment]

@@ -291,11 +291,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "there are two of each",
     (
         "runtime/agent/departure/outgoing_migration.py",
-        "if self._frozen.devices is not None:",
-        "if (self._frozen.devices is None):",
-    ): FAULT,
-    (
-        "runtime/agent/departure/outgoing_migration.py",
         'lap.detail = "the rest of the image, on its way"',
         "pass",
     ): WORDS,

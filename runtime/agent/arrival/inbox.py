@@ -13,7 +13,9 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -31,7 +33,7 @@ from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams, small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
 from ..host.running_capsule import RunningCapsule
-from .pages_ahead import NothingAhead, PagesAhead
+from .memory_ahead import MemoryAhead
 
 log = logging.getLogger("liveshift.inbox")
 
@@ -57,6 +59,10 @@ FRESH = 64 << 20
 """At the freeze, memory is ready for this many bytes of new pages, so that no copy waits for it."""
 
 
+Sink = tuple[Callable[[memoryview], None], Callable[[], object]]
+"""Takes the bytes of a stream, and its end."""
+
+
 @dataclass
 class Inbox:
     """One migration's inbox. ``images`` has the name of the migration. ``carried``: the paths of
@@ -65,16 +71,17 @@ class Inbox:
 
     images: Path
     resident: RunningCapsule
-    carried: tuple[str, ...] = ()
-    devices: DeviceInlet | None = None
-    memory_limit: int = 0
+    carried: tuple[str, ...]
+    devices: DeviceInlet | None
+    memory_limit: int
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
-    ahead: PagesAhead = field(default_factory=NothingAhead)
+    ahead: MemoryAhead
     memory: MemoryStore | None = None
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names written here
     landed: Landed | None = None
+    _sinks: dict[str, Sink] = field(default_factory=dict)
     _hashes: dict[str, xxhash.xxh3_64] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
     _files: dict[str, int] = field(default_factory=dict)
@@ -139,21 +146,13 @@ class Inbox:
                 self._begin_stream(stream)
             self.bytes[stream] += len(data)
             self._hashes[stream].update(data)
-            if not data:
-                self._end_stream(stream)
-            elif stream in self._unpackers:
-                self._unpackers[stream].write(data)
-            elif stream == small_images.STREAM:
-                self._small.write(data)
-            elif stream == PAGE_TABLE:
-                self._take_page_table(data)
-            elif self.devices is not None and stream == TABLE:
-                self.devices.write_table(data)
-            elif self.devices is not None and (pid := _device(stream)):
-                self.devices.write(pid, data)
+            take, end = self._sinks[stream]
+            if data:
+                take(data)
             else:
-                while data:
-                    data = data[os.write(self._files[stream], data) :]
+                self._ended.add(stream)
+                del self._sinks[stream]
+                end()
 
     def close(self) -> None:
         """Take nothing more, and close all that is open. A second call does no harm."""
@@ -166,6 +165,7 @@ class Inbox:
                 with contextlib.suppress(Exception):
                     unpacker.finish()
             self._unpackers.clear()
+            self._sinks.clear()
             if self.devices is not None:
                 self.devices.close()
 
@@ -206,26 +206,38 @@ class Inbox:
     def _begin_stream(self, stream: str) -> None:
         if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
             raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
+        self._sinks[stream] = self._sink(stream)
+        self.bytes[stream] = 0
+        self._hashes[stream] = xxhash.xxh3_64()
+
+    def _sink(self, stream: str) -> Sink:
+        """What takes a new stream; raises StepFailed for one that no image has."""
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
         if kind in ("image", small_images.STREAM):
             self.ahead.halt()
         if kind in (OUTPUT, "image"):
-            self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
-        elif kind == "tree" and pass_ in ("1", "2"):
+            file = self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
+            return partial(_append, file), lambda: os.close(self._files.pop(stream))
+        if kind == "tree" and pass_ in ("1", "2"):
             plan = self.resident.sandbox.plan
-            self._unpackers[stream] = Unpacker(
+            unpacker = self._unpackers[stream] = Unpacker(
                 self.top(tree),
                 sparing=tree.startswith("carried:"),
                 user=User(plan.uid, plan.gid, plan.groups),
                 as_user=tree == "open",
             )
-        elif stream == small_images.STREAM or (stream == PAGE_TABLE and self.memory_limit):
-            pass
-        elif self.devices is None or not (stream == TABLE or _device(stream)):
-            raise _unknown(stream)
-        self.bytes[stream] = 0
-        self._hashes[stream] = xxhash.xxh3_64()
+            return unpacker.write, partial(self._end_tree, stream, tree)
+        if stream == small_images.STREAM:
+            return self._small.write, self._small.check_ended
+        if stream == PAGE_TABLE and self.memory_limit:
+            return self._take_page_table, self._end_page_table
+        if self.devices is not None and stream == TABLE:
+            return self.devices.write_table, partial(self._end_device_table, self.devices)
+        if self.devices is not None and kind == MEMORY and name:
+            filler = self.devices.filler(name)
+            return filler.write, filler.finish
+        raise _unknown(stream)
 
     def _keep_small(self, name: str, data: memoryview) -> None:
         self._small_files += 1
@@ -236,33 +248,22 @@ class Inbox:
         except FileExistsError:
             raise StepFailed("ship", f"the image {name} comes twice") from None
         try:
-            while data:
-                data = data[os.write(file, data) :]
+            _append(file, data)
         finally:
             os.close(file)
 
     def _full(self) -> bool:
         return len(self.bytes) + self._small_files >= STREAMS
 
-    def _end_stream(self, stream: str) -> None:
-        self._ended.add(stream)
-        if stream in self._files:
-            os.close(self._files.pop(stream))
-        elif stream == PAGE_TABLE:
-            self._end_page_table()
-        elif stream == small_images.STREAM:
-            self._small.check_ended()
-        elif self.devices is not None and stream == TABLE:
-            self.devices.end_table()
-            (self.images / TABLE).write_bytes(self.devices.table)
-        elif self.devices is not None and (pid := _device(stream)):
-            self.devices.end_memory(pid)
-        else:
-            tree = stream.split(":", 2)[2]
-            unpacker = self._unpackers.pop(stream)
-            unpacker.finish()
-            self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
-            self.written.setdefault(tree, set()).update(unpacker.written)
+    def _end_tree(self, stream: str, tree: str) -> None:
+        unpacker = self._unpackers.pop(stream)
+        unpacker.finish()
+        self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
+        self.written.setdefault(tree, set()).update(unpacker.written)
+
+    def _end_device_table(self, devices: DeviceInlet) -> None:
+        devices.end_table()
+        (self.images / TABLE).write_bytes(devices.table)
 
     def _take_pages(self, chunk: memoryview) -> None:
         """Take pages. Several threads call this and copy into the store at the same time."""
@@ -375,10 +376,9 @@ def _need_memory() -> None:
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _device(stream: str) -> str:
-    """The pid in the name of a stream of device memory; "" for other streams."""
-    kind, _, pid = stream.partition(":")
-    return pid if kind == MEMORY else ""
+def _append(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _unknown(stream: str) -> StepFailed:
@@ -388,5 +388,4 @@ def _unknown(stream: str) -> StepFailed:
 
 
 def _some(streams: list[str]) -> str:
-    first = ", ".join(f"{s[:80]!a}" for s in sorted(streams)[:5])
-    return first + (f" and {len(streams) - 5} more" if len(streams) > 5 else "")
+    return units.some((f"{s[:80]!a}" for s in sorted(streams)), 5)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 
+from ....criu_glue.capsule.sandboxes import hand_over
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.files import trees
 from ....criu_glue.files.rights import User
@@ -63,9 +64,7 @@ class IncomingMigration:
         self._factory = factory
         self.images = factory.images(reserve.migration)
         self.images.mkdir(parents=True, exist_ok=True)
-        inlet = None
-        if devices is not None:
-            inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
+        inlet = DeviceInlet(devices, dict(self.gpus)) if devices is not None else None
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
         carried, limit = factory.placement.carried, reserve.limit_bytes
         self.inbox = Inbox(self.images, resident, carried, inlet, limit, self._ahead)
@@ -268,7 +267,7 @@ class IncomingMigration:
                 self._enter(IncomingPhase.FAILED)
                 return False
         if resumed:
-            self._restored.hand_over()
+            hand_over(self.resident.sandbox)
         self._enter(IncomingPhase.RUNNING)
         # All pages are in place. Nobody frees this image later, and an open store would keep its
         # pages on the tmpfs after the image's directory is removed.

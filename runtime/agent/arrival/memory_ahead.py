@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from .... import background, units
@@ -95,17 +97,17 @@ class MemoryAhead:
         """Restore the tree with the early CRIU, or with a fresh one. Raises StepFailed with no task
         left. ``store``: None if CRIU's image has all memory."""
         until = time.monotonic() + deadline_s
+        bring_up = partial(
+            tree.bring_up, criu, manifest.pipes, stopped=stopped, epoll=manifest.epoll
+        )
         early, self._early = self._early, None
         fill: FillEngine | None = None
         if early is not None and store is not None:
-            fill = self._restore_early(early, tree, criu, store, manifest, deadline_s, stopped)
+            fill = self._restore_early(early, store, partial(bring_up, deadline_s))
         if fill is None:
             if store is not None:
                 fill = FillEngine(self._images, store, free_after_copy=_only_once(store.size))
-            left = until - time.monotonic()
-            tree.bring_up(
-                criu, manifest.pipes, left, stopped=stopped, fill=fill, epoll=manifest.epoll
-            )
+            bring_up(until - time.monotonic(), fill=fill)
         lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image"))
         if fill is not None:
             seen = fill.seen()
@@ -114,14 +116,7 @@ class MemoryAhead:
             lap.detail = placed or self._why_none
 
     def _restore_early(
-        self,
-        early: EarlyCriu,
-        tree: RestoringTree,
-        criu: Criu,
-        store: MemoryStore,
-        manifest: Manifest,
-        deadline_s: float,
-        stopped: bool,
+        self, early: EarlyCriu, store: MemoryStore, bring_up: Callable[..., None]
     ) -> FillEngine | None:
         """Return None if the early CRIU could not restore the tree; no task is left then."""
         early.why = early.why or self._ids_in_the_way()
@@ -129,15 +124,7 @@ class MemoryAhead:
             if early.prepare():
                 spend = _only_once(store.size - early.bytes)
                 fill = FillEngine(self._images, store, plan=early.plan, free_after_copy=spend)
-                tree.bring_up(
-                    criu,
-                    manifest.pipes,
-                    deadline_s,
-                    stopped=stopped,
-                    fill=fill,
-                    early=early,
-                    epoll=manifest.epoll,
-                )
+                bring_up(fill=fill, early=early)
                 return fill
             self._why_none = f"all was filled in now: {early.why}"
         except StepFailed as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ....criu_glue.capsule.sandboxes import hand_over
 from ....criu_glue.criu.restore import RestoringTree
 from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, StepFailed
@@ -37,7 +36,6 @@ class RestoredCapsule:
         find_devices: FindDevices,
     ) -> None:
         self.tree = RestoringTree(resident.sandbox, images)
-        self._resident = resident
         self._images = images
         self._devices = devices
         self._gpus = gpus
@@ -83,10 +81,6 @@ class RestoredCapsule:
                 devices.end()
         if not resumed:
             self.let_go(manifest, deadline_s)
-
-    def hand_over(self) -> None:
-        """From now on the sandbox ends with its tree, which runs."""
-        hand_over(self._resident.sandbox)
 
     def drop(self) -> None:
         """End a restored tree that may not run; sandbox and image stay."""

@@ -35,8 +35,7 @@ class FinalDirtySet:
     def finish(self) -> FrozenSet:
         """Return when the destination has the whole set; raises the error that prevented it."""
         self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self.check()
         assert self._found is not None
         self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self._found.table))
         self._table.send(PAGE_TABLE, b"")

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source looks at a capsule for a prediction: how large it is, and how much it writes."""
+"""The source looks at a capsule before it sends memory: whether that can go ahead, how large it is,
+and how much it writes."""
 
 from __future__ import annotations
 
 import logging
 import time
 
+from .... import units
 from ....criu_glue.capsule.tree import tasks
 from ....criu_glue.memory.source.tracker import MemoryTracker
 from ....criu_glue.survey.footprint import footprint
@@ -15,7 +17,6 @@ from ...config.cluster import PrecopySettings
 from ...cost.model import LOOK_S
 from ...messages import Writing
 from ..host.running_capsule import RunningCapsule
-from .full_dump import full_dump_because
 
 log = logging.getLogger("liveshift.forecast")
 
@@ -24,6 +25,10 @@ LOOKS = 3
 the last round and the boundary, whose writes are left for the freeze."""
 
 LONG_LOOK_S = 1.0
+
+SHARED_MOST = 256 << 20
+"""Pre-copy is refused if processes share more than this many bytes copy on write, and also more
+than a quarter of their private bytes: each restored process would have its own copy."""
 
 
 def forecast_memory(
@@ -36,6 +41,23 @@ def forecast_memory(
     why = full_dump_because(host, resident, settings)
     writing = measure_writing(resident) if watch and not why else None
     return footprint(resident.sandbox), writing, why
+
+
+def full_dump_because(host: str, resident: RunningCapsule, settings: PrecopySettings) -> str:
+    """Why CRIU's image must carry all memory of a capsule on ``host``, in words; "" if the memory
+    can go ahead while the capsule trains."""
+    if not settings.enabled:
+        return "precopy.enabled is false in the cluster file"
+    if why := MemoryTracker.probe():
+        return f"{host}: {why}"
+    size = footprint(resident.sandbox)
+    shared = size.copied - size.private
+    if shared > SHARED_MOST and shared > size.private / 4:
+        return (
+            f"its processes share {units.size(shared)} copy on write, of which each would have its"
+            " own copy otherwise"
+        )
+    return ""
 
 
 def measure_writing(

@@ -8,7 +8,6 @@ they expect, then the device state comes back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ....criu_glue.capsule import sandboxes
@@ -17,7 +16,7 @@ from ....criu_glue.network import network, network_lock
 from ....errors import LiveshiftError, Unreachable
 from ...model.stopwatch import Stopwatch
 from ..gpu.device_state import DeviceLost
-from ..gpu.devices import DeviceTree, FindDevices, has_cuda, no_devices
+from ..gpu.devices import DeviceTree, FindDevices, has_cuda
 from ..host.running_capsule import ROOT_PID, RunningCapsule
 
 
@@ -31,8 +30,8 @@ class FrozenCapsule:
         self,
         resident: RunningCapsule,
         images: Path,
-        devices: DeviceTree | None = None,
-        find_devices: FindDevices = no_devices,
+        devices: DeviceTree | None,
+        find_devices: FindDevices,
     ) -> None:
         self.tree = FrozenTree(resident.sandbox, ROOT_PID, images)
         self.devices = devices
@@ -42,24 +41,10 @@ class FrozenCapsule:
         self._recovered = False
         self._removed = False
 
-    @classmethod
-    def recover(
-        cls, resident: RunningCapsule, images: Path, find_devices: FindDevices
-    ) -> FrozenCapsule:
-        """A capsule that an earlier agent was freezing or held frozen."""
-        here = cls(resident, images, None, find_devices)
-        here.tree.take_up()
-        here._locked = here._recovered = resident.still = True
-        return here
-
-    def warm_devices(self, gpus: Sequence[str]) -> None:
-        """While the job trains, prepare the GPU helper to take the memory of these GPUs."""
-        if self.devices is not None:
-            self.devices.warm(gpus)
-
-    def save_devices(self, watch: Stopwatch) -> None:
-        if self.devices is not None:
-            self.devices.save(watch)
+    def take_up(self) -> None:
+        """Go on with a capsule that an earlier agent was freezing or held frozen."""
+        self.tree.take_up()
+        self._locked = self._recovered = self._resident.still = True
 
     def lock(self) -> None:
         network_lock.lock(self._resident.sandbox.init)

@@ -22,10 +22,9 @@ from ...model.stopwatch import Lap, Stopwatch
 from ...wire import Lanes, Sender
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from .final_dirty_set import FinalDirtySet
-from .full_dump import full_dump_because
-from .precopy import PrecopyRounds, describe_rounds
+from .forecast import full_dump_because
+from .precopy import PrecopyRounds, choose_way, describe_rounds
 from .progress import RoundsReporter
-from .way import choose_way
 
 NEVER = float("inf")
 

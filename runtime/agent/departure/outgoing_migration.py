@@ -31,7 +31,7 @@ from ...model.stopwatch import Stopwatch
 from ...wire import Sender
 from ...wire.small_images import SmallImagePacker
 from ..gpu.device_memory import Pump
-from ..gpu.devices import DeviceTree, FindDevices
+from ..gpu.devices import DeviceTree, FindDevices, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
 from .final_dirty_set import FinalDirtySet
@@ -47,7 +47,8 @@ class OutgoingMigration:
 
     ``wire``: None for one that an earlier agent began: it is only thawed or finished. ``devices``:
     the capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that the capsule uses here.
-    They stay reserved while it may come back. ``frozen``: see :meth:`recover`.
+    They stay reserved while it may come back. ``find_devices``: finds ``devices`` of an earlier
+    agent.
 
     Methods block, and the agent runs them in a thread, one at a time. Any thread may call
     ``abandon``, ``end_sooner``, ``gates_close`` and ``gates_open`` meanwhile.
@@ -61,20 +62,18 @@ class OutgoingMigration:
         wire: OutgoingWire | None = None,
         devices: DeviceTree | None = None,
         gpus: Sequence[str] = (),
-        *,
-        frozen: FrozenCapsule | None = None,
-        phase: OutgoingPhase = OutgoingPhase.PREPARING,
+        find_devices: FindDevices = no_devices,
     ) -> None:
         self.migration = migration
         self.resident = resident
         self.gpus = list(gpus)
-        self.phase = phase
+        self.phase = OutgoingPhase.PREPARING
         self._factory = factory
         self._sender = wire.sender if wire is not None else None
         self._images = factory.images(migration)
         self._files = OutgoingFiles(resident, factory)
         self._memory = OutgoingMemory(resident, factory, wire)
-        self._frozen = frozen or FrozenCapsule(resident, self._images, devices)
+        self._frozen = FrozenCapsule(resident, self._images, devices, find_devices)
         self._abandoned = False
 
     @classmethod
@@ -87,10 +86,10 @@ class OutgoingMigration:
         find_devices: FindDevices,
     ) -> OutgoingMigration:
         """One whose freeze an earlier agent began: its tree may be frozen, or it holds it."""
-        images = factory.images(migration)
-        frozen = FrozenCapsule.recover(resident, images, find_devices)
-        phase = OutgoingPhase.PROMISED if has_promised(images) else OutgoingPhase.FREEZING
-        return cls(migration, resident, factory, gpus=gpus, frozen=frozen, phase=phase)
+        here = cls(migration, resident, factory, gpus=gpus, find_devices=find_devices)
+        here._frozen.take_up()
+        here.phase = OutgoingPhase.PROMISED if here.promised else OutgoingPhase.FREEZING
+        return here
 
     # ---- phases --------------------------------------------------------------------------------
 
@@ -118,7 +117,8 @@ class OutgoingMigration:
         until the deadline of a request that came at ``asked`` (monotonic seconds)."""
         self._enter(OutgoingPhase.PRECOPYING)
         watch = Stopwatch(asked)  # the orchestrator counts its phases from the request
-        self._frozen.warm_devices(self.gpus)
+        if self._frozen.devices is not None:
+            self._frozen.devices.warm(self.gpus)
         self._memory.begin(request, watch)
         until = asked + request.deadline
         with watch.phase("files ahead") as lap:
@@ -198,8 +198,8 @@ class OutgoingMigration:
         self._images.mkdir(parents=True, exist_ok=True)
         name, epoch = self.resident.spec.name, self.resident.epoch
         write_note(self._images, OutgoingNote(self.migration, name, self.gpus, epoch))
-        self._frozen.save_devices(watch)
-        if self._frozen.devices is not None:
+        if (devices := self._frozen.devices) is not None:
+            devices.save(watch)
             reach("source.devices_saved")
         left = self._wire.until - time.monotonic()
         if left <= 0:
@@ -210,7 +210,7 @@ class OutgoingMigration:
                 self.resident.sandbox, self._factory.placement, lambda: self._abandoned
             )
         reach("source.locked")
-        pump, final_set = Pump(self._frozen.devices, self._wire.send), None
+        pump, final_set = Pump(devices, self._wire.send), None
         try:
             final_set = self._memory.send_final_set(self._images, self._wire.until)
             with watch.phase("dump", frozen=True) as lap:

@@ -32,10 +32,11 @@ from ....errors import LiveshiftError
 from ...config.choices import Way
 from ...config.cluster import PrecopySettings as Settings
 from ...cost import model as cost
-from ...messages import Chosen, Situation
+from ...messages import Chosen, Situation, StartPrecopy
 from ...model.link_rates import STANDSTILL
 from ...wire import Lanes, Wants
 from ..host.running_capsule import RunningCapsule
+from .forecast import measure_writing
 from .progress import RoundsReporter
 from .throttle import Throttle
 
@@ -54,6 +55,9 @@ BETWEEN_ROUNDS_S = 0.2
 """``iterate_until_freeze`` waits this many seconds before each round. A round costs the job a fault
 for each page that it writes again. The pause avoids a round just before the freeze, which brings
 little."""
+
+SHORT_LOOK_S = 0.6
+"""Seconds of the long look at what a capsule writes, if the choice of a way waits for it."""
 
 
 @dataclass
@@ -333,6 +337,23 @@ class PrecopyRounds:
         self.tracker.close()
 
 
+def choose_way(
+    rounds: PrecopyRounds, request: StartPrecopy, resident: RunningCapsule, asked: float
+) -> None:
+    """Choose the way for a request that came at ``asked`` (monotonic seconds). Look at what the
+    capsule writes only if that can matter."""
+
+    def choose(situation: Situation) -> Chosen:
+        left = max(0.01, request.within - (time.monotonic() - asked)) if request.within else 0.0
+        return rounds.choose_way(situation, request.max_pause, left, Way(request.way))
+
+    if (plan := request.plan) is None or not choose(plan).undecided:
+        return
+    written = measure_writing(resident, 1, SHORT_LOOK_S)
+    if written is not None:
+        choose(msgspec.structs.replace(plan, written=written))
+
+
 def untrusted(pid: int) -> bool:
     """Whether a process's memory may change without a trace in the kernel's page tables: a device
     that has pinned the pages writes to them directly."""
@@ -355,7 +376,6 @@ def describe_rounds(done: CopiedAhead) -> str:
     if done.wanted:
         words += f", {units.size(done.wanted)} sent that the destination no longer had"
     if done.untracked:
-        pid, why = next(iter(done.untracked.items()))
-        others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
-        words += f"; read in full while the job is paused: process {pid}{others} ({why})"
+        pids, why = units.some(done.untracked, 1), next(iter(done.untracked.values()))
+        words += f"; read in full while the job is paused: process {pids} ({why})"
     return words

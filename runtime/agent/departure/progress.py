@@ -110,11 +110,6 @@ class RoundsReporter:
         self._reported = float("-inf")
         self._report()
 
-    def rate(self) -> float:
-        """Bytes per second over the last second; 0 before the second look."""
-        with self._lock:
-            return self._rate()
-
     def _note(self) -> None:
         now = self._clock()
         self._seen.append((now, self._bytes))
@@ -122,6 +117,7 @@ class RoundsReporter:
             self._seen.popleft()
 
     def _rate(self) -> float:
+        """Bytes per second over the last second; 0 before the second look."""
         if len(self._seen) < 2:
             return 0.0
         (began, before), (now, after) = self._seen[0], self._seen[-1]

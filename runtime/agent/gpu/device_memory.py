@@ -9,13 +9,12 @@ carries the bytes of that process's blocks, in the order of the table.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
 
 from ....cuda_snapshot.helper.blocks import Block
-from ....cuda_snapshot.helper.client import GpuHelper
 from ....cuda_snapshot.helper.ring_client import Filler
 from ....errors import StepFailed
 from .device_state import Saved
@@ -28,27 +27,6 @@ TABLE_LIMIT = 64 << 20
 
 Send = Callable[[str, bytes | memoryview], None]
 """A function like wire.Sender.send: empty bytes end a stream."""
-
-
-def send_memory(
-    helper: GpuHelper,
-    migration: str,
-    saved: Sequence[Saved],
-    send: Send,
-    stopped: Callable[[], bool] = lambda: False,
-) -> None:
-    """Send the device memory that the helper holds for ``saved``; StepFailed once ``stopped``."""
-    for process in saved:
-        if not process.blocks:
-            continue
-        stream = f"{MEMORY}:{process.pid}"
-        for view in helper.drain(f"{migration}/{process.pid}"):
-            if stopped():
-                raise StepFailed(
-                    "gpu memory", "the copy of device memory was stopped because the dump failed"
-                )
-            send(stream, view)
-        send(stream, b"")
 
 
 class Pump:
@@ -85,9 +63,21 @@ class Pump:
 
     def _run(self, devices: DeviceTree, send: Send) -> None:
         try:
-            send_memory(devices.helper, devices.migration, devices.saved, send, self._stop.is_set)
+            for process in devices.saved:
+                if process.blocks:
+                    self._send_blocks(devices, process.pid, send)
         except BaseException as error:
             self._error = error
+
+    def _send_blocks(self, devices: DeviceTree, pid: int, send: Send) -> None:
+        stream = f"{MEMORY}:{pid}"
+        for view in devices.helper.drain(devices.key(pid)):
+            if self._stop.is_set():
+                raise StepFailed(
+                    "gpu memory", "the copy of device memory was stopped because the dump failed"
+                )
+            send(stream, view)
+        send(stream, b"")
 
 
 class DeviceInlet:
@@ -96,12 +86,11 @@ class DeviceInlet:
     Every error ends the migration: StepFailed for data that no source sends, or a helper's error.
     """
 
-    def __init__(self, helper: GpuHelper, migration: str, gpus: Mapping[str, str]) -> None:
-        self._helper = helper
-        self._migration = migration
+    def __init__(self, devices: DeviceTree, gpus: Mapping[str, str]) -> None:
+        self._devices = devices
         self._gpus = gpus
         self._raw = bytearray()
-        self._fillers: dict[str, Filler] = {}
+        self._fillers: list[Filler] = []
         self._saved: list[Saved] = []
 
     @property
@@ -119,29 +108,22 @@ class DeviceInlet:
         self._saved = decode(self._raw)
         for process in self._saved:
             if process.blocks:
-                self._helper.create(self._key(process.pid), self._moved(process))
+                key = self._devices.key(process.pid)
+                self._devices.helper.create(key, self._moved(process))
 
-    def write(self, pid: str, data: memoryview) -> None:
-        if pid not in self._fillers:
-            known = {str(p.pid) for p in self._saved if p.blocks}
-            if pid not in known:
-                raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
-            self._fillers[pid] = self._helper.filler(self._key(pid))
-        self._fillers[pid].write(data)
-
-    def end_memory(self, pid: str) -> None:
-        """Raises StepFailed if bytes are missing."""
-        if pid in self._fillers:
-            self._fillers.pop(pid).finish()
+    def filler(self, pid: str) -> Filler:
+        """What takes the memory of a process."""
+        process = next((p for p in self._saved if p.blocks and str(p.pid) == pid), None)
+        if process is None:
+            raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
+        self._fillers.append(self._devices.helper.filler(self._devices.key(process.pid)))
+        return self._fillers[-1]
 
     def close(self) -> None:
         """Take nothing more. A second call does no harm."""
-        for filler in self._fillers.values():
+        for filler in self._fillers:
             filler.close()
         self._fillers.clear()
-
-    def _key(self, pid: int | str) -> str:
-        return f"{self._migration}/{pid}"
 
     def _moved(self, process: Saved) -> list[Block]:
         for block in process.blocks:

@@ -154,16 +154,11 @@ class DeviceTree:
         if self.plain or not gpus:
             return ""
         try:
-            self.helper.warm(self._warm, gpus)
+            self.helper.warm(f"{self.migration}/warm", gpus)  # a key that no process has
         except LiveshiftError as error:
             log.warning("%s: the fast path is not taken: %s", self.migration, error)
             self.plain = str(error)
         return self.plain
-
-    @property
-    def _warm(self) -> str:
-        """A key that no process has."""
-        return f"{self.migration}/warm"
 
     # ---- at the source -------------------------------------------------------------------------
 

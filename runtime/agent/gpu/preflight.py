@@ -96,14 +96,13 @@ def _version(driver: str) -> list[int]:
 
 def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[PreflightFinding]:
     if made.host_memory > survey.memory:
+        why = _why_plain(survey, made)
+        streamed = f", or let device memory be streamed ({why})" if why else ""
         yield (
             "the source has not enough host memory: the driver copies"
             f" {units.size(made.host_memory)} of device memory into the processes,"
             f" {units.size(survey.memory)} are available",
-            "free memory at the source, or let device memory be streamed"
-            f" ({_why_plain(survey, made)})"
-            if _why_plain(survey, made)
-            else "free memory at the source",
+            f"free memory at the source{streamed}",
         )
 
 
@@ -122,7 +121,7 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
         if a in used
     ]
     if words:
-        yield "GPUs", _some(words)
+        yield "GPUs", units.some(words, SHOWN, "; ")
     strange = [
         f"{named(new[b])} for {named(old[a])}, which is at {old[a].pci_bus_id}"
         for a, b in made.pairs
@@ -131,7 +130,7 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
     if strange:
         # NVIDIA/cuda-checkpoint issue 48: the process still reports the old address.
         problem = "no GPU here has that PCI address, by which NCCL will look for it"
-        yield "PCI addresses", f"{_some(strange)}: {problem}"
+        yield "PCI addresses", f"{units.some(strange, SHOWN, '; ')}: {problem}"
     streamed = survey.total - made.host_memory
     if why := _why_plain(survey, made):
         found = f"{units.size(made.host_memory)} copied by the driver's checkpoint: {why}"
@@ -141,9 +140,7 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
     off = [named(new[b]) for a, b in made.pairs if a in used and new[b].persistence is False]
     if off:
         # Its helper has called cuInit and stays, so the move works (cuda.h), but takes longer.
-        yield "persistence mode", f"off here on {_some(off)}: nvidia-smi -pm 1 saves seconds"
-
-
-def _some(words: list[str]) -> str:
-    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return "; ".join(words[:SHOWN]) + more
+        yield (
+            "persistence mode",
+            f"off here on {units.some(off, SHOWN, '; ')}: nvidia-smi -pm 1 saves seconds",
+        )

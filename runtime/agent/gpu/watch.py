@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .... import units
 from ....errors import LiveshiftError
 from ...messages import GpuHost, GpuSeat
 
@@ -69,7 +70,11 @@ class GpuWatch:
         if helper is None:
             return GpuHost("", (0, 0), False, False, self.why_none, [], {})
         seen = helper.host()
-        busy = {gpu.uuid: _processes(gpu.processes) for gpu in seen.gpus if gpu.processes}
+        busy = {
+            gpu.uuid: f"is used by process {units.some(sorted(gpu.processes), 1)}"
+            for gpu in seen.gpus
+            if gpu.processes
+        }
         self._last = GpuHost(
             driver=seen.driver,
             cuda=seen.cuda,
@@ -139,8 +144,3 @@ class GpuWatch:
                 log.warning("no GPU can be used here: %s", error)
             self.why_none = str(error)
             return None
-
-
-def _processes(pids: Mapping[int, int | None]) -> str:
-    first, *others = sorted(pids)
-    return f"is used by process {first}" + (f" and {len(others)} more" if others else "")

@@ -178,12 +178,10 @@ class CapsuleTable:
             carried_out.forget_job(self.factory, request.job)
             book = self.books.pop(request.job, None)
             if book is not None:
-                await self._lower(Overlay(book.vni, book.subnet))
-
-    async def _lower(self, overlay: Overlay) -> None:
-        async with self.network:
-            if not self._jobs_of(overlay.vni):
-                await asyncio.to_thread(network.lower_overlay, overlay)
+                async with self.network:
+                    if not self._jobs_of(book.vni):
+                        overlay = Overlay(book.vni, book.subnet)
+                        await asyncio.to_thread(network.lower_overlay, overlay)
 
     async def locate(self, request: messages.Locate) -> None:
         """Enter the addresses that are newer than the known ones; return when they are in force."""

@@ -9,17 +9,18 @@ not count as free: the job's threads have only just left such a core.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ....cores import usable
 from ...messages.predictions import Cores
 from .reading_cost import OF_THIS_AGENT, ReadingCost
 
-STAT, PRESSURE = Path("/proc/stat"), Path("/proc/pressure/cpu")
+PRESSURE = Path("/proc/pressure/cpu")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 WINDOW_S, LEAST_S = 5.0, 0.2
 """The seconds over which idle time is averaged, and the fewest seconds that give an average."""
@@ -55,7 +56,8 @@ class IdleCores:
                 now = self._add()
         seconds = now.at - then.at
         idle = (now.idle - then.idle) / seconds * max(0.0, 1 - (now.waited - then.waited) / seconds)
-        return Cores(usable(), min(usable(), max(0.0, idle)), self._cost.per_byte, _boot())
+        boot = BOOT.read_text().strip()
+        return Cores(usable(), min(usable(), max(0.0, idle)), self._cost.per_byte, boot)
 
     def _add(self) -> _Look:
         now = _look()
@@ -66,8 +68,7 @@ class IdleCores:
 
 
 def _look() -> _Look:
-    fields = STAT.read_text().split("\n", 1)[0].split()
-    return _Look(time.monotonic(), int(fields[4]) / os.sysconf("SC_CLK_TCK"), _waited())
+    return _Look(time.monotonic(), psutil.cpu_times().idle, _waited())
 
 
 def _waited() -> float:
@@ -75,9 +76,3 @@ def _waited() -> float:
         line = PRESSURE.read_text().split("\n", 1)[0]
         return int(line.rpartition("total=")[2]) / 1e6
     return 0.0
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return BOOT.read_text().strip()
-    return ""

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -240,16 +240,9 @@ class CapsuleFactory:
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> RunningCapsule:
         """Start a capsule afresh; raises LiveshiftError or OSError, and then leaves nothing."""
         self._need_interposer(spec)
-        overlay = self.raise_overlay(book)
-        plan = self.fresh_directory(spec)
-        try:
-            self._plug_in(overlay, spec, book.where, locked=False)
+        with self._room(spec, book, locked=False) as plan:
             sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd)
-        except BaseException:
-            network.unplug(overlay, netns_name(spec.name), spec.index)
-            shutil.rmtree(plan.directory, ignore_errors=True)
-            raise
-        resident = RunningCapsule(spec, epoch, overlay, sandbox)
+        resident = RunningCapsule(spec, epoch, Overlay(book.vni, book.subnet), sandbox)
         resident.note()
         return resident
 
@@ -269,26 +262,28 @@ class CapsuleFactory:
 
         Raises LiveshiftError or OSError, and leaves nothing behind then.
         """
-        spec = reserve.spec
-        overlay = self.raise_overlay(reserve.book)
-        plan = self.fresh_directory(spec)
-        try:
-            self._plug_in(overlay, spec, reserve.book.where, locked=True)
+        with self._room(reserve.spec, reserve.book, locked=True) as plan:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
             sandbox = sandboxes.build_empty(plan, ROOT_PID, last)
-        except BaseException:
-            network.unplug(overlay, netns_name(spec.name), spec.index)
-            shutil.rmtree(plan.directory, ignore_errors=True)
-            raise
         return self.resident(reserve, sandbox)
 
-    def _plug_in(
-        self, overlay: Overlay, spec: CapsuleSpec, peers: Iterable[str], *, locked: bool
-    ) -> None:
+    @contextlib.contextmanager
+    def _room(self, spec: CapsuleSpec, book: Book, *, locked: bool) -> Iterator[SandboxPlan]:
+        """Make the capsule's directory and network for the sandbox that the context makes; an error
+        in it removes both. The files of an earlier stay on this host are removed."""
+        overlay, plan, netns = self.raise_overlay(book), self.plan(spec), netns_name(spec.name)
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        plan.directory.parent.mkdir(parents=True, exist_ok=True)
+        plan.directory.mkdir(mode=0o700)  # only root may read the job's environment
         relayed = [host.address for host in self.cluster.hosts] if self.cluster.relay else None
-        netns = netns_name(spec.name)
-        network.plug_in(overlay, netns, spec.index, peers, locked, spec.uid, relayed)
+        try:
+            network.plug_in(overlay, netns, spec.index, book.where, locked, spec.uid, relayed)
+            yield plan
+        except BaseException:
+            network.unplug(overlay, netns, spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
 
     def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
         overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
@@ -308,14 +303,6 @@ class CapsuleFactory:
             agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
             relay=cluster.relay.address if cluster.relay else "",
         )
-
-    def fresh_directory(self, spec: CapsuleSpec) -> SandboxPlan:
-        """Make the capsule's directory. The files of an earlier stay on this host are removed."""
-        plan = self.plan(spec)
-        shutil.rmtree(plan.directory, ignore_errors=True)
-        plan.directory.parent.mkdir(parents=True, exist_ok=True)
-        plan.directory.mkdir(mode=0o700)  # only root may read the job's environment
-        return plan
 
 
 def netns_name(capsule: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import xxhash
@@ -52,11 +54,13 @@ class Host:
         self.source = place / "source"
         self.carried = place / "carried"
         self.resident = Resident(Room(Plan(place / "tmp", place / "log"), place / "root"))
+        self.ahead: Any = SimpleNamespace(begin=lambda *_, **__: None, halt=lambda: None, lost="")
         self.inbox = self.again()
         self.sent: dict[str, bytes] = {}
 
     def again(self) -> Inbox:
-        return Inbox(self.images, self.resident, (str(self.carried),))  # type: ignore[arg-type]
+        resident: Any = self.resident
+        return Inbox(self.images, resident, (str(self.carried),), None, 0, self.ahead)
 
     def landed(self) -> Inbox:
         """As an agent that was started anew has it."""

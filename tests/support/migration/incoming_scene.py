@@ -14,7 +14,7 @@ import pytest
 from liveshift.criu_glue.images import image_check, reservations, shared_sizes
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.arrival import restored_capsule
+from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
@@ -80,7 +80,7 @@ class Scene:
             (shared_sizes, "forget"),
             (reservations, "mark"),
             (carried_out, "reconcile"),
-            (restored_capsule, "hand_over"),
+            (incoming_migration, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))
 

@@ -262,8 +262,7 @@ def test_memory_is_there_before_a_stop_brings_pages(in_memory: Host) -> None:
     while the job stands."""
     host, came = in_memory, list[object]()
     host.inbox.memory_limit = 1 << 30
-    ahead: Any = host.inbox.ahead
-    ahead.begin = came.append
+    host.ahead.begin = came.append
     assert host.inbox.make_room() is False
     assert host.inbox.memory is None, "nothing is known of what will come"
     host.inbox.make_room(STOP)

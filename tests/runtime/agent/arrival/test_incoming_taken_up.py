@@ -202,8 +202,8 @@ def test_the_memory_of_one_that_runs_or_has_ended_is_freed(
     here = scene.again()
     if stands:
         assert here is not None
-        for name in ("finish_letting_go", "hand_over"):
-            monkeypatch.setattr(here._restored, name, lambda *_: None)
+        monkeypatch.setattr(here._restored, "finish_letting_go", lambda *_: None)
+        monkeypatch.setattr(incoming_migration, "hand_over", lambda _sandbox: None)
         (scene.first.images / "resumed").touch()
         assert closed == []
         assert here.resume_recovered()
@@ -227,11 +227,11 @@ def test_device_memory_comes_to_the_gpus_that_were_chosen(
         return which
 
     monkeypatch.setattr(incoming_migration, "DeviceInlet", inlet)
-    devices: Any = SimpleNamespace(helper="the helper")
+    devices: Any = SimpleNamespace()
     here = IncomingMigration(
         scene.reserve, scene.first.resident, scene.factory, None, devices, PAIRS
     )
-    assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
+    assert inlets == [(devices, {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
     made: Any = here.inbox.devices
     assert made == inlets[0]
     plain = IncomingMigration(scene.reserve, scene.first.resident, scene.factory)
