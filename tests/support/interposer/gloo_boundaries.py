@@ -30,12 +30,14 @@ def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[],
     named = {str(n): gate for n, gate in enumerate(gates)}
     for gate in gates:
         gate.arm(attempt, LEASE_MS, 1000)
+    unheard = list(named)
     deadline = time.monotonic() + PATIENCE_S
     while running():
-        for name in clock.silent:
+        for name in list(unheard):
             report = named[name].announced()
             if report is not None:
                 clock.add_report(name, report)
+                unheard.remove(name)
         if clock.version:
             for name in clock.due():
                 aim = clock.aim(name)
