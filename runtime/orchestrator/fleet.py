@@ -30,7 +30,6 @@ class HostState:
     the digest of the cluster file that the agent uses.
     """
 
-    name: str
     heard: float = 0.0
     memory_free: int = 0
     boot_id: str = ""
@@ -46,7 +45,7 @@ class Fleet:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.journal = Journal(cluster.paths.state / "journal.sqlite")
-        self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
+        self.hosts = {host.name: HostState() for host in cluster.hosts}
         self.taints = self.journal.taints()
         self.deadlines = self.journal.deadlines()
         self.cordons = self.journal.cordons()

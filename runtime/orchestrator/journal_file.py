@@ -9,7 +9,6 @@ A journal that has the mark when it is opened was restored from a backup: it lac
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import sqlite3
@@ -20,8 +19,6 @@ from typing import Any
 
 from ... import units
 from ...errors import LiveshiftError
-
-log = logging.getLogger("liveshift.journal")
 
 MARK = 0x6C73626B
 """A backup has this application_id, "lsbk" in ASCII."""
