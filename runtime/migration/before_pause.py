@@ -89,14 +89,7 @@ class BeforePause(Migration):
                 lambda: self._inspect(limit),
             )
             self._inspected = inspected
-            self.predicted = self._context.predict(
-                self.capsule,
-                self.destination,
-                inspected,
-                reserved,
-                self.order.copy_way,
-                self._within(),
-            )
+            self.predicted = self._context.predict(self.order, inspected, reserved, self._within())
             self._note_if_late(self.predicted)
             tasks = len(inspected.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
