@@ -85,8 +85,7 @@ class Journal:
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'running', NULL)",
                 (name, vni, subnet, spec, now),
             )
-            query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"
-            first = int(self.file.rows(query, (name,))[0][0])
+            first = self.last_epoch(name) + 1
             self.file.write_all(
                 "INSERT INTO capsules VALUES (?, ?, ?, ?, ?, NULL, 1)",
                 [(c, name, index, host, first) for c, (index, host) in owners.items()],

@@ -411,11 +411,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         'query = "SELECT COALESCE(MIN(epoch), 0) FROM last_epochs WHERE job = ?"',
     ): ONE_ROW,
     (
-        "runtime/orchestrator/journal.py",
-        'query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"',
-        'query = "SELECT COALESCE(MIN(epoch), 0) + 1 FROM last_epochs WHERE job = ?"',
-    ): ONE_ROW,
-    (
         "runtime/orchestrator/journal_file.py",
         "MARK = 0x6C73626B",
         "MARK = 1819501164",
