@@ -14,13 +14,13 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
+from ..model.steps import ENDS, MigrationStep
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -215,9 +215,13 @@ class Journal:
             (number, row.state, msgspec.msgpack.encode(row)),
         )
 
-    def migrations_not_in(self, states: Iterable[str]) -> list[tuple[int, MigrationRow]]:
-        """List the migrations whose state is none of ``states``."""
-        over = list(states)
+    def end_migration(self, number: int, row: MigrationRow, end: MigrationStep, why: str) -> None:
+        """Record the end of a migration that an earlier orchestrator has left under way."""
+        self.save_migration(number, msgspec.structs.replace(row, state=end.value, error=why))
+
+    def migrations_under_way(self) -> list[tuple[int, MigrationRow]]:
+        """List the migrations that have not ended, with their numbers."""
+        over = [step.value for step in ENDS]
         query = "SELECT number, row FROM migrations WHERE state NOT IN ({})"
         rows = self.file.rows(query.format(", ".join("?" * len(over))), over)
         return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]

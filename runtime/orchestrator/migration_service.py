@@ -71,10 +71,12 @@ class MigrationService:
 
     def recover(self) -> None:
         """Continue the migrations that an earlier orchestrator has left under way."""
-        for number, row in self._records.under_way():
+        journal = self._fleet.journal
+        for number, row in journal.migrations_under_way():
             found = self._fleet.find(row.capsule)
             if found is None:
-                self._records.end_forgotten(number, row)
+                text = f"the job of {row.capsule} ended while no orchestrator ran"
+                journal.end_migration(number, row, MigrationStep.JOB_ENDED, text)
                 continue
             migration = self._from_row(*found, row)
             text = f"the orchestrator was restarted while it was {migration.step.value}"
