@@ -59,9 +59,8 @@ class CatchUp:
 
     def _decide(self) -> None:
         fleet = self._fleet
-        for job in fleet.jobs.values():
-            for capsule in [c for c in job.capsules.values() if c.code is None]:
-                self._assign_owner(job, capsule)
+        for job, capsule in fleet.living():
+            self._assign_owner(job, capsule)
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")

@@ -60,14 +60,18 @@ class Fleet:
         """Return in words why a cluster of these hosts does not fit the running jobs; "" if it
         does."""
         there = set(hosts)
-        for job in self.jobs.values():
-            for capsule in job.capsules.values():
-                if job.state != "ended" and capsule.code is None and capsule.host not in there:
-                    return (
-                        f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
-                        f" drain {capsule.host} before you remove it"
-                    )
+        for _, capsule in self.living():
+            if capsule.host not in there:
+                return (
+                    f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
+                    f" drain {capsule.host} before you remove it"
+                )
         return ""
+
+    def living(self) -> list[tuple[Job, Capsule]]:
+        """List the capsules whose commands have not ended, each with its job."""
+        jobs = [job for job in self.jobs.values() if job.state != "ended"]
+        return [(job, each) for job in jobs for each in job.capsules.values() if each.code is None]
 
     def unreported(self) -> list[str]:
         """List the hosts whose report a restored journal still waits for; see catch_up.py."""
@@ -99,11 +103,8 @@ class Fleet:
     def taken(self) -> defaultdict[str, set[str]]:
         """Return, by host, the capsules that take a slot: they run there, arrive or leave."""
         taken: defaultdict[str, set[str]] = defaultdict(set)
-        for job in self.jobs.values():
-            if job.state != "ended":
-                for capsule in job.capsules.values():
-                    if capsule.code is None:
-                        taken[capsule.host].add(capsule.name)
+        for _, capsule in self.living():
+            taken[capsule.host].add(capsule.name)
         for migration in self.under_way():
             for host in (migration.source, migration.destination):
                 taken[host].add(migration.capsule.name)
