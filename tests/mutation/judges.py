@@ -144,11 +144,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ("runtime/quiesce/gates.py", "await asyncio.sleep(BACK_OFF_S)", "pass"): PACE,
     (
         "runtime/quiesce/gates.py",
-        "self, host: str, message: Message, limits: Timeouts, deadline: float = 0.0",
-        "self, host: str, message: Message, limits: Timeouts, deadline: float = 1.0",
-    ): PACE,
-    (
-        "runtime/quiesce/gates.py",
         "while time.monotonic() < until and host in hosts_of(job):",
         "while ((time.monotonic() < until) or (host in hosts_of(job))):",
     ): "the agent opens by itself by then; asked longer it says the same",
@@ -211,8 +206,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): EQUAL,
     (
         "runtime/quiesce/gates.py",
-        "return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=True))",
-        "return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=False))",
+        "return dict(zip(hosts, await asyncio.gather(*asked), strict=True))",
+        "return dict(zip(hosts, await asyncio.gather(*asked), strict=False))",
     ): EQUAL,
     **{
         ("runtime/quiesce/gates.py", SHOWN, SHOWN.replace(*change)): WORDS
