@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes sizes and pauses for people. All messages use decimal units: 1 MB is 10^6 bytes."""
+"""Writes sizes, pauses and ranges for people. Messages use decimal units: 1 MB is 10^6 bytes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 
 def size(value: float) -> str:
@@ -29,3 +30,14 @@ def figures(value: float) -> str:
     value = float(f"{value:.3g}")  # round before counting digits: 0.9996 becomes 1.00
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{digits}f}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers in short: ``0-3``, ``0,2``, ``0-1,4``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

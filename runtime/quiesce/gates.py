@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ... import units
 from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..config.timeouts import Timeouts
@@ -379,15 +380,9 @@ def hosts_of(job: Job) -> list[str]:
 def communicator_text(members: list[messages.Member]) -> str:
     """Name a communicator in words: "gloo over ranks 0-3", "nccl tp over ranks 0,2"."""
     first = members[0]
-    ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)
-    spans: list[str] = []
-    begin = 0
-    for i in range(1, len(ranks) + 1):
-        if i == len(ranks) or ranks[i] != ranks[i - 1] + 1:
-            spans.append(str(ranks[begin]) if i - begin == 1 else f"{ranks[begin]}-{ranks[i - 1]}")
-            begin = i
+    ranks = [m.world_rank if m.world_rank >= 0 else m.rank for m in members]
     name = f"{first.library} {first.name}".strip()
-    return f"{name} over rank{'s' if len(ranks) > 1 else ''} {','.join(spans)}"
+    return f"{name} over rank{'s' if len(ranks) > 1 else ''} {units.ranges(ranks)}"
 
 
 async def _answer(

@@ -124,7 +124,7 @@ UNREAD = "the kernel does not look at it: the family of a batch's frame, version
 
 HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
 SHOWN = 'shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")'
-RANKS = "ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)"
+RANKS = "ranks = [m.world_rank if m.world_rank >= 0 else m.rank for m in members]"
 
 TWICE = "2 * timeouts.suspicion"
 UNTIL = f"until = time.monotonic() + {TWICE}"
@@ -222,11 +222,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ("runtime/quiesce/gates.py", RANKS, RANKS.replace(*change)): WORDS
         for change in (("m.world_rank >= 0", "(m.world_rank > 0)"), (">= 0", ">= 1"))
     },
-    (
-        "runtime/quiesce/gates.py",
-        'spans.append(str(ranks[begin]) if i - begin == 1 else f"{ranks[begin]}-{ranks[i - 1]}")',
-        'spans.append(str(ranks[begin]) if (i + begin) == 1 else f"{ranks[begin]}-{ranks[i - 1]}")',
-    ): WORDS,
     (
         "runtime/quiesce/gates.py",
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:",
