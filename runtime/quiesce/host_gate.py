@@ -17,8 +17,11 @@ from ...interposer.layout import MISSING_CLOCKS, CommunicatorState, WantedState
 from ...interposer.orders import OrderedPage
 from ...interposer.page import Clock, Communicator, PageError, Waiting
 from ..model.collective_clock import ClockReport, Pair
-from .thread_places import ThreadPlace, places
+from .services import who
+from .thread_places import places
 
+THREADS = 3
+"""So many threads of a process are named: a torch process has hundreds, most asleep in a pool."""
 _READINGS = 3  # tries to read a page that changes meanwhile; after them the caller looks again
 
 
@@ -31,26 +34,8 @@ class GateObstacle:
     text: str
     fatal: bool
 
-
-@dataclass(frozen=True, slots=True)
-class PendingReturns:
-    """Operations from which a process must still return: after ``returned``, up to ``target``.
-
-    ``operation``: the last one on that clock. ``sender`` and ``receiver`` are ranks within the
-    communicator, -1 for collectives. ``begun``: the process is inside the operation and waits for
-    its peers.
-    """
-
-    pid: int
-    rank: int | None
-    communicator: str
-    sender: int
-    receiver: int
-    operation: str
-    returned: int
-    target: int
-    begun: bool
-    threads: tuple[ThreadPlace, ...]
+    def __str__(self) -> str:
+        return f"{who(self.rank, self.pid)}: {self.text}"
 
 
 @dataclass(slots=True, eq=False)
@@ -204,12 +189,10 @@ class HostGate:
                 process.page.close()
         self._processes = []
 
-    def pending_returns(
-        self, host_pid: Callable[[OrderedPage], int | None]
-    ) -> list[PendingReturns]:
-        """List the operations from which the processes must still return. ``host_pid`` returns the
-        pid of a page's process in our pid namespace, or None if it is not known."""
-        found: list[PendingReturns] = []
+    def pending_returns(self, host_pid: Callable[[OrderedPage], int | None]) -> list[str]:
+        """Say in words from which operations the processes must still return. ``host_pid`` returns
+        the pid of a page's process in our pid namespace, or None if it is not known."""
+        found: list[str] = []
         for process in self._living():
             with self._guarded(process):
                 made = process.page.clocks()
@@ -392,7 +375,9 @@ def _pending_returns(
     targets: Mapping[int, int],
     unmade: Mapping[int, tuple[Pair, int]],
     host_pid: int | None,
-) -> list[PendingReturns]:
+) -> list[str]:
+    """Texts such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
+    (threads: python 1002: asleep in futex)". A process that "is inside" waits for its peers."""
     clocks = page.clocks()
     behind = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
     if not behind and not unmade:
@@ -402,35 +387,30 @@ def _pending_returns(
     by_id = {made.id: _name(made) for made in communicators}
     rows = {clock.row: clock for clock in clocks}
     at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
-    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in behind}))
+    threads = places(host_pid, at_gate, {clock.owner for clock in behind})[:THREADS]
+    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in threads) or "not known"
+
+    def pending(what: str, first: int, target: int, on: str, pair: Sequence[int], last: str) -> str:
+        sender, receiver = pair
+        ends = f" {sender} → {receiver}" if sender >= 0 else ""  # -1 for collectives
+        return (
+            f"{who(page.rank, page.pid)} {what} operation {first} of {target} on {on}{ends},"
+            f" last {last} (threads: {where})"
+        )
+
     return [
-        PendingReturns(
-            pid=page.pid,
-            rank=page.rank,
-            communicator=names.get(clock.communicator, f"communicator {clock.id:016x}"),
-            sender=clock.sender,
-            receiver=clock.receiver,
-            operation=_kind(page.kinds, clock.kind),
-            returned=clock.returned,
-            target=targets[clock.id],
-            begun=_passed(clock, page.waiting()) > clock.returned,
-            threads=threads,
+        pending(
+            "is inside" if _passed(clock, page.waiting()) > clock.returned else "owes",
+            clock.returned + 1,
+            targets[clock.id],
+            names.get(clock.communicator, f"communicator {clock.id:016x}"),
+            (clock.sender, clock.receiver),
+            _kind(page.kinds, clock.kind),
         )
         for clock in behind
     ] + [
-        PendingReturns(
-            page.pid,
-            page.rank,
-            by_id.get(communicator, f"communicator {communicator:016x}"),
-            sender,
-            receiver,
-            "none",
-            0,
-            target,
-            False,
-            threads,
-        )
-        for (communicator, sender, receiver), target in unmade.values()
+        pending("owes", 1, target, by_id.get(of, f"communicator {of:016x}"), ends, "none")
+        for (of, *ends), target in unmade.values()
     ]
 
 
