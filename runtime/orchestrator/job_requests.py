@@ -19,7 +19,7 @@ from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
 from .journal import shortened
-from .lookups import Lookups
+from .lookups import look_up
 from .rights import Rights
 from .spares import place_job
 from .stopping import Stopping
@@ -43,7 +43,6 @@ class JobRequests:
         self,
         fleet: Fleet,
         rights: Rights,
-        lookups: Lookups,
         agents: Agents,
         address_book: AddressBook,
         endings: Endings,
@@ -51,7 +50,6 @@ class JobRequests:
     ) -> None:
         self._fleet = fleet
         self._rights = rights
-        self._lookups = lookups
         self._agents = agents
         self._address_book = address_book
         self._endings = endings
@@ -68,7 +66,7 @@ class JobRequests:
         if who.squashed:
             raise refusal(who, "run a job as root on other hosts", Role.ADMIN)
         if uid != 0:
-            await self._lookups.run(lambda: _check_groups(who, uid, request))
+            await look_up(lambda: _check_groups(who, uid, request))
         # An ended job keeps its output for its owner: another user must not take over the name.
         kept = {n for n, j in fleet.jobs.items() if j.state == "ended" and not who.owns(j.uid)}
         if request.name in kept and not who.may(Role.OPERATE):
