@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import time
+from dataclasses import dataclass
 
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
@@ -36,24 +37,16 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job. Its owner and "operate" may send these; other signals take "admin"."""
 
 
+@dataclass
 class JobRequests:
     """Answers the requests about jobs that the ApiServer passes on."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        rights: Rights,
-        agents: Agents,
-        address_book: AddressBook,
-        endings: Endings,
-        stopping: Stopping,
-    ) -> None:
-        self._fleet = fleet
-        self._rights = rights
-        self._agents = agents
-        self._address_book = address_book
-        self._endings = endings
-        self._stopping = stopping
+    _fleet: Fleet
+    _rights: Rights
+    _agents: Agents
+    _address_book: AddressBook
+    _endings: Endings
+    _stopping: Stopping
 
     async def run(self, who: Principal, request: messages.RunJob) -> messages.Named:
         fleet = self._fleet

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,25 +32,17 @@ KEPT_MIGRATIONS = 200
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, MigrationStep.ROLLING_BACK})
 
 
+@dataclass
 class MigrationService:
-    """All migrations of the cluster. ``on_end`` is called with each migration that has ended."""
+    """All migrations of the cluster. ``_on_end`` is called with each migration that has ended."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        context: MigrationContext,
-        planner: MigrationPlanner,
-        records: MigrationRecords,
-        costing: Costing,
-        on_end: Callable[[Migration], Awaitable[None]],
-    ) -> None:
-        self._fleet = fleet
-        self._context = context
-        self._planner = planner
-        self._records = records
-        self._costing = costing
-        self._on_end = on_end
-        self._tasks = Tasks()
+    _fleet: Fleet
+    _context: MigrationContext
+    _planner: MigrationPlanner
+    _records: MigrationRecords
+    _costing: Costing
+    _on_end: Callable[[Migration], Awaitable[None]]
+    _tasks: Tasks = field(default_factory=Tasks)
 
     def start(self, order: Order) -> Migration:
         """Begin to move a capsule to another host, or to another GPU of its host. Raises Refused,
