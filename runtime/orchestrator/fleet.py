@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...criu_glue.network.network import Overlay
-from ...errors import ConfigError, no_such
+from ...errors import ConfigError
 from ..config.cluster import Cluster
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
@@ -147,23 +147,6 @@ class Fleet:
         job = self.jobs.get(capsule.partition("/")[0])
         found = job.capsules.get(capsule) if job else None
         return (job, found) if job and found else None
-
-    def job(self, name: str) -> Job:
-        """Return the job of that name; raises NotFound."""
-        if name not in self.jobs:
-            raise no_such(f'no job "{name}"', name, self.jobs, "known jobs")
-        return self.jobs[name]
-
-    def capsule(self, name: str) -> tuple[Job, Capsule]:
-        """Return a capsule by its name, or by its job's name if the job has only one. Raises
-        NotFound."""
-        job = self.job(name.partition("/")[0])
-        if name == job.name and len(job.capsules) == 1:
-            name = f"{job.name}/0"
-        if name not in job.capsules:
-            text = f'job {job.name} has no capsule "{name}"'
-            raise no_such(text, name, job.capsules, "its capsules are")
-        return job, job.capsules[name]
 
     def _load_jobs(self) -> dict[str, Job]:
         jobs: dict[str, Job] = {}

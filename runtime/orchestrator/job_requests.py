@@ -157,7 +157,7 @@ class JobRequests:
         job = self._rights.job(who, request.capsule)
         if not who.owns(job.uid):
             self._rights.need(who, Role.ADMIN, f"read the output of {job.name}", job)
-        capsule = self._fleet.capsule(request.capsule)[1]
+        capsule = job.capsule(request.capsule)
         until = time.monotonic() + (min(request.wait, MOST_WAIT_S) if request.wait > 0 else 0)
         while True:
             host = capsule.host
@@ -175,8 +175,9 @@ class JobRequests:
         self, who: Principal, request: messages.GetInspection
     ) -> messages.Inspection:
         """Ask the agent of the host that has the capsule."""
-        self._rights.need_to_see(who, self._rights.job(who, request.capsule))
-        capsule = self._fleet.capsule(request.capsule)[1]
+        job = self._rights.job(who, request.capsule)
+        self._rights.need_to_see(who, job)
+        capsule = job.capsule(request.capsule)
         answer = await self._agents.request(capsule.host, request, INSPECT_S)
         return expected(messages.Inspection, capsule.host, request, answer)
 

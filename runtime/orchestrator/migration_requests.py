@@ -40,7 +40,7 @@ class MigrationRequests:
         job = self._rights.job(who, request.capsule)
         if not who.owns(job.uid) and not self._rights.rules(who, request.capsule):
             self._rights.need(who, Role.OPERATE, f"move {request.capsule}", job)
-        capsule = self._fleet.capsule(request.capsule)[1]
+        capsule = job.capsule(request.capsule)
         if request.way and request.way not in set(Way):
             raise Refused(
                 f'there is no way "{request.way}" to move memory', hint=f"ways: {', '.join(Way)}"
