@@ -10,7 +10,6 @@ journal, never before it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import time
@@ -64,10 +63,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
-
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """Make all writes in this block or none of them, and wait for the disk once."""
-        return self.file.together()
+        self.together = self.file.together
 
     # ---- jobs ----
 

@@ -117,12 +117,9 @@ class JournalFile:
             yield
             self.write("COMMIT")
         except BaseException:
-            self._undo()
+            if self._db.in_transaction:  # a full disk may have ended the transaction already
+                self._db.execute("ROLLBACK")
             raise
-
-    def _undo(self) -> None:
-        if self._db.in_transaction:  # a full disk may have ended the transaction already
-            self._db.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

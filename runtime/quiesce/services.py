@@ -32,7 +32,7 @@ LATE_S = 2.0
 async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
     """Wait until the streams that carried communication are idle; return in words what prevents a
     teardown. The caller has closed the gates already."""
-    served = [page for page in pages if _nccl(page)]
+    served = [page for page in pages if _of_nccl(page)]
     results = await asyncio.gather(*(_done(page, attempt, WantedState.CLOSED) for page in served))
     return [problem for problem in results if problem]
 
@@ -44,7 +44,7 @@ def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
         with suppress(PageError):
             answer = page.answer()
             done = answer["done_attempt"], answer["done_want"]
-            if _nccl(page) and done != (attempt, WantedState.CLOSED):
+            if _of_nccl(page) and done != (attempt, WantedState.CLOSED):
                 found.append(page)
     return found
 
@@ -55,7 +55,7 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
     Raises StepFailed before any teardown if a gate is open: that rank is not at the boundary any
     more, and a teardown would silently cut off its running operations.
     """
-    served = [page for page in pages if _nccl(page)]
+    served = [page for page in pages if _of_nccl(page)]
     if gone := [who(page.rank, page.pid) for page in served if _is_passing(page)]:
         raise StepFailed("teardown", f"{', '.join(gone)} left the boundary too early")
     await _all(served, attempt, WantedState.TEARDOWN)
@@ -147,10 +147,6 @@ def _is_passing(page: OrderedPage) -> bool:
     return not answer["down"] and (
         order["want"] < WantedState.CLOSED or answer["reopened"] == order["attempt"]
     )
-
-
-def _nccl(page: OrderedPage) -> bool:
-    return bool(_of_nccl(page))
 
 
 def _down(page: OrderedPage) -> list[tuple[int, int]]:
