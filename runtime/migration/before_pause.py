@@ -36,8 +36,6 @@ PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 
 
 class BeforePause(Migration):
-    """The part of a migration to another host during which the job trains."""
-
     def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
         super().__init__(context, number, order)
         self.until = order.until  # monotonic time by which the capsule must be gone

@@ -41,8 +41,6 @@ ATTEMPTS = 2
 
 
 class HostMigration(BeforePause):
-    """A migration to another host."""
-
     kind = "move"
     allowed = ALLOWED
     cancellable = BEFORE_COMMIT

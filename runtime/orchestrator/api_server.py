@@ -45,8 +45,6 @@ CHANGING = (
 
 
 class ApiServer:
-    """Answers the requests of the command line."""
-
     def __init__(
         self,
         fleet: Fleet,

@@ -62,8 +62,6 @@ class _Attempts:
 
 
 class Evacuation:
-    """Watches taints and begins moves until tainted hosts are empty."""
-
     def __init__(
         self, fleet: Fleet, planner: MigrationPlanner, migrations: MigrationService
     ) -> None:

@@ -39,8 +39,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 @dataclass
 class JobRequests:
-    """Answers the requests about jobs that the ApiServer passes on."""
-
     _fleet: Fleet
     _rights: Rights
     _agents: Agents

@@ -35,8 +35,6 @@ SAVE_AGAIN_S = 1.0
 
 
 class MigrationRecords:
-    """Writes rows and history of migrations into the journal."""
-
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._timers: dict[int, asyncio.TimerHandle] = {}  # by number: when the row is saved

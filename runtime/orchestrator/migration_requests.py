@@ -27,8 +27,6 @@ from .rights import Rights
 
 @dataclass
 class MigrationRequests:
-    """Answers the requests about migrations that the ApiServer passes on."""
-
     _fleet: Fleet
     _rights: Rights
     _agents: Agents
