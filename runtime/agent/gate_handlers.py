@@ -138,16 +138,20 @@ class GateHandlers:
 
     def _close_gates(self, request: messages.Arm) -> ClosedGates:
         pids: dict[OrderedPage, int] = {}
-        gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
+        lease = 2 * self._capsule_table.cluster.timeouts.suspicion
+        gate = HostGate(
+            request.attempt,
+            int(1000 * lease),
+            int(1000 * request.limit),
+            lambda page: lives(pids[page]) and not page.replaced,
+        )
         closed = ClosedGates(request.attempt, gate, pids, time.monotonic() + request.hold, {})
         try:
-            lease = 2 * self._capsule_table.cluster.timeouts.suspicion
             found = list(self._new_pages(request.job, closed))
             if any(_down(page) for page in found):
                 raise Refused(
                     f"communicators of {request.job} are down on {self._capsule_table.host}"
                 )
-            gate.arm(request.attempt, int(1000 * lease), int(1000 * request.limit))
             for page in found:
                 gate.admit(page)
         except BaseException:

@@ -50,19 +50,25 @@ class _Process:
 
 
 class HostGate:
-    """The gates of a job's processes on this host. It owns the pages and closes them.
+    """The gates of a job's processes on this host, closed for one attempt. It owns the pages and
+    closes them.
 
-    ``alive`` says whether a page's process still exists; an ended process is dropped with its page.
+    ``attempt`` must differ from every earlier attempt on these pages. The gates open by themselves
+    after ``lease_ms`` without a :meth:`heartbeat`. ``alive`` says whether a page's process still
+    exists; an ended process is dropped with its page.
     """
 
     def __init__(
-        self, pages: Iterable[OrderedPage], alive: Callable[[OrderedPage], bool] = lambda _: True
+        self,
+        attempt: int,
+        lease_ms: int,
+        limit_ms: int,
+        alive: Callable[[OrderedPage], bool] = lambda _: True,
     ) -> None:
-        self._processes = [_Process(page) for page in pages]
+        self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
         self._alive = alive
-        self._attempt = 0
-        self._lease_ms = self._limit_ms = 0
-        self._want = WantedState.OPEN
+        self._processes: list[_Process] = []
+        self._want = WantedState.ARMED
         self._version = 0
         self._targets: dict[int, int] = {}
         self._pairs: dict[int, Pair] = {}  # by id of a clock that a process may have to make
@@ -78,23 +84,13 @@ class HostGate:
         """The pages of the processes that still exist."""
         return [process.page for process in self._living()]
 
-    def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
-        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`heartbeat`.
-
-        ``attempt`` must differ from every earlier attempt on these pages.
-        """
-        self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
-        self._want, self._version = WantedState.ARMED, 0
-        self._targets, self._pairs, self._reported = {}, {}, set()
-        for process in self._processes:
-            self._arm(process)
-
     def admit(self, page: OrderedPage) -> None:
-        """Add a process that has appeared; close its gate at once if the others are closed."""
+        """Add a process and close its gate at once."""
         process = _Process(page)
         self._processes.append(process)
-        if self._want != WantedState.OPEN:
-            self._arm(process)
+        with self._guarded(process):
+            process.unidentified = int(page.answer()["unidentified"])
+            page.arm(self._attempt, self._lease_ms, self._limit_ms)
 
     def announced(self) -> ClockReport | None:
         """Return the report with version 0, what has begun here; None while a group is being begun.
@@ -169,13 +165,6 @@ class HostGate:
                 process.page.give(WantedState.CLOSED, self._attempt, self._version)
                 process.aimed = self._version
 
-    def open(self) -> None:
-        """Let operations pass again, on every page that can still be written."""
-        self._want = WantedState.OPEN
-        for process in self._processes:
-            with suppress(PageError):
-                process.page.open()
-
     def heartbeat(self) -> None:
         """Renew the lease of the gates; the caller must do so several times within the lease."""
         for process in self._living():
@@ -230,17 +219,11 @@ class HostGate:
 
     @contextmanager
     def _guarded(self, process: _Process) -> Iterator[None]:
-        """Record a page's first PageError as its process's trouble, until the next :meth:`arm`."""
+        """Record a page's first PageError as its process's trouble."""
         try:
             yield
         except PageError as error:
             process.problem = process.problem or error.message
-
-    def _arm(self, process: _Process) -> None:
-        process.begun, process.missing_clocks, process.aimed, process.problem = None, {}, -1, ""
-        with self._guarded(process):
-            process.unidentified = int(process.page.answer()["unidentified"])
-            process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
 
     def _read_begun(self, process: _Process) -> bool:
         with self._guarded(process):
@@ -341,7 +324,7 @@ class HostGate:
 def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
     page, notes = process.page, []
     answer = page.answer()
-    if attempt and answer["reopened"] == attempt:
+    if answer["reopened"] == attempt:
         notes.append(("its gate opened by itself: the agent had been silent for its lease", True))
     communicators = page.communicators()
     grown = answer["unidentified"] - (process.unidentified or 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from simulated_gate import ARMED, CLOSED, GO, PARK
 
 from liveshift.interposer import layout
 from liveshift.interposer.layout import WantedState
+from liveshift.interposer.orders import OrderedPage
 from liveshift.interposer.page import PageError
+from liveshift.runtime.quiesce import services
 from liveshift.runtime.quiesce.host_gate import HostGate, page_problem
 from liveshift.runtime.quiesce.thread_places import places
 
@@ -42,9 +44,12 @@ def at(rank: Process) -> dict[str, Any]:
     return order
 
 
-def armed(*ranks: Process, attempt: int = 1) -> HostGate:
-    gate = HostGate([rank.ordered() for rank in ranks])
-    gate.arm(attempt, 1000, 500)
+def armed(
+    *ranks: Process, attempt: int = 1, alive: Callable[[OrderedPage], bool] = lambda _: True
+) -> HostGate:
+    gate = HostGate(attempt, 1000, 500, alive)
+    for rank in ranks:
+        gate.admit(rank.ordered())
     return gate
 
 
@@ -71,7 +76,7 @@ def test_a_boundary_from_arming_to_opening(ranks: list[Process]) -> None:
     gate.close()
     assert first.again() == CLOSED
     assert still(gate)
-    gate.open()
+    assert [services.opened(page) for page in gate.pages] == [[], []]
     assert first.again() == GO
     gate.release()
 
@@ -216,8 +221,7 @@ def test_one_that_appears_when_all_is_closed_opens_the_question_again(
 
 def test_a_process_that_has_ended_is_not_waited_for(ranks: list[Process]) -> None:
     dead: set[str] = set()
-    gate = HostGate([r.ordered() for r in ranks], lambda page: page.path.name not in dead)
-    gate.arm(1, 1000, 500)
+    gate = armed(*ranks, alive=lambda page: page.path.name not in dead)
     ranks[0].begin()
     gate.announced()
     gate.aim(1, {WORLD: 1})
@@ -243,7 +247,7 @@ def test_a_damaged_page_costs_the_attempt_but_not_the_others(ranks: list[Process
     assert (obstacle.pid, obstacle.rank, obstacle.fatal) == (1001, 1, True)
     assert "is not a page" in obstacle.text
     assert at(ranks[2])["want"] == WantedState.TARGET
-    gate.open()
+    assert [services.opened(page) for page in pages] == [[], [], []]
     assert at(ranks[0])["want"] == at(ranks[2])["want"] == WantedState.OPEN
     os.ftruncate(pages[1].fd, layout.ALLOCATIONS_AT)
     gate.release()
