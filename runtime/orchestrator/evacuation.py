@@ -157,10 +157,9 @@ class Evacuation:
     def _forget_over(self) -> None:
         """Forget the attempts of capsules that have moved, have ended, or are gone."""
         for name, attempts in list(self._attempts.items()):
-            job = self._fleet.jobs.get(name.partition("/")[0])
-            capsule = job.capsules.get(name) if job is not None else None
+            found = self._fleet.find(name)
             moved = attempts.begun is not None and attempts.begun.step is MigrationStep.DONE
-            if moved or capsule is None or capsule.code is not None:
+            if moved or found is None or found[1].code is not None:
                 del self._attempts[name]
 
     def _start_next(self, host: str) -> None:
