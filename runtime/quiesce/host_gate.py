@@ -184,15 +184,10 @@ class HostGate:
         found: list[str] = []
         for process in self._living():
             with self._guarded(process):
-                made = process.page.clocks()
-                missing_clocks = self._missing_clocks(process.page, {clock.id for clock in made})
-                unmade = {
-                    clock: (self._pairs[clock], target)
-                    for clock, (target, _) in missing_clocks.items()
-                }
-                found += _pending_returns(
-                    process.page, self._targets, unmade, host_pid(process.page)
-                )
+                page = process.page
+                missing = self._missing_clocks(page, {clock.id for clock in page.clocks()})
+                unmade = [(self._pairs[clock], target) for clock, (target, _) in missing.items()]
+                found += _pending_returns(page, self._targets, unmade, host_pid(page))
         return found
 
     def obstacles(self) -> list[GateObstacle]:
@@ -356,7 +351,7 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
 def _pending_returns(
     page: OrderedPage,
     targets: Mapping[int, int],
-    unmade: Mapping[int, tuple[Pair, int]],
+    unmade: Sequence[tuple[Pair, int]],
     host_pid: int | None,
 ) -> list[str]:
     """Texts such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
@@ -393,7 +388,7 @@ def _pending_returns(
         for clock in behind
     ] + [
         pending("owes", 1, target, by_id.get(of, f"communicator {of:016x}"), ends, "none")
-        for (of, *ends), target in unmade.values()
+        for (of, *ends), target in unmade
     ]
 
 
