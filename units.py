@@ -37,3 +37,14 @@ def some(words: Iterable[object], most: int, separator: str = ", ") -> str:
     first = [str(word) for word in words]
     more = f" and {len(first) - most} more" if len(first) > most else ""
     return separator.join(first[:most]) + more
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers in short: ``0-3``, ``0,2``, ``0-1,4``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

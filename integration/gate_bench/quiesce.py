@@ -39,14 +39,16 @@ class Boundary:
     rounds: int
 
 
-def to_boundary(gate: HostGate, attempt: int) -> Boundary:
+def to_boundary(pages: list[OrderedPage], attempt: int) -> Boundary:
     """Closes the gates, finds the boundary, holds it for a moment and opens again.
 
     Raises AssertionError, with the pending operations, when there is none within the deadline.
     """
     clock = CollectiveClock(["here"])
     began = time.monotonic()
-    gate.arm(attempt, LEASE_MS, LEASE_MS)
+    gate = HostGate(attempt, LEASE_MS, LEASE_MS)
+    for page in pages:
+        gate.admit(page)
     try:
         while (begun := gate.announced()) is None:
             _wait(gate, began)
@@ -68,7 +70,8 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
         done = time.monotonic()
         return Boundary(done - began, last_return - began, clock.version)
     finally:
-        gate.open()
+        for page in pages:
+            page.open()
 
 
 def _wait(gate: HostGate, began: float) -> None:
@@ -109,12 +112,13 @@ def run(size: int, boundaries: int, gap_s: float = 0.2) -> dict[str, Any]:
         assert said == ["training"] * size, said
         directory = os.open(pages, os.O_RDONLY | os.O_DIRECTORY)
         cleanup.callback(os.close, directory)
-        gate = HostGate(_open_all(pages, directory))
-        cleanup.callback(gate.release)
-        assert len(gate.pages) == size
+        opened = [open_ordered(path, directory) for path in sorted(pages.iterdir())]
+        for page in opened:
+            cleanup.callback(page.close)
+        assert len(opened) == size
         reached = []
         for attempt in range(1, boundaries + 1):
-            reached.append(to_boundary(gate, attempt))
+            reached.append(to_boundary(opened, attempt))
             time.sleep(gap_s * (1 + attempt % 7 / 7))  # at another place of the step each time
         for process in ranks:
             assert process.stdin is not None
@@ -140,10 +144,6 @@ def run(size: int, boundaries: int, gap_s: float = 0.2) -> dict[str, Any]:
 def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def _open_all(pages: Path, directory: int) -> list[OrderedPage]:
-    return [open_ordered(path, directory) for path in sorted(pages.iterdir())]
 
 
 def measure(sizes: tuple[int, ...] = (2, 4, 8), boundaries: int = 20) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
+from ... import units
 from ...runtime.model.link_rates import bits
 from ..report import quantities as q
 from . import forecast, moves, render
@@ -260,24 +261,13 @@ def _capsule(capsule: CapsuleRow, *, wide: bool) -> list[RenderableType]:
         capsule.host,
         str(capsule.epoch),
         capsule.address,
-        ranges(capsule.ranks),
+        units.ranges(capsule.ranks),
         "" if over else _rate(capsule.rate),
         "" if over else q.size(capsule.resident),
     ]
     if wide:
         cells += [str(capsule.pids), str(capsule.collectives), "", "", ""]
     return cells
-
-
-def ranges(ranks: list[int]) -> str:
-    """Return the ranks of a capsule in short: ``0-3``, ``0,2``, ``0-1,4``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
 def _rate(rate: float) -> str:

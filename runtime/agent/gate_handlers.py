@@ -27,7 +27,7 @@ from ...interposer.page import PageError
 from .. import messages
 from ..model.collective_clock import ClockReport
 from ..quiesce import services
-from ..quiesce.host_gate import GateObstacle, HostGate, PendingReturns, page_problem
+from ..quiesce.host_gate import GateObstacle, HostGate, page_problem
 from .gpu.devices import has_cuda
 from .host.capsule_table import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
@@ -77,7 +77,7 @@ class ClosedGates:
     def fatal(self) -> list[str]:
         """Why this attempt cannot succeed."""
         found = [o for o in self.gate.obstacles() if o.fatal]
-        return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
+        return [str(o) for o in [*self.unreadable.values(), *found]]
 
 
 class GateHandlers:
@@ -129,16 +129,20 @@ class GateHandlers:
 
     def _close_gates(self, request: messages.Arm) -> ClosedGates:
         pids: dict[OrderedPage, int] = {}
-        gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
+        lease = 2 * self._capsule_table.cluster.timeouts.suspicion
+        gate = HostGate(
+            request.attempt,
+            int(1000 * lease),
+            int(1000 * request.limit),
+            lambda page: lives(pids[page]) and not page.replaced,
+        )
         closed = ClosedGates(request.attempt, gate, pids, time.monotonic() + request.hold, {})
         try:
-            lease = 2 * self._capsule_table.cluster.timeouts.suspicion
             found = list(self._new_pages(request.job, closed))
             if any(_down(page) for page in found):
                 raise Refused(
                     f"communicators of {request.job} are down on {self._capsule_table.host}"
                 )
-            gate.arm(request.attempt, int(1000 * lease), int(1000 * request.limit))
             for page in found:
                 gate.admit(page)
         except BaseException:
@@ -179,13 +183,13 @@ class GateHandlers:
         closed = self._of(request.job, request.attempt)
         pending = await closed.use(lambda: closed.gate.pending_returns(closed.pids.get))
         found = await closed.use(closed.gate.obstacles)
-        notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
+        notes = [str(obstacle) for obstacle in found]
         if not pending and closed.gate.want is WantedState.CLOSED:
             draining = await closed.use(
                 lambda: services.draining(closed.gate.pages, request.attempt)
             )
-            notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
-        return messages.Behind([_describe_pending(returns) for returns in pending] + notes)
+            notes += [f"{services.who(p.rank, p.pid)} drains its streams" for p in draining]
+        return messages.Behind(pending + notes)
 
     async def tear_down(self, request: messages.TearDown) -> messages.TornDown:
         async with self._turns[request.job], self._all_pages(request.job) as pages:
@@ -324,21 +328,4 @@ def _down(page: OrderedPage) -> bool:
 def _aimed(seen: ClockReport, obstacles: list[str]) -> messages.TargetsSet:
     return messages.TargetsSet(
         seen.version, seen.reached, dict(seen.numbers), obstacles, dict(seen.pairs)
-    )
-
-
-def _who(rank: int | None, pid: int) -> str:
-    return f"rank {rank}" if rank is not None else f"process {pid}"
-
-
-def _describe_pending(returns: PendingReturns) -> str:
-    """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
-    (threads: python 1002: asleep in futex)"."""
-    what = "is inside" if returns.begun else "owes"
-    pair = f" {returns.sender} → {returns.receiver}" if returns.sender >= 0 else ""
-    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in returns.threads[:3])
-    return (
-        f"{_who(returns.rank, returns.pid)} {what} operation {returns.returned + 1}"
-        f" of {returns.target} on "
-        f"{returns.communicator}{pair}, last {returns.operation} (threads: {where or 'not known'})"
     )

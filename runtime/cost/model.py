@@ -206,11 +206,6 @@ def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learn
     return Learnt(per_byte, reach, besides, _first(map(_idle_byte, each) for each in (both, own)))
 
 
-def words(chosen: Chosen) -> str:
-    """The choice in words: ``way: stop, as …``."""
-    return f"way: {chosen.estimate.way}, as {chosen.because}"
-
-
 # ---- the model ---------------------------------------------------------------------------------
 
 

@@ -36,8 +36,6 @@ PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 
 
 class BeforePause(Migration):
-    """The part of a migration to another host during which the job trains."""
-
     def __init__(self, context: MigrationContext, number: int, order: Order) -> None:
         super().__init__(context, number, order)
         self.until = order.until  # monotonic time by which the capsule must be gone
@@ -89,14 +87,7 @@ class BeforePause(Migration):
                 lambda: self._inspect(limit),
             )
             self._inspected = inspected
-            self.predicted = self._context.predict(
-                self.capsule,
-                self.destination,
-                inspected,
-                reserved,
-                self.order.copy_way,
-                self._within(),
-            )
+            self.predicted = self._context.predict(self.order, inspected, reserved, self._within())
             self._note_if_late(self.predicted)
             tasks = len(inspected.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")

@@ -15,6 +15,7 @@ from ..model.jobs import Capsule, Job
 if TYPE_CHECKING:
     from .host_migration import HostMigration
     from .migration import Migration
+    from .order import Order
 
 log = logging.getLogger("liveshift.migration")
 
@@ -61,16 +62,10 @@ class MigrationContext(Protocol):
         """Return another host that can take the capsule; raises Refused if there is none."""
 
     def predict(
-        self,
-        capsule: Capsule,
-        to: str,
-        inspected: Inspected,
-        reserved: Reserved,
-        copy_way: str,
-        within: float | None,
+        self, order: Order, inspected: Inspected, reserved: Reserved, within: float | None
     ) -> Prediction:
-        """Predict what a move of this capsule to the host ``to`` costs. ``copy_way`` replaces
-        precopy.way; ``within``: seconds until the source host must be empty."""
+        """Predict what the ordered move costs. ``within``: seconds until the source host must be
+        empty."""
 
     def note(self, migration: Migration, text: str) -> None:
         """Add a line to the history."""

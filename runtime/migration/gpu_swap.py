@@ -10,7 +10,6 @@ the capsule meanwhile.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from ...errors import LiveshiftError, Unreachable
 from .. import messages
@@ -21,8 +20,6 @@ from ..model.timeline import Timeline
 from .context import MigrationContext, as_ours
 from .migration import Migration
 from .order import Order
-
-log = logging.getLogger("liveshift.migration")
 
 
 class GpuSwap(Migration):

@@ -41,8 +41,6 @@ ATTEMPTS = 2
 
 
 class HostMigration(BeforePause):
-    """A migration to another host."""
-
     kind = "move"
     allowed = ALLOWED
     cancellable = BEFORE_COMMIT
@@ -67,7 +65,6 @@ class HostMigration(BeforePause):
         return here
 
     async def run(self) -> None:
-        """Do all steps of the move, in order."""
         try:
             await self._unless_cancelled(self._until_commit())
         except Exception as error:
@@ -88,7 +85,6 @@ class HostMigration(BeforePause):
         self._commit()
 
     async def recover(self) -> None:
-        """Go on after a restart of the orchestrator, from what its journal says."""
         if self.step in (MigrationStep.RESUMING, MigrationStep.FINISHING):
             await self._finish()
         elif self.step is MigrationStep.RETURNING or self.capsule.host != self.source:

@@ -198,7 +198,8 @@ class Migration(ABC):
         return expected(expect, host, message, answer)
 
     def _advance(self, to: MigrationStep) -> None:
-        assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
+        allowed = self.allowed.get(self.step, frozenset())
+        assert to is self.step or to in allowed, f"{self.step} may not become {to}"
         self.step = to
         try:
             self._context.record(self)

@@ -91,11 +91,6 @@ class CollectiveClock:
         return not self._away and self.version > 0
 
     @property
-    def silent(self) -> list[str]:
-        """Hosts that have not sent their first report. There are no targets before they have."""
-        return sorted(self._silent)
-
-    @property
     def behind(self) -> list[str]:
         """Hosts whose ranks have not reached the newest targets, or have not reported it yet."""
         return sorted(self._away)

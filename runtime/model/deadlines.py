@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ... import units
 from ...errors import StepFailed, WrongUsage
-from ..config.timeouts import TCP_GIVES_UP_S, Timeouts, breaches
+from ..config.timeouts import Timeouts, breaches
 from ..config.values import Seconds, Unfit, read_value
 from ..messages import Rounds
 
@@ -56,7 +56,7 @@ class FreezeBudget:
 
     ``began`` is that moment. After a restart of the orchestrator it is ``now`` minus the time that
     the job has been frozen already. The move may go forward while time is ``left``. Then it is
-    undone within the rest of the job's own timeout (``for_undo``).
+    undone within the rest of the job's own timeout.
 
     Each method returns a deadline of one step. The orchestrator waits one suspicion longer for the
     answer (``Timeouts.answer``), and the deadlines allow for that. So an agent that keeps its
@@ -104,11 +104,6 @@ class FreezeBudget:
         as undoing, for which the rest of the job's own timeout remains."""
         t = self.timeouts
         return max(0.0, min(t.freeze + t.restore, self.left(now) - t.suspicion))
-
-    def for_undo(self, now: float) -> float:
-        """Seconds until the job's ranks, or their kernels' TCP, give up; negative afterwards. The
-        move is undone even then; whether the job survives is up to the job."""
-        return self.began + min(self.timeouts.collective, TCP_GIVES_UP_S) - now
 
 
 def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:

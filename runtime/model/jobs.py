@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...criu_glue.capsule.sandboxes import PAGES
 from ...criu_glue.network.overlay import Overlay
-from ...errors import LiveshiftError, Refused, WrongUsage
+from ...errors import LiveshiftError, Refused, WrongUsage, no_such
 from ...interposer.library import library_path
 from ..config.cluster import Cluster
 from ..config.environment import CapsuleIdentity, environment
@@ -70,6 +70,16 @@ class Job:
     def _new_book(self) -> Book:
         where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
         return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
+
+    def capsule(self, name: str) -> Capsule:
+        """The capsule of that name; the job's own name will do if it has only one. Raises
+        NotFound."""
+        if name == self.name and len(self.capsules) == 1:
+            name = f"{self.name}/0"
+        if name not in self.capsules:
+            text = f'job {self.name} has no capsule "{name}"'
+            raise no_such(text, name, self.capsules, "its capsules are")
+        return self.capsules[name]
 
     def timeouts(self, cluster: Cluster) -> Timeouts:
         """The deadlines for moves of this job. Raises Refused when the cluster file has changed and

@@ -20,8 +20,6 @@ hosts at a time, and 4 books at a time."""
 
 
 class AddressBook:
-    """Sends the address books of jobs to the hosts."""
-
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

@@ -16,8 +16,6 @@ LIVENESS_CHECK_S = 0.5
 
 
 class Agents:
-    """The agents of all hosts."""
-
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

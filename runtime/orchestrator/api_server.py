@@ -25,7 +25,7 @@ from .evacuation import Evacuation
 from .fleet import Fleet
 from .host_marks import HostMarks
 from .job_requests import JobRequests
-from .lookups import Lookups
+from .lookups import look_up
 from .migration_requests import MigrationRequests
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
@@ -45,8 +45,6 @@ CHANGING = (
 
 
 class ApiServer:
-    """Answers the requests of the command line."""
-
     def __init__(
         self,
         fleet: Fleet,
@@ -61,11 +59,10 @@ class ApiServer:
         self._fleet = fleet
         self._rights = rights = Rights(fleet)
         self._roles = Roles(fleet.cluster.access)
-        self._lookups = Lookups()
         for name in self._roles.unknown():
             log.warning('access: this machine knows no "%s"', name)
         marks = HostMarks(fleet, rights, evacuation)
-        jobs = JobRequests(fleet, rights, self._lookups, agents, address_book, endings, stopping)
+        jobs = JobRequests(fleet, rights, agents, address_book, endings, stopping)
         self._migration_requests = MigrationRequests(
             fleet, rights, agents, planner, migrations, evacuation
         )
@@ -89,12 +86,12 @@ class ApiServer:
 
     async def handle(self, uid: int, request: Message) -> Message | None:
         """Answer a request of a user on this machine. Raises errors meant for that user."""
-        who = await self._lookups.run(lambda: self._roles.local(uid))
+        who = await look_up(lambda: self._roles.local(uid))
         return await self._answer(who, request)
 
     async def handle_relayed(self, host: str, uid: int, request: Message) -> Message | None:
         """Answer a request of a user on a host; the host's agent vouches for the uid."""
-        who = await self._lookups.run(lambda: self._roles.relayed(host, uid))
+        who = await look_up(lambda: self._roles.relayed(host, uid))
         return await self._answer(who, request)
 
     async def handle_operator(self, holder: Holder, request: Message) -> Message | None:

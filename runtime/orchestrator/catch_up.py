@@ -13,11 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from ..messages import Register
 from ..model.jobs import KILLED, Capsule, Job
-from ..model.steps import ENDS, MigrationStep
+from ..model.steps import MigrationStep
 from .fleet import Fleet
 from .journal_file import JournalError
 
@@ -37,10 +35,10 @@ class CatchUp:
 
     def begin(self) -> None:
         """Mark as failed every migration that was under way when the backup was made."""
-        for number, row in self._fleet.journal.migrations_not_in([step.value for step in ENDS]):
+        journal = self._fleet.journal
+        for number, row in journal.migrations_under_way():
             text = "its end is not known: the journal was put back from a backup"
-            over = msgspec.structs.replace(row, state=MigrationStep.FAILED.value, error=text)
-            self._fleet.journal.save_migration(number, over)
+            journal.end_migration(number, row, MigrationStep.FAILED, text)
 
     def report(self, host: str, register: Register) -> bool:
         """Take one host's report; return True if it was the last one and all is decided now.
@@ -61,9 +59,8 @@ class CatchUp:
 
     def _decide(self) -> None:
         fleet = self._fleet
-        for job in fleet.jobs.values():
-            for capsule in [c for c in job.capsules.values() if c.code is None]:
-                self._assign_owner(job, capsule)
+        for job, capsule in fleet.living():
+            self._assign_owner(job, capsule)
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")

@@ -19,8 +19,6 @@ log = logging.getLogger("liveshift.claims")
 
 
 class ClaimJudge:
-    """Answers the claims of agents."""
-
     def __init__(self, fleet: Fleet, records: MigrationRecords) -> None:
         self._fleet = fleet
         self._records = records

@@ -18,8 +18,6 @@ from .planning import MigrationPlanner
 
 
 class OrchestratorContext:
-    """The orchestrator, as its migrations see it."""
-
     def __init__(
         self,
         fleet: Fleet,

@@ -85,11 +85,10 @@ class Costing:
     async def _both_answers(self, migration: HostMigration) -> tuple[Worked, Worked, float]:
         """Return the answers of source and destination, and when we asked the capsule's host."""
         name, capsule = migration.name, migration.capsule.name
-        if migration.step is not MigrationStep.DONE:  # it runs on at the source
-            asked = time.monotonic()
-            source = await self._worked(migration.source, messages.EndMeasure(name, capsule))
-            return source, source, asked
+        asked = time.monotonic()
         source = await self._worked(migration.source, messages.EndMeasure(name, capsule))
+        if migration.step is not MigrationStep.DONE:  # it runs on at the source
+            return source, source, asked
         asked = time.monotonic()
         measure = messages.EndMeasure(name, capsule, source.clock)
         return source, await self._worked(migration.destination, measure), asked

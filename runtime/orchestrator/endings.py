@@ -20,8 +20,6 @@ from .stopping import Stopping
 
 
 class Endings:
-    """Records the ends of capsules, and from them the ends of jobs."""
-
     def __init__(self, fleet: Fleet, switchboard: Switchboard, stopping: Stopping) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

@@ -28,7 +28,7 @@ from ..cost.words import too_late
 from ..migration.before_pause import BeforePause
 from ..migration.migration import Migration
 from ..migration.order import Order
-from ..model.jobs import Capsule
+from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
 from .evacuation_plan import EvacuationPlan
 from .evacuation_plan import plan as make_plan
@@ -62,8 +62,6 @@ class _Attempts:
 
 
 class Evacuation:
-    """Watches taints and begins moves until tainted hosts are empty."""
-
     def __init__(
         self, fleet: Fleet, planner: MigrationPlanner, migrations: MigrationService
     ) -> None:
@@ -81,10 +79,8 @@ class Evacuation:
 
     def retry(self, host: str) -> None:
         """Forget earlier failures on this host, because a person asked (again) to empty it."""
-        for job in self._fleet.jobs.values():
-            for capsule in job.capsules.values():
-                if capsule.host == host:
-                    self._attempts.pop(capsule.name, None)
+        for _, capsule in self._on(host):
+            self._attempts.pop(capsule.name, None)
         self.wake()
 
     async def plan(self, host: str, within: float) -> messages.Evacuating:
@@ -95,12 +91,7 @@ class Evacuation:
         """
         began = time.monotonic()
         await self._apply_deadline(host, began + within)
-        leaving = [
-            (job, capsule)
-            for job in self._fleet.jobs.values()
-            for capsule in job.capsules.values()
-            if capsule.host == host and capsule.code is None and not capsule.migration
-        ]
+        leaving = [(job, each) for job, each in self._on(host) if not each.migration]
         self._planning[host] += 1
         try:
             plans = (self._planner.plan(Order(job, each), watch=False) for job, each in leaving)
@@ -160,13 +151,15 @@ class Evacuation:
             except TimeoutError:
                 continue
 
+    def _on(self, host: str) -> list[tuple[Job, Capsule]]:
+        return [(job, each) for job, each in self._fleet.living() if each.host == host]
+
     def _forget_over(self) -> None:
         """Forget the attempts of capsules that have moved, have ended, or are gone."""
         for name, attempts in list(self._attempts.items()):
-            job = self._fleet.jobs.get(name.partition("/")[0])
-            capsule = job.capsules.get(name) if job is not None else None
+            found = self._fleet.find(name)
             moved = attempts.begun is not None and attempts.begun.step is MigrationStep.DONE
-            if moved or capsule is None or capsule.code is not None:
+            if moved or found is None or found[1].code is not None:
                 del self._attempts[name]
 
     def _start_next(self, host: str) -> None:
@@ -178,11 +171,9 @@ class Evacuation:
             return
         reason, by = self._fleet.taints[host]
         places = {name: place for place, name in enumerate(plan.order)}
-        running = [job for job in self._fleet.jobs.values() if job.state == "running"]
-        each = [(job, capsule) for job in running for capsule in job.capsules.values()]
-        each.sort(key=lambda one: places.get(one[1].name, len(places)))
+        each = sorted(self._on(host), key=lambda one: places.get(one[1].name, len(places)))
         for job, capsule in each:
-            if capsule.host != host or capsule.code is not None or capsule.migration:
+            if job.state != "running" or capsule.migration:
                 continue
             attempts = self._attempts.setdefault(capsule.name, _Attempts())
             self._learn_from_failure(capsule, attempts, by)

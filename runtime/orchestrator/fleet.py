@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...criu_glue.network.overlay import Overlay
-from ...errors import ConfigError, no_such
+from ...errors import ConfigError
 from ..config.cluster import Cluster
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
@@ -30,7 +30,6 @@ class HostState:
     the digest of the cluster file that the agent uses.
     """
 
-    name: str
     heard: float = 0.0
     memory_free: int = 0
     boot_id: str = ""
@@ -46,7 +45,7 @@ class Fleet:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.journal = Journal(cluster.paths.state / "journal.sqlite")
-        self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
+        self.hosts = {host.name: HostState() for host in cluster.hosts}
         self.taints = self.journal.taints()
         self.deadlines = self.journal.deadlines()
         self.cordons = self.journal.cordons()
@@ -61,14 +60,18 @@ class Fleet:
         """Return in words why a cluster of these hosts does not fit the running jobs; "" if it
         does."""
         there = set(hosts)
-        for job in self.jobs.values():
-            for capsule in job.capsules.values():
-                if job.state != "ended" and capsule.code is None and capsule.host not in there:
-                    return (
-                        f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
-                        f" drain {capsule.host} before you remove it"
-                    )
+        for _, capsule in self.living():
+            if capsule.host not in there:
+                return (
+                    f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
+                    f" drain {capsule.host} before you remove it"
+                )
         return ""
+
+    def living(self) -> list[tuple[Job, Capsule]]:
+        """List the capsules whose commands have not ended, each with its job."""
+        jobs = [job for job in self.jobs.values() if job.state != "ended"]
+        return [(job, each) for job in jobs for each in job.capsules.values() if each.code is None]
 
     def unreported(self) -> list[str]:
         """List the hosts whose report a restored journal still waits for; see catch_up.py."""
@@ -100,11 +103,8 @@ class Fleet:
     def taken(self) -> defaultdict[str, set[str]]:
         """Return, by host, the capsules that take a slot: they run there, arrive or leave."""
         taken: defaultdict[str, set[str]] = defaultdict(set)
-        for job in self.jobs.values():
-            if job.state != "ended":
-                for capsule in job.capsules.values():
-                    if capsule.code is None:
-                        taken[capsule.host].add(capsule.name)
+        for _, capsule in self.living():
+            taken[capsule.host].add(capsule.name)
         for migration in self.under_way():
             for host in (migration.source, migration.destination):
                 taken[host].add(migration.capsule.name)
@@ -147,23 +147,6 @@ class Fleet:
         job = self.jobs.get(capsule.partition("/")[0])
         found = job.capsules.get(capsule) if job else None
         return (job, found) if job and found else None
-
-    def job(self, name: str) -> Job:
-        """Return the job of that name; raises NotFound."""
-        if name not in self.jobs:
-            raise no_such(f'no job "{name}"', name, self.jobs, "known jobs")
-        return self.jobs[name]
-
-    def capsule(self, name: str) -> tuple[Job, Capsule]:
-        """Return a capsule by its name, or by its job's name if the job has only one. Raises
-        NotFound."""
-        job = self.job(name.partition("/")[0])
-        if name == job.name and len(job.capsules) == 1:
-            name = f"{job.name}/0"
-        if name not in job.capsules:
-            text = f'job {job.name} has no capsule "{name}"'
-            raise no_such(text, name, job.capsules, "its capsules are")
-        return job, job.capsules[name]
 
     def _load_jobs(self) -> dict[str, Job]:
         jobs: dict[str, Job] = {}

@@ -21,8 +21,6 @@ from .rights import Rights
 
 
 class HostMarks:
-    """Answers the requests about hosts that the ApiServer passes on."""
-
     def __init__(self, fleet: Fleet, rights: Rights, evacuation: Evacuation) -> None:
         self._fleet = fleet
         self._rights = rights

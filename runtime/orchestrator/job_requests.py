@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import time
+from dataclasses import dataclass
 
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
@@ -19,7 +20,7 @@ from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
 from .journal import shortened
-from .lookups import Lookups
+from .lookups import look_up
 from .rights import Rights
 from .spares import place_job
 from .stopping import Stopping
@@ -36,26 +37,14 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job. Its owner and "operate" may send these; other signals take "admin"."""
 
 
+@dataclass
 class JobRequests:
-    """Answers the requests about jobs that the ApiServer passes on."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        rights: Rights,
-        lookups: Lookups,
-        agents: Agents,
-        address_book: AddressBook,
-        endings: Endings,
-        stopping: Stopping,
-    ) -> None:
-        self._fleet = fleet
-        self._rights = rights
-        self._lookups = lookups
-        self._agents = agents
-        self._address_book = address_book
-        self._endings = endings
-        self._stopping = stopping
+    _fleet: Fleet
+    _rights: Rights
+    _agents: Agents
+    _address_book: AddressBook
+    _endings: Endings
+    _stopping: Stopping
 
     async def run(self, who: Principal, request: messages.RunJob) -> messages.Named:
         fleet = self._fleet
@@ -68,7 +57,7 @@ class JobRequests:
         if who.squashed:
             raise refusal(who, "run a job as root on other hosts", Role.ADMIN)
         if uid != 0:
-            await self._lookups.run(lambda: _check_groups(who, uid, request))
+            await look_up(lambda: _check_groups(who, uid, request))
         # An ended job keeps its output for its owner: another user must not take over the name.
         kept = {n for n, j in fleet.jobs.items() if j.state == "ended" and not who.owns(j.uid)}
         if request.name in kept and not who.may(Role.OPERATE):
@@ -166,7 +155,7 @@ class JobRequests:
         job = self._rights.job(who, request.capsule)
         if not who.owns(job.uid):
             self._rights.need(who, Role.ADMIN, f"read the output of {job.name}", job)
-        capsule = self._fleet.capsule(request.capsule)[1]
+        capsule = job.capsule(request.capsule)
         until = time.monotonic() + (min(request.wait, MOST_WAIT_S) if request.wait > 0 else 0)
         while True:
             host = capsule.host
@@ -184,8 +173,9 @@ class JobRequests:
         self, who: Principal, request: messages.GetInspection
     ) -> messages.Inspection:
         """Ask the agent of the host that has the capsule."""
-        self._rights.need_to_see(who, self._rights.job(who, request.capsule))
-        capsule = self._fleet.capsule(request.capsule)[1]
+        job = self._rights.job(who, request.capsule)
+        self._rights.need_to_see(who, job)
+        capsule = job.capsule(request.capsule)
         answer = await self._agents.request(capsule.host, request, INSPECT_S)
         return expected(messages.Inspection, capsule.host, request, answer)
 

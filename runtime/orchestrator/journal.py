@@ -10,17 +10,16 @@ journal, never before it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
+from ..model.steps import ENDS, MigrationStep
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -64,10 +63,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
-
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """Make all writes in this block or none of them, and wait for the disk once."""
-        return self.file.together()
+        self.together = self.file.together
 
     # ---- jobs ----
 
@@ -85,8 +81,7 @@ class Journal:
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'running', NULL)",
                 (name, vni, subnet, spec, now),
             )
-            query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"
-            first = int(self.file.rows(query, (name,))[0][0])
+            first = self.last_epoch(name) + 1
             self.file.write_all(
                 "INSERT INTO capsules VALUES (?, ?, ?, ?, ?, NULL, 1)",
                 [(c, name, index, host, first) for c, (index, host) in owners.items()],
@@ -216,9 +211,13 @@ class Journal:
             (number, row.state, msgspec.msgpack.encode(row)),
         )
 
-    def migrations_not_in(self, states: Iterable[str]) -> list[tuple[int, MigrationRow]]:
-        """List the migrations whose state is none of ``states``."""
-        over = list(states)
+    def end_migration(self, number: int, row: MigrationRow, end: MigrationStep, why: str) -> None:
+        """Record the end of a migration that an earlier orchestrator has left under way."""
+        self.save_migration(number, msgspec.structs.replace(row, state=end.value, error=why))
+
+    def migrations_under_way(self) -> list[tuple[int, MigrationRow]]:
+        """List the migrations that have not ended, with their numbers."""
+        over = [step.value for step in ENDS]
         query = "SELECT number, row FROM migrations WHERE state NOT IN ({})"
         rows = self.file.rows(query.format(", ".join("?" * len(over))), over)
         return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]

@@ -9,7 +9,6 @@ A journal that has the mark when it is opened was restored from a backup: it lac
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import sqlite3
@@ -20,8 +19,6 @@ from typing import Any
 
 from ... import units
 from ...errors import LiveshiftError
-
-log = logging.getLogger("liveshift.journal")
 
 MARK = 0x6C73626B
 """A backup has this application_id, "lsbk" in ASCII."""
@@ -120,12 +117,9 @@ class JournalFile:
             yield
             self.write("COMMIT")
         except BaseException:
-            self._undo()
+            if self._db.in_transaction:  # a full disk may have ended the transaction already
+                self._db.execute("ROLLBACK")
             raise
-
-    def _undo(self) -> None:
-        if self._db.in_transaction:  # a full disk may have ended the transaction already
-            self._db.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -8,18 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-LOOKUPS = 2
-"""This many threads look up users and groups."""
-
 T = TypeVar("T")
 
+_THREADS = ThreadPoolExecutor(2, "lookup")
 
-class Lookups:
-    """The threads for look-ups."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(LOOKUPS, "lookup")
-
-    async def run(self, look_up: Callable[[], T]) -> T:
-        """Return the result of a look-up, made in one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+async def look_up(find: Callable[[], T]) -> T:
+    """Return what ``find`` returns, which runs in one of the threads."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, find)

@@ -6,11 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
-
 from ... import units
 from ...errors import StepFailed
-from ..messages import MigrationRow
 from ..migration.host_migration import HostMigration
 from ..migration.migration import Migration
 from ..model.steps import ENDS, MigrationStep
@@ -38,8 +35,6 @@ SAVE_AGAIN_S = 1.0
 
 
 class MigrationRecords:
-    """Writes rows and history of migrations into the journal."""
-
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._timers: dict[int, asyncio.TimerHandle] = {}  # by number: when the row is saved
@@ -95,16 +90,6 @@ class MigrationRecords:
         """Return the step that the journal has of a migration; None if it has no such migration."""
         row = self._journal.migration_named(name)
         return MigrationStep(row.state) if row else None
-
-    def under_way(self) -> list[tuple[int, MigrationRow]]:
-        """List the migrations that an earlier orchestrator has left under way."""
-        return self._journal.migrations_not_in([step.value for step in ENDS])
-
-    def end_forgotten(self, number: int, row: MigrationRow) -> None:
-        """Record the end of a migration whose job has ended while no orchestrator ran."""
-        text = f"the job of {row.capsule} ended while no orchestrator ran"
-        ended = msgspec.structs.replace(row, state=MigrationStep.JOB_ENDED.value, error=text)
-        self._journal.save_migration(number, ended)
 
     # ---- saving and noting ---------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 
 from ...errors import LiveshiftError, NotFound, Refused, WrongUsage
 from .. import messages
@@ -24,30 +25,20 @@ from .planning import MigrationPlanner
 from .rights import Rights
 
 
+@dataclass
 class MigrationRequests:
-    """Answers the requests about migrations that the ApiServer passes on."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        rights: Rights,
-        agents: Agents,
-        planner: MigrationPlanner,
-        migrations: MigrationService,
-        evacuation: Evacuation,
-    ) -> None:
-        self._fleet = fleet
-        self._rights = rights
-        self._agents = agents
-        self._planner = planner
-        self._migrations = migrations
-        self._evacuation = evacuation
+    _fleet: Fleet
+    _rights: Rights
+    _agents: Agents
+    _planner: MigrationPlanner
+    _migrations: MigrationService
+    _evacuation: Evacuation
 
     async def migrate(self, who: Principal, request: messages.Migrate) -> Message:
         job = self._rights.job(who, request.capsule)
         if not who.owns(job.uid) and not self._rights.rules(who, request.capsule):
             self._rights.need(who, Role.OPERATE, f"move {request.capsule}", job)
-        capsule = self._fleet.capsule(request.capsule)[1]
+        capsule = job.capsule(request.capsule)
         if request.way and request.way not in set(Way):
             raise Refused(
                 f'there is no way "{request.way}" to move memory', hint=f"ways: {', '.join(Way)}"

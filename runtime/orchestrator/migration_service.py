@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,25 +32,17 @@ KEPT_MIGRATIONS = 200
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, MigrationStep.ROLLING_BACK})
 
 
+@dataclass
 class MigrationService:
-    """All migrations of the cluster. ``on_end`` is called with each migration that has ended."""
+    """All migrations of the cluster. ``_on_end`` is called with each migration that has ended."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        context: MigrationContext,
-        planner: MigrationPlanner,
-        records: MigrationRecords,
-        costing: Costing,
-        on_end: Callable[[Migration], Awaitable[None]],
-    ) -> None:
-        self._fleet = fleet
-        self._context = context
-        self._planner = planner
-        self._records = records
-        self._costing = costing
-        self._on_end = on_end
-        self._tasks = Tasks()
+    _fleet: Fleet
+    _context: MigrationContext
+    _planner: MigrationPlanner
+    _records: MigrationRecords
+    _costing: Costing
+    _on_end: Callable[[Migration], Awaitable[None]]
+    _tasks: Tasks = field(default_factory=Tasks)
 
     def start(self, order: Order) -> Migration:
         """Begin to move a capsule to another host, or to another GPU of its host. Raises Refused,
@@ -71,10 +64,12 @@ class MigrationService:
 
     def recover(self) -> None:
         """Continue the migrations that an earlier orchestrator has left under way."""
-        for number, row in self._records.under_way():
+        journal = self._fleet.journal
+        for number, row in journal.migrations_under_way():
             found = self._fleet.find(row.capsule)
             if found is None:
-                self._records.end_forgotten(number, row)
+                text = f"the job of {row.capsule} ended while no orchestrator ran"
+                journal.end_migration(number, row, MigrationStep.JOB_ENDED, text)
                 continue
             migration = self._from_row(*found, row)
             text = f"the orchestrator was restarted while it was {migration.step.value}"

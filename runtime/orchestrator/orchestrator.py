@@ -225,14 +225,11 @@ class Orchestrator:
 
     def _end_lost(self, host: str, register: messages.Register) -> None:
         """End the capsules that a host owns but no longer has: the host was switched off, say."""
-        for job in self.fleet.jobs.values():
-            for capsule in job.capsules.values():
-                mine = capsule.host == host and capsule.code is None and capsule.started
-                if capsule.migration or capsule.name in register.epochs:
-                    continue
-                if mine and capsule.granted:
-                    self.endings.capsule_ended(job, capsule, KILLED)
-                    self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
+        for job, capsule in self.fleet.living():
+            mine = capsule.host == host and capsule.started and capsule.granted
+            if mine and not capsule.migration and capsule.name not in register.epochs:
+                self.endings.capsule_ended(job, capsule, KILLED)
+                self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
     def _note_heartbeat(self, host: str, heartbeat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]

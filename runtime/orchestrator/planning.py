@@ -93,34 +93,32 @@ class MigrationPlanner:
             checks,
             expected_bytes(inspected),
             inspected.carried_bytes,
-            self.predict(capsule, order.destination, inspected, reserved, order.copy_way, within),
+            self.predict(order, inspected, reserved, within),
         )
 
     def predict(
         self,
-        capsule: Capsule,
-        to: str,
+        order: Order,
         inspected: messages.Inspected,
         reserved: messages.Reserved,
-        copy_way: str,
         within: float | None,
     ) -> messages.Prediction:
         """Predict what a move costs; see MigrationContext.predict."""
         load = Load.of(inspected, inspected.full_dump or reserved.full_dump)
         rows = self._fleet.journal.migrations_in(MigrationStep.DONE.value, LESSONS)
-        job = self._fleet.capsule(capsule.name)[0]
+        job, source, to = order.job, order.capsule.host, order.destination
         lessons = learn(rows, load.way, job.name)
-        rate = rate_between(rows, capsule.host, to)
+        rate = rate_between(rows, source, to)
         return costed(
             predict(load, lessons, rate),
             inspected,
             reserved,
-            rate or self._link_rate(capsule.host, to),
+            rate or self._link_rate(source, to),
             lessons,
-            cost.learn(rows, job.name, frozenset({capsule.host, to})),
+            cost.learn(rows, job.name, frozenset({source, to})),
             self._fleet.cluster.precopy,
             job.timeouts(self._fleet.cluster),
-            copy_way,
+            order.copy_way,
             within,
         )
 

@@ -68,8 +68,6 @@ class _OnTheMove(LiveshiftError):
 
 
 class Stopping:
-    """Sends signals to jobs, and ends jobs that must end."""
-
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
         self._switchboard = switchboard

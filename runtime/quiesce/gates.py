@@ -9,7 +9,6 @@ up an attempt that does not converge in time: the gates open, the job goes on, a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -18,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ... import units
 from ...errors import LiveshiftError, Refused, Unreachable
 from .. import messages
 from ..config.timeouts import Timeouts
@@ -122,11 +122,10 @@ class Gates:
 
     async def _open(self, job: Job, limits: Timeouts) -> str:
         hosts = hosts_of(job)
-        answers = await _each(
-            hosts, lambda h: self._answer_or_none(h, messages.OpenGate(job.name), limits)
-        )
-        down = {id_ for _, answer in answers if answer for id_, _ in answer.communicators}
-        silent = [host for host, answer in answers if answer is None]
+        opening, suspicion = messages.OpenGate(job.name), limits.suspicion
+        answers = await self._answers(hosts, opening, suspicion)
+        down = {id_ for answer in answers.values() if answer for id_, _ in answer.communicators}
+        silent = [host for host, answer in answers.items() if answer is None]
         known = self._closed.get(job.name)
         if silent and (down or (known and known.down)):
             raise Unreachable(f"communicators are down, and {', '.join(silent)} does not answer")
@@ -141,12 +140,10 @@ class Gates:
         except LiveshiftError:
             # Some members may be rebuilt and others not: tear all down, to rebuild them together.
             again = messages.TearDown(job.name, self._attempt)
-            await _each(hosts, lambda h: self._answer_or_none(h, again, limits, limits.restore))
+            await self._answers(hosts, again, limits.answer(limits.restore))
             raise
-        answers = await _each(
-            hosts, lambda h: self._answer_or_none(h, messages.OpenGate(job.name), limits)
-        )
-        for host in [host for host, answer in answers if answer is None]:
+        answers = await self._answers(hosts, opening, suspicion)
+        for host in [host for host, answer in answers.items() if answer is None]:
             self._open_later(job, host, limits)
         return f"{len(down)} communicators rebuilt in {time.monotonic() - began:.2f} s"
 
@@ -166,7 +163,8 @@ class Gates:
         until = time.monotonic() + limits.collective
         while time.monotonic() < until and host in hosts_of(job):
             await asyncio.sleep(limits.heartbeat)
-            answer = await self._answer_or_none(host, messages.OpenGate(job.name), limits)
+            opening = messages.OpenGate(job.name)
+            answer = await self._answer_or_none(host, opening, limits.suspicion)
             if answer is None:
                 continue
             if not answer.communicators:
@@ -217,11 +215,17 @@ class Gates:
             *(_answer(self._request, host, rebuild, limit, messages.TornDown) for host in hosts)
         )
 
+    async def _answers(
+        self, hosts: list[str], message: Message, limit: float
+    ) -> dict[str, messages.TornDown | None]:
+        """Ask all hosts at once; the answer is None for a host that failed."""
+        asked = (self._answer_or_none(host, message, limit) for host in hosts)
+        return dict(zip(hosts, await asyncio.gather(*asked), strict=True))
+
     async def _answer_or_none(
-        self, host: str, message: Message, limits: Timeouts, deadline: float = 0.0
+        self, host: str, message: Message, limit: float
     ) -> messages.TornDown | None:
         try:
-            limit = limits.answer(deadline)
             return await _answer(self._request, host, message, limit, messages.TornDown)
         except LiveshiftError as error:
             log.warning("%s at %s: %s", type(message).__name__, host, error)
@@ -320,11 +324,14 @@ class Attempt:
     async def _ranks_behind(self) -> NoBoundary:
         """Return a NoBoundary that says which ranks are behind, from their interposer pages."""
         request = messages.ListBehind(self._job.name, self._number)
-        answers = await _each(
-            self._hosts,
-            lambda h: _answer(self._request, h, request, self._limits.suspicion, messages.Behind),
+        limit = self._limits.suspicion
+        answers = await asyncio.gather(
+            *(_answer(self._request, h, request, limit, messages.Behind) for h in self._hosts),
+            return_exceptions=True,
         )
-        lines = [line for _, answer in answers if answer for line in answer.lines]
+        lines = [
+            line for each in answers if isinstance(each, messages.Behind) for line in each.lines
+        ]
         shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
         return NoBoundary(
             f"no collective boundary within {self._limits.quiesce:g} s: "
@@ -373,31 +380,12 @@ def hosts_of(job: Job) -> list[str]:
 def communicator_text(members: list[messages.Member]) -> str:
     """Name a communicator in words: "gloo over ranks 0-3", "nccl tp over ranks 0,2"."""
     first = members[0]
-    ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)
-    spans: list[str] = []
-    begin = 0
-    for i in range(1, len(ranks) + 1):
-        if i == len(ranks) or ranks[i] != ranks[i - 1] + 1:
-            spans.append(str(ranks[begin]) if i - begin == 1 else f"{ranks[begin]}-{ranks[i - 1]}")
-            begin = i
+    ranks = [m.world_rank if m.world_rank >= 0 else m.rank for m in members]
     name = f"{first.library} {first.name}".strip()
-    return f"{name} over rank{'s' if len(ranks) > 1 else ''} {','.join(spans)}"
+    return f"{name} over rank{'s' if len(ranks) > 1 else ''} {units.ranges(ranks)}"
 
 
 async def _answer(
     request: Request, host: str, message: Message, limit: float, expect: type[M]
 ) -> M:
     return expected(expect, host, message, await request(host, message, limit))
-
-
-async def _each(
-    hosts: list[str], request: Callable[[str], Awaitable[M | None]]
-) -> list[tuple[str, M | None]]:
-    """Ask all hosts at once; the answer is None for a host that failed."""
-
-    async def one(host: str) -> M | None:
-        with contextlib.suppress(LiveshiftError):
-            return await request(host)
-        return None
-
-    return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=True))

@@ -17,8 +17,11 @@ from ...interposer.layout import MISSING_CLOCKS, CommunicatorState, WantedState
 from ...interposer.orders import OrderedPage
 from ...interposer.page import Clock, Communicator, PageError, Waiting
 from ..model.collective_clock import ClockReport, Pair
-from .thread_places import ThreadPlace, places
+from .services import who
+from .thread_places import places
 
+THREADS = 3
+"""So many threads of a process are named: a torch process has hundreds, most asleep in a pool."""
 _READINGS = 3  # tries to read a page that changes meanwhile; after them the caller looks again
 
 
@@ -31,26 +34,8 @@ class GateObstacle:
     text: str
     fatal: bool
 
-
-@dataclass(frozen=True, slots=True)
-class PendingReturns:
-    """Operations from which a process must still return: after ``returned``, up to ``target``.
-
-    ``operation``: the last one on that clock. ``sender`` and ``receiver`` are ranks within the
-    communicator, -1 for collectives. ``begun``: the process is inside the operation and waits for
-    its peers.
-    """
-
-    pid: int
-    rank: int | None
-    communicator: str
-    sender: int
-    receiver: int
-    operation: str
-    returned: int
-    target: int
-    begun: bool
-    threads: tuple[ThreadPlace, ...]
+    def __str__(self) -> str:
+        return f"{who(self.rank, self.pid)}: {self.text}"
 
 
 @dataclass(slots=True, eq=False)
@@ -65,19 +50,25 @@ class _Process:
 
 
 class HostGate:
-    """The gates of a job's processes on this host. It owns the pages and closes them.
+    """The gates of a job's processes on this host, closed for one attempt. It owns the pages and
+    closes them.
 
-    ``alive`` says whether a page's process still exists; an ended process is dropped with its page.
+    ``attempt`` must differ from every earlier attempt on these pages. The gates open by themselves
+    after ``lease_ms`` without a :meth:`heartbeat`. ``alive`` says whether a page's process still
+    exists; an ended process is dropped with its page.
     """
 
     def __init__(
-        self, pages: Iterable[OrderedPage], alive: Callable[[OrderedPage], bool] = lambda _: True
+        self,
+        attempt: int,
+        lease_ms: int,
+        limit_ms: int,
+        alive: Callable[[OrderedPage], bool] = lambda _: True,
     ) -> None:
-        self._processes = [_Process(page) for page in pages]
+        self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
         self._alive = alive
-        self._attempt = 0
-        self._lease_ms = self._limit_ms = 0
-        self._want = WantedState.OPEN
+        self._processes: list[_Process] = []
+        self._want = WantedState.ARMED
         self._version = 0
         self._targets: dict[int, int] = {}
         self._pairs: dict[int, Pair] = {}  # by id of a clock that a process may have to make
@@ -93,23 +84,13 @@ class HostGate:
         """The pages of the processes that still exist."""
         return [process.page for process in self._living()]
 
-    def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
-        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`heartbeat`.
-
-        ``attempt`` must differ from every earlier attempt on these pages.
-        """
-        self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
-        self._want, self._version = WantedState.ARMED, 0
-        self._targets, self._pairs, self._reported = {}, {}, set()
-        for process in self._processes:
-            self._arm(process)
-
     def admit(self, page: OrderedPage) -> None:
-        """Add a process that has appeared; close its gate at once if the others are closed."""
+        """Add a process and close its gate at once."""
         process = _Process(page)
         self._processes.append(process)
-        if self._want != WantedState.OPEN:
-            self._arm(process)
+        with self._guarded(process):
+            process.unidentified = int(page.answer()["unidentified"])
+            page.arm(self._attempt, self._lease_ms, self._limit_ms)
 
     def announced(self) -> ClockReport | None:
         """Return the report with version 0, what has begun here; None while a group is being begun.
@@ -184,13 +165,6 @@ class HostGate:
                 process.page.give(WantedState.CLOSED, self._attempt, self._version)
                 process.aimed = self._version
 
-    def open(self) -> None:
-        """Let operations pass again, on every page that can still be written."""
-        self._want = WantedState.OPEN
-        for process in self._processes:
-            with suppress(PageError):
-                process.page.open()
-
     def heartbeat(self) -> None:
         """Renew the lease of the gates; the caller must do so several times within the lease."""
         for process in self._living():
@@ -204,23 +178,16 @@ class HostGate:
                 process.page.close()
         self._processes = []
 
-    def pending_returns(
-        self, host_pid: Callable[[OrderedPage], int | None]
-    ) -> list[PendingReturns]:
-        """List the operations from which the processes must still return. ``host_pid`` returns the
-        pid of a page's process in our pid namespace, or None if it is not known."""
-        found: list[PendingReturns] = []
+    def pending_returns(self, host_pid: Callable[[OrderedPage], int | None]) -> list[str]:
+        """Say in words from which operations the processes must still return. ``host_pid`` returns
+        the pid of a page's process in our pid namespace, or None if it is not known."""
+        found: list[str] = []
         for process in self._living():
             with self._guarded(process):
-                made = process.page.clocks()
-                missing_clocks = self._missing_clocks(process.page, {clock.id for clock in made})
-                unmade = {
-                    clock: (self._pairs[clock], target)
-                    for clock, (target, _) in missing_clocks.items()
-                }
-                found += _pending_returns(
-                    process.page, self._targets, unmade, host_pid(process.page)
-                )
+                page = process.page
+                missing = self._missing_clocks(page, {clock.id for clock in page.clocks()})
+                unmade = [(self._pairs[clock], target) for clock, (target, _) in missing.items()]
+                found += _pending_returns(page, self._targets, unmade, host_pid(page))
         return found
 
     def obstacles(self) -> list[GateObstacle]:
@@ -247,17 +214,11 @@ class HostGate:
 
     @contextmanager
     def _guarded(self, process: _Process) -> Iterator[None]:
-        """Record a page's first PageError as its process's trouble, until the next :meth:`arm`."""
+        """Record a page's first PageError as its process's trouble."""
         try:
             yield
         except PageError as error:
             process.problem = process.problem or error.message
-
-    def _arm(self, process: _Process) -> None:
-        process.begun, process.missing_clocks, process.aimed, process.problem = None, {}, -1, ""
-        with self._guarded(process):
-            process.unidentified = int(process.page.answer()["unidentified"])
-            process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
 
     def _read_begun(self, process: _Process) -> bool:
         with self._guarded(process):
@@ -358,7 +319,7 @@ class HostGate:
 def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
     page, notes = process.page, []
     answer = page.answer()
-    if attempt and answer["reopened"] == attempt:
+    if answer["reopened"] == attempt:
         notes.append(("its gate opened by itself: the agent had been silent for its lease", True))
     communicators = page.communicators()
     grown = answer["unidentified"] - (process.unidentified or 0)
@@ -390,9 +351,11 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
 def _pending_returns(
     page: OrderedPage,
     targets: Mapping[int, int],
-    unmade: Mapping[int, tuple[Pair, int]],
+    unmade: Sequence[tuple[Pair, int]],
     host_pid: int | None,
-) -> list[PendingReturns]:
+) -> list[str]:
+    """Texts such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
+    (threads: python 1002: asleep in futex)". A process that "is inside" waits for its peers."""
     clocks = page.clocks()
     behind = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
     if not behind and not unmade:
@@ -402,35 +365,30 @@ def _pending_returns(
     by_id = {made.id: _name(made) for made in communicators}
     rows = {clock.row: clock for clock in clocks}
     at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
-    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in behind}))
+    threads = places(host_pid, at_gate, {clock.owner for clock in behind})[:THREADS]
+    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in threads) or "not known"
+
+    def pending(what: str, first: int, target: int, on: str, pair: Sequence[int], last: str) -> str:
+        sender, receiver = pair
+        ends = f" {sender} → {receiver}" if sender >= 0 else ""  # -1 for collectives
+        return (
+            f"{who(page.rank, page.pid)} {what} operation {first} of {target} on {on}{ends},"
+            f" last {last} (threads: {where})"
+        )
+
     return [
-        PendingReturns(
-            pid=page.pid,
-            rank=page.rank,
-            communicator=names.get(clock.communicator, f"communicator {clock.id:016x}"),
-            sender=clock.sender,
-            receiver=clock.receiver,
-            operation=_kind(page.kinds, clock.kind),
-            returned=clock.returned,
-            target=targets[clock.id],
-            begun=_passed(clock, page.waiting()) > clock.returned,
-            threads=threads,
+        pending(
+            "is inside" if _passed(clock, page.waiting()) > clock.returned else "owes",
+            clock.returned + 1,
+            targets[clock.id],
+            names.get(clock.communicator, f"communicator {clock.id:016x}"),
+            (clock.sender, clock.receiver),
+            _kind(page.kinds, clock.kind),
         )
         for clock in behind
     ] + [
-        PendingReturns(
-            page.pid,
-            page.rank,
-            by_id.get(communicator, f"communicator {communicator:016x}"),
-            sender,
-            receiver,
-            "none",
-            0,
-            target,
-            False,
-            threads,
-        )
-        for (communicator, sender, receiver), target in unmade.values()
+        pending("owes", 1, target, by_id.get(of, f"communicator {of:016x}"), ends, "none")
+        for (of, *ends), target in unmade
     ]
 
 

@@ -32,7 +32,7 @@ LATE_S = 2.0
 async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
     """Wait until the streams that carried communication are idle; return in words what prevents a
     teardown. The caller has closed the gates already."""
-    served = [page for page in pages if _nccl(page)]
+    served = [page for page in pages if _of_nccl(page)]
     results = await asyncio.gather(*(_done(page, attempt, WantedState.CLOSED) for page in served))
     return [problem for problem in results if problem]
 
@@ -44,7 +44,7 @@ def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
         with suppress(PageError):
             answer = page.answer()
             done = answer["done_attempt"], answer["done_want"]
-            if _nccl(page) and done != (attempt, WantedState.CLOSED):
+            if _of_nccl(page) and done != (attempt, WantedState.CLOSED):
                 found.append(page)
     return found
 
@@ -55,8 +55,8 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
     Raises StepFailed before any teardown if a gate is open: that rank is not at the boundary any
     more, and a teardown would silently cut off its running operations.
     """
-    served = [page for page in pages if _nccl(page)]
-    if gone := [_who(page) for page in served if _is_passing(page)]:
+    served = [page for page in pages if _of_nccl(page)]
+    if gone := [who(page.rank, page.pid) for page in served if _is_passing(page)]:
         raise StepFailed("teardown", f"{', '.join(gone)} left the boundary too early")
     await _all(served, attempt, WantedState.TEARDOWN)
     slowest = max((int(page.answer()["torn_down_ns"]) for page in served), default=0)
@@ -115,7 +115,7 @@ async def _all(served: list[OrderedPage], attempt: int, want: WantedState) -> No
 
 async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
     """Wait for the service thread; return its trouble in words, or ""."""
-    who = _who(page)
+    whose = who(page.rank, page.pid)
     order = page.order()
     asked = (attempt, order["version"], want)
     began = time.monotonic()
@@ -125,10 +125,10 @@ async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
             code, text = answer["done_result"], text_of(answer["message"])
-            return f"{who}: {text or os.strerror(code)}" if code else ""
+            return f"{whose}: {text or os.strerror(code)}" if code else ""
         waited = time.monotonic() - began
         if waited > limit:
-            return f"{who}: its service thread does not answer"
+            return f"{whose}: its service thread does not answer"
         await asyncio.sleep(POLL_S + min(waited, 1.0) / 50)
 
 
@@ -137,8 +137,9 @@ def _of_nccl(page: OrderedPage) -> list[Communicator]:
     return [r for r in page.communicators() if r.library is Library.NCCL and r.state in live]
 
 
-def _who(page: OrderedPage) -> str:
-    return f"rank {page.rank}" if page.rank is not None else f"process {page.pid}"
+def who(rank: int | None, pid: int) -> str:
+    """Name a process by its rank, or by its pid if it has none."""
+    return f"rank {rank}" if rank is not None else f"process {pid}"
 
 
 def _is_passing(page: OrderedPage) -> bool:
@@ -146,10 +147,6 @@ def _is_passing(page: OrderedPage) -> bool:
     return not answer["down"] and (
         order["want"] < WantedState.CLOSED or answer["reopened"] == order["attempt"]
     )
-
-
-def _nccl(page: OrderedPage) -> bool:
-    return bool(_of_nccl(page))
 
 
 def _down(page: OrderedPage) -> list[tuple[int, int]]:

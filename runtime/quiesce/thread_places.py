@@ -12,9 +12,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PLACES = 24
-"""At most this many threads are shown: a torch process has hundreds, most asleep in a pool."""
-
 # System call numbers from the kernel's tables; other numbers are shown as they are.
 _CALLS = {
     "x86_64": {
@@ -92,7 +89,7 @@ def places(
             found[tid] = ThreadPlace(tid, "?", where)
     main = min(found, default=0)
     order = sorted(found, key=lambda t: (t not in at_gate, t not in first, t != main, t))
-    return [found[tid] for tid in order[:PLACES]]
+    return [found[tid] for tid in order]
 
 
 def _place(task: Path, at_gate: Mapping[int, str]) -> ThreadPlace | None:

@@ -19,10 +19,10 @@ from liveshift.launcher import cli
 from liveshift.launcher.commands import taint
 from liveshift.launcher.commands.options import duration
 from liveshift.launcher.lab.record import Lab, LabHost
-from liveshift.launcher.show.status_tables import ranges
 from liveshift.runtime.messages import (
     RunJob,
 )
+from liveshift.units import ranges
 
 # ---- on a terminal ------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ UNREAD = "the kernel does not look at it: the family of a batch's frame, version
 
 HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
 SHOWN = 'shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")'
-RANKS = "ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)"
+RANKS = "ranks = [m.world_rank if m.world_rank >= 0 else m.rank for m in members]"
 
 TWICE = "2 * timeouts.suspicion"
 UNTIL = f"until = time.monotonic() + {TWICE}"
@@ -142,11 +142,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ("runtime/quiesce/gates.py", "BACK_OFF_S = 0.5", "BACK_OFF_S = 1.5"): PACE,
     ("runtime/quiesce/gates.py", "LOOK_S = 1.0", "LOOK_S = 2.0"): PACE,
     ("runtime/quiesce/gates.py", "await asyncio.sleep(BACK_OFF_S)", "pass"): PACE,
-    (
-        "runtime/quiesce/gates.py",
-        "self, host: str, message: Message, limits: Timeouts, deadline: float = 0.0",
-        "self, host: str, message: Message, limits: Timeouts, deadline: float = 1.0",
-    ): PACE,
     (
         "runtime/quiesce/gates.py",
         "while time.monotonic() < until and host in hosts_of(job):",
@@ -211,8 +206,8 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): EQUAL,
     (
         "runtime/quiesce/gates.py",
-        "return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=True))",
-        "return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=False))",
+        "return dict(zip(hosts, await asyncio.gather(*asked), strict=True))",
+        "return dict(zip(hosts, await asyncio.gather(*asked), strict=False))",
     ): EQUAL,
     **{
         ("runtime/quiesce/gates.py", SHOWN, SHOWN.replace(*change)): WORDS
@@ -227,11 +222,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ("runtime/quiesce/gates.py", RANKS, RANKS.replace(*change)): WORDS
         for change in (("m.world_rank >= 0", "(m.world_rank > 0)"), (">= 0", ">= 1"))
     },
-    (
-        "runtime/quiesce/gates.py",
-        'spans.append(str(ranks[begin]) if i - begin == 1 else f"{ranks[begin]}-{ranks[i - 1]}")',
-        'spans.append(str(ranks[begin]) if (i + begin) == 1 else f"{ranks[begin]}-{ranks[i - 1]}")',
-    ): WORDS,
     (
         "runtime/quiesce/gates.py",
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:",
@@ -404,11 +394,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "runtime/orchestrator/journal.py",
         'query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"',
         'query = "SELECT COALESCE(MIN(epoch), 0) FROM last_epochs WHERE job = ?"',
-    ): ONE_ROW,
-    (
-        "runtime/orchestrator/journal.py",
-        'query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"',
-        'query = "SELECT COALESCE(MIN(epoch), 0) + 1 FROM last_epochs WHERE job = ?"',
     ): ONE_ROW,
     (
         "runtime/orchestrator/journal_file.py",

@@ -20,6 +20,7 @@ from gate_simulation import play_many, scratch
 from gate_world import SimulatedPage, Violation, World
 from simulated_gate import build
 
+from liveshift.interposer.orders import OrderedPage
 from liveshift.runtime.model.collective_clock import ClockReport, CollectiveClock
 from liveshift.runtime.quiesce import host_gate
 from liveshift.runtime.quiesce.host_gate import HostGate
@@ -174,13 +175,13 @@ def test_only_the_first_reading_of_a_page_is_found_out(
 ) -> None:
     """A process that reached its targets and was raised since is believed to stand."""
     true = HostGate.report
-    said: dict[HostGate, ClockReport] = {}
+    said: dict[tuple[OrderedPage, ...], ClockReport] = {}
 
     def found(self: HostGate) -> ClockReport:
         report = true(self)
         if report.reached:
-            said[self] = report
-        return said.get(self, report)
+            said[tuple(self.pages)] = report
+        return said.get(tuple(self.pages), report)
 
     monkeypatch.setattr(HostGate, "report", found)
     monkeypatch.setattr(host_gate, "_READINGS", 1)

@@ -26,7 +26,6 @@ from waits import until
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.quiesce.host_gate import HostGate
 
 PROGRAMS = SUPPORT / "interposer" / "gloo_programs.py"
 
@@ -116,18 +115,17 @@ def test_a_job_armed_at_random_moments_computes_the_same(
     alone = tmp_path / "alone"
     with ranks(tmp_path / "armed", program, size, steps, alone) as disturbed:
         expected = disturbed.left_in(alone)
-        gates = [HostGate([p]) for p in disturbed.pages]
         attempt = 0
         while disturbed.running:
             begin = disturbed.finished() + source.randrange(8 * size)
             while disturbed.running and disturbed.finished() < begin:
                 pass
             attempt += 1
-            if close_at_boundary(gates, attempt, lambda: disturbed.running):
+            if close_at_boundary(disturbed.pages, attempt, lambda: disturbed.running):
                 assert_boundary(disturbed.pages)
                 boundaries += 1
-            for gate in gates:
-                gate.open()
+            for p in disturbed.pages:
+                p.open()
         assert disturbed.results() == expected
         for p in disturbed.pages:
             assert p.answer()["unidentified"] == p.answer()["untracked"] == 0

@@ -21,7 +21,6 @@ from waits import until
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import open_ordered
-from liveshift.runtime.quiesce.host_gate import HostGate
 
 DOUBLE = ROOT / "tests" / "doubles" / "gloo"
 
@@ -249,13 +248,12 @@ def test_busy_threads_are_stopped_at_random_moments(built: Built, pages: Path) -
         cleanup.callback(os.close, directory)
         opened = open_ordered(pages / str(process.pid), directory)
         cleanup.callback(opened.close)
-        gate = HostGate([opened])
         for attempt in range(1, 61):
             if attempt % 12 == 0:
                 process.stdin.write(b"\n")
-            assert close_at_boundary([gate], attempt, lambda: process.poll() is None)
+            assert close_at_boundary([opened], attempt, lambda: process.poll() is None)
             assert_boundary([opened])
-            gate.open()
+            opened.open()
             wanted = opened.page().finished + chance.randrange(200)
             until(lambda: opened.page().finished >= wanted, PATIENCE_S, "it goes on")  # noqa: B023 - called in this turn only
         process.stdin.close()

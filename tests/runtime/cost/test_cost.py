@@ -237,9 +237,10 @@ def test_what_idle_cores_cost_is_learnt_and_may_make_a_stop_cheaper() -> None:
     assert rounds.slower_s == pytest.approx(4.0, rel=0.1)
 
 
-def test_words_name_the_way_and_why() -> None:
-    assert cost.words(cost.choose(GIVEN, 60)).startswith("way: stop, as round would cost ")
-    assert isinstance(cost.choose(GIVEN, 60).weighed[0], Estimate)
+def test_the_way_and_why_are_told() -> None:
+    found = cost.choose(GIVEN, 60)
+    assert (found.estimate.way, found.because[:17]) == ("stop", "round would cost ")
+    assert isinstance(found.weighed[0], Estimate)
 
 
 def test_files_of_an_earlier_move_are_not_taken_for_those_of_the_next() -> None:

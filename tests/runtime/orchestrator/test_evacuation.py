@@ -120,6 +120,9 @@ class Scene:
 
         cast(Any, self.evacuation)._start_next = counted
 
+    def capsule(self, name: str) -> Capsule:
+        return self.fleet.jobs[name.partition("/")[0]].capsules[name]
+
     def taint(self, host: str) -> None:
         self.fleet.taints[host] = ("ECC errors", "root")
         self.evacuation.retry(host)
@@ -259,7 +262,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
 
     async def act(scene: Scene) -> None:
         for name in ("a/1", "b/1"):
-            scene.fleet.capsule(name)[1].code = 0
+            scene.capsule(name).code = 0
         scene.taint("h1")
         await scene.look()
         failed = SourceFailed("dump", "CRIU could not dump a/0: so")
@@ -268,7 +271,7 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
         scene.moves.end("m2", MigrationStep.FAILED, failed)
         await scene.look()
         assert [each.split(":")[0] for each in scene.moves.begun] == ["a/0", "a/0"]
-        scene.fleet.capsule("a/1")[1].code = None
+        scene.capsule("a/1").code = None
         await scene.look()
         refused = SourceRefused("process 7 holds it", hint="close it")
         for number, doubled in enumerate((2, 4, 8), 3):
@@ -299,7 +302,7 @@ def test_a_failure_with_other_words_is_tried_again_soon(
 
     async def act(scene: Scene) -> None:
         for name in ("a/1", "b/1"):
-            scene.fleet.capsule(name)[1].code = 0
+            scene.capsule(name).code = 0
         scene.taint("h1")
         errors = (
             SourceFailed("dump", "one"),
@@ -356,7 +359,7 @@ def test_what_has_left_or_ended_is_forgotten(play: Play) -> None:
 def test_a_renewed_taint_tries_at_once(play: Play) -> None:
     async def act(scene: Scene) -> None:
         for name in ("a/1", "b/1"):
-            scene.fleet.capsule(name)[1].code = 0
+            scene.capsule(name).code = 0
         scene.taint("h1")
         await scene.until(lambda: len(scene.moves.begun) == 1)
         scene.moves.end("m1", MigrationStep.FAILED)

@@ -16,6 +16,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.cost.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.messages import Progressed, Rounds
 from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 from liveshift.runtime.orchestrator.planning import MigrationPlanner
@@ -90,9 +91,9 @@ def predicted(
     brain: Orchestrator, look: messages.Inspected, reserved: messages.Reserved
 ) -> messages.Prediction:
     """Of a move of a/1 to h2, that no wish and no deadline binds."""
-    capsule = brain.fleet.jobs["a"].capsules["a/1"]
+    job = brain.fleet.jobs["a"]
     planner = MigrationPlanner(brain.fleet, cast(Any, None))
-    return planner.predict(capsule, "h2", look, reserved, "", None)
+    return planner.predict(Order(job, job.capsules["a/1"], "h2"), look, reserved, None)
 
 
 def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:

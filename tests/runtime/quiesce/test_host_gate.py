@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from simulated_gate import ARMED, CLOSED, GO, PARK
 
 from liveshift.interposer import layout
 from liveshift.interposer.layout import WantedState
+from liveshift.interposer.orders import OrderedPage
 from liveshift.interposer.page import PageError
+from liveshift.runtime.quiesce import services
 from liveshift.runtime.quiesce.host_gate import HostGate, page_problem
 from liveshift.runtime.quiesce.thread_places import places
 
@@ -42,9 +44,12 @@ def at(rank: Process) -> dict[str, Any]:
     return order
 
 
-def armed(*ranks: Process, attempt: int = 1) -> HostGate:
-    gate = HostGate([rank.ordered() for rank in ranks])
-    gate.arm(attempt, 1000, 500)
+def armed(
+    *ranks: Process, attempt: int = 1, alive: Callable[[OrderedPage], bool] = lambda _: True
+) -> HostGate:
+    gate = HostGate(attempt, 1000, 500, alive)
+    for rank in ranks:
+        gate.admit(rank.ordered())
     return gate
 
 
@@ -71,7 +76,7 @@ def test_a_boundary_from_arming_to_opening(ranks: list[Process]) -> None:
     gate.close()
     assert first.again() == CLOSED
     assert still(gate)
-    gate.open()
+    assert [services.opened(page) for page in gate.pages] == [[], []]
     assert first.again() == GO
     gate.release()
 
@@ -145,9 +150,9 @@ def test_a_pending_operation_on_a_clock_that_is_not_made_yet(
     )
     assert not gate.report().reached
     pending = gate.pending_returns(lambda _: None)
-    assert [(d.rank, d.communicator, d.sender, d.receiver) for d in pending] == [
-        (0, "dp", 1, 0),
-        (1, "dp", 1, 0),
+    assert pending == [
+        f"rank {rank} owes operation 1 of 1 on dp 1 → 0, last none (threads: not known)"
+        for rank in (0, 1)
     ]
     for process in (one, other):
         made = lib.sim_clock(process.gate, process.made, 1, 0)
@@ -216,8 +221,7 @@ def test_one_that_appears_when_all_is_closed_opens_the_question_again(
 
 def test_a_process_that_has_ended_is_not_waited_for(ranks: list[Process]) -> None:
     dead: set[str] = set()
-    gate = HostGate([r.ordered() for r in ranks], lambda page: page.path.name not in dead)
-    gate.arm(1, 1000, 500)
+    gate = armed(*ranks, alive=lambda page: page.path.name not in dead)
     ranks[0].begin()
     gate.announced()
     gate.aim(1, {WORLD: 1})
@@ -243,7 +247,7 @@ def test_a_damaged_page_costs_the_attempt_but_not_the_others(ranks: list[Process
     assert (obstacle.pid, obstacle.rank, obstacle.fatal) == (1001, 1, True)
     assert "is not a page" in obstacle.text
     assert at(ranks[2])["want"] == WantedState.TARGET
-    gate.open()
+    assert [services.opened(page) for page in pages] == [[], [], []]
     assert at(ranks[0])["want"] == at(ranks[2])["want"] == WantedState.OPEN
     os.ftruncate(pages[1].fd, layout.ALLOCATIONS_AT)
     gate.release()
@@ -295,10 +299,11 @@ def test_who_owes_what_and_where_its_threads_are(ranks: list[Process]) -> None:
     gate.aim(1, {WORLD: 1})
     here = {1000: os.getpid()}
     inside, behind = gate.pending_returns(lambda page: here.get(page.pid))
-    assert (inside.rank, inside.communicator, inside.operation) == (0, "dp", one_kind(one))
-    assert (inside.returned, inside.target, inside.begun) == (0, 1, True)
-    assert (behind.rank, behind.begun, behind.threads) == (1, False, ())
-    assert os.getpid() in [place.tid for place in inside.threads]
+    text = f"rank 0 is inside operation 1 of 1 on dp, last {one_kind(one)} (threads: "
+    assert inside.startswith(text)
+    assert f" {os.getpid()}: " in inside
+    assert behind.startswith("rank 1 owes operation 1 of 1 on dp, last ")
+    assert behind.endswith(" (threads: not known)")
     gate.release()
 
 

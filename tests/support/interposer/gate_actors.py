@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate_programs import Key, Lane, Part
-from gloo_boundaries import still
+from gloo_boundaries import armed, still
 from simulated_gate import GO, PENDING, ffi
 
 from liveshift.interposer.layout import Library
@@ -200,8 +200,10 @@ class Agent:
         if kind == "arm":
             self.attempt, self.told, self.last = attempt, False, None
             if self.gate is None:
-                self.gate = HostGate(world.opened(path) for path in self.paths)
-            self.gate.arm(attempt, LEASE_MS, 1000)
+                opened = [world.opened(path) for path in self.paths]
+            else:
+                opened = self.gate.pages
+            self.gate = armed(opened, attempt, LEASE_MS)
             return
         if attempt != self.attempt or self.gate is None:
             return
@@ -212,7 +214,8 @@ class Agent:
             self.look()
             self.outbox.append(("still", attempt, rest[0], still(self.gate)))
         elif kind == "open":
-            self.gate.open()
+            for page in self.gate.pages:
+                page.open()
             self.attempt = 0
 
     def look(self) -> bool:

@@ -275,7 +275,7 @@ class World:
         ]
         clock = self.coordinator
         if clock is not None:
-            lines.append(f"version {clock.version}, silent {clock.silent}, behind {clock.behind}")
+            lines.append(f"version {clock.version}, behind {clock.behind}")
         lines += [f"{a.name}: attempt {a.attempt}, last {a.last}" for a in self.agents]
         return "\n".join(lines)
 

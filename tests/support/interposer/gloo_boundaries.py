@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from liveshift.interposer.layout import WantedState
 from liveshift.interposer.orders import OrderedPage
@@ -24,18 +24,26 @@ def still(gate: HostGate) -> bool:
     return gate.want == WantedState.CLOSED and gate.report().reached
 
 
-def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[], bool]) -> bool:
-    """Arm all and bring them to a boundary; False where a rank has ended before there was one."""
+def armed(pages: Iterable[OrderedPage], attempt: int, lease_ms: int = LEASE_MS) -> HostGate:
+    gate = HostGate(attempt, lease_ms, 1000)
+    for page in pages:
+        gate.admit(page)
+    return gate
+
+
+def close_at_boundary(pages: list[OrderedPage], attempt: int, running: Callable[[], bool]) -> bool:
+    """Arm each rank and bring all to a boundary; False where one has ended before there was one."""
+    gates = [armed([page], attempt) for page in pages]
     clock = CollectiveClock([str(n) for n in range(len(gates))])
     named = {str(n): gate for n, gate in enumerate(gates)}
-    for gate in gates:
-        gate.arm(attempt, LEASE_MS, 1000)
+    unheard = list(named)
     deadline = time.monotonic() + PATIENCE_S
     while running():
-        for name in clock.silent:
+        for name in list(unheard):
             report = named[name].announced()
             if report is not None:
                 clock.add_report(name, report)
+                unheard.remove(name)
         if clock.version:
             for name in clock.due():
                 aim = clock.aim(name)

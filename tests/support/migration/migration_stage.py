@@ -127,11 +127,9 @@ class Stage:
 
     def predict(
         self,
-        capsule: Capsule,
-        to: str,
+        order: Order,
         inspected: messages.Inspected,
         reserved: messages.Reserved,
-        copy_way: str,
         within: float | None,
     ) -> messages.Prediction:
         return prediction.predict(prediction.Load.of(inspected, reserved.full_dump))
