@@ -21,9 +21,9 @@ from wire_pages import STREAMS, Slots, expecting, lanes_to, send_all
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.config.cluster import Compress
-from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, lane, page_port
+from liveshift.runtime.wire import CHUNK, Lanes, lane, page_port
 from liveshift.runtime.wire.compression import Compressor
-from liveshift.runtime.wire.header import RATE_LIMIT
+from liveshift.runtime.wire.header import RATE_LIMIT, PageHeader
 from liveshift.runtime.wire.page_lane import LANE_WINDOW
 
 __all__ = ["impatient", "key_directory", "lanes_to", "quick", "unanswered"]

@@ -14,16 +14,8 @@ import zmq
 from free_ports import free_port
 
 from liveshift.runtime.control import keys
-from liveshift.runtime.wire import (
-    HEADER,
-    PageHeader,
-    Receiver,
-    Sender,
-    lane,
-    read_answer,
-    read_page_header,
-    seal,
-)
+from liveshift.runtime.wire import Receiver, Sender, lane, seal
+from liveshift.runtime.wire.header import HEADER, PageHeader, read_answer, read_page_header
 from liveshift.runtime.wire.page_lane import ANSWER
 
 CHUNKS = 300
