@@ -77,6 +77,12 @@ def send_all(slots: Slots, lanes: Lanes, among: Sequence[int] | None = None) -> 
     lanes.finish()
 
 
+def wire_bytes(lanes: Lanes) -> int:
+    """Bytes of pages as they went over the wire, once all are acknowledged. Each lane has sent a
+    greeting of one byte besides."""
+    return sum(lane.acknowledged - 1 for lane in lanes._lanes)
+
+
 @pytest.fixture
 def lanes_to(key_directory: Path) -> Iterator[Callable[..., Lanes]]:
     made: list[tuple[Sender, Lanes]] = []
