@@ -133,11 +133,6 @@ class Connection:
             return Unreachable(f"{self.peer} is not connected: {cause}", hint=hint)
         return Unreachable(f"{self.peer} is not connected", hint="its log says why")
 
-    def drop(self) -> None:
-        """The peer is gone: all open requests fail now, not at their deadlines."""
-        for pending in self._pending.values():
-            self._lose(pending)
-
     # ---- connections ----
 
     def connected(self, send: Send) -> None:

@@ -206,19 +206,6 @@ def test_a_frame_that_is_not_understood_is_dropped(
     assert "a message of 3 parts" in caplog.text
 
 
-def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
-    async def scene() -> None:
-        line = Connection("h0", lambda _raw: None, nothing, boot_id=1, largest=1000)
-        asked = asyncio.create_task(line.request(messages.End("gpt/1", 1), 60))
-        await asyncio.sleep(0)
-        line.drop()
-        with pytest.raises(Unreachable, match="lost contact to h0"):
-            await asked
-        line.receive(messages.encode_error(1, ("Refused", "late", None)))  # nobody waits any more
-
-    asyncio.run(scene())
-
-
 def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
     """So an agent of another version has the reason in its own log, and no refusal is refused."""
     sent: list[bytes] = []
