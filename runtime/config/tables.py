@@ -16,12 +16,12 @@ from msgspec import Meta
 from ...criu_glue.capsule.sandboxes import LOG_KEEP, LOG_MAX
 from .access import Role
 from .choices import FastPathChoice, Outside, Spare, Verify
+from .environment import NAMES
 from .values import (
     AbsolutePath,
     Address,
     Endpoint,
     HostNameOrNone,
-    MovableName,
     PathOrSearch,
     Pattern,
     Port,
@@ -38,6 +38,14 @@ from .values import (
 
 LEAST = 1_000_000
 """A log file must be able to hold this many bytes, because one record has up to 64 KiB."""
+
+MovableName = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A(?:{'|'.join(NAMES)})\Z",
+        description=f"a variable that liveshift gives a default, one of {', '.join(NAMES)}",
+    ),
+]
 
 _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
 
