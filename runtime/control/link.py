@@ -34,11 +34,9 @@ from ..messages import Here, Message, There, decode, encode_answer, encode_error
 from ..messages.request_text import request_to
 from . import keys, reach
 from .connection import Connection, Handler, Send, new_boot_id
-from .keyring import NOBODY, Holder, KnownKeys
+from .keyring import Holder, KnownKeys
 from .send_queue import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, send_queue
 from .served import Served
-
-__all__ = ["NOBODY", "Connection", "Handler", "Holder", "KnownKeys", "Switchboard", "Uplink"]
 
 log = logging.getLogger("liveshift.link")
 

@@ -17,6 +17,7 @@ from free_ports import free_port
 
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
+from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
 from liveshift.runtime.control.link import OperatorHandler, Switchboard, Uplink
 from liveshift.runtime.messages import Message
@@ -111,7 +112,7 @@ def raw_peer(ends: Ends, secret: Path, identity: bytes = b"") -> Iterator[Any]:
     context = zmq.asyncio.Context()
     peer = context.socket(zmq.DEALER)
     own = keys.load_pair(secret)
-    peer.curve_serverkey = keys.public_key(ends.keys, keys.ORCHESTRATOR)
+    peer.curve_serverkey = keys.public_key(ends.keys, ORCHESTRATOR)
     peer.curve_secretkey, peer.curve_publickey = own.secret, own.public
     peer.linger = 0
     if identity:

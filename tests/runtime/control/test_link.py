@@ -14,8 +14,9 @@ from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.link import Connection
+from liveshift.runtime.control.connection import Connection
 from liveshift.runtime.messages import VERSION, Message, decode
 
 
@@ -136,7 +137,7 @@ def test_an_unknown_key_does_not_get_past_the_handshake(
 ) -> None:
     stranger = tmp_path / "stranger"
     keys.init(stranger, ["h0"])
-    name = keys.ORCHESTRATOR
+    name = ORCHESTRATOR
     shutil.copy(keys.public_path(key_directory, name), keys.public_path(stranger, name))
     heard: list[str] = []
 

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.link import Holder
+from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.messages import Message
 
 

@@ -17,7 +17,8 @@ from liveshift.launcher.client.client import Client
 from liveshift.launcher.client.context import Remote
 from liveshift.runtime import messages
 from liveshift.runtime.control import link
-from liveshift.runtime.control.link import Holder, Switchboard
+from liveshift.runtime.control.keyring import Holder
+from liveshift.runtime.control.link import Switchboard
 from liveshift.runtime.messages import Message
 
 
