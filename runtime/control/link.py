@@ -210,7 +210,6 @@ class Switchboard:
             self._weights[name] = Weight()
             self.connections[name] = Connection(
                 name,
-                None,
                 self._handler,
                 boot_id=self._boot_id,
                 largest=FROM_ORCHESTRATOR,
@@ -277,7 +276,6 @@ class Uplink:
         self._turned_away = False
         self.connection = Connection(
             "the orchestrator",
-            None,
             handler,
             boot_id=new_boot_id(),
             largest=TO_ORCHESTRATOR,

@@ -19,6 +19,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
+from liveshift.runtime.control.connection import Connection, Send
 from liveshift.runtime.control.link import OperatorHandler, Switchboard, Uplink
 from liveshift.runtime.messages import Message
 
@@ -43,6 +44,17 @@ def free_address() -> str:
 
 async def nothing(_peer: str, _ask: Message) -> Message | None:
     return None
+
+
+async def unknown() -> tuple[str, str]:
+    return "nobody knows why", "look there"
+
+
+def connected(send: Send) -> Connection:
+    """A connection to h0, without a socket: ``send`` gets the frames."""
+    made = Connection("h0", nothing, boot_id=1, largest=10**6, why_not=unknown)
+    made.connected(send)
+    return made
 
 
 def heartbeat(host: str = "h0") -> messages.Heartbeat:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from link_harness import Handler, heartbeat, joined, nothing, raw_peer
+from link_harness import Handler, connected, heartbeat, joined, raw_peer
 from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.connection import Connection
 from liveshift.runtime.messages import VERSION, Message, decode
 
 
@@ -213,7 +212,7 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
     other = msgspec.msgpack.encode({"v": VERSION - 1, "id": 7, "body": {"t": "Here", "boot_id": 1}})
 
     async def run() -> None:
-        line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
+        line = connected(sent.append)
         line.receive(other)
         line.receive(other)
         assert len(sent) == 1
@@ -231,7 +230,7 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
-        line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
+        line = connected(sent.append)
         asked = asyncio.create_task(line.request(messages.End("gpt/1", 1), 60))
         await until_async(lambda: sent)
         number = messages.decode(sent[0]).id
