@@ -51,18 +51,6 @@ def test_an_operator_asks_and_is_known_by_name_and_role(key_directory: Path) -> 
     asyncio.run(scene())
 
 
-def test_without_a_desk_operators_are_not_served(key_directory: Path) -> None:
-    async def scene() -> None:
-        async with joined(key_directory) as ends:
-            with raw_peer(ends, key_directory / "operators/ops.key") as peer:
-                await peer.send(messages.encode_request(2, messages.GetStatus()))
-                error = messages.decode(await peer.recv()).error
-                assert error is not None
-                assert error[0] == "NotPermitted"
-
-    asyncio.run(scene())
-
-
 def test_a_revoked_operator_is_out(key_directory: Path) -> None:
     async def operators(_holder: Holder, _ask: Message) -> Message | None:
         return None

@@ -37,7 +37,8 @@ class Far:
 
     def start(self) -> None:
         async def begin() -> None:
-            board = Switchboard(self.address, self.keys)
+            board = Switchboard(self.address, self.keys, {})
+            await board.listen()
             self._task = asyncio.create_task(board.serve(nothing, self._serve))
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10)
