@@ -83,25 +83,16 @@ def _longer_than_a_move(value: str) -> bool:
     return value.isascii() and value.isdecimal() and int(value) > LONGEST_STANDSTILL_S
 
 
-_ONE_INTERFACE = "a capsule has one interface, with the address that moves along"
-
 MOVABLE = (
-    Movable(
-        "GLOO_SOCKET_IFNAME",
-        INTERFACE,
-        _ONE_INTERFACE,
-        "criu_glue/network/network.py",
-        callers=False,
-    ),
-    Movable(
-        "TP_SOCKET_IFNAME", INTERFACE, _ONE_INTERFACE, "criu_glue/network/network.py", callers=False
-    ),
-    Movable(
-        "NCCL_SOCKET_IFNAME",
-        INTERFACE,
-        _ONE_INTERFACE,
-        "criu_glue/network/network.py",
-        callers=False,
+    *(
+        Movable(
+            name,
+            INTERFACE,
+            "a capsule has one interface, with the address that moves along",
+            "criu_glue/network/network.py",
+            callers=False,
+        )
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     ),
     Movable(
         "NCCL_HOSTID",
