@@ -54,11 +54,6 @@ class Endpoint(NamedTuple):
     address: str
     port: int
 
-    @property
-    def url(self) -> str:
-        """The endpoint as a URL of ZeroMQ."""
-        return f"tcp://{self}"
-
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"
 
