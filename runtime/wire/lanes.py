@@ -28,7 +28,7 @@ from .compression import Compressor
 from .header import CHUNK, LANES, MEMORY, RATE, Kind
 from .lane import TICK_MS
 from .meter import Meter, burst_sizes
-from .page_lane import LANE_WINDOW, Buffers, PageLane
+from .page_lane import LANE_WINDOW, PageLane
 from .seal import make_key
 from .sender import Sender
 
@@ -65,9 +65,9 @@ class Lanes:
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=threads(streams))
         self._key = make_key(clear=clear)
-        buffers = Buffers()
+        free: list[memoryview] = []
         self._lanes = [
-            PageLane(self._context, beside.to, k, self._key, Compressor(compress), buffers)
+            PageLane(self._context, beside.to, k, self._key, Compressor(compress), free)
             for k in range(1, streams + 1)
         ]
         self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
