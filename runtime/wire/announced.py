@@ -54,14 +54,8 @@ class IncomingSeal:
     def __init__(self, key: bytes, number: int, speaker: str) -> None:
         self.key, self.number, self.speaker = key, number, speaker
         self.expected = [0] * (1 + LANES)  # number of the next chunk, by lane
-        self._opener, self._sealer = Opener(key, "pages"), Sealer(key, "answers")
+        self.opener, self._sealer = Opener(key, "pages"), Sealer(key, "answers")
         self._answers = [_first_answer()] * (1 + LANES)
-
-    def open(
-        self, header: PageHeader, beside: memoryview, sealed: memoryview, into: memoryview
-    ) -> memoryview:
-        """Open a chunk into the beginning of ``into`` and return that part; raises Unsealed."""
-        return self._opener.open(header.lane, header.number, beside, sealed, into)
 
     def answer(self, lane: int, kind: str, value: int | str) -> bytes:
         number = self._answers[lane]
