@@ -34,9 +34,6 @@ class LiveshiftError(Exception):
         self.message = message
         self.hint = hint
 
-    def __str__(self) -> str:
-        return self.message
-
 
 class StepFailed(LiveshiftError):
     """One step of a migration failed; the message says in which state each side is now."""
