@@ -53,14 +53,9 @@ class Background:
         self._lock = threading.Lock()
         # For each migration: whether it copies in the background. If not, a job waits for it.
         self._background: dict[str, bool] = {}
-        self._nice = 0
+        self._nice = 0  # the present nice value of the copies
         self._usual = 0  # the session's nice value before it was lowered
         self._own = threading.local()
-
-    @property
-    def nice(self) -> int:
-        """The present nice value of the copies."""
-        return self._nice
 
     def begin(self, migration: str) -> None:
         """The migration begins to copy on idle cores, beside its running job."""

@@ -2,7 +2,7 @@
 """Every error that liveshift shows to a person, and the exit code it ends with.
 
 LiveshiftError            1   liveshift tried something and failed
-├── WrongUsage            2   the command line, or a name in it, is not valid
+├── WrongUsage            2   the command line, or a name in it, is not valid; nothing was tried
 ├── StepFailed            1   a step of a migration failed (names the step, the capsule, the host)
 │   └── SourceFailed      1   … and the cause is in the capsule: any destination would fail
 ├── ConfigError           3   the cluster file is wrong (names file and line)
@@ -34,9 +34,6 @@ class LiveshiftError(Exception):
         self.message = message
         self.hint = hint
 
-    def __str__(self) -> str:
-        return self.message
-
 
 class StepFailed(LiveshiftError):
     """One step of a migration failed; the message says in which state each side is now."""
@@ -47,8 +44,6 @@ class StepFailed(LiveshiftError):
 
 
 class WrongUsage(LiveshiftError):
-    """The command line is not valid; liveshift tried nothing."""
-
     exit_code = 2
 
 
@@ -57,20 +52,14 @@ class SourceFailed(StepFailed):
 
 
 class ConfigError(LiveshiftError):
-    """The cluster file holds a value that liveshift cannot use."""
-
     exit_code = 3
 
 
 class NotFound(LiveshiftError):
-    """The cluster has no job, capsule or host of that name."""
-
     exit_code = 4
 
 
 class Refused(LiveshiftError):
-    """The request is valid, but was refused before anything was changed."""
-
     exit_code = 5
 
 
@@ -83,14 +72,10 @@ AT_SOURCE = (SourceFailed, SourceRefused)
 
 
 class Unreachable(LiveshiftError):
-    """The agent or the orchestrator did not answer."""
-
     exit_code = 6
 
 
 class NotPermitted(LiveshiftError):
-    """The caller's user or key does not allow the request."""
-
     exit_code = 7
 
 

@@ -45,7 +45,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 def test_it_is_low_only_while_all_copy_on_idle_cores(here: Background, tmp_path: Path) -> None:
     def weights() -> tuple[int, str]:
-        return here.nice, (tmp_path / "autogroup").read_text()
+        return here._nice, (tmp_path / "autogroup").read_text()
 
     low, usual = (NICE, str(NICE)), (0, "0")
     assert weights() == usual

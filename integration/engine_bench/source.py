@@ -76,7 +76,7 @@ def _send(
     tell: IO[str],
     told: IO[str],
 ) -> Measured:
-    sender = Sender("m1", f"tcp://{data}", place / "keys", "h0", "h1")
+    sender = Sender("m1", f"tcp://{data}", place / "keys", "h0", "h1", patience=10.0)
     lanes = Lanes(sender, f"tcp://{pages}", STREAMS, clear=clear)
     tracker = MemoryTracker(lambda: [pid], threads=threads)
     read_by: set[int] = set()

@@ -11,6 +11,7 @@ from pathlib import Path
 from free_ports import free_port
 
 from liveshift.runtime.config.cluster import Cluster, Endpoint, HostSettings, Paths, Timeouts, dump
+from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
 
 MOST_PER_JOB = 100
@@ -60,7 +61,7 @@ def images(cluster: Cluster) -> Path:
 def _hand_out_keys(cluster: Cluster) -> None:
     for host in cluster.hosts:
         _copy(keys.secret_path(cluster.paths.keys, host.name), agent_keys(cluster) / "hosts")
-    public = keys.public_path(cluster.paths.keys, keys.ORCHESTRATOR)
+    public = keys.public_path(cluster.paths.keys, ORCHESTRATOR)
     _copy(public, agent_keys(cluster) / "public")
 
 

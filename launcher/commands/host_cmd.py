@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import LiveshiftError, NotFound, Refused, WrongUsage
 from ...runtime.config.cluster import Cluster, HostSettings, load, parse
-from ...runtime.config.values import Address, HostName, Unfit, read_value
+from ...runtime.config.values import ORCHESTRATOR, Address, HostName, Unfit, read_value
 from ...runtime.control import keyring, keys
 from ...runtime.messages import GetStatus, Status
 from ..checks.cluster import this_host
@@ -191,9 +191,9 @@ def _make_keys(cluster: Cluster, name: str, first: bool) -> list[Path]:
     also the orchestrator's. Returns the files written. Raises NotFound if this is not the machine
     that has the cluster's keys."""
     directory = cluster.paths.keys
-    if first and not keys.public_path(directory, keys.ORCHESTRATOR).exists():
+    if first and not keys.public_path(directory, ORCHESTRATOR).exists():
         return keys.init(directory, [name])
-    secret = keys.secret_path(directory, keys.ORCHESTRATOR)
+    secret = keys.secret_path(directory, ORCHESTRATOR)
     if not secret.exists():
         raise NotFound(
             f"{secret} is not here, so this is not the machine where the cluster's keys are made",

@@ -37,7 +37,7 @@ def add_operator(config: Path, name: str, role: str) -> None:
     sys.stderr.write(
         f"Hand {directory}/operators/{name}.key and {directory}/public/orchestrator.pub to {name},"
         f" who keeps them side by side (the key with mode 0600), and remove the key here.\n"
-        f"liveshift --connect {cluster.orchestrator.url} --key {name}.key whoami\n"
+        f"liveshift --connect tcp://{cluster.orchestrator} --key {name}.key whoami\n"
     )
 
 

@@ -21,7 +21,6 @@ from typing import Any, get_type_hints
 from ...errors import ConfigError, no_such
 from .choices import Compress, FastPathChoice, Outside, Severity, Spare, Verify, Way
 from .errors import Mistake, WrongCluster, syntax_mistake
-from .memory import PrecopySettings, WireSettings
 from .rules import HOSTS, SettingRule, Values, examine
 from .tables import (
     Access,
@@ -33,6 +32,8 @@ from .tables import (
     Logs,
     NetworkSettings,
     Paths,
+    PrecopySettings,
+    WireSettings,
     WithinSettings,
 )
 from .timeouts import Timeouts

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+from .timeouts import LONGEST_STANDSTILL_S
+
+if TYPE_CHECKING:
+    from .tables import Env
 
 MASTER_PORT = 29500
 INTERFACE = "eth0"
 """The capsule's only network interface besides lo."""
-
-LONGEST_STANDSTILL_S = 600
-"""The longest downtime of a move, in seconds, that any ladder of deadlines allows (timeouts.py)."""
 
 NOT_PASSED = (
     "LD_PRELOAD",
@@ -30,15 +32,6 @@ NOT_PASSED = (
     "NOTIFY_SOCKET",
 )
 """The caller's variables that have another meaning, or none, inside a capsule."""
-
-
-class Selection(Protocol):
-    """The cluster file's choice of variables; :class:`.config.Env` implements it."""
-
-    @property
-    def defaults(self) -> Mapping[str, str | None]: ...
-
-    def select(self, caller: Mapping[str, str]) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -90,25 +83,16 @@ def _longer_than_a_move(value: str) -> bool:
     return value.isascii() and value.isdecimal() and int(value) > LONGEST_STANDSTILL_S
 
 
-_ONE_INTERFACE = "a capsule has one interface, with the address that moves along"
-
 MOVABLE = (
-    Movable(
-        "GLOO_SOCKET_IFNAME",
-        INTERFACE,
-        _ONE_INTERFACE,
-        "criu_glue/network/network.py",
-        callers=False,
-    ),
-    Movable(
-        "TP_SOCKET_IFNAME", INTERFACE, _ONE_INTERFACE, "criu_glue/network/network.py", callers=False
-    ),
-    Movable(
-        "NCCL_SOCKET_IFNAME",
-        INTERFACE,
-        _ONE_INTERFACE,
-        "criu_glue/network/network.py",
-        callers=False,
+    *(
+        Movable(
+            name,
+            INTERFACE,
+            "a capsule has one interface, with the address that moves along",
+            "criu_glue/network/network.py",
+            callers=False,
+        )
+        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     ),
     Movable(
         "NCCL_HOSTID",
@@ -178,7 +162,7 @@ NAMES = tuple(variable.name for variable in MOVABLE)
 
 def environment(
     place: CapsuleIdentity,
-    selection: Selection,
+    selection: Env,
     caller: Mapping[str, str],
     interposer: Path,
     pages: str,

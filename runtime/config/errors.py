@@ -37,19 +37,13 @@ class WrongCluster(ConfigError):
     """A cluster that cannot be used; ``mistakes`` holds all mistakes, in the order of lines."""
 
     def __init__(self, mistakes: Iterable[Mistake], *, file: str | None = None) -> None:
-        self.file = file
         self.mistakes = tuple(sorted(mistakes, key=lambda m: m.line or 0))
         count = len(self.mistakes)
         super().__init__(
-            "\n".join(f"{self._place(m)}{m}" for m in self.mistakes),
+            "\n".join(f"{file}:{m.line or 1}: {m}" if file else str(m) for m in self.mistakes),
             hint=(f"{count} mistakes; " if count > 1 else "")
             + "docs/cluster.example.toml shows every key with its default",
         )
-
-    def _place(self, mistake: Mistake) -> str:
-        if self.file is None:
-            return ""
-        return f"{self.file}:{mistake.line or 1}: "
 
 
 def shown(value: object) -> str:

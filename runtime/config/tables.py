@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the cluster file, except [wire] and [precopy] (memory.py) and [timeouts]
-(timeouts.py). Each field of a table is a key, and its type states the allowed values."""
+"""The tables of the cluster file, except [timeouts] (timeouts.py). Each field of a table is a key,
+and its type states the allowed values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from msgspec import Meta
 
 from ...criu_glue.capsule.sandboxes import LOG_KEEP, LOG_MAX
 from .access import Role
-from .choices import FastPathChoice, Outside, Spare, Verify
+from .choices import Compress, FastPathChoice, Outside, SealChoice, Spare, Verify, Way
+from .environment import NAMES
 from .values import (
     AbsolutePath,
     Address,
     Endpoint,
     HostNameOrNone,
-    MovableName,
     PathOrSearch,
     Pattern,
     Port,
@@ -38,6 +38,19 @@ from .values import (
 
 LEAST = 1_000_000
 """A log file must be able to hold this many bytes, because one record has up to 64 KiB."""
+
+MovableName = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A(?:{'|'.join(NAMES)})\Z",
+        description=f"a variable that liveshift gives a default, one of {', '.join(NAMES)}",
+    ),
+]
+
+Share = Annotated[
+    float,
+    Meta(ge=0.01, le=0.9, description="a share from 0.01 to 0.9, such as 0.2 for a fifth"),
+]
 
 _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
 
@@ -123,6 +136,27 @@ class GpuSettings:
     libraries: PathOrSearch = None
     fast_path: FastPathChoice = FastPathChoice.AUTO
     verify: Verify = Verify.SAMPLED
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireSettings:
+    """The table [wire]: the connections between two hosts."""
+
+    streams: Annotated[int, Meta(ge=1, le=32)] = 4  # connections that carry memory at once
+    compress: Compress = Compress.AUTO
+    seal: SealChoice = SealChoice.ON
+    trusted: bool = False  # no other party can read or change its traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecopySettings:
+    """The table [precopy]: what the source sends of memory while the job still trains."""
+
+    enabled: bool = True
+    way: Way = Way.AUTO
+    slow_down: Share | None = None  # the job may lose at most this share of its speed
+    max_pause: Seconds | None = None  # the longest pause of the way taken; None: from timeouts
+    rounds: Annotated[int, Meta(ge=1, le=1000)] = 30  # at most this many
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,11 +149,11 @@ class Timeouts:
     suspicion: Seconds = DERIVED  # a host that is silent for so long counts as lost
     heartbeat: Seconds = DERIVED  # between two heartbeats of an agent
     grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
-    given: frozenset[str] = field(init=False, repr=False, compare=False)
+    given: dict[str, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = {name: value for name in RUNGS if (value := getattr(self, name)) is not None}
-        object.__setattr__(self, "given", frozenset(given))
+        object.__setattr__(self, "given", given)
         for name, value in effective(given).items():
             object.__setattr__(self, name, value)
 
@@ -165,11 +165,6 @@ class Timeouts:
     def answer(self, deadline: float) -> float:
         """Seconds to wait for the answer of an agent that itself keeps to ``deadline``."""
         return deadline + self.suspicion
-
-    @property
-    def chosen(self) -> dict[str, float]:
-        """The deadlines that were given."""
-        return {name: value for name, value in self.values.items() if name in self.given}
 
     @property
     def unlike_derived(self) -> dict[str, float]:
@@ -188,7 +183,7 @@ class Timeouts:
         The phases in which a job trains stay as well.
         """
         same = ("suspicion", "heartbeat", "prepare", "precopy", "grace")
-        kept = self.chosen | {name: self.values[name] for name in same}
+        kept = self.given | {name: self.values[name] for name in same}
         return Timeouts(**(kept | {"collective": collective}))
 
 

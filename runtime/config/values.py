@@ -18,7 +18,6 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from msgspec import Meta, ValidationError, convert
 
-from .environment import NAMES
 from .errors import shown
 
 ORCHESTRATOR = "orchestrator"
@@ -54,11 +53,6 @@ class Endpoint(NamedTuple):
 
     address: str
     port: int
-
-    @property
-    def url(self) -> str:
-        """The endpoint as a URL of ZeroMQ."""
-        return f"tcp://{self}"
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"
@@ -233,13 +227,6 @@ Variable = Annotated[
     Meta(
         pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z",
         description="the name of a variable (A-Z, a-z, 0-9 and _)",
-    ),
-]
-MovableName = Annotated[
-    str,
-    Meta(
-        pattern=rf"\A(?:{'|'.join(NAMES)})\Z",
-        description=f"a variable that liveshift gives a default, one of {', '.join(NAMES)}",
     ),
 ]
 _VALUE = 'a string such as "1"'

@@ -61,30 +61,28 @@ class Connection:
     """The requests and answers of one peer, over its connections of ZeroMQ.
 
     ``boot_id``: our own. ``largest``: bytes of the longest frame that the peer takes. ``why_not``:
-    is called for the reason when the peer is not connected. ``send`` may be None until
-    :meth:`connected`.
+    is called for the reason when the peer is not connected. It is not before :meth:`connected`.
     """
 
     def __init__(
         self,
         peer: str,
-        send: Send | None,
         handler: Handler,
         *,
         boot_id: int,
         largest: int,
-        why_not: WhyNot | None = None,
+        why_not: WhyNot,
     ) -> None:
         self.peer = peer
         self.peer_boot_id: int | None = None
         """The boot id of the peer's run that we met last. Another run knows nothing of earlier
         requests."""
-        self._send = send
+        self._send: Send | None = None
         self._handler = handler
         self._boot_id = boot_id
         self._largest = largest
         self._why_not = why_not
-        self._connection_number = 1
+        self._connection_number = 0
         self._refused_on = 0  # the connection over which we refused a frame
         self._numbers = itertools.count(new_boot_id())
         self._pending: dict[int, _Pending] = {}
@@ -128,15 +126,8 @@ class Connection:
                 " link is slow",
                 hint="its log says more",
             )
-        if self._why_not is not None:
-            cause, hint = await self._why_not()
-            return Unreachable(f"{self.peer} is not connected: {cause}", hint=hint)
-        return Unreachable(f"{self.peer} is not connected", hint="its log says why")
-
-    def drop(self) -> None:
-        """The peer is gone: all open requests fail now, not at their deadlines."""
-        for pending in self._pending.values():
-            self._lose(pending)
+        cause, hint = await self._why_not()
+        return Unreachable(f"{self.peer} is not connected: {cause}", hint=hint)
 
     # ---- connections ----
 

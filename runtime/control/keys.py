@@ -35,21 +35,6 @@ from .key_files import (
 )
 from .keyring import KeyEntry
 
-__all__ = [
-    "ORCHESTRATOR",
-    "KeyPair",
-    "add_host",
-    "add_operator",
-    "init",
-    "load_pair",
-    "load_private",
-    "public_key",
-    "public_keys",
-    "public_path",
-    "revoke",
-    "secret_path",
-]
-
 
 @dataclass(frozen=True)
 class KeyPair:

@@ -28,17 +28,15 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from ...errors import LiveshiftError, NotPermitted, Unreachable, to_wire
+from ...errors import LiveshiftError, Unreachable, to_wire
 from ..config.values import ORCHESTRATOR
 from ..messages import Here, Message, There, decode, encode_answer, encode_error
 from ..messages.request_text import request_to
 from . import keys, reach
 from .connection import Connection, Handler, Send, new_boot_id
-from .keyring import NOBODY, Holder, KnownKeys
+from .keyring import Holder, KnownKeys
 from .send_queue import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, send_queue
 from .served import Served
-
-__all__ = ["NOBODY", "Connection", "Handler", "Holder", "KnownKeys", "Switchboard", "Uplink"]
 
 log = logging.getLogger("liveshift.link")
 
@@ -68,17 +66,14 @@ class Switchboard:
     whether the agent runs.
     """
 
-    def __init__(
-        self, address: str, key_directory: Path, agents: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, address: str, key_directory: Path, agents: Mapping[str, str]) -> None:
         self._address = address
         self._keys = key_directory
-        self._agents = agents or {}
+        self._agents = agents
         self._boot_id = new_boot_id()
         self._context = zmq.asyncio.Context()
         self._auth = AsyncioAuthenticator(self._context)
         self._known = KnownKeys(key_directory, operators=True)
-        self._socket: zmq.asyncio.Socket | None = None
         self._counters: dict[str, _Counter] = {}
         self._routes: dict[str, bytes] = {}
         self._weights: dict[str, Weight] = {}
@@ -103,18 +98,15 @@ class Switchboard:
         self._auth.stop()
         self._context.destroy(linger=0)
 
-    async def serve(self, handler: Handler, operators: OperatorHandler | None = None) -> None:
-        """Take frames until cancelled. Calls :meth:`listen` first if that has not been done.
+    async def serve(self, handler: Handler, operators: OperatorHandler) -> None:
+        """Take frames until cancelled, once :meth:`listen` has returned.
 
-        ``handler`` answers hosts. ``operators``, if it is given, answers the holders of operators'
-        keys.
+        ``handler`` answers hosts, ``operators`` the holders of operators' keys.
         """
         self._handler, self._operators = handler, operators
-        if self._socket is None:
-            await self.listen()
         try:
             known, socket = self._known.holders(), self._socket
-            while socket is not None:
+            while True:
                 try:
                     known = await self._until_revoked(socket, known)
                 finally:
@@ -212,7 +204,6 @@ class Switchboard:
             self._weights[name] = Weight()
             self.connections[name] = Connection(
                 name,
-                None,
                 self._handler,
                 boot_id=self._boot_id,
                 largest=FROM_ORCHESTRATOR,
@@ -235,7 +226,7 @@ class _Counter:
         self.weight = Weight()
 
     def receive(
-        self, holder: Holder, raw: memoryview, reply: Send, handler: OperatorHandler | None
+        self, holder: Holder, raw: memoryview, reply: Send, handler: OperatorHandler
     ) -> None:
         """Take one frame; anything but a request is logged and refused."""
         try:
@@ -252,13 +243,9 @@ class _Counter:
             with suppress(zmq.ZMQError):  # the peer is gone again
                 reply(encode_answer(frame.id, There(self._boot_id)))
             return
-
-        async def answer() -> Message | None:
-            if handler is None:
-                raise NotPermitted("operators' keys are not served here")
-            return await handler(holder, request)
-
-        self._served.accept(frame.id, len(raw), request_to(request), answer, reply)
+        self._served.accept(
+            frame.id, len(raw), request_to(request), lambda: handler(holder, request), reply
+        )
 
 
 class Uplink:
@@ -279,7 +266,6 @@ class Uplink:
         self._turned_away = False
         self.connection = Connection(
             "the orchestrator",
-            None,
             handler,
             boot_id=new_boot_id(),
             largest=TO_ORCHESTRATOR,

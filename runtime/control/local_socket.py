@@ -96,13 +96,9 @@ def _holder(path: Path) -> str:
         return f"pid {CREDENTIALS.unpack(raw)[0]}"
 
 
-async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
-    """Listen on ``path`` and answer the requests of each connection one after the other."""
-    return await serve_on(listen(path), path, handler)
-
-
 async def serve_on(listener: socket.socket, path: Path, handler: LocalHandler) -> asyncio.Server:
-    """Serve a socket that :func:`listen` has made at ``path``."""
+    """Serve a socket that :func:`listen` has made at ``path``: answer the requests of each
+    connection one after the other."""
     users: dict[int, _User] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

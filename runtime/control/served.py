@@ -70,10 +70,6 @@ class Served:
         self._kept = 0  # bytes of these together
         self._floors: OrderedDict[int, int] = OrderedDict()  # stretch → highest forgotten number
 
-    @property
-    def idle(self) -> bool:
-        return not self._under_way
-
     def accept(
         self,
         number: int,

@@ -22,7 +22,7 @@ from statistics import median
 
 from ... import units
 from ..config.choices import Way
-from ..config.memory import PrecopySettings as Settings
+from ..config.tables import PrecopySettings as Settings
 from ..config.timeouts import Timeouts
 from ..messages.predictions import Chosen, Cores, Estimate, Situation, Writing
 from ..messages.records import MigrationRow

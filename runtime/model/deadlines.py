@@ -35,7 +35,7 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
         raise WrongUsage(f"the job's collective timeout: {unfit}") from None
     timeouts = cluster.timeouts.under(collective)
     too_short = breaches(
-        timeouts.chosen,
+        timeouts.given,
         place=lambda name: "the job's" if name == "collective" else "the cluster's",
         blame="collective",
     )

@@ -34,47 +34,11 @@ question is not a chunk. If the source asks it twice, it gets two answers, and t
 shows which answer belongs to it.
 """
 
-from .announced import Inlet, Pages
-from .header import (
-    CHUNK,
-    HEADER,
-    LANES,
-    OVERHEAD,
-    PAGE_TABLE,
-    Header,
-    PageHeader,
-    read_answer,
-    read_header,
-    read_page_header,
-)
-from .lane import ImageDestination
+from .header import CHUNK, LANES, PAGE_TABLE
 from .lanes import Lanes
-from .ordered_lane import WINDOW
 from .page_streams import PageStreams
 from .receiver import Receiver
 from .sender import Sender
-from .wants import Wants, pack_wants, read_wants
+from .wants import Wants
 
-__all__ = [
-    "CHUNK",
-    "HEADER",
-    "LANES",
-    "OVERHEAD",
-    "PAGE_TABLE",
-    "WINDOW",
-    "Header",
-    "ImageDestination",
-    "Inlet",
-    "Lanes",
-    "PageHeader",
-    "PageStreams",
-    "Pages",
-    "Receiver",
-    "Sender",
-    "Wants",
-    "pack_wants",
-    "read_answer",
-    "read_header",
-    "read_page_header",
-    "read_wants",
-]
+__all__ = ["CHUNK", "LANES", "PAGE_TABLE", "Lanes", "PageStreams", "Receiver", "Sender", "Wants"]

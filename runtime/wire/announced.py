@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from ...errors import LiveshiftError
 from .compression import restore
 from .header import LANES, RATE, RATE_LIMIT, SEAL, WANTS, Header, PageHeader
 from .page_lane import ANSWER
+from .page_streams import PageStreams
 from .seal import TAG, Opener, Sealer, in_clear
 from .wants import pack_wants
 
@@ -42,19 +43,6 @@ class Inlet(Protocol):
         """Store the bytes of a stream; empty bytes end the stream."""
 
 
-class Pages(Protocol):
-    """The destination's consumer of the chunks on the other lanes (PageStreams is one)."""
-
-    def write(self, lane: int, data: memoryview, tag: bytes) -> None:
-        """Take one chunk, in the order of its lane; empty bytes end the lane's stream.
-
-        ``data``: the bytes as the source has them. ``tag``: the tag of the chunk's seal.
-        """
-
-    def wants(self) -> Iterable[tuple[int, int, int]]:
-        """The pages that were named but are not here: (inner pid, address, pages)."""
-
-
 class IncomingSeal:
     """The destination's end of one key, and the next number of each lane under it.
 
@@ -66,14 +54,8 @@ class IncomingSeal:
     def __init__(self, key: bytes, number: int, speaker: str) -> None:
         self.key, self.number, self.speaker = key, number, speaker
         self.expected = [0] * (1 + LANES)  # number of the next chunk, by lane
-        self._opener, self._sealer = Opener(key, "pages"), Sealer(key, "answers")
+        self.opener, self._sealer = Opener(key, "pages"), Sealer(key, "answers")
         self._answers = [_first_answer()] * (1 + LANES)
-
-    def open(
-        self, header: PageHeader, beside: memoryview, sealed: memoryview, into: memoryview
-    ) -> memoryview:
-        """Open a chunk into the beginning of ``into`` and return that part; raises Unsealed."""
-        return self._opener.open(header.lane, header.number, beside, sealed, into)
 
     def answer(self, lane: int, kind: str, value: int | str) -> bytes:
         number = self._answers[lane]
@@ -109,7 +91,7 @@ class Announced:
     source: str
     inlet: Inlet
     limit: int
-    pages: Pages | None = None
+    pages: PageStreams | None = None
     lanes: int = 0
     seal: IncomingSeal | None = None
     clear: bool = False

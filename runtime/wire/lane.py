@@ -12,19 +12,14 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import zmq
 
 from ...errors import StepFailed
-from ..control import keys
+from ..control.keys import KeyPair
 
 SEND_AGAIN_S = 2.0
-GIVE_UP_S = 10.0
-"""A destination that owes acknowledgements may be silent for this many seconds. The job may be
-frozen meanwhile, so this must stay short."""
-
 TICK_MS = 200
 
 
@@ -32,31 +27,16 @@ TICK_MS = 200
 class ImageDestination:
     """The destination of a migration's image: its endpoint, and the keys of both sides.
 
-    ``patience``: seconds of silence (GIVE_UP_S) after which the source gives up.
+    ``patience``: seconds for which a destination that owes acknowledgements may be silent. The job
+    may be frozen meanwhile, so this must be short.
     """
 
     migration: str
     endpoint: str
     name: str
-    own: keys.KeyPair
+    own: KeyPair
     public: bytes
     patience: float
-
-    @classmethod
-    def of(
-        cls,
-        migration: str,
-        endpoint: str,
-        key_directory: Path,
-        host: str,
-        destination: str,
-        patience: float | None = None,
-    ) -> ImageDestination:
-        """Load the keys with which ``host`` reaches it; raises like the functions of keys.py."""
-        own = keys.load_private(key_directory, host)
-        public = keys.public_keys(key_directory)[destination]
-        patience = GIVE_UP_S if patience is None else patience
-        return cls(migration, endpoint, destination, own, public, patience)
 
 
 class Pending(NamedTuple):

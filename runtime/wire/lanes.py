@@ -28,7 +28,7 @@ from .compression import Compressor
 from .header import CHUNK, LANES, MEMORY, RATE, Kind
 from .lane import TICK_MS
 from .meter import Meter, burst_sizes
-from .page_lane import LANE_WINDOW, Buffers, PageLane
+from .page_lane import LANE_WINDOW, PageLane
 from .seal import make_key
 from .sender import Sender
 
@@ -65,14 +65,13 @@ class Lanes:
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=threads(streams))
         self._key = make_key(clear=clear)
-        buffers = Buffers()
+        free: list[memoryview] = []
         self._lanes = [
-            PageLane(self._context, beside.to, k, self._key, Compressor(compress), buffers)
+            PageLane(self._context, beside.to, k, self._key, Compressor(compress), free)
             for k in range(1, streams + 1)
         ]
         self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
         self._meter = Meter()
-        self._measured = 0  # bytes that were sent only to measure the link
         self._greeted = 0  # lanes whose first chunk was acknowledged
         self._changed = threading.Condition()
         self._failed: StepFailed | None = None
@@ -90,11 +89,6 @@ class Lanes:
     def bytes(self) -> int:
         """Bytes of memory that were sent."""
         return sum(lane.bytes for lane in self._lanes)
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes acknowledged on the lanes: less than :attr:`bytes` where they are compressed."""
-        return self._acknowledged() - self._measured
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Seal a chunk of at most CHUNK bytes for the lane with the most credit. The lanes' own
@@ -144,7 +138,6 @@ class Lanes:
             self.finish()
             took = time.monotonic() - begin
             self._meter.saw(sum(chunks), took)
-            self._measured += sum(chunks)
             try:
                 chunks = sizes.send(took)
             except StopIteration:
@@ -160,9 +153,6 @@ class Lanes:
             if self._wake >= 0:
                 os.close(self._wake)
                 self._wake = -1
-
-    def _acknowledged(self) -> int:
-        return sum(lane.acknowledged for lane in self._lanes)
 
     def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
         """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected lanes."""
@@ -236,7 +226,8 @@ class Lanes:
         self._connect()
         for lane in self._lanes:
             lane.send_sealed()
-        self._meter.note(self._acknowledged(), self._under_way() > len(self._lanes))
+        acknowledged = sum(lane.acknowledged for lane in self._lanes)
+        self._meter.note(acknowledged, self._under_way() > len(self._lanes))
         if any(settled):
             with self._changed:
                 for n, chunks in enumerate(settled):
@@ -256,7 +247,6 @@ class Lanes:
                 with self._changed:
                     self._credit[self._greeted] -= 1
                 lane.seal(RATE, GREETING)
-                self._measured += len(GREETING)
             if not lane.acknowledged:
                 return
             with self._changed:

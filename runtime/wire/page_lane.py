@@ -29,30 +29,13 @@ LANE_WINDOW = 16
 ANSWER = struct.Struct(">Q")
 """The format of the number (nonce) under which an answer is sealed. It precedes the answer."""
 
-BUFFER = CHUNK + TAG
-
-
-class Buffers:
-    """Memory for sealed chunks until they are acknowledged. Any thread may use it.
-
-    The buffer that was used last is given out first: part of it may still be in the cache.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[memoryview] = []
-
-    def take(self) -> memoryview:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return memoryview(bytearray(BUFFER))
-
-    def give_back(self, buffer: memoryview) -> None:
-        self._free.append(buffer)
-
 
 class PageLane(Lane):
-    """Lane ``index`` (from 1 on) at the source, with a sealer and a compressor of its own."""
+    """Lane ``index`` (from 1 on) at the source, with a sealer and a compressor of its own.
+
+    ``free``: memory for sealed chunks, of all lanes, that holds none now. The buffer that was used
+    last is taken first: part of it may still be in the cache.
+    """
 
     def __init__(
         self,
@@ -61,7 +44,7 @@ class PageLane(Lane):
         index: int,
         key: bytes,
         compressor: Compressor,
-        buffers: Buffers,
+        free: list[memoryview],
     ) -> None:
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         # Spread the lanes over libzmq's threads: by itself libzmq would give all to the first.
@@ -78,7 +61,7 @@ class PageLane(Lane):
         self._numbered = 0  # the number of chunks sealed so far
         self._sealer, self._opener = Sealer(key, "pages"), Opener(key, "answers")
         self._compressor = compressor
-        self._buffers = buffers
+        self._free = free
         self._last_answer = -1
         self._answer = memoryview(bytearray(HEADER))
 
@@ -93,7 +76,10 @@ class PageLane(Lane):
                 data, raw = self._compressor.squeeze(data, link_rate)
             made = PageHeader(self._to.migration, self.index, self._numbered, kind, raw)
             header = msgspec.msgpack.encode(made)
-            buffer = self._buffers.take()
+            try:
+                buffer = self._free.pop()
+            except IndexError:
+                buffer = memoryview(bytearray(CHUNK + TAG))
             sealed = self._sealer.seal(self.index, self._numbered, header, data, buffer)
             self._numbered += 1
             if kind == MEMORY:
@@ -110,7 +96,7 @@ class PageLane(Lane):
     def _settled(self, chunk: Pending) -> None:
         self.acknowledged += len(chunk.body) - TAG
         assert isinstance(chunk.body, memoryview)
-        self._buffers.give_back(memoryview(chunk.body.obj))
+        self._free.append(memoryview(chunk.body.obj))
 
     def _read(self, raw: bytes) -> None:
         try:

@@ -45,6 +45,9 @@ WORKERS = 8
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc: malloc.h
 
 
+_Chunk = tuple[PageHeader, list[zmq.Frame]]
+
+
 class PagePort:
     """One socket, and the threads behind it, for the pages of all migrations.
 
@@ -61,7 +64,11 @@ class PagePort:
     ) -> None:
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
-        self._workers = [_ChunkWorker(self, n) for n in range(threads(WORKERS))]
+        # For each worker: its chunks. A full queue makes the thread with the socket wait for it.
+        self._chunks: list[queue.Queue[_Chunk | None]] = [
+            queue.Queue(LANE_WINDOW) for _ in range(threads(WORKERS))
+        ]
+        self._workers: list[threading.Thread] = []
         self._answers: deque[tuple[bytes, bytes]] = deque()  # (receiver's identity, answer)
         self._wake = -1
         self._complained = 0.0
@@ -83,7 +90,10 @@ class PagePort:
         except zmq.ZMQError as error:
             raise LiveshiftError(f"cannot listen for pages on {self.address}: {error}") from error
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for worker in self._workers:
+        for number, chunks in enumerate(self._chunks):
+            name = f"pages-{number}"
+            worker = threading.Thread(target=self._work, args=(chunks,), name=name, daemon=True)
+            self._workers.append(worker)
             worker.start()
         threading.Thread(target=self._run, args=(socket,), name="pages", daemon=True).start()
 
@@ -107,8 +117,10 @@ class PagePort:
                     with contextlib.suppress(zmq.ZMQError):  # the sender is gone
                         socket.send_multipart(self._answers.popleft())
         except zmq.ContextTerminated:
-            for worker in self._workers:
-                worker.end()
+            for chunks in self._chunks:
+                chunks.put(None)
+            for worker in self._workers:  # they take all chunks that they were given
+                worker.join()
             os.close(self._wake)
             socket.close()
 
@@ -127,10 +139,18 @@ class PagePort:
                 self._complain(f"dropped what came to the port for pages: {error}")
                 continue
             which = hash(header.migration) + header.lane
-            self._workers[which % len(self._workers)].take(header, frames)
+            self._chunks[which % len(self._chunks)].put((header, frames))
 
-    def answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> None:
-        """Take one chunk, in a worker's thread; the worker opens it into ``plain``."""
+    def _work(self, chunks: queue.Queue[_Chunk | None]) -> None:
+        """Open and store chunks, in the order in which they come, until None comes."""
+        plain = memoryview(bytearray(CHUNK))
+        while (chunk := chunks.get()) is not None:
+            background.adopt()
+            self._serve(*chunk, plain)
+            del chunk  # give its memory back to libzmq
+
+    def _serve(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> None:
+        """Take one chunk, which is opened into ``plain``, and let its answer be sent."""
         try:
             answer = self._answer(header, frames, plain)
         except LiveshiftError as error:
@@ -148,7 +168,7 @@ class PagePort:
         seal = entry.seal if entry is not None else None
         if entry is None or seal is None:
             raise LiveshiftError(f"pages came for {header.migration!a}, which was not announced")
-        data = seal.open(header, beside, sealed, plain)
+        data = seal.opener.open(header.lane, header.number, beside, sealed, plain)
         if self._known.name_of(seal.speaker) != entry.source:
             raise LiveshiftError(f"pages came from {entry.source}, whose key is no longer valid")
         kind, value = entry.take_page(seal, header, data, bytes(sealed[-TAG:]))
@@ -160,35 +180,6 @@ class PagePort:
         if now - self._complained > 1.0:
             self._complained = now
             log.error("%s", text)
-
-
-class _ChunkWorker:
-    """A thread that opens and stores chunks, in the order in which they come."""
-
-    def __init__(self, port: PagePort, number: int) -> None:
-        self._port = port
-        self._plain = memoryview(bytearray(CHUNK))
-        # A full queue makes the thread with the socket wait for this worker.
-        self._chunks: queue.Queue[tuple[PageHeader, list[zmq.Frame]] | None]
-        self._chunks = queue.Queue(LANE_WINDOW)
-        self._thread = threading.Thread(target=self._run, name=f"pages-{number}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def take(self, header: PageHeader, frames: list[zmq.Frame]) -> None:
-        self._chunks.put((header, frames))
-
-    def end(self) -> None:
-        """Return once the worker has taken all chunks that it was given."""
-        self._chunks.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (chunk := self._chunks.get()) is not None:
-            background.adopt()
-            self._port.answer(*chunk, self._plain)
-            del chunk  # give its memory back to libzmq
 
 
 def _keep_freed_memory() -> None:

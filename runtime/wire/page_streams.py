@@ -16,7 +16,7 @@ class PageStreams:
     """Passes chunks on to the store of memory and keeps the sums of each stream ``memory:k``.
 
     Threads call ``store(chunk)``, several at once for chunks of different lanes. ``wants`` returns
-    the pages that the store has not found, as (inner pid, address, pages).
+    the pages that were named but are not here, as (inner pid, address, pages).
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class PageStreams:
         wants: Callable[[], Iterable[tuple[int, int, int]]] = tuple,
     ) -> None:
         self._store = store
-        self._wants = wants
+        self.wants = wants
         self._bytes: dict[int, int] = {}
         self._hashes: dict[int, xxhash.xxh3_64] = {}
         self._ended: set[int] = set()
@@ -44,10 +44,6 @@ class PageStreams:
             self._hashes.setdefault(lane, xxhash.xxh3_64()).update(tag)
             if not data:
                 self._ended.add(lane)
-
-    def wants(self) -> Iterable[tuple[int, int, int]]:
-        """The pages that were named but are not here: (inner pid, address, pages)."""
-        return self._wants()
 
     def not_ended(self) -> list[str]:
         with self._lock:

@@ -18,10 +18,11 @@ from ...cores import threads
 from ...errors import LiveshiftError
 from ..control import keys
 from ..control.keyring import NOBODY, KnownKeys
-from .announced import Announced, Answer, Inlet, Pages
+from .announced import Announced, Answer, Inlet
 from .header import CHUNK, LANES, OVERHEAD, SEAL, WANTS, Header, read_header
 from .ordered_lane import WINDOW
 from .page_port import PagePort
+from .page_streams import PageStreams
 
 log = logging.getLogger("liveshift.wire")
 
@@ -87,7 +88,7 @@ class Receiver:
         source: str,
         inlet: Inlet,
         limit_bytes: int,
-        pages: Pages | None = None,
+        pages: PageStreams | None = None,
         lanes: int = 0,
     ) -> None:
         """Accept an image for a migration that the orchestrator announced.

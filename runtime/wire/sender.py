@@ -12,6 +12,7 @@ import zmq
 
 from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, StepFailed
+from ..control import keys
 from ..model import manifest
 from ..model.manifest import Manifest
 from .header import CHUNK, SEAL, WANTS
@@ -23,8 +24,8 @@ from .wants import Wants, read_wants
 class Sender:
     """The source's end of one migration. Threads may send at once, each its own streams.
 
-    ``patience``: seconds of silence (GIVE_UP_S) after which the source gives up. ``until``
-    (monotonic seconds) may be set: the destination must acknowledge everything by that time.
+    ``patience``: as in ImageDestination. ``until`` (monotonic seconds) may be set: the destination
+    must acknowledge everything by that time.
     """
 
     until = float("inf")
@@ -36,9 +37,13 @@ class Sender:
         key_directory: Path,
         host: str,
         destination: str,
-        patience: float | None = None,
+        patience: float,
     ) -> None:
-        to = ImageDestination.of(migration, endpoint, key_directory, host, destination, patience)
+        """Load the keys with which ``host`` reaches ``destination``, and connect; raises like the
+        functions of keys.py."""
+        own = keys.load_private(key_directory, host)
+        public = keys.public_keys(key_directory)[destination]
+        to = ImageDestination(migration, endpoint, destination, own, public, patience)
         self._context = zmq.Context()
         self._lane = OrderedLane(self._context, to)
         self._lane.connect(to.endpoint)

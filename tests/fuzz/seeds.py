@@ -30,11 +30,12 @@ from liveshift.criu_glue.images.image_kinds import KINDS
 from liveshift.criu_glue.survey.epoll_sets import EpollEntry
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
-from liveshift.runtime import messages, wire
+from liveshift.runtime import messages
 from liveshift.runtime.agent.gpu.device_state import Saved
 from liveshift.runtime.messages import frames as _frames
 from liveshift.runtime.model import manifest as manifests
 from liveshift.runtime.wire import small_images as packing
+from liveshift.runtime.wire.header import Header, PageHeader
 
 OUTPUT = "output:" + "0" * 20
 FOLDER = Path(__file__).parent / "seeds"
@@ -74,18 +75,18 @@ def local_frames() -> list[bytes]:
 
 def headers() -> list[bytes]:
     streams = ("image:core-1001.img", "tree:1:tmp", "tree:2:carried:/data/x", OUTPUT, "manifest")
-    made = (wire.Header("m-1", n * 1000, s, (1 << 64) - 1 - n) for n, s in enumerate(streams))
+    made = (Header("m-1", n * 1000, s, (1 << 64) - 1 - n) for n, s in enumerate(streams))
     return [msgspec.msgpack.encode(header) for header in made]
 
 
 def page_headers() -> list[bytes]:
     """What stands before sealed chunks, and what is in them (see :func:`cut_chunks`)."""
     made = [
-        (wire.PageHeader("m1", 1, 0, "memory", 0), b"chunk"),
-        (wire.PageHeader("m1", 1, 1, "rate", 0), b"?"),
-        (wire.PageHeader("m1", 32, 0, "memory", 1000), zstandard.compress(b"x" * 1000)),
-        (wire.PageHeader("m1", 1, 2, "memory", 0), b""),
-        (wire.PageHeader("m2", 3, (1 << 63) - 1, "memory", 0), b"x"),
+        (PageHeader("m1", 1, 0, "memory", 0), b"chunk"),
+        (PageHeader("m1", 1, 1, "rate", 0), b"?"),
+        (PageHeader("m1", 32, 0, "memory", 1000), zstandard.compress(b"x" * 1000)),
+        (PageHeader("m1", 1, 2, "memory", 0), b""),
+        (PageHeader("m2", 3, (1 << 63) - 1, "memory", 0), b"x"),
     ]
     framed = [
         bytes([len(raw)]) + raw + struct.pack("<H", len(data)) + data

@@ -24,8 +24,16 @@ from liveshift.runtime.control import local_socket
 from liveshift.runtime.model import manifest
 from liveshift.runtime.wire.announced import Announced, IncomingSeal
 from liveshift.runtime.wire.compression import restore
+from liveshift.runtime.wire.header import (
+    HEADER,
+    Header,
+    read_answer,
+    read_header,
+    read_page_header,
+)
 from liveshift.runtime.wire.page_port import PagePort
 from liveshift.runtime.wire.seal import TAG, Sealer
+from liveshift.runtime.wire.wants import read_wants
 
 
 def frame(data: bytes) -> None:
@@ -75,7 +83,7 @@ class _Answers:
 
 def header(data: bytes) -> None:
     try:
-        found = wire.read_header(data)
+        found = read_header(data)
     except LiveshiftError:
         return
     assert found.number >= 0
@@ -94,11 +102,11 @@ def compressed(data: bytes) -> None:
 
 def answer(data: bytes) -> None:
     try:
-        kind, value = wire.read_answer(data)
+        kind, value = read_answer(data)
         assert isinstance(kind, str)
         assert isinstance(value, (int, str, bytes))
         if isinstance(value, bytes):
-            for _, address, pages in wire.read_wants(value):
+            for _, address, pages in read_wants(value):
                 assert 0 <= address < address + pages * 4096 <= 1 << 47
     except LiveshiftError:
         return
@@ -137,7 +145,7 @@ def chunks() -> Target:
         with no_descriptor_left():
             for number, (stream, chunk) in enumerate(seeds.cut_chunks(data)):
                 digest = xxhash.xxh3_64_intdigest(chunk)
-                raw = msgspec.msgpack.encode(wire.Header("m1", number, stream, digest))
+                raw = msgspec.msgpack.encode(Header("m1", number, stream, digest))
                 frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", raw, chunk)]
                 if receiver._answer(frames)[0] == "refused":
                     break
@@ -160,7 +168,7 @@ def sealed(data: bytes) -> None:
     for name, chunk in seeds.cut_chunks(data):
         head = name.encode("latin-1")
         try:
-            header = wire.read_page_header(head)
+            header = read_page_header(head)
             lane, number = header.lane, header.number
         except LiveshiftError:
             lane, number = 1, 0
@@ -173,12 +181,12 @@ def sealed(data: bytes) -> None:
             frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", head, sealed)]
             had = len(taken)
             try:
-                answer = port._answer(wire.read_page_header(head), frames, plain)
+                answer = port._answer(read_page_header(head), frames, plain)
             except LiveshiftError:
                 assert len(taken) == had
                 continue
             assert who is sealer
-            assert len(answer) < wire.HEADER
+            assert len(answer) < HEADER
 
 
 def _top(top: Path, tree: str, real: Callable[[Inbox, str], Path], inbox: Inbox) -> Path:

@@ -17,7 +17,10 @@ from free_ports import free_port
 
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
+from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
+from liveshift.runtime.control.connection import Connection, Send
+from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.control.link import OperatorHandler, Switchboard, Uplink
 from liveshift.runtime.messages import Message
 
@@ -44,6 +47,21 @@ async def nothing(_peer: str, _ask: Message) -> Message | None:
     return None
 
 
+async def nobody(_holder: Holder, _ask: Message) -> Message | None:
+    return None
+
+
+async def unknown() -> tuple[str, str]:
+    return "nobody knows why", "look there"
+
+
+def connected(send: Send) -> Connection:
+    """A connection to h0, without a socket: ``send`` gets the frames."""
+    made = Connection("h0", nothing, boot_id=1, largest=10**6, why_not=unknown)
+    made.connected(send)
+    return made
+
+
 def heartbeat(host: str = "h0") -> messages.Heartbeat:
     return messages.Heartbeat(host, 1 << 30, [])
 
@@ -55,20 +73,21 @@ class Ends:
         self,
         key_directory: Path,
         handler: Handler,
-        operators: OperatorHandler | None = None,
+        operators: OperatorHandler = nobody,
         agents: Mapping[str, str] | None = None,
     ) -> None:
         self.keys = key_directory
         self.address = free_address()
-        self.switchboard = Switchboard(self.address, key_directory, agents)
-        self._handlers: tuple[Handler, OperatorHandler | None] = handler, operators
+        self.switchboard = Switchboard(self.address, key_directory, agents or {})
+        self._handlers = handler, operators
         self._tasks: dict[object, asyncio.Task[None]] = {}
 
     async def start(self, anew: Handler | None = None) -> None:
         """With a handler: another life of the orchestrator takes the place."""
         if anew is not None:
-            self.switchboard = Switchboard(self.address, self.keys)
-            self._handlers = anew, None
+            self.switchboard = Switchboard(self.address, self.keys, {})
+            self._handlers = anew, nobody
+        await self.switchboard.listen()
         serving = self.switchboard.serve(*self._handlers)
         self._tasks[self.switchboard] = asyncio.create_task(serving)
 
@@ -94,7 +113,7 @@ class Ends:
 async def joined(
     key_directory: Path,
     handler: Handler = nothing,
-    operators: OperatorHandler | None = None,
+    operators: OperatorHandler = nobody,
     agents: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Ends]:
     ends = Ends(key_directory, handler, operators, agents)
@@ -111,7 +130,7 @@ def raw_peer(ends: Ends, secret: Path, identity: bytes = b"") -> Iterator[Any]:
     context = zmq.asyncio.Context()
     peer = context.socket(zmq.DEALER)
     own = keys.load_pair(secret)
-    peer.curve_serverkey = keys.public_key(ends.keys, keys.ORCHESTRATOR)
+    peer.curve_serverkey = keys.public_key(ends.keys, ORCHESTRATOR)
     peer.curve_secretkey, peer.curve_publickey = own.secret, own.public
     peer.linger = 0
     if identity:

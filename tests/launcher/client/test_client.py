@@ -66,7 +66,7 @@ def server(request: pytest.FixtureRequest, path: Path) -> Iterator[Path]:
     ready, done = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        listening = await local_socket.serve(path, handler)
+        listening = await local_socket.serve_on(local_socket.listen(path), path, handler)
         ready.set()
         await asyncio.to_thread(done.wait)
         listening.close()
@@ -216,7 +216,7 @@ def test_an_ask_that_is_too_long_is_refused_with_the_reason(path: Path) -> None:
         raise AssertionError
 
     async def serve() -> None:
-        listening = await local_socket.serve(path, nobody)
+        listening = await local_socket.serve_on(local_socket.listen(path), path, nobody)
         ready.set()
         await asyncio.to_thread(done.wait)
         listening.close()

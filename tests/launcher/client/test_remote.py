@@ -20,7 +20,7 @@ from liveshift.launcher.client.context import Remote
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.link import Holder
+from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.messages import Message
 
 __all__ = ["far", "remote"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from link_harness import Handler, heartbeat, joined, nothing, raw_peer
+from link_harness import Handler, connected, heartbeat, joined, raw_peer
 from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
-from liveshift.runtime.control.link import Connection
 from liveshift.runtime.messages import VERSION, Message, decode
 
 
@@ -136,7 +136,7 @@ def test_an_unknown_key_does_not_get_past_the_handshake(
 ) -> None:
     stranger = tmp_path / "stranger"
     keys.init(stranger, ["h0"])
-    name = keys.ORCHESTRATOR
+    name = ORCHESTRATOR
     shutil.copy(keys.public_path(key_directory, name), keys.public_path(stranger, name))
     heard: list[str] = []
 
@@ -206,26 +206,13 @@ def test_a_frame_that_is_not_understood_is_dropped(
     assert "a message of 3 parts" in caplog.text
 
 
-def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
-    async def scene() -> None:
-        line = Connection("h0", lambda _raw: None, nothing, boot_id=1, largest=1000)
-        asked = asyncio.create_task(line.request(messages.End("gpt/1", 1), 60))
-        await asyncio.sleep(0)
-        line.drop()
-        with pytest.raises(Unreachable, match="lost contact to h0"):
-            await asked
-        line.receive(messages.encode_error(1, ("Refused", "late", None)))  # nobody waits any more
-
-    asyncio.run(scene())
-
-
 def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
     """So an agent of another version has the reason in its own log, and no refusal is refused."""
     sent: list[bytes] = []
     other = msgspec.msgpack.encode({"v": VERSION - 1, "id": 7, "body": {"t": "Here", "boot_id": 1}})
 
     async def run() -> None:
-        line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
+        line = connected(sent.append)
         line.receive(other)
         line.receive(other)
         assert len(sent) == 1
@@ -243,7 +230,7 @@ def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
-        line = Connection("h0", sent.append, nothing, boot_id=1, largest=1000)
+        line = connected(sent.append)
         asked = asyncio.create_task(line.request(messages.End("gpt/1", 1), 60))
         await until_async(lambda: sent)
         number = messages.decode(sent[0]).id

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from link_harness import heartbeat, host_key, joined, raw_peer
+from link_harness import Handler, heartbeat, host_key, joined, raw_peer
 from waits import until_async
 
 from liveshift.errors import Unreachable
@@ -201,7 +201,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
     """An orchestrator that was restarted does not get the asks of the one before."""
     heard: list[str] = []
 
-    def named(name: str) -> link.Handler:
+    def named(name: str) -> Handler:
         async def orchestrator(_peer: str, ask: Message) -> Message | None:
             heard.append(f"{name} {type(ask).__name__}")
             if isinstance(ask, messages.CapsuleEnded):
@@ -240,7 +240,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
 def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_directory: Path) -> None:
     heard: list[str] = []
 
-    def named(name: str) -> link.Handler:
+    def named(name: str) -> Handler:
         async def agent(_peer: str, ask: Message) -> Message | None:
             heard.append(f"{name} {type(ask).__name__}")
             await asyncio.sleep(60)

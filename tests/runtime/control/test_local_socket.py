@@ -45,7 +45,7 @@ def served(path: Path, talk: Callable[[], object]) -> object:
     """Run ``talk`` in a thread while the socket is served."""
 
     async def scene() -> object:
-        server = await local_socket.serve(path, whoami)
+        server = await local_socket.serve_on(local_socket.listen(path), path, whoami)
         async with server:
             return await asyncio.wait_for(asyncio.to_thread(talk), 20)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from link_harness import Ends, free_address, heartbeat, joined, nothing
+from link_harness import Ends, connected, free_address, heartbeat, joined, nothing
 from waits import until_async
 
 from liveshift.errors import Unreachable
@@ -151,7 +151,7 @@ def test_an_agent_that_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
         raise zmq.ZMQError(zmq.EAGAIN)
 
     async def scene() -> None:
-        there = connection.Connection("h0", full, nothing, boot_id=1, largest=10**6)
+        there = connected(full)
         with pytest.raises(Unreachable, match="h0 is connected, but has not taken the last") as no:
             await there.request(messages.Forget("gpt"), 5)
         assert no.value.hint == "its log says more"

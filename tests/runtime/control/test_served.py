@@ -34,7 +34,7 @@ class Peer:
 
     async def asked(self, number: int) -> messages.Frame:
         self.ask(number)
-        while not self.served.idle:
+        while self.served._under_way:
             await asyncio.sleep(0)
         return self.answers[-1]
 
@@ -115,7 +115,7 @@ def test_an_error_is_repeated_like_an_answer() -> None:
 
         for _ in range(3):
             line.accept(9, 10, "End", serve, frames.append)
-            while not line.idle:
+            while line._under_way:
                 await asyncio.sleep(0)
         assert len(calls) == 1
         assert len(frames) == 3
@@ -132,7 +132,7 @@ def test_frames_under_way_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyP
         for number in (1, 2, 3):  # of 10 bytes each, none served yet
             peer.ask(number)
         assert (peer.answers[0].error or ("",))[0] == "Refused"
-        while not peer.served.idle:
+        while peer.served._under_way:
             await asyncio.sleep(0)
         assert peer.calls == [1, 2]
         assert (await peer.asked(3)).answer is not None, "it was not served: it may ask again"
@@ -156,9 +156,9 @@ def test_whatever_comes_nothing_is_served_twice_and_the_books_agree(
         for number, size, wait in asks:
             peer.size = size
             peer.ask(number)
-            while wait and not peer.served.idle:
+            while wait and peer.served._under_way:
                 await asyncio.sleep(0)
-        while not peer.served.idle:
+        while peer.served._under_way:
             await asyncio.sleep(0)
         assert len(peer.calls) == len(set(peer.calls))
         kept = [answer.raw for answer in peer.served._answered.values()]

@@ -41,9 +41,10 @@ class Sink:
         return []
 
 
-def announced(limit: int) -> tuple[Announced, Sink]:
+def announced(limit: int, lanes: int = 2) -> tuple[Announced, Sink]:
     sink = Sink()
-    return Announced("m1", "h0", sink, limit, sink, 2), sink
+    pages: Any = sink
+    return Announced("m1", "h0", sink, limit, pages, lanes), sink
 
 
 def chunk(number: int, data: bytes) -> tuple[Header, memoryview]:
@@ -80,8 +81,7 @@ def test_bytes_are_counted_on_both_ways_and_nothing_before_they_come() -> None:
 
 
 def test_no_lane_is_taken_that_was_not_announced() -> None:
-    sink = Sink()
-    entry = Announced("m1", "h0", sink, 10, sink)
+    entry, sink = announced(10, lanes=0)
     seal, header = IncomingSeal(make_key(), 1, "key"), PageHeader("m1", 1, 0, MEMORY, 0)
     said = entry.take_page(seal, header, memoryview(b"123"), b"tag")
     assert said == ("refused", "lane 1 of m1 was not announced")

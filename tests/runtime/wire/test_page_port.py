@@ -22,8 +22,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.control import keys
-from liveshift.runtime.wire import CHUNK, HEADER, Lanes, PageHeader, PageStreams, Receiver, Sender
+from liveshift.runtime.wire import CHUNK, Lanes, PageStreams, Receiver, Sender
 from liveshift.runtime.wire.announced import IncomingSeal
+from liveshift.runtime.wire.header import HEADER, PageHeader
 from liveshift.runtime.wire.page_lane import ANSWER
 from liveshift.runtime.wire.seal import TAG, Sealer, make_key
 

@@ -31,7 +31,8 @@ from wire_ends import (
 from wire_mishaps import FATES, Fate, MiddleMan, Proxy, unanswered
 
 from liveshift.errors import StepFailed
-from liveshift.runtime.wire import WINDOW, Sender, lane
+from liveshift.runtime.wire import Sender, lane
+from liveshift.runtime.wire.ordered_lane import WINDOW
 
 __all__ = ["impatient", "key_directory", "quick", "senders", "unanswered"]
 

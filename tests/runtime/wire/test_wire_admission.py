@@ -32,6 +32,7 @@ from liveshift.runtime.control import keys
 from liveshift.runtime.control.keyring import NOBODY, KnownKeys
 from liveshift.runtime.model import manifest
 from liveshift.runtime.wire import Sender
+from liveshift.runtime.wire.header import OVERHEAD, read_answer
 
 __all__ = ["impatient", "key_directory", "quick", "senders"]
 
@@ -207,7 +208,7 @@ def test_what_no_sender_would_say_is_refused_and_does_not_stop_the_receiver(
         for frames in NONSENSE:
             raw.send_multipart(frames)
             assert raw.poll(10_000), f"no answer to {frames}"
-            assert wire.read_answer(raw.recv())[0] == "refused"
+            assert read_answer(raw.recv())[0] == "refused"
     assert not inbox.streams
     chunks = traffic(7, 20)
     send_all(senders("m1", endpoint, key_directory, "h0", "h1"), chunks)
@@ -221,7 +222,7 @@ def test_a_chunk_that_is_too_large_costs_its_sender_the_connection(
     with zmq.Context() as context, raw_socket(key_directory, context) as raw:
         events = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         raw.connect(endpoint)
-        data = bytes(wire.CHUNK + wire.OVERHEAD + 1)
+        data = bytes(wire.CHUNK + OVERHEAD + 1)
         digest = xxhash.xxh3_64_intdigest(data)
         raw.send_multipart([msgpack.packb(("m1", 0, "output", digest)), data])
         assert events.poll(10_000), "it was taken"

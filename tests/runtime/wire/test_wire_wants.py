@@ -12,8 +12,8 @@ from wire_ends import LIMIT, Inbox, impatient, key_directory, quick, receiver, s
 from wire_mishaps import Fate, MiddleMan, losing_answers, sometimes
 
 from liveshift.errors import LiveshiftError, StepFailed
-from liveshift.runtime.wire import PageStreams, Sender, pack_wants, read_wants
-from liveshift.runtime.wire.wants import MOST, PAGES
+from liveshift.runtime.wire import PageStreams, Sender
+from liveshift.runtime.wire.wants import MOST, PAGES, pack_wants, read_wants
 
 __all__ = ["impatient", "key_directory", "quick", "senders"]
 

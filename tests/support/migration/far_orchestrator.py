@@ -17,7 +17,8 @@ from liveshift.launcher.client.client import Client
 from liveshift.launcher.client.context import Remote
 from liveshift.runtime import messages
 from liveshift.runtime.control import link
-from liveshift.runtime.control.link import Holder, Switchboard
+from liveshift.runtime.control.keyring import Holder
+from liveshift.runtime.control.link import Switchboard
 from liveshift.runtime.messages import Message
 
 
@@ -36,7 +37,8 @@ class Far:
 
     def start(self) -> None:
         async def begin() -> None:
-            board = Switchboard(self.address, self.keys)
+            board = Switchboard(self.address, self.keys, {})
+            await board.listen()
             self._task = asyncio.create_task(board.serve(nothing, self._serve))
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10)

@@ -14,20 +14,13 @@ import zmq
 from free_ports import free_port
 
 from liveshift.runtime.control import keys
-from liveshift.runtime.wire import (
-    HEADER,
-    PageHeader,
-    Receiver,
-    Sender,
-    lane,
-    read_answer,
-    read_page_header,
-    seal,
-)
+from liveshift.runtime.wire import Receiver, Sender, lane, seal
+from liveshift.runtime.wire.header import HEADER, PageHeader, read_answer, read_page_header
 from liveshift.runtime.wire.page_lane import ANSWER
 
 CHUNKS = 300
 LIMIT = 1 << 30
+PATIENCE_S = 10.0
 
 
 _receivers: list[Receiver] = []
@@ -50,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "GIVE_UP_S", 1.0)
+    monkeypatch.setitem(globals(), "PATIENCE_S", 1.0)
 
 
 class Inbox:
@@ -91,6 +84,18 @@ def arriving(key_directory: Path, limit: int = LIMIT) -> tuple[Receiver, str, In
     return made, endpoint, inbox
 
 
+def sender_to(
+    migration: str,
+    endpoint: str,
+    key_directory: Path,
+    host: str = "h0",
+    destination: str = "h1",
+    patience: float | None = None,
+) -> Sender:
+    patience = PATIENCE_S if patience is None else patience
+    return Sender(migration, endpoint, key_directory, host, destination, patience)
+
+
 class Source:
     """Says to the port for pages what no source would, under a key that the destination took."""
 
@@ -98,7 +103,7 @@ class Source:
         self.key = seal.make_key()
         self.answers: list[int] = []
         """The numbers that those were sealed under."""
-        self.sender = Sender(migration, f"tcp://{here.address}", key_directory, "h0", "h1")
+        self.sender = sender_to(migration, f"tcp://{here.address}", key_directory)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -143,7 +148,7 @@ def senders() -> Iterator[Callable[..., Sender]]:
     made: list[Sender] = []
 
     def make(*args: object, **named: object) -> Sender:
-        made.append(Sender(*args, **named))  # type: ignore[arg-type]
+        made.append(sender_to(*args, **named))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

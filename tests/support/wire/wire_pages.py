@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from wire_ends import LIMIT, Inbox, receiver
+from wire_ends import LIMIT, Inbox, receiver, sender_to
 
 from liveshift.runtime.wire import Lanes, PageStreams, Receiver, Sender
 
@@ -77,12 +77,18 @@ def send_all(slots: Slots, lanes: Lanes, among: Sequence[int] | None = None) -> 
     lanes.finish()
 
 
+def wire_bytes(lanes: Lanes) -> int:
+    """Bytes of pages as they went over the wire, once all are acknowledged. Each lane has sent a
+    greeting of one byte besides."""
+    return sum(lane.acknowledged - 1 for lane in lanes._lanes)
+
+
 @pytest.fixture
 def lanes_to(key_directory: Path) -> Iterator[Callable[..., Lanes]]:
     made: list[tuple[Sender, Lanes]] = []
 
     def make(here: Receiver, streams: int = STREAMS, pages: str = "", **named: object) -> Lanes:
-        beside = Sender("m1", f"tcp://{here.address}", key_directory, "h0", "h1")
+        beside = sender_to("m1", f"tcp://{here.address}", key_directory)
         pages = pages or f"tcp://{here.pages.address}"
         made.append((beside, Lanes(beside, pages, streams, **named)))  # type: ignore[arg-type]
         return made[-1][1]
