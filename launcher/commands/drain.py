@@ -176,8 +176,6 @@ class Draining:
 
     def as_data(self) -> dict[str, Any]:
         """Return for ``-o json`` what has moved, what is left and why."""
-        import msgspec
-
         reasons = {
             name: {"error": why, "hint": hint}
             for name, (why, hint) in self._refusals.items()
@@ -187,9 +185,9 @@ class Draining:
             "host": self.host,
             "empty": not self.left,
             "left": self.left,
-            "moves": [msgspec.to_builtins(row) for row in self.ended],
+            "moves": self.ended,
             "refused": reasons,
-            "deadline": None if self.plan is None else deadline.as_data(self.plan),
+            "deadline": render.plain(self.plan),
         }
 
     def interrupted(self) -> None:

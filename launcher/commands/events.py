@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -88,7 +88,7 @@ def events(
     if migration is not None:
         _print_migration(migration, output)
     elif output is Layout.JSON:
-        render.print_json([_plain(event) for event in found])
+        render.print_json(found)
     else:
         _print(found, wide=wide or output is Layout.WIDE)
 
@@ -103,19 +103,13 @@ def _follow(client: Client, subject: str, found: list[Event], newest: int, outpu
         for event in found:
             newest = max(newest, event.number)
             if output is Layout.JSON:
-                sys.stdout.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
+                sys.stdout.write(json.dumps(render.plain(event), ensure_ascii=False) + "\n")
             else:
                 who = f"{_time(event.time)}  {event.by or '–':<10}  {event.subject:<10}"
                 sys.stdout.write(f"{who}  {event.text}\n")
         sys.stdout.flush()
         time.sleep(LOOK_S)
         found = request(client, Events, GetEvents(subject, newest)).events
-
-
-def _plain(event: Event) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(event)
 
 
 def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]:

@@ -65,8 +65,8 @@ def taint(
     leaving = row.capsules if row else []
     code = deadline.TIMED_OUT if plan is not None and deadline.late(plan) else 0
     if output is TableOrJson.JSON:
-        found = None if plan is None else deadline.as_data(plan)
-        render.print_json({"host": host, "taint": reason, "capsules": leaving, "deadline": found})
+        found = {"host": host, "taint": reason, "capsules": leaving}
+        render.print_json(found | {"deadline": render.plain(plan)})
         return code
     will = f"{', '.join(leaving)} will move to a spare" if leaving else "nothing runs there"
     render.out().print(f"{host} is tainted: {will}", soft_wrap=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.config.timeouts import RULES, RUNGS, Rule, Timeouts
@@ -65,8 +65,7 @@ def as_data(reading: Reading) -> dict[str, Any]:
         }
         for rule in RULES
     ]
-    ladder = [asdict(step) for step in steps(reading.cluster.timeouts, reading)]
-    return {"deadlines": ladder, "rules": rules}
+    return {"deadlines": [*steps(reading.cluster.timeouts, reading)], "rules": rules}
 
 
 def tables(reading: Reading) -> list[RenderableType]:
