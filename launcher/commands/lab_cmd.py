@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import NotFound
+from ...errors import LiveshiftError, NotFound
 from ..client.context import LAB_VARIABLE
 from ..show import render
 from .options import AsTableOrJson, TableOrJson, lab_host_names, lab_names
@@ -315,7 +315,6 @@ def _lab_to_end(name: str | None) -> str:
 
 
 def _row(name: str) -> dict[str, Any]:
-    from ...errors import LiveshiftError
     from .. import lab
 
     try:

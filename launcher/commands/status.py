@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...errors import Unreachable, no_such
 from ..client.context import find
 from ..show import render
 from .options import AsLayout, Connect, Key, Lab, Layout, Socket, job_names
@@ -69,7 +70,6 @@ def _get_status(client: Client, job: str | None) -> Status:
     """Return the state of the cluster, or of one job in it. Raises NotFound for an unknown job."""
     import msgspec
 
-    from ...errors import no_such
     from ...runtime.messages import GetStatus, Status
     from ..show import moves
 
@@ -110,7 +110,6 @@ def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from ...errors import Unreachable
     from ..show.status_view import chosen, fitting
 
     console, wide = render.out(), output is Layout.WIDE
