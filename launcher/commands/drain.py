@@ -11,9 +11,8 @@ import typer
 
 from ...errors import LiveshiftError, Refused
 from ...runtime.model.steps import MigrationStep
-from ..client.context import find
 from ..show import deadline, render
-from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
+from .options import AsTableOrJson, Host, OpenClient, TableOrJson, duration, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import Evacuating, Event, HostRow, MigrationRow, Status
@@ -35,7 +34,9 @@ liveshift drain h1 --timeout 10m --reason "kernel update" && ssh h1 reboot
 """
 
 
+@with_client
 def drain(
+    open_client: OpenClient,
     host: Host,
     timeout: Annotated[
         str,
@@ -54,10 +55,6 @@ def drain(
         bool, typer.Option("--dry-run", help="Print where everything would go; do nothing.")
     ] = False,
     output: AsTableOrJson = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
@@ -66,10 +63,9 @@ def drain(
     uncordon` takes the taint back.
     """
     from ...runtime.messages import SetTaint
-    from ..client.client import Client
 
     seconds, as_json = duration(timeout), output is TableOrJson.JSON
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         if dry_run:
             return _plan(client, host, reason, as_json)
         watched = Draining(client, host, quiet=as_json)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import NotFound
-from ..client.context import find
 from ..show import render
-from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names, duration
+from .options import AsLayout, Layout, OpenClient, any_names, duration, with_client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +36,9 @@ MIGRATION = re.compile(r"m[0-9]+")
 LOOK_S = 1.0  # seconds between two looks at the history that is followed
 
 
+@with_client
 def events(
+    open_client: OpenClient,
     subject: Annotated[
         str,
         typer.Argument(
@@ -63,16 +64,10 @@ def events(
             "--follow", "-f", help="Go on with what happens; of one migration until it is over."
         ),
     ] = False,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show the history: who asked for what, how long it took, how it ended."""
-    from ..client.client import Client
-
     after = time.time() - duration(since) if since else 0.0
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         every, unknown = _events(client, subject)
         names = {event.migration.name if event.migration else "" for event in every}
         alone = unknown or (MIGRATION.fullmatch(subject) and names <= {subject})

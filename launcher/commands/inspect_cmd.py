@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..client.context import find
 from ..show import render
-from .options import (
-    AsLayout,
-    Connect,
-    Key,
-    Lab,
-    Layout,
-    Socket,
-    job_and_capsule_names,
-)
+from .options import AsLayout, Layout, OpenClient, job_and_capsule_names, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import Inspection
@@ -32,7 +23,9 @@ liveshift inspect gpt -o json | jq '.capsules[].processes[].obstacles'
 """
 
 
+@with_client
 def inspect(
+    open_client: OpenClient,
     name: Annotated[
         str,
         typer.Argument(
@@ -43,16 +36,10 @@ def inspect(
         ),
     ],
     output: AsLayout = Layout.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show what a job's processes hold while they run: device memory by kind, streams,
     communicators, and what of it would stand in the way of a move."""
-    from ..client.client import Client
-
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         found = [_inspect(client, capsule) for capsule in _capsules(client, name)]
     if output is Layout.JSON:
         render.print_json({"capsules": [render.plain(capsule) for capsule in found]})

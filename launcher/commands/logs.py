@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import LiveshiftError, no_such
-from ..client.context import find
 from ..show import render
-from .options import Connect, Key, Lab, Socket, job_and_capsule_names
+from .options import OpenClient, job_and_capsule_names, with_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,9 @@ liveshift logs gpt --timestamps   [dim]# all capsules of the job, in order of ti
 """
 
 
+@with_client
 def logs(
+    open_client: OpenClient,
     subject: Annotated[
         str,
         typer.Argument(
@@ -45,20 +46,15 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="When each line began, in UTC.")
     ] = False,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show the output of a capsule or a job, wherever it runs.
 
     What it wrote to stdout comes on stdout, the rest on stderr. A move loses and doubles nothing.
     """
-    from ..client.client import Client
     from ..show.output_lines import Streams, writers
     from ..show.output_reader import Reader
 
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         capsules = _capsules(client, subject)
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
         to = writers(streams, capsules, timestamps=timestamps)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import Unreachable, no_such
-from ..client.context import find
 from ..show import render
-from .options import AsLayout, Connect, Key, Lab, Layout, Socket, job_names
+from .options import AsLayout, Layout, OpenClient, job_names, with_client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +30,9 @@ liveshift status gpt -o json | jq '.jobs[0].capsules[].host'
 """
 
 
+@with_client
 def status(
+    open_client: OpenClient,
     job: Annotated[
         str | None,
         typer.Argument(
@@ -46,16 +47,10 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again every second until Ctrl-C.")
     ] = False,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show jobs, capsules, hosts and what is moving: moving and running jobs first, of the ended
     ones the last few. On a terminal --watch shows what fits on it."""
-    from ..client.client import Client
-
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         if not watch:
             _print(_get_status(client, job), output, every)
         elif output is not Layout.JSON and sys.stdout.isatty():
