@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ..show import render
-from .options import AsLayout, Layout, OpenClient, job_and_capsule_names, with_client
-
-if TYPE_CHECKING:
-    from ...runtime.messages import Inspection
-    from ..client.client import Client
+from .options import AsLayout, Layout, OpenClient, capsules_of, job_and_capsule_names, with_client
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -39,31 +35,14 @@ def inspect(
 ) -> None:
     """Show what a job's processes hold while they run: device memory by kind, streams,
     communicators, and what of it would stand in the way of a move."""
+    from ...runtime.messages import GetInspection, Inspection
+
     with open_client() as client:
-        found = [_inspect(client, capsule) for capsule in _capsules(client, name)]
+        names = capsules_of(client, name, ended=False)
+        found = [client.get(Inspection, GetInspection(capsule)) for capsule in names]
     if output is Layout.JSON:
         render.print_json({"capsules": [render.plain(capsule) for capsule in found]})
         return
     from ..show.inspect_tables import parts
 
     render.show(*parts(found, wide=output is Layout.WIDE))
-
-
-def _inspect(client: Client, capsule: str) -> Inspection:
-    from ...runtime.messages import GetInspection, Inspection
-
-    return client.get(Inspection, GetInspection(capsule))
-
-
-def _capsules(client: Client, name: str) -> list[str]:
-    """Return the capsules that are meant; raises NotFound for an unknown job."""
-    from ...errors import no_such
-    from ...runtime.messages import GetStatus, Status
-
-    if "/" in name:
-        return [name]
-    jobs = client.get(Status, GetStatus()).jobs
-    for job in jobs:
-        if job.name == name:
-            return [capsule.name for capsule in job.capsules if capsule.state != "ended"]
-    raise no_such(f'no job "{name}"', name, (job.name for job in jobs), "there are")

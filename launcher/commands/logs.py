@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import LiveshiftError, no_such
+from ...errors import LiveshiftError
 from ..show import render
-from .options import OpenClient, job_and_capsule_names, with_client
+from .options import OpenClient, capsules_of, job_and_capsule_names, with_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def logs(
     from ..show.output_reader import Reader
 
     with open_client() as client:
-        capsules = _capsules(client, subject)
+        capsules = capsules_of(client, subject)
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
         to = writers(streams, capsules, timestamps=timestamps)
         readers = [Reader(capsule) for capsule in capsules]
@@ -64,19 +64,6 @@ def logs(
             _from_now(client, readers, to)
         for writer in to.values():
             writer.end()
-
-
-def _capsules(client: Client, subject: str) -> list[str]:
-    """Return the capsules that are meant; raises NotFound for an unknown job."""
-    from ...runtime.messages import GetStatus, Status
-
-    if "/" in subject:
-        return [subject]  # the daemon knows whether there is one
-    jobs = client.get(Status, GetStatus()).jobs
-    for job in jobs:
-        if job.name == subject:
-            return [capsule.name for capsule in job.capsules]
-    raise no_such(f'no job "{subject}"', subject, (job.name for job in jobs), "there are")
 
 
 def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:

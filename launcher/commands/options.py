@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ...errors import no_such
 from ..client.context import LAB_ROOT, LAB_ROOT_VARIABLE, LAB_VARIABLE, find, labs
 
 if TYPE_CHECKING:
@@ -152,6 +153,21 @@ AsLayout = Annotated[
     Layout, typer.Option("--output", "-o", help="wide has more columns; json is for scripts.")
 ]
 AsTableOrJson = Annotated[TableOrJson, typer.Option("--output", "-o", help="json is for scripts.")]
+
+
+def capsules_of(client: Client, name: str, *, ended: bool = True) -> list[str]:
+    """Return the capsules that CAPSULE or JOB means, of a job those that have ended only if
+    ``ended``. Raises NotFound for an unknown job."""
+    from ...runtime.messages import GetStatus, Status
+
+    if "/" in name:
+        return [name]  # the daemon knows whether there is one
+    jobs = client.get(Status, GetStatus()).jobs
+    for job in jobs:
+        if job.name == name:
+            return [c.name for c in job.capsules if ended or c.state != "ended"]
+    raise no_such(f'no job "{name}"', name, (job.name for job in jobs), "there are")
+
 
 OpenClient = Callable[[], "Client"]
 
