@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib.resources import files
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ...criu_glue.capsule.mounts import PSEUDO, below
 from ...errors import WrongUsage
@@ -29,14 +29,9 @@ from ...runtime.config.cluster import (
     Endpoint,
     Env,
     Files,
-    GpuSettings,
     HostSettings,
-    Logs,
-    NetworkSettings,
     Paths,
-    PrecopySettings,
     Timeouts,
-    WireSettings,
 )
 from ...runtime.config.values import Unfit, expected, read_value
 
@@ -199,7 +194,7 @@ def cluster(
     tables: Tables | None = None,
 ) -> Cluster:
     """Return the lab's cluster file; raises WrongUsage if the lab is not possible."""
-    given = tables or {}
+    kinds: dict[str, Any] = get_type_hints(Cluster)
     names = host_names(hosts)
     for key, by_host in (("spare", spare), ("memory", memory)):
         if unknown := sorted(set(by_host or {}) - set(names)):
@@ -225,15 +220,10 @@ def cluster(
         env=Env(set_={"PYTHONUNBUFFERED": "1"}),
         paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
         timeouts=Timeouts(**_table("timeouts", "timeout", timeouts or {}, float)),
-        network=NetworkSettings(
-            **_table("network", "setting of network", given.get("network", {}), _value)
-        ),
-        gpu=GpuSettings(**_table("gpu", "setting of gpu", given.get("gpu", {}), _value)),
-        wire=WireSettings(**_table("wire", "setting of wire", given.get("wire", {}), _value)),
-        precopy=PrecopySettings(
-            **_table("precopy", "setting of precopy", given.get("precopy", {}), _value)
-        ),
-        logs=Logs(**_table("logs", "setting of logs", given.get("logs", {}), _value)),
+        **{
+            table: kinds[table](**_table(table, f"setting of {table}", given, _value))
+            for table, given in (tables or {}).items()
+        },
     )
 
 
