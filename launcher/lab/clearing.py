@@ -12,6 +12,7 @@ import shutil
 import time
 from pathlib import Path
 
+from ...criu_glue.capsule.mounts import below, mount_table
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from . import plan, wiring
 from .commands import run
@@ -117,12 +118,7 @@ def _under_way(name: str) -> list[Task]:
 def _mounts(directory: Path) -> list[str]:
     """Return the mount points at or below the directory, outermost first, of this mount
     namespace."""
-    points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4].encode().decode("unicode_escape")
-        if point == str(directory) or point.startswith(f"{directory}/"):
-            points.append(point)
-    return points
+    return [m.point for m in mount_table("self").values() if below(m.point, str(directory))]
 
 
 def _started_for(directory: Path) -> set[int]:

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ...criu_glue.capsule.mounts import mount_table
 from ...errors import NotFound, NotPermitted, Refused, WrongUsage
 from ...runtime.config.cluster import Cluster, dump
 from ...runtime.control import keys
@@ -90,7 +91,7 @@ def fresh(
     libraries = [path for key, path in gpu.items() if key == "libraries" and path]
     wanted = [*plan.needed_directories(), *map(_directory, [*shared, *libraries]), str(directory)]
     back = plan.brought_back(wanted, local)
-    mounted = plan.machine_mounts(Path("/proc/self/mountinfo").read_text(), local)
+    mounted = plan.machine_mounts(mount_table("self").values(), local)
     cluster = plan.cluster(
         name,
         hosts,

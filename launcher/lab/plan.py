@@ -21,7 +21,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ...criu_glue.capsule.mounts import PSEUDO, below
+from ...criu_glue.capsule.mounts import PSEUDO, Mount, below
 from ...errors import WrongUsage
 from ...runtime.config.cluster import (
     SCHEMA,
@@ -140,17 +140,11 @@ def needed_directories() -> list[str]:
     return [path for path in found if os.path.isdir(path)]
 
 
-def machine_mounts(mountinfo: str, local: Sequence[str]) -> list[str]:
+def machine_mounts(mounts: Iterable[Mount], local: Sequence[str]) -> list[str]:
     """Return mount points of real file systems below "/", which all hosts see alike (/home)."""
     elsewhere = (*OWN, *local, "/proc", "/sys", "/dev")
-    points = set()
-    for line in mountinfo.splitlines():
-        left, right = line.split(" - ", 1)
-        point = left.split()[4].encode().decode("unicode_escape")
-        hidden = any(below(point, place) for place in elsewhere)
-        if point != "/" and right.split()[0] not in PSEUDO and not hidden:
-            points.add(point)
-    return sorted(points)
+    points = {mount.point for mount in mounts if mount.kind not in PSEUDO} - {"/"}
+    return sorted(p for p in points if not any(below(p, place) for place in elsewhere))
 
 
 def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[str]) -> list[str]:
