@@ -149,14 +149,14 @@ def amount(row: MigrationRow) -> str:
     return f"{q.size(gone)} of {q.size(total)}"
 
 
-def bar(row: MigrationRow, width: int = 10) -> str:
+def bar(row: MigrationRow) -> str:
     """Return how far a move is, as text: ``━━━━━━──── 60 %``; empty if that is not known."""
     gone, total = across(row)
     if not total:
         return ""
     part = min(1.0, gone / total)
-    filled = int(part * width)
-    return f"{'━' * filled}{'─' * (width - filled)} {part * 100:.0f} %"
+    filled = int(part * 10)
+    return f"{'━' * filled}{'─' * (10 - filled)} {part * 100:.0f} %"
 
 
 def outcome(row: MigrationRow) -> str:
