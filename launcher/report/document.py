@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from .evidence import counted, doubts
 from .headline import headline
@@ -36,16 +37,16 @@ def as_json(report: DowntimeReport) -> dict[str, Any]:
         "image_bytes": move.image_bytes if move else 0,
         "ahead_bytes": move.ahead_bytes if move else 0,
         "link_rate": move.link_rate if move else None,
-        "phases": [asdict(p) for p in move.phases] if move else [],
+        "phases": to_builtins(move.phases) if move else [],
         "median_step_s": report.median_step_s,
         "migrations": [
-            asdict(m)
+            to_builtins(m)
             | {"frozen_s": m.frozen_s, "total_s": m.total_s, "downtime_s": report.downtime_s(m)}
-            | {"steps": [asdict(seen) for seen in counted(report, m)]}
+            | {"steps": to_builtins(counted(report, m))}
             for m in report.migrations
         ],
         "verdicts": [
-            asdict(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}
+            to_builtins(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}
             for v in report.verdicts
         ],
         "reference": [run_as_json(run) for run in report.reference],

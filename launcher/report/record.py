@@ -13,9 +13,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from . import gaps
 from .expected import Expected
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +51,6 @@ class RankRun:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedPhase:
-    """One phase of a migration; ``start`` counts from the migration's ``started_at``."""
-
-    name: str
-    seconds: float
-    start: float
-    bytes: int | None = None
-    frozen: bool = False  # whether the job was frozen in it
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ReportedMigration:
     """One capsule's move: why, from where to where, and how long each phase took."""
 
@@ -69,7 +61,7 @@ class ReportedMigration:
     epoch: int
     requested_at: float
     started_at: float
-    phases: tuple[ReportedPhase, ...]
+    phases: tuple[Phase, ...]
     unaccounted_s: float  # time between start and end that no phase covers
     image_bytes: int  # sent while the job was frozen
     ahead_bytes: int = 0  # memory sent before the freeze; some of it more than once
@@ -217,7 +209,7 @@ def difference(reference: float | None, moved: float | None) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def covered(phases: Iterable[ReportedPhase]) -> float:
+def covered(phases: Iterable[Phase]) -> float:
     """Return the length of the union of the phases' intervals: parallel phases count once."""
     total, end = 0.0, -math.inf
     for phase in sorted(phases, key=lambda p: p.start):

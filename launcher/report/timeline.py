@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from . import quantities as q
 from .charts import Range, axis
-from .record import DowntimeReport, Gap, ReportedMigration, ReportedPhase, covered
+from .record import DowntimeReport, Gap, ReportedMigration, covered
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Phase
 
 SLIVER = 0.01
 """Phases of the freeze that take less than this share of it share one row."""
@@ -42,7 +46,7 @@ def timeline(report: DowntimeReport, migration: ReportedMigration) -> str:
 
 
 def _zoomed_axis(
-    migration: ReportedMigration, frozen: Sequence[ReportedPhase], gap: Gap | None
+    migration: ReportedMigration, frozen: Sequence[Phase], gap: Gap | None
 ) -> tuple[Range, float]:
     """Return the freeze's axis, and when the freeze began, in seconds since the move began. The
     axis goes from the step before the freeze to the step after it, in seconds since the freeze
@@ -57,7 +61,7 @@ def _zoomed_axis(
 
 def _zoomed(
     migration: ReportedMigration,
-    frozen: Sequence[ReportedPhase],
+    frozen: Sequence[Phase],
     gap: Gap | None,
     x: Range,
     offset: float,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import LiveshiftError, Refused, StepFailed
 from ...runtime.cost.words import in_words
-from ...runtime.messages import GetMigration, MigrationDetails, MigrationRow
+from ...runtime.messages import GetMigration, MigrationDetails, MigrationRow, Phase
 from ...runtime.model.steps import ENDS, MigrationStep
 from ..client.client import Client
 from ..report import quantities as q
@@ -200,16 +200,14 @@ def phase_table(row: MigrationRow) -> RenderableType:
 
 def reported(row: MigrationRow) -> ReportedMigration:
     """Return a migration as the report and the table of phases take it."""
-    from ..report.record import ReportedMigration, ReportedPhase, covered
+    from ..report.record import ReportedMigration, covered
 
-    phases = tuple(
-        ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
-    )
+    phases = tuple(row.phases)
     if not over(row):
         since = max((p.start + p.seconds for p in phases), default=0.0)
-        frozen, gone = row.state in forecast.STANDING, across(row)[0]
-        under_way = max(0.0, row.seconds - since), since, gone or None, frozen, "under way"
-        phases += (ReportedPhase(row.state, *under_way),)
+        so_far, gone = max(0.0, row.seconds - since), across(row)[0]
+        frozen = row.state in forecast.STANDING
+        phases += (Phase(row.state, since, so_far, gone or None, frozen, "under way"),)
     return ReportedMigration(
         capsule=row.capsule,
         source=row.source,

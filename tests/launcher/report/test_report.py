@@ -16,7 +16,6 @@ from liveshift.launcher.report import (
     DowntimeReport,
     RankRun,
     ReportedMigration,
-    ReportedPhase,
     ReportedStep,
     as_json,
     headline,
@@ -25,6 +24,7 @@ from liveshift.launcher.report import (
     write,
 )
 from liveshift.launcher.report.record import compare
+from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]
 
@@ -125,8 +125,8 @@ def test_the_longest_pause_is_the_one_reported(
     report: DowntimeReport, migration: ReportedMigration
 ) -> None:
     phases = (
-        ReportedPhase("dump", 0.02, 0.0, frozen=True),
-        ReportedPhase("restore", 0.02, 0.02, frozen=True),
+        Phase("dump", 0.0, 0.02, frozen=True),
+        Phase("restore", 0.02, 0.02, frozen=True),
     )
     begin = migration.started_at + 2.01
     back = replace(

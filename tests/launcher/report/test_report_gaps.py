@@ -14,7 +14,6 @@ from liveshift.launcher.report import (
     DowntimeReport,
     RankRun,
     ReportedMigration,
-    ReportedPhase,
     ReportedStep,
     as_json,
     counted,
@@ -27,6 +26,7 @@ from liveshift.launcher.report import (
 )
 from liveshift.launcher.report.page import pause
 from liveshift.launcher.report.record import gaps_of
+from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]
 
@@ -131,7 +131,7 @@ def test_steps_on_the_wrong_host_are_not_steps_of_the_move(report: DowntimeRepor
 def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: DowntimeReport) -> None:
     """Frozen for 0.88 s, as the move says, and a step 0.5 s after the one before."""
     (move,) = report.migrations
-    paced = replace(move, phases=(ReportedPhase("quiesce", 0.02, 0.3, detail=PACED), *move.phases))
+    paced = replace(move, phases=(Phase("quiesce", 0.3, 0.02, detail=PACED), *move.phases))
     shorter = (report.moved[0], run(1, 0.4, "h2"))
     (found,) = doubts(replace(report, moved=shorter, migrations=(paced,)), 5)
     assert (
@@ -142,32 +142,32 @@ def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: DowntimeReport) -
 def test_the_commit_tells_which_gap_holds_the_freeze() -> None:
     """A step may end while the tree is being seized; none can around the commit."""
     phases = [
-        ReportedPhase("dump", 0.5, 1.0, frozen=True),
-        ReportedPhase("commit", 0.1, 1.5, frozen=True),
-        ReportedPhase("restore", 0.4, 1.6, frozen=True),
+        Phase("dump", 1.0, 0.5, frozen=True),
+        Phase("commit", 1.5, 0.1, frozen=True),
+        Phase("restore", 1.6, 0.4, frozen=True),
     ]
     times = [0.0, 0.9, 1.1, 2.3, 2.4]
     assert gaps.held_at(phases) == 1.5
     assert gaps.holding(times, 1.5) == 3
     assert gaps.doubts(times, phases, 0.0) == []
     assert gaps.held_at(phases[:1]) == 1.25, "without one it is the middle"
-    assert gaps.held_at([ReportedPhase("prepare", 1.0, 0.0)]) is None
+    assert gaps.held_at([Phase("prepare", 0.0, 1.0)]) is None
     assert gaps.doubts(times, [], 0.0) == ["it was never frozen"]
 
 
 STEP = 0.15  # of a rank that stands from 10.000 to 10.454 s
 REAL = [
-    ReportedPhase("quiesce", 0.08, 9.92, detail=PACED),
-    ReportedPhase("last round", 0.002, 10.0, frozen=True),
-    ReportedPhase("lock", 0.01, 10.002, frozen=True),
-    ReportedPhase("dump", 0.301, 10.012, frozen=True),
-    ReportedPhase("files", 0.01, 10.313, frozen=True),
-    ReportedPhase("commit", 0.005, 10.33, frozen=True),
-    ReportedPhase("restore", 0.1, 10.335, frozen=True),
-    ReportedPhase("unlock", 0.01, 10.435, frozen=True),
-    ReportedPhase("reopen", 0.009, 10.445, frozen=True),
+    Phase("quiesce", 9.92, 0.08, detail=PACED),
+    Phase("last round", 10.0, 0.002, frozen=True),
+    Phase("lock", 10.002, 0.01, frozen=True),
+    Phase("dump", 10.012, 0.301, frozen=True),
+    Phase("files", 10.313, 0.01, frozen=True),
+    Phase("commit", 10.33, 0.005, frozen=True),
+    Phase("restore", 10.335, 0.1, frozen=True),
+    Phase("unlock", 10.435, 0.01, frozen=True),
+    Phase("reopen", 10.445, 0.009, frozen=True),
 ]
-IN_PLACE = [ReportedPhase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
+IN_PLACE = [Phase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ IN_PLACE = [ReportedPhase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[
     ],
 )
 def test_a_gap_may_be_shorter_than_the_freeze_only_by_what_a_rank_can_do_at_its_ends(
-    phases: list[ReportedPhase], last: float, next_one: float, borne: bool
+    phases: list[Phase], last: float, next_one: float, borne: bool
 ) -> None:
     times = [*(last - n * STEP for n in (4, 3, 2, 1)), last, next_one, next_one + STEP]
     found = gaps.doubts(times, phases, 0.0)

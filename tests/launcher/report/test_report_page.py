@@ -15,12 +15,12 @@ from liveshift.launcher.report import (
     ExpectedPart,
     RankRun,
     ReportedMigration,
-    ReportedPhase,
     ReportedStep,
     as_json,
     render,
 )
 from liveshift.launcher.report.page import pause
+from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]
 
@@ -145,8 +145,8 @@ def test_phases_too_short_to_be_seen_share_a_row(
     report: DowntimeReport, migration: ReportedMigration
 ) -> None:
     short = (
-        ReportedPhase("lock", 0.001, 0.31, frozen=True),
-        ReportedPhase("promise", 0.002, 0.71, frozen=True),
+        Phase("lock", 0.31, 0.001, frozen=True),
+        Phase("promise", 0.71, 0.002, frozen=True),
     )
     html = render(
         replace(report, migrations=(replace(migration, phases=migration.phases + short),))
@@ -173,7 +173,7 @@ def test_hostile_names_stay_words(report: DowntimeReport, migration: ReportedMig
         reason=HOSTILE,
         source=HOSTILE,
         destination=HOSTILE,
-        phases=(ReportedPhase(HOSTILE, 1.0, 0.0, detail=HOSTILE),),
+        phases=(Phase(HOSTILE, 0.0, 1.0, detail=HOSTILE),),
     )
     moved = tuple(
         replace(r, sha256=HOSTILE, steps=tuple(replace(s, host=HOSTILE) for s in r.steps))
