@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from .evidence import counted, doubts
+from .evidence import counted, doubts, hosts_of
 from .headline import headline
 from .record import DowntimeReport, RankRun
 
@@ -67,7 +67,8 @@ def run_as_json(run: RankRun) -> dict[str, Any]:
         }
         for s in run.steps
     ]
-    return {"rank": run.rank, "sha256": run.sha256, "hosts": list(run.hosts), "steps": steps}
+    hosts = [host for host, _ in hosts_of(run)]
+    return {"rank": run.rank, "sha256": run.sha256, "hosts": hosts, "steps": steps}
 
 
 def finite(value: float) -> float | None:

@@ -91,7 +91,8 @@ def steps_by_host(steps: Mapping[str, int]) -> str:
 
 
 def hosts_of(run: RankRun) -> list[tuple[str, int]]:
-    """Return the hosts where a rank made its steps, in order, and how many on each."""
+    """Return the hosts where a rank made its steps, in order, and how many on each. A host to which
+    it came back is named again."""
     found: list[tuple[str, int]] = []
     for step in run.steps:
         if found and found[-1][0] == step.host:

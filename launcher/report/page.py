@@ -23,9 +23,6 @@ from .headline import headline
 from .record import DowntimeReport, ReportedMigration, ReportVerdict
 from .timeline import timeline
 
-WAITED_S = 0.1
-"""A move that began within this many seconds after it was asked for began at once."""
-
 
 def render(report: DowntimeReport) -> str:
     """Return the page. It loads no script, font or picture from elsewhere."""
@@ -113,8 +110,6 @@ def migration_section(report: DowntimeReport, move: ReportedMigration) -> str:
         f"reason: {move.reason}",
         f"asked for at {q.instant(move.requested_at)}",
     ]
-    if (waited := move.started_at - move.requested_at) >= WAITED_S:
-        facts.append(f"begun {q.seconds(waited)} later")
     legend = (
         '<p class="legend"><span><i class="key runs"></i>the job trains</span><span>'
         '<i class="key still"></i>the job is frozen</span><span><i class="key gap"></i>'

@@ -40,15 +40,6 @@ class RankRun:
     steps: tuple[ReportedStep, ...]
     sha256: str
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts where it ran, in order. A host to which it came back is named again."""
-        seen: list[str] = []
-        for step in self.steps:
-            if step.host and (not seen or seen[-1] != step.host):
-                seen.append(step.host)
-        return tuple(seen)
-
 
 @dataclass(frozen=True, slots=True)
 class ReportedMigration:
