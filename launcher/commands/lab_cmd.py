@@ -225,12 +225,9 @@ def link(
         if cut is None or (rate, loss, delay) != (None, None, None):
             raise typer.BadParameter("--to goes with --cut or --mend, and with nothing else")
         (lab.separate if cut else lab.rejoin)(which, host, to)
-        now = which.machine(host).link
-    elif rate is None and loss is None and delay is None and cut is None:
-        now = which.machine(host).link
-    else:
-        now = lab.link(which, host, rate=rate, loss=loss, delay=delay, cut=cut)
-    apart = lab.cut_off_from(which, host)
+    elif (rate, loss, delay, cut) != (None, None, None, None):
+        lab.link(which, host, rate=rate, loss=loss, delay=delay, cut=cut)
+    now, apart = which.machine(host).link, lab.cut_off_from(which, host)
     render.out().print(f"{host}: {_described(now, apart)}", soft_wrap=True)
 
 

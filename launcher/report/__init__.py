@@ -3,30 +3,25 @@
 
 from . import gaps
 from .document import as_json
-from .evidence import Counted, counted, doubts, steps_by_host
+from .evidence import counted, doubts, steps_by_host
 from .expected import Expected, ExpectedPart
 from .headline import headline
 from .page import render, write
 from .phases import phase_table
 from .record import (
     DowntimeReport,
-    Gap,
     RankRun,
     ReportedMigration,
     ReportedStep,
-    ReportVerdict,
     median_step,
 )
 from .training_log import read_rank
 
 __all__ = [
-    "Counted",
     "DowntimeReport",
     "Expected",
     "ExpectedPart",
-    "Gap",
     "RankRun",
-    "ReportVerdict",
     "ReportedMigration",
     "ReportedStep",
     "as_json",
