@@ -12,12 +12,14 @@ import shutil
 import time
 from pathlib import Path
 
+from psutil import pids
+
 from ...criu_glue.capsule.mounts import below, mount_table
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from . import plan, wiring
 from .commands import run
 from .record import claim, refuse_inside, root
-from .tasks import Task, belonging, kill, network, pids
+from .tasks import Task, belonging, kill, network
 
 _END_S = 20.0
 """Processes may take this many seconds to end after SIGKILL. A large one frees its memory first."""
