@@ -13,7 +13,6 @@ from .record import (
     RankRun,
     ReportedMigration,
     ReportedStep,
-    median_step,
 )
 from .training_log import read_rank
 
@@ -29,7 +28,6 @@ __all__ = [
     "doubts",
     "gaps",
     "headline",
-    "median_step",
     "phase_table",
     "read_rank",
     "render",

@@ -144,7 +144,8 @@ class DowntimeReport:
     @property
     def median_step_s(self) -> float:
         """The median step of the moved run, over all ranks; 0 if no rank made two steps."""
-        return median_step(self.moved)
+        lengths = [gap.seconds for run in self.moved for gap in gaps_of(run)]
+        return median(lengths) if lengths else 0.0
 
     @property
     def principal(self) -> ReportedMigration | None:
@@ -208,12 +209,6 @@ def covered(phases: Iterable[Phase]) -> float:
         total += max(0.0, stop - max(phase.start, end))
         end = max(end, stop)
     return total
-
-
-def median_step(runs: Iterable[RankRun]) -> float:
-    """Return the median time between two consecutive steps of some ranks; 0 if there is none."""
-    gaps = [gap.seconds for run in runs for gap in gaps_of(run)]
-    return median(gaps) if gaps else 0.0
 
 
 def gaps_of(run: RankRun) -> list[Gap]:
