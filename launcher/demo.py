@@ -291,7 +291,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
         command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
         reference=reference,
         moved=moved,
-        migrations=(migration,),
+        move=migration,
         environment=_environment(),
     )
 
@@ -303,8 +303,7 @@ def _outcome(finished: report.DowntimeReport, doubts: list[str]) -> str:
     made = [
         f"Rank {seen.rank} made {report.steps_by_host(seen.before)} before the freeze"
         f" and {report.steps_by_host(seen.after)} after it."
-        for migration in finished.migrations
-        for seen in report.counted(finished, migration)
+        for seen in report.counted(finished)
     ]
     return " ".join(made)
 
@@ -323,15 +322,13 @@ def _environment() -> dict[str, str]:
 
 
 def _conclude(finished: report.DowntimeReport, seconds: float) -> None:
-    for migration in finished.migrations:
-        console.print(report.phase_table(migration))
+    console.print(report.phase_table(finished.move))
     console.print(report.headline(finished), style="bold", markup=False, soft_wrap=True)
-    for migration in finished.migrations:
-        for seen in report.counted(finished, migration):
-            before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
-            console.print(
-                f"rank {seen.rank}: {before} before the freeze, {after} after it", soft_wrap=True
-            )
+    for seen in report.counted(finished):
+        before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
+        console.print(
+            f"rank {seen.rank}: {before} before the freeze, {after} after it", soft_wrap=True
+        )
     for verdict in finished.verdicts:
         digest = "equal" if verdict.sha256_equal else "DIFFERENT"
         console.print(

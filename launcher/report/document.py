@@ -14,36 +14,35 @@ from .record import DowntimeReport, RankRun
 
 
 def as_json(report: DowntimeReport) -> dict[str, Any]:
-    """Return all that the page shows. The principal migration's numbers are at the top level."""
-    move = report.principal
+    """Return all that the page shows. The migration's numbers are also at the top level."""
+    move = report.move
     return {
         "title": report.title,
         "headline": headline(report),
         "outcome": report.outcome,
         "command": report.command,
         "bit_identical": report.bit_identical,
-        "doubts": doubts(report, 1) if move else [],
+        "doubts": doubts(report, 1),
         "steps": report.steps,
         "ranks": len(report.verdicts),
-        "capsule": move.capsule if move else None,
-        "source": move.source if move else None,
-        "destination": move.destination if move else None,
-        "downtime_s": report.downtime_s(move) if move else None,
-        "lost_s": move.lost_s if move else None,
-        "cost": move.cost if move else "",
-        "frozen_s": move.frozen_s if move else 0.0,
-        "predicted_s": move.expected.predicted_s if move and move.expected else None,
-        "unaccounted_s": move.unaccounted_s if move else 0.0,
-        "image_bytes": move.image_bytes if move else 0,
-        "ahead_bytes": move.ahead_bytes if move else 0,
-        "link_rate": move.link_rate if move else None,
-        "phases": to_builtins(move.phases) if move else [],
+        "capsule": move.capsule,
+        "source": move.source,
+        "destination": move.destination,
+        "downtime_s": report.downtime_s,
+        "lost_s": move.lost_s,
+        "cost": move.cost,
+        "frozen_s": move.frozen_s,
+        "predicted_s": move.expected.predicted_s if move.expected else None,
+        "unaccounted_s": move.unaccounted_s,
+        "image_bytes": move.image_bytes,
+        "ahead_bytes": move.ahead_bytes,
+        "link_rate": move.link_rate,
+        "phases": to_builtins(move.phases),
         "median_step_s": report.median_step_s,
         "migrations": [
-            to_builtins(m)
-            | {"frozen_s": m.frozen_s, "total_s": m.total_s, "downtime_s": report.downtime_s(m)}
-            | {"steps": to_builtins(counted(report, m))}
-            for m in report.migrations
+            to_builtins(move)
+            | {"frozen_s": move.frozen_s, "total_s": move.total_s, "downtime_s": report.downtime_s}
+            | {"steps": to_builtins(counted(report))}
         ],
         "verdicts": [
             to_builtins(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}

@@ -58,7 +58,7 @@ class ReportedMigration:
     ahead_bytes: int = 0  # memory sent before the freeze; some of it more than once
     link_rate: float | None = None  # bytes per second while the image crossed the link
     ranks: tuple[int, ...] = ()
-    committed: bool = True  # False: it failed before the commit, so the capsule never left
+    committed: bool = True
     lost_s: float | None = None  # training time, with the pause; None: not measured
     cost: str = ""  # a line about it, or why it was not measured; "": not known
     expected: Expected | None = None  # None: nothing was predicted, or the job was not stopped
@@ -111,13 +111,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class DowntimeReport:
-    """Two runs of one job side by side, and the migrations that happened in the second."""
+    """Two runs of one job side by side, and the migration that happened in the second."""
 
     title: str
     command: str
     reference: tuple[RankRun, ...]
     moved: tuple[RankRun, ...]
-    migrations: tuple[ReportedMigration, ...]
+    move: ReportedMigration
     environment: Mapping[str, str] = field(default_factory=dict)
     outcome: str = ""
     reproduce: tuple[str, ...] = ("make demo",)
@@ -148,29 +148,27 @@ class DowntimeReport:
         return median(lengths) if lengths else 0.0
 
     @property
-    def principal(self) -> ReportedMigration | None:
-        """The migration with the longest downtime; the headline is about this one."""
-        return max(self.migrations, key=lambda m: self.downtime_s(m) or 0.0, default=None)
+    def moved_ranks(self) -> tuple[RankRun, ...]:
+        """The ranks of the moved run that the migration moved."""
+        return tuple(run for run in self.moved if run.rank in self.move.ranks)
 
-    def moved_by(self, migration: ReportedMigration) -> tuple[RankRun, ...]:
-        """Return the ranks of the moved run that a migration moved."""
-        return tuple(run for run in self.moved if run.rank in migration.ranks)
-
-    def gap_of(self, migration: ReportedMigration) -> Gap | None:
-        """Return the gap between two steps of a moved rank that contains the freeze. If several
-        ranks were moved, it is the longest of their gaps. None: no gap contains it."""
-        if (moment := gaps.held_at(migration.phases)) is None:
+    @property
+    def gap(self) -> Gap | None:
+        """The gap between two steps of a moved rank that contains the freeze. If several ranks were
+        moved, it is the longest of their gaps. None: no gap contains it."""
+        if (moment := gaps.held_at(self.move.phases)) is None:
             return None
         found = []
-        for run in self.moved_by(migration):
-            n = gaps.holding([s.time for s in run.steps], migration.started_at + moment)
+        for run in self.moved_ranks:
+            n = gaps.holding([s.time for s in run.steps], self.move.started_at + moment)
             found += [gaps_of(run)[n - 1]] if n else []
         return max(found, key=lambda gap: gap.seconds, default=None)
 
-    def downtime_s(self, migration: ReportedMigration) -> float | None:
-        """Return the seconds from one step of the moved rank to its next, around the freeze; None
-        if no gap between steps contains the freeze."""
-        gap = self.gap_of(migration)
+    @property
+    def downtime_s(self) -> float | None:
+        """The seconds from one step of the moved rank to its next, around the freeze; None if no
+        gap between steps contains the freeze."""
+        gap = self.gap
         return gap.seconds if gap else None
 
 

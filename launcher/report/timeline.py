@@ -20,8 +20,9 @@ SLIVER = 0.01
 Bar = tuple[float, float]
 
 
-def timeline(report: DowntimeReport, migration: ReportedMigration) -> str:
+def timeline(report: DowntimeReport) -> str:
     """Draw both axes, and the wedge that leads from the first to the second."""
+    migration, gap = report.move, report.gap
     runs = [p for p in migration.phases if not p.frozen]
     end = max((p.start + p.seconds for p in migration.phases), default=0.0)
     low = min([0.0, *(p.start for p in migration.phases)])
@@ -35,7 +36,6 @@ def timeline(report: DowntimeReport, migration: ReportedMigration) -> str:
     first = _chart([row for _, row in rows], whole, "seconds since the move began")
     if not freeze:
         return first
-    gap = report.gap_of(migration)
     zoomed = _zoomed_axis(migration, freeze, gap)
     left, right = (100 * whole.part(freeze[0] + edge) for edge in (zoomed.low, zoomed.high))
     return first + _wedge(left, right) + _zoomed(migration, gap, zoomed, freeze[0])

@@ -327,7 +327,7 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
     move = report.ReportedMigration(
         "moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,)
     )
-    finished = report.DowntimeReport("demo", "", runs, runs, (move,))
+    finished = report.DowntimeReport("demo", "", runs, runs, move)
     assert finished.bit_identical
 
     def nothing(*_ignored: object, **_more: object) -> None:
@@ -360,7 +360,7 @@ def test_the_page_says_how_many_steps_were_made_where() -> None:
         "moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,)
     )
     runs = (report.RankRun(1, steps, "aa"),)
-    finished = report.DowntimeReport("demo", "", runs, runs, (move,))
+    finished = report.DowntimeReport("demo", "", runs, runs, move)
     assert report.doubts(finished, 4) == []
     assert demo._outcome(finished, []) == (
         "Rank 1 made 4 steps on h1 before the freeze and 4 steps on h2 after it."

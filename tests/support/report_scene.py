@@ -67,7 +67,7 @@ def report(migration: ReportedMigration) -> DowntimeReport:
         command="liveshift run --nnodes 2 --name gpt -- torchrun train_gpt.py",
         reference=(run(0), run(1)),
         moved=(run(0, STILL), run(1, STILL, "h2")),
-        migrations=(migration,),
+        move=migration,
         environment={"kernel": "6.1.0", "liveshift": "0.1.0"},
         outcome="h1 was emptied.",
     )

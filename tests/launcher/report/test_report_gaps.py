@@ -13,7 +13,6 @@ from report_scene import BEGIN, PACED, STILL, Page, migration, report, run
 from liveshift.launcher.report import (
     DowntimeReport,
     RankRun,
-    ReportedMigration,
     ReportedStep,
     as_json,
     counted,
@@ -32,18 +31,15 @@ __all__ = ["migration", "report"]
 
 def shifted(report: DowntimeReport, seconds: float) -> DowntimeReport:
     """The same move, so much later: its ranks' steps stay where they were."""
-    (move,) = report.migrations
-    return replace(report, migrations=(replace(move, started_at=move.started_at + seconds),))
+    return replace(report, move=replace(report.move, started_at=report.move.started_at + seconds))
 
 
-def test_the_pause_is_the_gap_that_holds_the_freeze(
-    report: DowntimeReport, migration: ReportedMigration
-) -> None:
-    gap = report.gap_of(migration)
+def test_the_pause_is_the_gap_that_holds_the_freeze(report: DowntimeReport) -> None:
+    gap = report.gap
     assert gap is not None
     assert gap.step == 11
     assert gap.seconds == pytest.approx(STILL + 0.1, abs=1e-5)
-    assert report.downtime_s(migration) == gap.seconds
+    assert report.downtime_s == gap.seconds
     assert report.median_step_s == pytest.approx(0.1, abs=1e-5)
 
 
@@ -57,16 +53,14 @@ def test_a_longer_gap_that_does_not_hold_the_freeze_is_not_the_pause(
     first, *rest = report.moved[1].steps
     early = replace(first, time=first.time - 9)
     told = replace(report, moved=(slow, replace(report.moved[1], steps=(early, *rest))))
-    gap = told.gap_of(told.migrations[0])
+    gap = told.gap
     assert gap is not None
     assert (gap.step, round(gap.seconds, 5)) == (11, STILL + 0.1)
 
 
-def test_steps_on_both_hosts_bear_a_move_out(
-    report: DowntimeReport, migration: ReportedMigration
-) -> None:
+def test_steps_on_both_hosts_bear_a_move_out(report: DowntimeReport) -> None:
     assert doubts(report, 10) == []
-    beside, moved = counted(report, migration)
+    beside, moved = counted(report)
     assert (beside.rank, beside.before, beside.after) == (0, {"h0": 10}, {"h0": 10})
     assert (moved.rank, moved.before, moved.after) == (1, {"h1": 10}, {"h2": 10})
 
@@ -76,10 +70,9 @@ def test_a_rank_that_was_moved_after_its_last_step_has_not_been_moved_while_it_t
 ) -> None:
     """All losses are equal all the same, and somewhere there is a gap between two steps."""
     late = shifted(report, 2.0)
-    (move,) = late.migrations
     assert late.bit_identical
     assert any(gap.seconds > 1 for run in late.moved for gap in gaps_of(run))
-    assert late.gap_of(move) is None
+    assert late.gap is None
     found = doubts(late, 10)
     assert "gpt/1, rank 1: no gap between two steps holds the freeze" in found
     assert "gpt/1: rank 1 made no step after the freeze; 10 or more on h2 are wanted" in found
@@ -89,7 +82,6 @@ def test_a_rank_that_was_moved_after_its_last_step_has_not_been_moved_while_it_t
 def test_a_pause_that_no_step_shows_is_not_shown(report: DowntimeReport, tmp_path: Path) -> None:
     """Neither by the page, nor by the sentence, nor in the document: the job had ended before."""
     late = shifted(report, 2.0)
-    (move,) = late.migrations
     assert late.bit_identical
     assert headline(late) == (
         "Rank 1 moved from h1 to h2, but the steps do not confirm that:"
@@ -99,7 +91,7 @@ def test_a_pause_that_no_step_shows_is_not_shown(report: DowntimeReport, tmp_pat
     assert "PauseNot seenits steps do not confirm the move" in page.words
     assert "while it trained: " not in page.words
     assert "paused for" not in page.words
-    assert pause(late, move) == (
+    assert pause(late) == (
         "It was frozen for 0.88 s, and no pause between two of its steps shows that."
     )
     write(late, tmp_path)
@@ -129,10 +121,10 @@ def test_steps_on_the_wrong_host_are_not_steps_of_the_move(report: DowntimeRepor
 
 def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: DowntimeReport) -> None:
     """Frozen for 0.88 s, as the move says, and a step 0.5 s after the one before."""
-    (move,) = report.migrations
-    paced = replace(move, phases=(Phase("quiesce", 0.3, 0.02, detail=PACED), *move.phases))
+    phases = (Phase("quiesce", 0.3, 0.02, detail=PACED), *report.move.phases)
+    paced = replace(report.move, phases=phases)
     shorter = (report.moved[0], run(1, 0.4, "h2"))
-    (found,) = doubts(replace(report, moved=shorter, migrations=(paced,)), 5)
+    (found,) = doubts(replace(report, moved=shorter, move=paced), 5)
     assert (
         found == "gpt/1, rank 1: the gap that holds the freeze is 0.500 s long, the freeze 0.880 s"
     )
