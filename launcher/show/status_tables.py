@@ -13,6 +13,8 @@ from ..report import quantities as q
 from . import forecast, moves, render
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -83,8 +85,7 @@ def parts(
         found += map(Text, forecast.lines(shown))
     found += [Text(), hosts(status.hosts[: most.hosts], wide=wide)]
     found += _cut(len(status.hosts), most.hosts)
-    found += unknown(status)
-    found += [*other_files(status.hosts), *output_troubles(status.jobs)]
+    found += [Text(text, style="yellow") for text in troubles(status)]
     return [*found, *warnings(status.hosts, wide=wide)]
 
 
@@ -167,39 +168,19 @@ def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
     ]
 
 
-def unknown(status: Status) -> list[Text]:
-    """Return what hosts run that the journal does not know, and how to end it."""
-    found = []
+def troubles(status: Status) -> Iterator[str]:
+    """Yield what hosts run that the journal does not know, which hosts use another cluster file
+    than the orchestrator, and which capsules' output cannot be kept, with what to do."""
     for row in status.unknown:
         job = row.capsule.partition("/")[0]
         text = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
-        text += f" `liveshift stop {job} --unknown {row.host}` ends it"
-        found.append(Text(text, style="yellow"))
-    return found
-
-
-def other_files(rows: list[HostRow]) -> list[Text]:
-    """Return which hosts use another cluster file than the orchestrator, and what to do."""
-    names = [row.name for row in rows if row.other_file and row.state == "up"]
-    if not names:
-        return []
-    return [
-        Text(
-            f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy the"
-            " orchestrator's to it, and the agent loads it by itself",
-            style="yellow",
-        )
-    ]
-
-
-def output_troubles(rows: list[JobRow]) -> list[Text]:
-    """Return a line for each capsule whose output cannot be kept on its host."""
-    return [
-        Text(f"{capsule.name} on {capsule.host}: {capsule.output_trouble}", style="yellow")
-        for job in rows
-        for capsule in job.capsules
-        if capsule.output_trouble
-    ]
+        yield f"{text} `liveshift stop {job} --unknown {row.host}` ends it"
+    if names := [row.name for row in status.hosts if row.other_file and row.state == "up"]:
+        text = f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy"
+        yield f"{text} the orchestrator's to it, and the agent loads it by itself"
+    for capsule in (capsule for job in status.jobs for capsule in job.capsules):
+        if capsule.output_trouble:
+            yield f"{capsule.name} on {capsule.host}: {capsule.output_trouble}"
 
 
 def _link(link: DataLink | None) -> str:
