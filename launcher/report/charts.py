@@ -67,7 +67,8 @@ def loss_chart(report: DowntimeReport, rank: int) -> str:
     drawing, mark, label = grid(y), "", ""
     if report.gap:
         place = x.part(report.gap.step)
-        mark, label = upright(place), flag(move_label(report.move), place, place)
+        mark = f'<path class="move" d="M{SIZE * place:.1f} 0V{SIZE}"/>'
+        label = flag(move_label(report.move), place, place)
     drawing += mark + curve("reference", lines[0], x, y) + curve("moved", lines[1], x, y)
     caption = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
     return plot(drawing, caption, y, "", label, "tall") + difference_strip(report, x, mark)
@@ -113,7 +114,9 @@ def pace_chart(report: DowntimeReport, rank: int) -> str:
     y = axis(0, 1.12 * max(p[1] for p in points), 4)
     start = min(max(report.move.started_at - begin, 0.0), x.high)
     end = min(start + report.move.total_s, x.high)
-    drawing, label = grid(y) + band("moving", x.part(start), x.part(end)), ""
+    left, width = SIZE * x.part(start), SIZE * (x.part(end) - x.part(start))
+    move = f'<rect class="moving" x="{left:.1f}" y="0" width="{width:.1f}" height="{SIZE}"/>'
+    drawing, label = grid(y) + move, ""
     if gap := report.gap:
         text = f"{move_label(report.move)}: {q.pause(gap.seconds)} from one step to the next"
         top = 1 - y.part(1000 * gap.seconds)
@@ -162,15 +165,6 @@ def curve(kind: str, line: Sequence[Point], x: Range, y: Range, floor: bool = Fa
 def grid(y: Range) -> str:
     heights = (SIZE * (1 - y.part(v)) for v in y.marks)
     return "".join(f'<path class="grid" d="M0 {h:.1f}H{SIZE}"/>' for h in heights)
-
-
-def upright(part: float) -> str:
-    return f'<path class="move" d="M{SIZE * part:.1f} 0V{SIZE}"/>'
-
-
-def band(kind: str, left: float, right: float) -> str:
-    width = SIZE * (right - left)
-    return f'<rect class="{kind}" x="{SIZE * left:.1f}" y="0" width="{width:.1f}" height="{SIZE}"/>'
 
 
 def flag(text: str, left: float, right: float, top: float = 0.0) -> str:
