@@ -42,7 +42,7 @@ ORCHESTRATOR_PORT = 7400
 PREFIX_LENGTH = 24
 MOST_HOSTS = 32
 
-_NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
+NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
 _HOST = rf"h[0-9]{{1,2}}|{CONTROL}|{SWITCH}"
 
 OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/run/liveshift", "/var/lib/liveshift", "/etc/hosts")
@@ -55,7 +55,7 @@ _NEVER_LOCAL = re.compile(
 
 def checked_name(name: str) -> str:
     """Return the name if a lab can have it; raises WrongUsage."""
-    if not re.fullmatch(_NAME, name):
+    if not re.fullmatch(NAME, name):
         raise WrongUsage(
             f'"{name}" cannot be the name of a lab',
             hint="use 1 to 8 of the characters a-z, 0-9 and - (not first or last)",
@@ -89,7 +89,7 @@ def lab_of_netns(name: str) -> str | None:
 
     A host's name has no hyphen, so that labs "a" and "a-h0" cannot be confused.
     """
-    match = re.fullmatch(rf"ls-({_NAME})-(?:{_HOST})", name)
+    match = re.fullmatch(rf"ls-({NAME})-(?:{_HOST})", name)
     return match[1] if match else None
 
 
