@@ -139,12 +139,13 @@ class Draining:
 
         Prints a line for every move that ends. Raises Refused if what is left cannot move.
         """
-        from ..show import moves
+        from ...runtime.messages import GetStatus, Status
+        from ..show import moves, retry
 
         stuck = 0
         with moves.bars() as bars:
             while True:
-                status = self._status()
+                status = retry.request(self.client, Status, GetStatus())
                 self.left = self._row(status).capsules
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]
@@ -197,12 +198,6 @@ class Draining:
         if under_way:
             names = " and ".join(f"`liveshift cancel {name}`" for name in under_way)
             render.note(f"{', '.join(under_way)} will end as it would; {names} ends it now")
-
-    def _status(self) -> Status:
-        from ...runtime.messages import GetStatus, Status
-        from ..show.retry import request
-
-        return request(self.client, Status, GetStatus())
 
     def _row(self, status: Status) -> HostRow:
         for row in status.hosts:

@@ -72,6 +72,7 @@ def tiles(report: DowntimeReport) -> str:
         shown = tile("Pause", "Not seen", "its steps do not confirm the move", "bad")
     else:
         shown = tile("Pause", q.pause(report.gap.seconds), f"from one step to the next; {usual}")
+    lost = "Not measured" if move.lost_s is None else q.pause(move.lost_s)  # with the pause
     copied = f"{q.size(move.image_bytes)} in the pause"
     if move.ahead_bytes:
         copied = f"{q.size(move.ahead_bytes)} while it trained, {copied}"
@@ -79,17 +80,11 @@ def tiles(report: DowntimeReport) -> str:
     made = [
         tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad"),
         shown,
-        *([lost(move)] if move.cost else []),
+        *([tile("Training lost", lost, move.cost)] if move.cost else []),
         tile("Copied", q.size(move.ahead_bytes + move.image_bytes), copied),
         tile("Whole move", q.seconds(move.total_s), trained),
     ]
     return "".join(made)
-
-
-def lost(move: ReportedMigration) -> str:
-    """Return the tile of what the move cost the job in all. The pause is part of that."""
-    value = "Not measured" if move.lost_s is None else q.pause(move.lost_s)
-    return tile("Training lost", value, move.cost)
 
 
 def tile(name: str, value: str, below: str, kind: str = "") -> str:
