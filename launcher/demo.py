@@ -150,7 +150,7 @@ class Watched:
 
     def follow(self, job: JobRow, folder: Path) -> None:
         """Do what must happen at the steps that the job has made so far."""
-        steps = [_steps(folder, rank) for rank in range(RANKS)]
+        steps = _steps(folder)
         if self._tainted_at is None and min(steps) >= TAINT_AT:
             self._tainted_at = time.monotonic()
             self._places = {c.name: c.host for c in job.capsules}
@@ -160,7 +160,7 @@ class Watched:
             if (row := self._over()) and _costed(row):
                 self._places[row.capsule] = row.destination
                 self._find()
-                self._stop = max(_steps(folder, rank) for rank in range(RANKS)) + MORE
+                self._stop = max(_steps(folder)) + MORE
                 _stop_after(self._stop)
             elif time.monotonic() - self._tainted_at > EMPTY_WITHIN_S:
                 rows = self._rows()
@@ -171,7 +171,7 @@ class Watched:
                 self._find()
             except LiveshiftError:
                 # A rank that has ended meanwhile is on no host.
-                if max(_steps(folder, rank) for rank in range(RANKS)) < self._stop:
+                if max(_steps(folder)) < self._stop:
                     raise
 
     def done(self) -> MigrationRow:
@@ -233,7 +233,7 @@ def _train(client: Client, name: str, follow: Callable[[JobRow, Path], None] | N
         task = bar.add_task("starting torch on two hosts", total=None)
         step, moved_at = 0, time.monotonic()
         while (job := _job(client, name)).state != "ended":
-            now = _steps(folder)
+            now = _steps(folder)[0]
             if now != step:
                 step, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > STUCK_S:
@@ -244,7 +244,7 @@ def _train(client: Client, name: str, follow: Callable[[JobRow, Path], None] | N
             text = f"training, rank:host {where}"
             bar.update(task, completed=step, total=_last_step(), description=text)
             time.sleep(LOOK_S)
-        bar.update(task, completed=_steps(folder), total=_last_step(), description="trained")
+        bar.update(task, completed=_steps(folder)[0], total=_last_step(), description="trained")
     if job.code != 0:
         raise LiveshiftError(f"{name} ended with code {job.code}: {_log_end(name)}")
 
@@ -291,7 +291,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
         command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
         reference=reference,
         moved=moved,
-        migrations=(migration,),
+        move=migration,
         environment=_environment(),
     )
 
@@ -303,8 +303,7 @@ def _outcome(finished: report.DowntimeReport, doubts: list[str]) -> str:
     made = [
         f"Rank {seen.rank} made {report.steps_by_host(seen.before)} before the freeze"
         f" and {report.steps_by_host(seen.after)} after it."
-        for migration in finished.migrations
-        for seen in report.counted(finished, migration)
+        for seen in report.counted(finished)
     ]
     return " ".join(made)
 
@@ -323,15 +322,13 @@ def _environment() -> dict[str, str]:
 
 
 def _conclude(finished: report.DowntimeReport, seconds: float) -> None:
-    for migration in finished.migrations:
-        console.print(report.phase_table(migration))
+    console.print(report.phase_table(finished.move))
     console.print(report.headline(finished), style="bold", markup=False, soft_wrap=True)
-    for migration in finished.migrations:
-        for seen in report.counted(finished, migration):
-            before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
-            console.print(
-                f"rank {seen.rank}: {before} before the freeze, {after} after it", soft_wrap=True
-            )
+    for seen in report.counted(finished):
+        before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
+        console.print(
+            f"rank {seen.rank}: {before} before the freeze, {after} after it", soft_wrap=True
+        )
     for verdict in finished.verdicts:
         digest = "equal" if verdict.sha256_equal else "DIFFERENT"
         console.print(
@@ -347,11 +344,10 @@ def _job(client: Client, name: str) -> JobRow:
     return next(job for job in jobs if job.name == name)
 
 
-def _steps(folder: Path, rank: int = 0) -> int:
-    try:
-        return (folder / f"rank{rank}.jsonl").read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0
+def _steps(folder: Path) -> list[int]:
+    """Return how many steps each rank has made."""
+    logs = (folder / f"rank{rank}.jsonl" for rank in range(RANKS))
+    return [log.read_bytes().count(b"\n") if log.exists() else 0 for log in logs]
 
 
 def _command(*words: str, quiet: bool = False) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...runtime.config.timeouts import Timeouts
 from ..show import timeouts_view
-from .finding import Finding, Verdict
+from .finding import Finding, Verdict, judged
 
 LOOK_S = 0.5
 NAP_S = 0.001
@@ -31,16 +31,14 @@ def deadlines(timeouts: Timeouts, state: Path, source: str) -> Iterator[Finding]
     if measured["fsync took"] is None:
         seen.append(f"fsync in {state} could not be tried")
     worst = max(seconds for seconds in measured.values() if seconds is not None)
-    good = worst <= timeouts.heartbeat
-    yield Finding(
+    yield judged(
         "deadlines",
         f"{timeouts_view.in_a_line(timeouts)} ({source}); at worst {', '.join(seen)}",
         f"at worst a heartbeat late: {timeouts.heartbeat:g} s",
-        Verdict.OK if good else Verdict.WARN,
-        ""
-        if good
-        else f"a busy host would count as lost: set timeouts.suspicion to {5 * worst:.1f}"
-        " or more, or take load (or the journal) off this machine",
+        worst <= timeouts.heartbeat,
+        f"a busy host would count as lost: set timeouts.suspicion to {5 * worst:.1f} or more, or"
+        " take load (or the journal) off this machine",
+        Verdict.WARN,
     )
 
 

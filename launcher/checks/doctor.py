@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 
 from rich.console import Console
 from rich.text import Text
 
-from ...errors import WrongUsage
 from ...runtime.config.cluster import Paths, Reading
 from ...runtime.config.timeouts import Timeouts
+from ..show import render
 from . import cluster as cluster_checks
 from . import data_link, deadlines, firewall, kernel, machine, network, software
 from .finding import Check, Finding, Verdict
@@ -30,18 +28,13 @@ def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int
 
     ``criu``: the program to look at; None: search for it. ``reading``: a cluster file; without one
     the defaults are checked. Returns 1 if the main job, a CPU training job that moves, can't run
-    here; else 0. Makes and removes one network namespace. Raises WrongUsage for another ``output``.
+    here; else 0. Makes and removes one network namespace.
     """
-    if output not in ("table", "json"):
-        raise WrongUsage(f'cannot print the findings as "{output}"', hint="use -o table or -o json")
     findings = list(examine(criu, reading))
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     if output == "json":
         warnings = sum(finding.verdict is Verdict.WARN for finding in findings)
-        checks = [asdict(finding) for finding in findings]
-        report = {"ok": not failed, "warnings": warnings, "checks": checks}
-        json.dump(report, sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
+        render.print_json({"ok": not failed, "warnings": warnings, "checks": findings})
     else:
         _print(findings)
     return 1 if failed else 0

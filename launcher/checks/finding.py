@@ -31,6 +31,13 @@ class Finding:
     advice: str = ""
 
 
+def judged(
+    check: str, found: str, needed: str, good: bool, advice: str, otherwise: Verdict = Verdict.FAIL
+) -> Finding:
+    """Return a finding that is OK if ``good``; else it has the verdict ``otherwise`` and advice."""
+    return Finding(check, found, needed, Verdict.OK if good else otherwise, "" if good else advice)
+
+
 Check = Callable[[], Iterable[Finding]]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...criu_glue.memory.source.tracker import MemoryTracker
-from .finding import Finding, Verdict, attempt
+from .finding import Finding, Verdict, attempt, judged
 
 MINIMUM = (5, 9)
 """Linux 5.9 brought close_range, which empties a capsule of inherited descriptors. Linux 5.6
@@ -23,13 +23,9 @@ def release() -> Iterator[Finding]:
     found = platform.release()
     match = re.match(r"(\d+)\.(\d+)", found)
     new_enough = match is not None and (int(match[1]), int(match[2])) >= MINIMUM
-    yield Finding(
-        "kernel",
-        f"Linux {found}, {platform.machine()}",
-        f"Linux {MINIMUM[0]}.{MINIMUM[1]} or newer",
-        Verdict.OK if new_enough else Verdict.FAIL,
-        "" if new_enough else "boot a newer kernel",
-    )
+    needed = f"Linux {MINIMUM[0]}.{MINIMUM[1]} or newer"
+    found = f"Linux {found}, {platform.machine()}"
+    yield judged("kernel", found, needed, new_enough, "boot a newer kernel")
 
 
 def checkpoint_restore() -> Iterator[Finding]:
@@ -37,12 +33,12 @@ def checkpoint_restore() -> Iterator[Finding]:
     needed = "CONFIG_CHECKPOINT_RESTORE"
     places = (Path("/proc/self/map_files"), Path("/proc/sys/kernel/ns_last_pid"))
     missing = [str(place) for place in places if not place.exists()]
-    yield Finding(
+    yield judged(
         "checkpoint/restore",
         f"{' and '.join(missing)} missing" if missing else "map_files, ns_last_pid",
         needed,
-        Verdict.FAIL if missing else Verdict.OK,
-        f"boot a kernel built with {needed}=y (the distributions' are)" if missing else "",
+        not missing,
+        f"boot a kernel built with {needed}=y (the distributions' are)",
     )
 
 
@@ -72,10 +68,11 @@ def namespaces() -> Iterator[Finding]:
 def write_tracking() -> Iterator[Finding]:
     """Check what pre-copy needs, with the same probe as the agents."""
     problem = MemoryTracker.probe()
-    yield Finding(
+    yield judged(
         "write tracking",
         problem or "userfaultfd WP_ASYNC, PAGEMAP_SCAN",
         "optional: pre-copy, Linux 6.7 or newer, x86-64",
-        Verdict.WARN if problem else Verdict.OK,
-        "jobs move without it, but are paused longer" if problem else "",
+        not problem,
+        "jobs move without it, but are paused longer",
+        Verdict.WARN,
     )

@@ -12,7 +12,7 @@ import psutil
 from ... import units
 from ...criu_glue.criu.tool import capabilities
 from ...cuda_snapshot import checkpoint, devices, driver
-from .finding import Finding, Verdict
+from .finding import Finding, Verdict, judged
 
 # linux/capability.h
 NEEDED_CAPABILITIES = {
@@ -46,21 +46,21 @@ def privileges() -> Iterator[Finding]:
         found = f"root without {', '.join(f'CAP_{name}' for name in missing)}"
     else:
         found = "root"
-    good = found == "root"
-    yield Finding(
+    yield judged(
         "privileges",
         found,
         "root with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_SYS_PTRACE …",
-        Verdict.OK if good else Verdict.FAIL,
-        "" if good else "run as root (sudo liveshift doctor), outside of restricted containers",
+        found == "root",
+        "run as root (sudo liveshift doctor), outside of restricted containers",
     )
     there = bool(held >> SYS_RESOURCE & 1)
-    yield Finding(
+    yield judged(
         "CAP_SYS_RESOURCE",
         "held" if there else "not held",
         "optional: larger pipes, faster dumps",
-        Verdict.OK if there else Verdict.WARN,
-        "" if there else "grant it to the agent, or set fs.pipe-max-size as below",
+        there,
+        "grant it to the agent, or set fs.pipe-max-size as below",
+        Verdict.WARN,
     )
 
 
@@ -82,26 +82,20 @@ def run_directory() -> Iterator[Finding]:
     """Check whether /run is a tmpfs: only then CRIU keeps there what it learnt about the kernel."""
     mounts = {p.mountpoint: p.fstype for p in psutil.disk_partitions(all=True)}
     kind = mounts.get("/run", f"part of / ({mounts.get('/', 'unknown')})")
-    good = kind == "tmpfs"
-    yield Finding(
-        "/run",
-        kind,
-        "optional: a tmpfs",
-        Verdict.OK if good else Verdict.WARN,
-        "" if good else "mount a tmpfs on /run: each dump and restore is 35 ms faster",
-    )
+    advice = "mount a tmpfs on /run: each dump and restore is 35 ms faster"
+    yield judged("/run", kind, "optional: a tmpfs", kind == "tmpfs", advice, Verdict.WARN)
 
 
 def memory() -> Iterator[Finding]:
     """Check the free memory: images lie in memory, never on a disk."""
     there = psutil.virtual_memory()
-    good = there.available >= ENOUGH_MEMORY
-    yield Finding(
+    yield judged(
         "memory",
         f"{units.size(there.available)} of {units.size(there.total)} available",
         f"{units.size(ENOUGH_MEMORY)} available for small jobs",
-        Verdict.OK if good else Verdict.WARN,
-        "" if good else "a rank needs twice its size at the destination while it moves",
+        there.available >= ENOUGH_MEMORY,
+        "a rank needs twice its size at the destination while it moves",
+        Verdict.WARN,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...criu_glue.network import fence
 from ...criu_glue.network.overlay import Overlay
-from .finding import Finding, Verdict, attempt
+from .finding import Finding, Verdict, attempt, judged
 
 PREFIX = "lsdoc-"
 
@@ -46,55 +46,31 @@ def links() -> Iterator[Finding]:
     """Try veth, bridge, VXLAN and nftables, then what only the lab's bad links need."""
     with _namespace() as (name, problem):
         if problem is not None:
-            yield Finding(
-                "network namespace",
-                problem,
-                "ip netns",
-                Verdict.FAIL,
-                "run as root; install iproute2",
-            )
+            advice = "run as root; install iproute2"
+            yield Finding("network namespace", problem, "ip netns", Verdict.FAIL, advice)
             return
         ip = ("ip", "-n", name, "link", "add")
         in_it = ("ip", "netns", "exec", name)
         veth = ("type", "veth", "peer", "name", JOB.veth(0))
         yield _tried("veth", attempt(*ip, "eth0", *veth), "veth")
         yield _tried("bridge", attempt(*ip, "ov", "type", "bridge"), "bridge")
-        yield _tried(
-            "VXLAN",
-            attempt(
-                *ip,
-                "vx0",
-                "type",
-                "vxlan",
-                "id",
-                "77",
-                "dstport",
-                "4789",
-                "nolearning",
-                "local",
-                "127.0.0.1",
-            ),
-            "vxlan",
-        )
+        vxlan = "vx0 type vxlan id 77 dstport 4789 nolearning local 127.0.0.1"
+        yield _tried("VXLAN", attempt(*ip, *vxlan.split()), "vxlan")
         rules = attempt(*in_it, "nft", "-f", "-", script=LOCK_AND_MASQUERADE)
-        yield Finding(
+        yield judged(
             "nftables",
             rules or "loaded a drop rule and masquerading",
             "drop rules, masquerading",
-            Verdict.FAIL if rules else Verdict.OK,
-            "install nftables; the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_MASQ"
-            if rules
-            else "",
+            not rules,
+            "install nftables; the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_MASQ",
         )
         laid = attempt(*in_it, "nft", "-f", "-", script=FENCE)
-        yield Finding(
+        yield judged(
             "fence",
             laid or "laid one around a job's overlay",
             "rules on raw payload, at ingress, that reject",
-            Verdict.FAIL if laid else Verdict.OK,
-            "nftables >= 1.0.6; the kernel needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_REJECT"
-            if laid
-            else "",
+            not laid,
+            "nftables >= 1.0.6; the kernel needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_REJECT",
         )
         yield _bad_links(name, in_it)
 
@@ -106,23 +82,19 @@ def _bad_links(name: str, in_it: tuple[str, ...]) -> Finding:
         "nft numgen": attempt(*in_it, "nft", "-f", "-", script=LOSS),
     }
     refused = [f"{what}: {reason}" for what, reason in reasons.items() if reason is not None]
-    return Finding(
+    return judged(
         "lab's bad links",
         "; ".join(refused) or "tbf, nft numgen",
         "optional: slow and lossy links in the lab",
-        Verdict.WARN if refused else Verdict.OK,
-        "tests of slow and lossy links will not run here" if refused else "",
+        not refused,
+        "tests of slow and lossy links will not run here",
+        Verdict.WARN,
     )
 
 
 def _tried(check: str, problem: str | None, module: str) -> Finding:
-    return Finding(
-        check,
-        problem or "made one",
-        f"{module} links",
-        Verdict.FAIL if problem else Verdict.OK,
-        f"modprobe {module}, or boot a kernel that has it" if problem else "",
-    )
+    advice = f"modprobe {module}, or boot a kernel that has it"
+    return judged(check, problem or "made one", f"{module} links", not problem, advice)
 
 
 @contextmanager

@@ -13,9 +13,7 @@ from pathlib import Path
 from ...criu_glue.criu import tool
 from ...errors import LiveshiftError
 from ...interposer import library
-from .finding import Finding, Verdict
-
-MINIMUM_PYTHON = (3, 11)
+from .finding import Finding, Verdict, judged
 
 
 def criu(path: str | None) -> Iterator[Finding]:
@@ -28,26 +26,14 @@ def criu(path: str | None) -> Iterator[Finding]:
         return
     yield Finding("CRIU", f"{tool.dotted(found.version)} ({found.path})", needed, Verdict.OK)
     good, text = found.check()
-    yield Finding(
-        "criu check",
-        text,
-        "passes",
-        Verdict.OK if good else Verdict.FAIL,
-        "" if good else "run as root; boot a kernel with what the message names",
-    )
+    advice = "run as root; boot a kernel with what the message names"
+    yield judged("criu check", text, "passes", good, advice)
 
 
 def python() -> Iterator[Finding]:
-    """Check the interpreter that runs liveshift. A job may use another one."""
-    good = sys.version_info >= MINIMUM_PYTHON
-    needed = f"{MINIMUM_PYTHON[0]}.{MINIMUM_PYTHON[1]} or newer"
-    yield Finding(
-        "python",
-        f"{platform.python_version()} ({sys.executable})",
-        needed,
-        Verdict.OK if good else Verdict.FAIL,
-        "" if good else f"install liveshift with Python {needed}",
-    )
+    """Name the interpreter that runs liveshift: an older one cannot. A job may use another one."""
+    found = f"{platform.python_version()} ({sys.executable})"
+    yield Finding("python", found, "3.11 or newer", Verdict.OK)
 
 
 def torch() -> Iterator[Finding]:

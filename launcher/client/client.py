@@ -10,32 +10,21 @@ import itertools
 import os
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import LiveshiftError, Unreachable, from_wire
-from ...runtime.messages import Frame, Message, encode_request
+from ...runtime.messages import Message, encode_request
 from ...runtime.messages.request_text import request_to
 from .context import Place, Remote
+
+if TYPE_CHECKING:
+    from .curve_connection import CurveConnection
+    from .unix_connection import UnixConnection
 
 ANSWER_S = 30.0
 """A request may take this many seconds, unless its caller gives another time."""
 
 A = TypeVar("A", bound=Message)
-
-
-class ClientConnection(Protocol):
-    """A way to a daemon. It connects when first needed, and again after it broke."""
-
-    name: str  # the daemon's name in errors
-    first: int  # the number of the first request
-
-    def exchange(self, number: int, frame: bytes, until: float) -> Frame:
-        """Send a request and return its answer. Raises TimeoutError at ``until`` (monotonic
-        seconds), OSError or EOFError if the connection breaks."""
-
-    def close(self) -> None:
-        """Close the connection; the next exchange connects again."""
 
 
 class Client:
@@ -52,12 +41,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -110,7 +94,7 @@ class Client:
         return got
 
 
-def _connect(place: Place) -> ClientConnection:
+def _connect(place: Place) -> CurveConnection | UnixConnection:
     if isinstance(place, Remote):
         from .curve_connection import CurveConnection
 

@@ -97,7 +97,7 @@ def find_socket(
     if lab := lab or environment.get(LAB_VARIABLE):
         return _of_lab(root, lab)
     for name in DAEMONS:
-        if _there(run / name):
+        if os.path.exists(run / name):  # unlike Path.exists, False where we may not look
             return run / name
     return _only_lab(root)
 
@@ -113,12 +113,12 @@ def labs(root: Path) -> list[str]:
         names = sorted(entry.name for entry in root.iterdir())
     except OSError:
         return []
-    return [name for name in names if _there(lab_socket(root, name))]
+    return [name for name in names if os.path.exists(lab_socket(root, name))]
 
 
 def _of_lab(root: Path, name: str) -> Path:
     path = lab_socket(root, name)
-    if "/" in name or not _there(path):
+    if "/" in name or not os.path.exists(path):
         there = labs(root)
         raise Unreachable(
             f'no lab "{name}" runs here: there is no {path}',
@@ -144,13 +144,6 @@ def _only_lab(root: Path) -> Path:
             hint="`liveshift lab up --hosts 3` makes a cluster on this machine",
         )
     return lab_socket(root, found[0])
-
-
-def _there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
 
 
 def _listens(path: Path) -> bool:

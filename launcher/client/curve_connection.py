@@ -38,8 +38,8 @@ class CurveConnection:
     """A connection to the orchestrator at ``remote``, made when first needed."""
 
     def __init__(self, remote: Remote) -> None:
-        self.name = f"tcp://{remote.address}"
-        self.first = new_boot_id()
+        self.name = f"tcp://{remote.address}"  # in errors
+        self.first = new_boot_id()  # the number of the first request
         self._remote = remote
         self._boot_id = new_boot_id()
         self._numbers = iter(range(self._boot_id, self._boot_id + (1 << 32)))

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from ...errors import LiveshiftError
-from ..client.context import find
 from ..show import render
-from .options import Connect, Key, Lab, Socket
+from .options import OpenClient, with_client
 
 EXAMPLES = """\
 [bold]Example[/]
@@ -19,12 +18,10 @@ liveshift cancel m3   [dim]# `liveshift status` shows which moves are under way[
 """
 
 
+@with_client
 def cancel(
+    open_client: OpenClient,
     move: Annotated[str, typer.Argument(metavar="MOVE", help="Its name: m3, say.")],
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Cancel a move: the capsule goes on where it is, as if the move had never begun.
 
@@ -33,10 +30,9 @@ def cancel(
     """
     from ...runtime.messages import Cancel
     from ...runtime.model.steps import MigrationStep
-    from ..client.client import Client
     from ..show import moves
 
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         client.request(Cancel(move))
         row = moves.follow(client, move)
     if row.state != MigrationStep.FAILED.value:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ...runtime.config.choices import Spare
 from .daemons import CONFIG, Config
 from .options import AsTableOrJson, TableOrJson
 
@@ -29,19 +30,8 @@ class TextOrJson(StrEnum):
     JSON = "json"
 
 
-File = Annotated[
-    Path,
-    typer.Argument(metavar="[FILE]", help="The cluster file.", exists=False, dir_okay=False),
-]
-
-
-class SpareKind(StrEnum):
-    """Whether a host may receive capsules that move."""
-
-    FLOATING = "floating"
-    DEDICATED = "dedicated"
-    NONE = "none"
-
+AsTextOrJson = Annotated[TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")]
+File = Annotated[Path, typer.Argument(metavar="[FILE]", help="The cluster file.", dir_okay=False)]
 
 config = typer.Typer(no_args_is_help=True)
 keys = typer.Typer(no_args_is_help=True)
@@ -49,12 +39,7 @@ host = typer.Typer(no_args_is_help=True)
 
 
 @config.command()
-def validate(
-    file: File = CONFIG,
-    output: Annotated[
-        TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")
-    ] = TextOrJson.TEXT,
-) -> None:
+def validate(file: File = CONFIG, output: AsTextOrJson = TextOrJson.TEXT) -> None:
     """Check a cluster file, and explain its deadlines.
 
     For every mistake it prints the line, what was found and what was expected. For a good file it
@@ -163,13 +148,11 @@ def host_add(
         ),
     ] = None,
     spare: Annotated[
-        SpareKind | None,
+        Spare | None,
         typer.Option("--spare", help="Whether moves may go there: floating is the default."),
     ] = None,
     config: Config = CONFIG,
-    output: Annotated[
-        TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")
-    ] = TextOrJson.TEXT,
+    output: AsTextOrJson = TextOrJson.TEXT,
 ) -> None:
     """Enter a host into the cluster file and make its keys.
 
@@ -188,9 +171,7 @@ def host_add(
 def host_remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A host of the cluster file.")],
     config: Config = CONFIG,
-    output: Annotated[
-        TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")
-    ] = TextOrJson.TEXT,
+    output: AsTextOrJson = TextOrJson.TEXT,
 ) -> None:
     """Take a host out of the cluster file and revoke its key.
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import WrongUsage
 from ...runtime.config.cluster import Reading, read, settings_of, toml_value
 from ...runtime.config.environment import in_effect
 from ...runtime.config.timeouts import RUNGS
@@ -19,7 +17,6 @@ from ..show import render, timeouts_view
 def validate(path: Path, output: str = "text") -> None:
     """Print that the file is right, and explain its deadlines, as text or as JSON. Raises
     ConfigError with every mistake if it is not."""
-    _check_output(output)
     reading = read(path)
     cluster = reading.cluster
     if output == "json":
@@ -35,16 +32,11 @@ def validate(path: Path, output: str = "text") -> None:
 def show(path: Path, output: str = "text") -> None:
     """Print every setting in effect and where it comes from, as TOML or as JSON. Raises
     ConfigError for a wrong file."""
-    _check_output(output)
     reading = read(path)
-    sys.stdout.write(_as_json(reading) if output == "json" else _as_toml(reading))
-
-
-def _check_output(output: str) -> None:
-    if output not in ("text", "json"):
-        raise WrongUsage(
-            f'cannot show the configuration as "{output}"', hint="use -o text or -o json"
-        )
+    if output == "json":
+        render.print_json(_as_data(reading))
+    else:
+        sys.stdout.write(_as_toml(reading))
 
 
 def _settings(reading: Reading) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -98,8 +90,8 @@ def _derived(key: tuple[str, ...]) -> str:
     return rung.text if rung and rung.base else ""
 
 
-def _as_json(reading: Reading) -> str:
-    """Return one object per setting. ``line`` is null if the value is the default."""
+def _as_data(reading: Reading) -> dict[str, Any]:
+    """Return one object per setting. ``line`` is None if the value is the default."""
     settings = [
         {"key": ".".join((*at, key)), "value": value, "line": reading.line(*at, key)}
         for at, table in _settings(reading)
@@ -110,5 +102,4 @@ def _as_json(reading: Reading) -> str:
         for name, value, reason in in_effect(reading.cluster.env.defaults)
     ]
     whole = {"file": reading.file, "digest": reading.cluster.digest, "settings": settings}
-    whole["environment"] = variables
-    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+    return whole | {"environment": variables}

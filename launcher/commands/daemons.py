@@ -18,25 +18,22 @@ import typer
 CONFIG = Path("/etc/liveshift/cluster.toml")
 
 Config = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The cluster file.")]
+OwnHost = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Which host of the cluster file this is; without it, the one named as this"
+        " machine up to the first dot.",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Log every step: level DEBUG instead of INFO.")
 ]
 
 
-def agent(
-    config: Config = CONFIG,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="Which host of the cluster file this is; without it, the one named as this"
-            " machine up to the first dot.",
-            show_default=False,
-        ),
-    ] = "",
-    verbose: Verbose = False,
-) -> None:
+def agent(config: Config = CONFIG, host: OwnHost = "", verbose: Verbose = False) -> None:
     """Run this host's agent: it holds the capsules here and moves them. Needs root."""
     from ...runtime.agent import agent as daemon
     from ...runtime.config.cluster import load

@@ -11,9 +11,8 @@ import typer
 
 from ...errors import LiveshiftError, Refused
 from ...runtime.model.steps import MigrationStep
-from ..client.context import find
 from ..show import deadline, render
-from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
+from .options import AsTableOrJson, Host, OpenClient, TableOrJson, duration, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import Evacuating, Event, HostRow, MigrationRow, Status
@@ -35,7 +34,9 @@ liveshift drain h1 --timeout 10m --reason "kernel update" && ssh h1 reboot
 """
 
 
+@with_client
 def drain(
+    open_client: OpenClient,
     host: Host,
     timeout: Annotated[
         str,
@@ -54,10 +55,6 @@ def drain(
         bool, typer.Option("--dry-run", help="Print where everything would go; do nothing.")
     ] = False,
     output: AsTableOrJson = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
@@ -66,10 +63,9 @@ def drain(
     uncordon` takes the taint back.
     """
     from ...runtime.messages import SetTaint
-    from ..client.client import Client
 
     seconds, as_json = duration(timeout), output is TableOrJson.JSON
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         if dry_run:
             return _plan(client, host, reason, as_json)
         watched = Draining(client, host, quiet=as_json)
@@ -143,12 +139,13 @@ class Draining:
 
         Prints a line for every move that ends. Raises Refused if what is left cannot move.
         """
-        from ..show import moves
+        from ...runtime.messages import GetStatus, Status
+        from ..show import moves, retry
 
         stuck = 0
         with moves.bars() as bars:
             while True:
-                status = self._status()
+                status = retry.request(self.client, Status, GetStatus())
                 self.left = self._row(status).capsules
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]
@@ -176,8 +173,6 @@ class Draining:
 
     def as_data(self) -> dict[str, Any]:
         """Return for ``-o json`` what has moved, what is left and why."""
-        import msgspec
-
         reasons = {
             name: {"error": why, "hint": hint}
             for name, (why, hint) in self._refusals.items()
@@ -187,9 +182,9 @@ class Draining:
             "host": self.host,
             "empty": not self.left,
             "left": self.left,
-            "moves": [msgspec.to_builtins(row) for row in self.ended],
+            "moves": self.ended,
             "refused": reasons,
-            "deadline": None if self.plan is None else deadline.as_data(self.plan),
+            "deadline": render.plain(self.plan),
         }
 
     def interrupted(self) -> None:
@@ -203,12 +198,6 @@ class Draining:
         if under_way:
             names = " and ".join(f"`liveshift cancel {name}`" for name in under_way)
             render.note(f"{', '.join(under_way)} will end as it would; {names} ends it now")
-
-    def _status(self) -> Status:
-        from ...runtime.messages import GetStatus, Status
-        from ..show.retry import request
-
-        return request(self.client, Status, GetStatus())
 
     def _row(self, status: Status) -> HostRow:
         for row in status.hosts:

@@ -8,14 +8,13 @@ import re
 import sys
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import NotFound
-from ..client.context import find
 from ..show import render
-from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names, duration
+from .options import AsLayout, Layout, OpenClient, any_names, duration, with_client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,7 +36,9 @@ MIGRATION = re.compile(r"m[0-9]+")
 LOOK_S = 1.0  # seconds between two looks at the history that is followed
 
 
+@with_client
 def events(
+    open_client: OpenClient,
     subject: Annotated[
         str,
         typer.Argument(
@@ -63,16 +64,10 @@ def events(
             "--follow", "-f", help="Go on with what happens; of one migration until it is over."
         ),
     ] = False,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show the history: who asked for what, how long it took, how it ended."""
-    from ..client.client import Client
-
     after = time.time() - duration(since) if since else 0.0
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         every, unknown = _events(client, subject)
         names = {event.migration.name if event.migration else "" for event in every}
         alone = unknown or (MIGRATION.fullmatch(subject) and names <= {subject})
@@ -88,7 +83,7 @@ def events(
     if migration is not None:
         _print_migration(migration, output)
     elif output is Layout.JSON:
-        render.print_json([_plain(event) for event in found])
+        render.print_json(found)
     else:
         _print(found, wide=wide or output is Layout.WIDE)
 
@@ -103,19 +98,13 @@ def _follow(client: Client, subject: str, found: list[Event], newest: int, outpu
         for event in found:
             newest = max(newest, event.number)
             if output is Layout.JSON:
-                sys.stdout.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
+                sys.stdout.write(json.dumps(render.plain(event), ensure_ascii=False) + "\n")
             else:
                 who = f"{_time(event.time)}  {event.by or '–':<10}  {event.subject:<10}"
                 sys.stdout.write(f"{who}  {event.text}\n")
         sys.stdout.flush()
         time.sleep(LOOK_S)
         found = request(client, Events, GetEvents(subject, newest)).events
-
-
-def _plain(event: Event) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(event)
 
 
 def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]:

@@ -11,13 +11,11 @@ import queue
 import signal
 import sys
 import time
-from contextlib import suppress
 
 from ...errors import LiveshiftError, NotFound
-from ...runtime.messages import GetStatus, JobRow, Named, RunJob, Status
+from ...runtime.messages import Events, GetEvents, GetStatus, JobRow, Named, RunJob, Status
 from ..client.client import Client
-from ..show import render
-from ..show.notices import JobNotices
+from ..show import moves, render
 from ..show.output_lines import Streams, Writer, writers
 from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, ReadProblem, Report
 from .signal_relay import SignalRelay
@@ -36,7 +34,10 @@ class Foreground:
         self._client = client
         self._reports: queue.SimpleQueue[Report | signal.Signals] = queue.SimpleQueue()
         self._signals = SignalRelay(self._reports.put)
-        self._notices = JobNotices() if notices else None
+        self._notices = notices
+        self._begun = False
+        self._event = 0  # the last one seen
+        self._moved: set[str] = set()  # migrations whose end was printed
         self._job = ""
         self._writers: dict[str, Writer] = {}
         self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
@@ -146,10 +147,29 @@ class Foreground:
             self._writers[capsule].end()
 
     def _report_notices(self, job: JobRow | None) -> None:
-        if self._notices is None or job is None:
+        """Print where the job runs, once, and the moves that have ended since the last call."""
+        if not self._notices or job is None:
             return
-        with suppress(NotFound):  # it has ended and was forgotten meanwhile
-            self._notices.print_new(self._client, job)
+        if not self._begun:
+            hosts = dict.fromkeys(capsule.host for capsule in job.capsules)
+            capsules = render.count(len(job.capsules), "capsule")
+            render.note(f"{job.name}: {capsules} on {', '.join(hosts)}", style="dim")
+            self._begun = True
+        try:
+            asked = GetEvents(job.name, self._event)
+            events = self._client.get(Events, asked, REQUEST_S).events
+        except NotFound:  # it has ended and was forgotten meanwhile
+            return
+        for event in events:
+            self._event = max(self._event, event.number)
+            row = event.migration
+            # Several events may be about one move. A move that was asked for before the job began
+            # belongs to an earlier job of the same name.
+            if row is None or row.name in self._moved or row.asked < job.started:
+                continue
+            if moves.over(row):
+                self._moved.add(row.name)
+                render.note(moves.outcome(row), style="dim")
 
     def _report_silence(self) -> None:
         """Report capsules that stay silent. A capsule on the move is silent for a moment only."""

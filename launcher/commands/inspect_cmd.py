@@ -3,25 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ..client.context import find
 from ..show import render
-from .options import (
-    AsLayout,
-    Connect,
-    Key,
-    Lab,
-    Layout,
-    Socket,
-    job_and_capsule_names,
-)
-
-if TYPE_CHECKING:
-    from ...runtime.messages import Inspection
-    from ..client.client import Client
+from .options import AsLayout, Layout, OpenClient, capsules_of, job_and_capsule_names, with_client
 
 EXAMPLES = """\
 [bold]Examples[/]
@@ -32,7 +19,9 @@ liveshift inspect gpt -o json | jq '.capsules[].processes[].obstacles'
 """
 
 
+@with_client
 def inspect(
+    open_client: OpenClient,
     name: Annotated[
         str,
         typer.Argument(
@@ -43,40 +32,17 @@ def inspect(
         ),
     ],
     output: AsLayout = Layout.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show what a job's processes hold while they run: device memory by kind, streams,
     communicators, and what of it would stand in the way of a move."""
-    from ..client.client import Client
+    from ...runtime.messages import GetInspection, Inspection
 
-    with Client(find(socket, lab, connect, key)) as client:
-        found = [_inspect(client, capsule) for capsule in _capsules(client, name)]
+    with open_client() as client:
+        names = capsules_of(client, name, ended=False)
+        found = [client.get(Inspection, GetInspection(capsule)) for capsule in names]
     if output is Layout.JSON:
         render.print_json({"capsules": [render.plain(capsule) for capsule in found]})
         return
     from ..show.inspect_tables import parts
 
     render.show(*parts(found, wide=output is Layout.WIDE))
-
-
-def _inspect(client: Client, capsule: str) -> Inspection:
-    from ...runtime.messages import GetInspection, Inspection
-
-    return client.get(Inspection, GetInspection(capsule))
-
-
-def _capsules(client: Client, name: str) -> list[str]:
-    """Return the capsules that are meant; raises NotFound for an unknown job."""
-    from ...errors import no_such
-    from ...runtime.messages import GetStatus, Status
-
-    if "/" in name:
-        return [name]
-    jobs = client.get(Status, GetStatus()).jobs
-    for job in jobs:
-        if job.name == name:
-            return [capsule.name for capsule in job.capsules if capsule.state != "ended"]
-    raise no_such(f'no job "{name}"', name, (job.name for job in jobs), "there are")

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .daemons import CONFIG, Config
+from ...errors import LiveshiftError, NotFound, NotPermitted
+from .daemons import CONFIG, Config, OwnHost
 
 if TYPE_CHECKING:
     from ...runtime.config.cluster import Cluster, Paths
@@ -47,16 +48,7 @@ def install_units(
         list[Daemon], typer.Argument(metavar="agent|orchestrator …", help="Which daemons run here.")
     ],
     config: Config = CONFIG,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="Which host of the cluster file this is; without it, the one named as this"
-            " machine up to the first dot.",
-            show_default=False,
-        ),
-    ] = "",
+    host: OwnHost = "",
     directory: Annotated[
         Path, typer.Option("--directory", metavar="DIR", help="Where the units are written.")
     ] = UNITS,
@@ -69,7 +61,6 @@ def install_units(
     The units name this Python interpreter by its path, so a virtual environment needs no PATH.
     Run it again after the installation has moved.
     """
-    from ...errors import LiveshiftError, NotPermitted
     from ...runtime.config.cluster import load
 
     cluster = load(config)  # refuse now what the daemon would refuse when it starts
@@ -97,8 +88,6 @@ def install_units(
 def _check_host(cluster: Cluster, host: str) -> None:
     """Raise NotFound for a host that the cluster file does not name: its agent would end at once,
     and systemd would start it again for ever."""
-    from ...errors import NotFound
-
     here = socket.gethostname().partition(".")[0]  # as systemd's %l
     try:
         cluster.host(host or here)
@@ -131,8 +120,6 @@ def _writable(paths: Paths) -> Iterator[str]:
 
 
 def _systemctl(*args: str) -> None:
-    from ...errors import LiveshiftError
-
     try:
         done = subprocess.run(["systemctl", *args], capture_output=True, text=True, check=False)
     except FileNotFoundError:

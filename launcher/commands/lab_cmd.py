@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import NotFound
+from ...errors import LiveshiftError, NotFound
 from ..client.context import LAB_VARIABLE
 from ..show import render
 from .options import AsTableOrJson, TableOrJson, lab_host_names, lab_names
@@ -54,6 +54,15 @@ Which = Annotated[
 LabHostName = Annotated[
     str, typer.Argument(metavar="HOST", help="h0, h1 …", autocompletion=lab_host_names)
 ]
+Several = list[str] | None
+
+
+def _several(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=f"{text}; repeatable.")
+
+
+def _table(name: str, text: str) -> Any:
+    return _several(name, "KEY=VALUE,…", text)
 
 
 @app.command(epilog=UP_EXAMPLES)
@@ -68,83 +77,39 @@ def up(
         int, typer.Option("--slots", min=1, max=64, metavar="N", help="Capsules per host.")
     ] = 1,
     spare: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--spare",
-            metavar="HOST=KIND,…",
-            help="floating, dedicated (only receives) or none; repeatable.",
-        ),
+        Several, _several("--spare", "HOST=KIND,…", "floating, dedicated (only receives) or none")
     ] = None,
     memory: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--memory",
-            metavar="HOST=SIZE,…",
-            help="Limit for incoming capsules, such as 2GB; repeatable.",
-        ),
+        Several, _several("--memory", "HOST=SIZE,…", "Limit for incoming capsules, such as 2GB")
     ] = None,
     local: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--local", metavar="DIR", help="Each host has this directory for itself; repeatable."
-        ),
+        Several, _several("--local", "DIR", "Each host has this directory for itself")
     ] = None,
     shared: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shared",
-            metavar="DIR",
-            help="All hosts see this directory below /tmp or another private place; repeatable.",
+        Several,
+        _several(
+            "--shared", "DIR", "All hosts see this directory below /tmp or another private place"
         ),
     ] = None,
     timeouts: Annotated[
-        list[str] | None,
-        typer.Option(
+        Several,
+        _several(
             "--timeouts",
-            metavar="KEY=SECONDS,…",
-            help="Of the cluster file's table timeouts, such as suspicion=1.5; repeatable.",
+            "KEY=SECONDS,…",
+            "Of the cluster file's table timeouts, such as suspicion=1.5",
         ),
     ] = None,
     network: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--network",
-            metavar="KEY=VALUE,…",
-            help="Of its table network, such as outside=relay,relay=h0; repeatable.",
-        ),
+        Several, _table("--network", "Of its table network, such as outside=relay,relay=h0")
     ] = None,
     gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            metavar="KEY=VALUE,…",
-            help="Of the cluster file's table gpu, such as fast_path=off; repeatable.",
-        ),
+        Several, _table("--gpu", "Of the cluster file's table gpu, such as fast_path=off")
     ] = None,
-    wire: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--wire",
-            metavar="KEY=VALUE,…",
-            help="Of its table wire, such as streams=8; repeatable.",
-        ),
-    ] = None,
+    wire: Annotated[Several, _table("--wire", "Of its table wire, such as streams=8")] = None,
     precopy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--precopy",
-            metavar="KEY=VALUE,…",
-            help="Of its table precopy, such as enabled=false; repeatable.",
-        ),
+        Several, _table("--precopy", "Of its table precopy, such as enabled=false")
     ] = None,
-    logs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--logs",
-            metavar="KEY=VALUE,…",
-            help="Of its table logs, such as max=1MB; repeatable.",
-        ),
-    ] = None,
+    logs: Annotated[Several, _table("--logs", "Of its table logs, such as max=1MB")] = None,
 ) -> None:
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
 
@@ -260,12 +225,9 @@ def link(
         if cut is None or (rate, loss, delay) != (None, None, None):
             raise typer.BadParameter("--to goes with --cut or --mend, and with nothing else")
         (lab.separate if cut else lab.rejoin)(which, host, to)
-        now = which.machine(host).link
-    elif rate is None and loss is None and delay is None and cut is None:
-        now = which.machine(host).link
-    else:
-        now = lab.link(which, host, rate=rate, loss=loss, delay=delay, cut=cut)
-    apart = lab.cut_off_from(which, host)
+    elif (rate, loss, delay, cut) != (None, None, None, None):
+        lab.link(which, host, rate=rate, loss=loss, delay=delay, cut=cut)
+    now, apart = which.machine(host).link, lab.cut_off_from(which, host)
     render.out().print(f"{host}: {_described(now, apart)}", soft_wrap=True)
 
 
@@ -315,7 +277,6 @@ def _lab_to_end(name: str | None) -> str:
 
 
 def _row(name: str) -> dict[str, Any]:
-    from ...errors import LiveshiftError
     from .. import lab
 
     try:

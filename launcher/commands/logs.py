@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...errors import LiveshiftError, no_such
-from ..client.context import find
+from ...errors import LiveshiftError
 from ..show import render
-from .options import Connect, Key, Lab, Socket, job_and_capsule_names
+from .options import OpenClient, capsules_of, job_and_capsule_names, with_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,9 @@ liveshift logs gpt --timestamps   [dim]# all capsules of the job, in order of ti
 """
 
 
+@with_client
 def logs(
+    open_client: OpenClient,
     subject: Annotated[
         str,
         typer.Argument(
@@ -45,21 +46,16 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="When each line began, in UTC.")
     ] = False,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show the output of a capsule or a job, wherever it runs.
 
     What it wrote to stdout comes on stdout, the rest on stderr. A move loses and doubles nothing.
     """
-    from ..client.client import Client
     from ..show.output_lines import Streams, writers
     from ..show.output_reader import Reader
 
-    with Client(find(socket, lab, connect, key)) as client:
-        capsules = _capsules(client, subject)
+    with open_client() as client:
+        capsules = capsules_of(client, subject)
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
         to = writers(streams, capsules, timestamps=timestamps)
         readers = [Reader(capsule) for capsule in capsules]
@@ -68,19 +64,6 @@ def logs(
             _from_now(client, readers, to)
         for writer in to.values():
             writer.end()
-
-
-def _capsules(client: Client, subject: str) -> list[str]:
-    """Return the capsules that are meant; raises NotFound for an unknown job."""
-    from ...runtime.messages import GetStatus, Status
-
-    if "/" in subject:
-        return [subject]  # the daemon knows whether there is one
-    jobs = client.get(Status, GetStatus()).jobs
-    for job in jobs:
-        if job.name == subject:
-            return [capsule.name for capsule in job.capsules]
-    raise no_such(f'no job "{subject}"', subject, (job.name for job in jobs), "there are")
 
 
 def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:

@@ -10,18 +10,15 @@ import typer
 
 from ...errors import LiveshiftError, WrongUsage
 from ...runtime.config.choices import Way
-from ..client.context import find
 from ..show import deadline, render
 from .options import (
     AsTableOrJson,
     Capsule,
-    Connect,
-    Key,
-    Lab,
-    Socket,
+    OpenClient,
     TableOrJson,
     duration,
     host_names,
+    with_client,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +38,9 @@ liveshift migrate gpt/3 --to-gpu h1/5   [dim]# off a bad GPU, onto another one o
 """
 
 
+@with_client
 def migrate(
+    open_client: OpenClient,
     capsule: Capsule,
     to: Annotated[
         str,
@@ -98,10 +97,6 @@ def migrate(
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "by hand",
     output: AsTableOrJson = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> int:
     """Move one capsule to another host or GPU while it runs, and show where the time went.
 
@@ -111,7 +106,6 @@ def migrate(
     leaves the capsule running where it was. Exit code 124 when it was not gone --within its time.
     """
     from ...runtime.messages import Migrate
-    from ..client.client import Client
 
     if to and to_gpu:
         raise typer.BadParameter("--to-gpu says which host: give one of --to and --to-gpu")
@@ -122,7 +116,7 @@ def migrate(
         raise WrongUsage("--way and --within exclude each other", hint="leave one of them out")
     chosen = "" if way is None else way.value
     request = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify, chosen, seconds)
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         if dry_run:
             return _plan(client, request, output)
         return _move(client, request, output, not no_cost)

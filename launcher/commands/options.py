@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ...errors import no_such
 from ..client.context import LAB_ROOT, LAB_ROOT_VARIABLE, LAB_VARIABLE, find, labs
 
 if TYPE_CHECKING:
     from ...runtime.messages import Status
+    from ..client.client import Client
 
+T = TypeVar("T")
 WHICH = "Which cluster"
 COMPLETION_S = 0.5  # seconds; a shell that waits longer for a name is no help
 
@@ -104,52 +109,30 @@ def lab_host_names(context: typer.Context) -> list[str]:
         return []  # a completion cannot report errors
 
 
-Socket = Annotated[
-    str | None,
-    typer.Option(
-        "--socket",
-        metavar="PATH",
-        help="UNIX socket of an orchestrator or agent; else [dim]$LIVESHIFT_SOCKET[/].",
+def _which(name: str, metavar: str, text: str, names: Callable[[], list[str]] | None = None) -> Any:
+    return typer.Option(
+        name,
+        metavar=metavar,
+        help=text,
         rich_help_panel=WHICH,
         callback=_inherited,
+        autocompletion=names,
         show_default=False,
-    ),
-]
-Lab = Annotated[
-    str | None,
-    typer.Option(
-        "--lab",
-        metavar="NAME",
-        help="A lab on this machine; else [dim]$LIVESHIFT_LAB[/], this machine's own daemon, or"
-        " the one lab that runs here.",
-        rich_help_panel=WHICH,
-        callback=_inherited,
-        autocompletion=lab_names,
-        show_default=False,
-    ),
-]
-Connect = Annotated[
-    str | None,
-    typer.Option(
-        "--connect",
-        metavar="tcp://HOST:PORT",
-        help="An orchestrator on another machine, with --key; else [dim]$LIVESHIFT_CONNECT[/].",
-        rich_help_panel=WHICH,
-        callback=_inherited,
-        show_default=False,
-    ),
-]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        "--key",
-        metavar="FILE",
-        help="An operator's key, orchestrator.pub next to it; else [dim]$LIVESHIFT_KEY[/].",
-        rich_help_panel=WHICH,
-        callback=_inherited,
-        show_default=False,
-    ),
-]
+    )
+
+
+SOCKET = "UNIX socket of an orchestrator or agent; else [dim]$LIVESHIFT_SOCKET[/]."
+LAB = (
+    "A lab on this machine; else [dim]$LIVESHIFT_LAB[/], this machine's own daemon, or the one lab"
+    " that runs here."
+)
+CONNECT = "An orchestrator on another machine, with --key; else [dim]$LIVESHIFT_CONNECT[/]."
+KEY = "An operator's key, orchestrator.pub next to it; else [dim]$LIVESHIFT_KEY[/]."
+
+Socket = Annotated[str | None, _which("--socket", "PATH", SOCKET)]
+Lab = Annotated[str | None, _which("--lab", "NAME", LAB, lab_names)]
+Connect = Annotated[str | None, _which("--connect", "tcp://HOST:PORT", CONNECT)]
+Key = Annotated[str | None, _which("--key", "FILE", KEY)]
 Host = Annotated[
     str, typer.Argument(metavar="HOST", help="Name of the host.", autocompletion=host_names)
 ]
@@ -170,3 +153,45 @@ AsLayout = Annotated[
     Layout, typer.Option("--output", "-o", help="wide has more columns; json is for scripts.")
 ]
 AsTableOrJson = Annotated[TableOrJson, typer.Option("--output", "-o", help="json is for scripts.")]
+
+
+def capsules_of(client: Client, name: str, *, ended: bool = True) -> list[str]:
+    """Return the capsules that CAPSULE or JOB means, of a job those that have ended only if
+    ``ended``. Raises NotFound for an unknown job."""
+    from ...runtime.messages import GetStatus, Status
+
+    if "/" in name:
+        return [name]  # the daemon knows whether there is one
+    jobs = client.get(Status, GetStatus()).jobs
+    for job in jobs:
+        if job.name == name:
+            return [c.name for c in job.capsules if ended or c.state != "ended"]
+    raise no_such(f'no job "{name}"', name, (job.name for job in jobs), "there are")
+
+
+OpenClient = Callable[[], "Client"]
+
+
+def with_client(verb: Callable[..., T]) -> Callable[..., T]:
+    """Give a verb the options that say which cluster is meant, after its own.
+
+    Its first parameter, ``open_client``, finds that cluster and returns a client for it. It raises
+    what :func:`find` raises, so a verb calls it once its own options are checked.
+    """
+
+    def asked(
+        socket: Socket = None, lab: Lab = None, connect: Connect = None, key: Key = None, **own: Any
+    ) -> T:
+        def open_client() -> Client:
+            from ..client.client import Client
+
+            return Client(find(socket, lab, connect, key))
+
+        return verb(open_client, **own)
+
+    # typer takes the options of a command from its signature.
+    *which, _ = inspect.signature(asked, eval_str=True).parameters.values()
+    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+    vars(asked)["__signature__"] = inspect.Signature([*own, *which])
+    asked.__name__, asked.__doc__ = verb.__name__, verb.__doc__
+    return asked

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import LiveshiftError
-from ..client.context import find
 from ..show import render
-from .options import Connect, Key, Lab, Socket, TableOrJson, duration
+from .options import OpenClient, TableOrJson, duration, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import RunJob
@@ -30,7 +29,9 @@ liveshift run --nnodes 2 -- python train.py   [dim]# RANK and WORLD_SIZE are set
 """
 
 
+@with_client
 def run(
+    open_client: OpenClient,
     command: Annotated[
         list[str],
         typer.Argument(
@@ -92,10 +93,6 @@ def run(
         TableOrJson,
         typer.Option("--output", "-o", help="json, with --detach: the job's name for scripts."),
     ] = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> int:
     """Run a command as a job that can move while it runs.
 
@@ -110,14 +107,13 @@ def run(
     are set where you have not set them yourself.
     """
     from ...runtime.messages import Me, Named, WhoAmI
-    from ..client.client import Client
     from . import private_paths
     from .foreground import Foreground
 
     if output is TableOrJson.JSON and not detach:
         raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
     request = _request(command, nnodes, name, _collective_timeout(collective_timeout), env_ranks)
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         private_paths.check(
             request.argv,
             request.cwd,

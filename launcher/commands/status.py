@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..client.context import find
+from ...errors import Unreachable, no_such
 from ..show import render
-from .options import AsLayout, Connect, Key, Lab, Layout, Socket, job_names
+from .options import AsLayout, Layout, OpenClient, job_names, with_client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,9 @@ liveshift status gpt -o json | jq '.jobs[0].capsules[].host'
 """
 
 
+@with_client
 def status(
+    open_client: OpenClient,
     job: Annotated[
         str | None,
         typer.Argument(
@@ -45,16 +47,10 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again every second until Ctrl-C.")
     ] = False,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """Show jobs, capsules, hosts and what is moving: moving and running jobs first, of the ended
     ones the last few. On a terminal --watch shows what fits on it."""
-    from ..client.client import Client
-
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         if not watch:
             _print(_get_status(client, job), output, every)
         elif output is not Layout.JSON and sys.stdout.isatty():
@@ -69,7 +65,6 @@ def _get_status(client: Client, job: str | None) -> Status:
     """Return the state of the cluster, or of one job in it. Raises NotFound for an unknown job."""
     import msgspec
 
-    from ...errors import no_such
     from ...runtime.messages import GetStatus, Status
     from ..show import moves
 
@@ -110,7 +105,6 @@ def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from ...errors import Unreachable
     from ..show.status_view import chosen, fitting
 
     console, wide = render.out(), output is Layout.WIDE

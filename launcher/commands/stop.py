@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..client.context import find
 from ..show import render
-from .options import AsTableOrJson, Connect, Job, Key, Lab, Socket, TableOrJson, host_names
+from .options import AsTableOrJson, Job, OpenClient, TableOrJson, host_names, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import CapsuleRow, JobRow
@@ -21,7 +20,9 @@ QUIET_S = 1.0
 """A job that ends within this many seconds is waited for without a line."""
 
 
+@with_client
 def stop(
+    open_client: OpenClient,
     job: Job,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when it has ended, or at once.")
@@ -37,10 +38,6 @@ def stop(
         ),
     ] = "",
     output: AsTableOrJson = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> None:
     """End a job: SIGTERM to its commands, and a kill for what is left after the grace time.
 
@@ -48,10 +45,9 @@ def stop(
     back, whether this command still waits for it or not.
     """
     from ...runtime.messages import EndUnknown, GetStatus, SignalJob, Status
-    from ..client.client import Client
     from ..show import retry
 
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         if unknown:
             client.request(EndUnknown(unknown, job))
             _say(job, "ended", None, output, on=unknown)

@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..client.context import find
 from ..show import deadline, render
-from .options import (
-    AsTableOrJson,
-    Connect,
-    Host,
-    HostWords,
-    Key,
-    Lab,
-    Socket,
-    TableOrJson,
-    duration,
-)
+from .options import AsTableOrJson, Host, HostWords, OpenClient, TableOrJson, duration, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import HostRow
@@ -34,7 +23,9 @@ liveshift taint host h1 --reason "spot notice" --within 30s
 """
 
 
+@with_client
 def taint(
+    open_client: OpenClient,
     words: HostWords,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
@@ -42,10 +33,6 @@ def taint(
     within: deadline.Within = "0s",
     severity: deadline.AsSeverity = None,
     output: AsTableOrJson = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
 ) -> int:
     """Move everything off a host and let nothing come to it, without waiting.
 
@@ -56,17 +43,16 @@ def taint(
     what runs there stay.
     """
     from ...runtime.messages import SetTaint
-    from ..client.client import Client
 
     host = named(words)
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         row = _row(client, host)
         plan = deadline.set_taint(client, SetTaint(host, reason, duration(within), severity or ""))
     leaving = row.capsules if row else []
     code = deadline.TIMED_OUT if plan is not None and deadline.late(plan) else 0
     if output is TableOrJson.JSON:
-        found = None if plan is None else deadline.as_data(plan)
-        render.print_json({"host": host, "taint": reason, "capsules": leaving, "deadline": found})
+        found = {"host": host, "taint": reason, "capsules": leaving}
+        render.print_json(found | {"deadline": render.plain(plan)})
         return code
     will = f"{', '.join(leaving)} will move to a spare" if leaving else "nothing runs there"
     render.out().print(f"{host} is tainted: {will}", soft_wrap=True)
@@ -76,22 +62,16 @@ def taint(
     return code
 
 
-def untaint(
-    words: HostWords,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
-) -> None:
+@with_client
+def untaint(open_client: OpenClient, words: HostWords) -> None:
     """Take a host's taint back; moves under way end as they would.
 
     A host without a taint is left as it is. A cordon stays: `liveshift uncordon` ends both.
     """
     from ...runtime.messages import Untaint
-    from ..client.client import Client
 
     host = named(words)
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         row = _row(client, host)
         client.request(Untaint(host))
     if row and row.cordon is not None:
@@ -102,22 +82,16 @@ def untaint(
     render.out().print(f"{host} is {was}: {now}", soft_wrap=True)
 
 
-def cordon(
-    host: Host,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
-) -> None:
+@with_client
+def cordon(open_client: OpenClient, host: Host) -> None:
     """Let no new work come to a host; what runs there stays.
 
     Neither new jobs nor moves choose it. `liveshift uncordon` takes that back; `liveshift drain`
     also moves away what runs there.
     """
     from ...runtime.messages import Cordon
-    from ..client.client import Client
 
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         row = _row(client, host)
         client.request(Cordon(host))
     staying = row.capsules if row else []
@@ -125,18 +99,12 @@ def cordon(
     render.out().print(f"{host} is cordoned: no new work comes to it{stay}", soft_wrap=True)
 
 
-def uncordon(
-    host: Host,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
-) -> None:
+@with_client
+def uncordon(open_client: OpenClient, host: Host) -> None:
     """Let work come to a host again: ends a cordon, and the taint that a drain leaves."""
     from ...runtime.messages import Uncordon
-    from ..client.client import Client
 
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         row = _row(client, host)
         client.request(Uncordon(host))
     marks = () if row is None else (("uncordoned", row.cordon), ("untainted", row.taint))

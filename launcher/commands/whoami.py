@@ -5,26 +5,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..client.context import find
 from ..show import render
-from .options import AsTableOrJson, Connect, Key, Lab, Socket, TableOrJson
+from .options import AsTableOrJson, OpenClient, TableOrJson, with_client
 
 if TYPE_CHECKING:
     from ...runtime.messages import Me
 
 
-def whoami(
-    output: AsTableOrJson = TableOrJson.TABLE,
-    socket: Socket = None,
-    lab: Lab = None,
-    connect: Connect = None,
-    key: Key = None,
-) -> None:
+@with_client
+def whoami(open_client: OpenClient, output: AsTableOrJson = TableOrJson.TABLE) -> None:
     """Show who the cluster takes you for, your role, and what it allows."""
     from ...runtime.messages import Me, WhoAmI
-    from ..client.client import Client
 
-    with Client(find(socket, lab, connect, key)) as client:
+    with open_client() as client:
         me = client.get(Me, WhoAmI())
     if output is TableOrJson.JSON:
         render.print_json(me)

@@ -12,11 +12,14 @@ import shutil
 import time
 from pathlib import Path
 
+from psutil import pids
+
+from ...criu_glue.capsule.mounts import below, mount_table
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from . import plan, wiring
 from .commands import run
 from .record import claim, refuse_inside, root
-from .tasks import Task, belonging, kill, network, pids
+from .tasks import Task, belonging, kill, network
 
 _END_S = 20.0
 """Processes may take this many seconds to end after SIGKILL. A large one frees its memory first."""
@@ -117,12 +120,7 @@ def _under_way(name: str) -> list[Task]:
 def _mounts(directory: Path) -> list[str]:
     """Return the mount points at or below the directory, outermost first, of this mount
     namespace."""
-    points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4].encode().decode("unicode_escape")
-        if point == str(directory) or point.startswith(f"{directory}/"):
-            points.append(point)
-    return points
+    return [m.point for m in mount_table("self").values() if below(m.point, str(directory))]
 
 
 def _started_for(directory: Path) -> set[int]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -57,38 +56,25 @@ def start_daemon(lab: Lab, host: str) -> None:
             lab.save()
 
 
-def stop_daemon(lab: Lab, host: str, signum: int = signal.SIGKILL) -> None:
-    """End the daemon of a host (or of ``ctl``) and wait until it has ended. Jobs are not touched.
-
-    Raises LiveshiftError if another signal than SIGKILL does not end it within 10 s.
-    """
+def stop_daemon(lab: Lab, host: str) -> None:
+    """Kill the daemon of a host (or of ``ctl``) and wait for its end. Jobs are not touched."""
     with claim(lab.directory):
         lab.refresh()
         machine = lab.machine(host)
         if machine.daemon is None:
             return
-        if signum == signal.SIGKILL:
-            kill([machine.daemon])
-        else:
-            machine.daemon.send(signum)
-            if not machine.daemon.wait(10):
-                raise LiveshiftError(
-                    f"the daemon of {host}, pid {machine.daemon.pid}, still runs 10 s after signal"
-                    f" {signum}"
-                )
+        kill([machine.daemon])
         machine.daemon = None
         lab.save()
 
 
-def wait_ready(
-    lab: Lab, timeout: float = READY_S, seen: Callable[[int], None] = lambda up: None
-) -> None:
+def wait_ready(lab: Lab, seen: Callable[[int], None] = lambda up: None) -> None:
     """Wait until the orchestrator answers and every running host is up for it.
 
     ``seen`` is called with the number of hosts that are up. Raises LiveshiftError with the end of
-    the log if a daemon ends, Unreachable after ``timeout`` seconds.
+    the log if a daemon ends, Unreachable after READY_S seconds.
     """
-    until = time.monotonic() + timeout
+    until = time.monotonic() + READY_S
     wanted = {machine.name for machine in lab.hosts.values() if machine.running}
     missing = wanted
     with Client(lab.socket) as client:
@@ -98,7 +84,7 @@ def wait_ready(
                     raise _ended(lab, machine)
             if time.monotonic() > until:
                 raise Unreachable(
-                    f"lab {lab.name}: after {timeout:g} s {', '.join(sorted(missing))} not up\n"
+                    f"lab {lab.name}: after {READY_S:g} s {', '.join(sorted(missing))} not up\n"
                     + "\n".join(_log_end(lab, machine) for machine in lab.machines)
                 )
             try:
@@ -135,10 +121,10 @@ def _ended(lab: Lab, machine: LabHost) -> LiveshiftError:
     )
 
 
-def _log_end(lab: Lab, machine: LabHost, lines: int = 12) -> str:
+def _log_end(lab: Lab, machine: LabHost) -> str:
     try:
         text = lab.log(machine.name).read_text(errors="replace").splitlines()
     except FileNotFoundError:
         text = []
-    lines_shown = text[-lines:] or ["(nothing)"]
-    return f"log of {machine.name}:\n" + "\n".join(f"  {line}" for line in lines_shown)
+    shown = text[-12:] or ["(nothing)"]
+    return f"log of {machine.name}:\n" + "\n".join(f"  {line}" for line in shown)

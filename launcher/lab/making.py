@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ...criu_glue.capsule.mounts import mount_table
 from ...errors import NotFound, NotPermitted, Refused, WrongUsage
 from ...runtime.config.cluster import Cluster, dump
 from ...runtime.control import keys
@@ -19,45 +21,33 @@ from .clearing import clear
 from .record import Lab, LabHost, claim, load, refuse_inside, root
 
 
-def up(
-    name: str,
-    hosts: int,
-    *,
-    slots: int = 1,
-    spare: Mapping[str, str] | None = None,
-    memory: Mapping[str, str] | None = None,
-    local: Sequence[str] = (),
-    shared: Sequence[str] = (),
-    timeouts: Mapping[str, str] | None = None,
-    tables: plan.Tables | None = None,
-    console: Console | None = None,
-) -> Lab:
-    """Make a lab and return it once every agent is up.
+class Wanted(TypedDict, total=False):
+    """What a lab should have beside its hosts.
 
     These go into the cluster file: ``slots`` for every host; ``spare`` and ``memory`` by host;
     ``timeouts`` (seconds) and ``tables`` by their keys there. ``local``: directories that every
     host has for itself. ``shared``: directories below a private place (/tmp …) that all hosts must
-    see. They always see the program's directories and the current one. A lab of that name that no
-    longer runs is replaced. If ``console`` is a terminal, it shows the progress.
+    see. They always see the program's directories and the current one.
+    """
 
-    Raises WrongUsage, Refused if the lab runs, NotPermitted without root, LiveshiftError if
-    something fails. After any exception, a Ctrl-C too, nothing is left.
+    slots: int
+    spare: Mapping[str, str]
+    memory: Mapping[str, str]
+    local: Sequence[str]
+    shared: Sequence[str]
+    timeouts: Mapping[str, str]
+    tables: plan.Tables
+
+
+def up(name: str, hosts: int, *, console: Console | None = None, **wanted: Unpack[Wanted]) -> Lab:
+    """Make a lab and return it once every agent is up.
+
+    A lab of that name that no longer runs is replaced. If ``console`` is a terminal, it shows the
+    progress. Raises WrongUsage, Refused if the lab runs, NotPermitted without root, LiveshiftError
+    if something fails. After any exception, a Ctrl-C too, nothing is left.
     """
     plan.host_names(hosts)
-    with (
-        _bar(console, 2 * hosts + 2) as say,
-        fresh(
-            name,
-            hosts,
-            slots=slots,
-            spare=spare,
-            memory=memory,
-            local=local,
-            shared=shared,
-            timeouts=timeouts,
-            tables=tables,
-        ) as lab,
-    ):
+    with _bar(console, 2 * hosts + 2) as say, fresh(name, hosts, **wanted) as lab:
         say("switch", 0)
         wiring.make_switch(lab)
         for done, machine in enumerate(lab.machines, 1):
@@ -101,7 +91,7 @@ def fresh(
     libraries = [path for key, path in gpu.items() if key == "libraries" and path]
     wanted = [*plan.needed_directories(), *map(_directory, [*shared, *libraries]), str(directory)]
     back = plan.brought_back(wanted, local)
-    mounted = plan.machine_mounts(Path("/proc/self/mountinfo").read_text(), local)
+    mounted = plan.machine_mounts(mount_table("self").values(), local)
     cluster = plan.cluster(
         name,
         hosts,

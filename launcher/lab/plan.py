@@ -19,9 +19,9 @@ from contextlib import suppress
 from importlib.resources import files
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from ...criu_glue.capsule.mounts import PSEUDO, below
+from ...criu_glue.capsule.mounts import PSEUDO, Mount, below
 from ...errors import WrongUsage
 from ...runtime.config.cluster import (
     SCHEMA,
@@ -29,14 +29,9 @@ from ...runtime.config.cluster import (
     Endpoint,
     Env,
     Files,
-    GpuSettings,
     HostSettings,
-    Logs,
-    NetworkSettings,
     Paths,
-    PrecopySettings,
     Timeouts,
-    WireSettings,
 )
 from ...runtime.config.values import Unfit, expected, read_value
 
@@ -47,7 +42,7 @@ ORCHESTRATOR_PORT = 7400
 PREFIX_LENGTH = 24
 MOST_HOSTS = 32
 
-_NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
+NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
 _HOST = rf"h[0-9]{{1,2}}|{CONTROL}|{SWITCH}"
 
 OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/run/liveshift", "/var/lib/liveshift", "/etc/hosts")
@@ -60,7 +55,7 @@ _NEVER_LOCAL = re.compile(
 
 def checked_name(name: str) -> str:
     """Return the name if a lab can have it; raises WrongUsage."""
-    if not re.fullmatch(_NAME, name):
+    if not re.fullmatch(NAME, name):
         raise WrongUsage(
             f'"{name}" cannot be the name of a lab',
             hint="use 1 to 8 of the characters a-z, 0-9 and - (not first or last)",
@@ -94,7 +89,7 @@ def lab_of_netns(name: str) -> str | None:
 
     A host's name has no hyphen, so that labs "a" and "a-h0" cannot be confused.
     """
-    match = re.fullmatch(rf"ls-({_NAME})-(?:{_HOST})", name)
+    match = re.fullmatch(rf"ls-({NAME})-(?:{_HOST})", name)
     return match[1] if match else None
 
 
@@ -145,17 +140,11 @@ def needed_directories() -> list[str]:
     return [path for path in found if os.path.isdir(path)]
 
 
-def machine_mounts(mountinfo: str, local: Sequence[str]) -> list[str]:
+def machine_mounts(mounts: Iterable[Mount], local: Sequence[str]) -> list[str]:
     """Return mount points of real file systems below "/", which all hosts see alike (/home)."""
     elsewhere = (*OWN, *local, "/proc", "/sys", "/dev")
-    points = set()
-    for line in mountinfo.splitlines():
-        left, right = line.split(" - ", 1)
-        point = left.split()[4].encode().decode("unicode_escape")
-        hidden = any(below(point, place) for place in elsewhere)
-        if point != "/" and right.split()[0] not in PSEUDO and not hidden:
-            points.add(point)
-    return sorted(points)
+    points = {mount.point for mount in mounts if mount.kind not in PSEUDO} - {"/"}
+    return sorted(p for p in points if not any(below(p, place) for place in elsewhere))
 
 
 def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[str]) -> list[str]:
@@ -199,7 +188,7 @@ def cluster(
     tables: Tables | None = None,
 ) -> Cluster:
     """Return the lab's cluster file; raises WrongUsage if the lab is not possible."""
-    given = tables or {}
+    kinds: dict[str, Any] = get_type_hints(Cluster)
     names = host_names(hosts)
     for key, by_host in (("spare", spare), ("memory", memory)):
         if unknown := sorted(set(by_host or {}) - set(names)):
@@ -225,15 +214,10 @@ def cluster(
         env=Env(set_={"PYTHONUNBUFFERED": "1"}),
         paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
         timeouts=Timeouts(**_table("timeouts", "timeout", timeouts or {}, float)),
-        network=NetworkSettings(
-            **_table("network", "setting of network", given.get("network", {}), _value)
-        ),
-        gpu=GpuSettings(**_table("gpu", "setting of gpu", given.get("gpu", {}), _value)),
-        wire=WireSettings(**_table("wire", "setting of wire", given.get("wire", {}), _value)),
-        precopy=PrecopySettings(
-            **_table("precopy", "setting of precopy", given.get("precopy", {}), _value)
-        ),
-        logs=Logs(**_table("logs", "setting of logs", given.get("logs", {}), _value)),
+        **{
+            table: kinds[table](**_table(table, f"setting of {table}", given, _value))
+            for table, given in (tables or {}).items()
+        },
     )
 
 

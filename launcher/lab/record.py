@@ -154,7 +154,7 @@ def names() -> list[str]:
         found = sorted(path.name for path in root().iterdir() if path.is_dir())
     except FileNotFoundError:
         return []
-    return [name for name in found if _could_be(name)]
+    return [name for name in found if re.fullmatch(plan.NAME, name)]
 
 
 def load(name: str) -> Lab:
@@ -245,13 +245,6 @@ def _lock(directory: Path) -> int:
                 ) from None
         os.close(lock)
         time.sleep(0.02)  # another command holds it, or has removed and made it again
-
-
-def _could_be(name: str) -> bool:
-    try:
-        return bool(plan.checked_name(name))
-    except WrongUsage:
-        return False
 
 
 def _read_path(kind: type, value: Any) -> Any:

@@ -12,10 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+from psutil import pids
 
 from ...errors import LiveshiftError
 from ...waiting import readable
@@ -47,30 +48,28 @@ class Task(msgspec.Struct, frozen=True):
 
     def send(self, signum: int) -> None:
         """Send a signal, but never to another process that has got the pid since."""
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        try:
-            if self.alive:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signum)
-        finally:
-            os.close(pidfd)
+        with self._pidfd() as pidfd, suppress(ProcessLookupError):
+            if pidfd is not None:
+                signal.pidfd_send_signal(pidfd, signum)
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has ended; False if it has not after this many seconds.
 
         Process 1 of a pid namespace ends after everything in it, nested namespaces included.
         """
+        with self._pidfd() as pidfd:
+            return pidfd is None or bool(readable(seconds, pidfd))
+
+    @contextmanager
+    def _pidfd(self) -> Iterator[int | None]:
+        """Yield a descriptor of this very process; None if it has ended."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return True
+            yield None
+            return
         try:
-            if not self.alive:
-                return True
-            return bool(readable(seconds, pidfd))
+            yield pidfd if self.alive else None
         finally:
             os.close(pidfd)
 
@@ -88,11 +87,6 @@ def kill(tasks: Iterable[Task], seconds: float = 10.0) -> None:
             f"processes {', '.join(map(str, stuck))} do not end within {seconds:g} s of SIGKILL",
             hint="`ps -o pid,stat,wchan,args -p PID`: state D waits for a device or file server",
         )
-
-
-def pids() -> Iterator[int]:
-    """Yield the pids of this machine."""
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def network(pid: int | str) -> int | None:

@@ -3,40 +3,31 @@
 
 from . import gaps
 from .document import as_json
-from .evidence import Counted, counted, doubts, steps_by_host
+from .evidence import counted, doubts, steps_by_host
 from .expected import Expected, ExpectedPart
 from .headline import headline
 from .page import render, write
 from .phases import phase_table
 from .record import (
     DowntimeReport,
-    Gap,
     RankRun,
     ReportedMigration,
-    ReportedPhase,
     ReportedStep,
-    ReportVerdict,
-    median_step,
 )
 from .training_log import read_rank
 
 __all__ = [
-    "Counted",
     "DowntimeReport",
     "Expected",
     "ExpectedPart",
-    "Gap",
     "RankRun",
-    "ReportVerdict",
     "ReportedMigration",
-    "ReportedPhase",
     "ReportedStep",
     "as_json",
     "counted",
     "doubts",
     "gaps",
     "headline",
-    "median_step",
     "phase_table",
     "read_rank",
     "render",

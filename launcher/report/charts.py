@@ -64,20 +64,19 @@ def loss_chart(report: DowntimeReport, rank: int) -> str:
     losses = [p[1] for p in points]
     spread = (max(losses) - min(losses)) or 1.0
     y = axis(min(losses) - spread * 0.05, max(losses) + spread * 0.05, 5)
-    marks = [(move_label(m), gap.step) for m in report.migrations if (gap := report.gap_of(m))]
-    drawing = grid(y)
-    drawing += "".join(upright(x.part(step)) for _, step in marks)
-    drawing += curve("reference", lines[0], x, y) + curve("moved", lines[1], x, y)
+    drawing, mark, label = grid(y), "", ""
+    if report.gap:
+        place = x.part(report.gap.step)
+        mark = f'<path class="move" d="M{SIZE * place:.1f} 0V{SIZE}"/>'
+        label = flag(move_label(report.move), place, place)
+    drawing += mark + curve("reference", lines[0], x, y) + curve("moved", lines[1], x, y)
     caption = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
-    labels = "".join(
-        flag(line, text, x.part(step), x.part(step)) for line, (text, step) in enumerate(marks)
-    )
-    upper = plot(drawing, caption, y, "", labels, "tall")
-    return upper + difference_strip(report, x, [step for _, step in marks])
+    return plot(drawing, caption, y, "", label, "tall") + difference_strip(report, x, mark)
 
 
-def difference_strip(report: DowntimeReport, x: Range, marks: Sequence[float]) -> str:
-    """Draw the largest |moved - reference| over all ranks at each step: a flat line if equal."""
+def difference_strip(report: DowntimeReport, x: Range, mark: str) -> str:
+    """Draw the largest |moved - reference| over all ranks at each step: a flat line if equal.
+    ``mark`` is the drawing of the move."""
     left = {(r.rank, s.step): s.loss for r in report.reference for s in r.steps}
     right = {(r.rank, s.step): s.loss for r in report.moved for s in r.steps}
     worst: dict[int, float] = {}
@@ -92,7 +91,7 @@ def difference_strip(report: DowntimeReport, x: Range, marks: Sequence[float]) -
     line = [(float(n), min(v, ceiling)) for n, v in sorted(worst.items())]
     y = Range(-0.5 * ceiling, ceiling, (0.0, top) if top else (0.0,))
     kind = "zero" if not any(worst.values()) else "apart"
-    drawing = "".join(upright(x.part(step)) for step in marks) + curve(kind, line, x, y)
+    drawing = mark + curve(kind, line, x, y)
     largest = max(worst.values(), default=0.0)
     text = "0" if largest == 0 else "no limit: a step is missing" if largest == math.inf else None
     note = f'<p class="note">max |difference|, all ranks = <b>{text or f"{largest:.3g}"}</b></p>'
@@ -113,19 +112,18 @@ def pace_chart(report: DowntimeReport, rank: int) -> str:
     points = [p for line in blocks for p in line]
     x = axis(0, max(p[0] for p in points), 8)
     y = axis(0, 1.12 * max(p[1] for p in points), 4)
-    drawing, labels = grid(y), ""
-    for line, migration in enumerate(report.migrations):
-        start = min(max(migration.started_at - begin, 0.0), x.high)
-        end = min(start + migration.total_s, x.high)
-        drawing += band("moving", x.part(start), x.part(end))
-        if gap := report.gap_of(migration):
-            text = f"{move_label(migration)}: {q.pause(gap.seconds)}"
-            text += " from one step to the next" if len(report.migrations) == 1 else ""
-            top = 1 - y.part(1000 * gap.seconds)
-            labels += flag(line, text, x.part(gap.start - begin), x.part(gap.end - begin), top)
+    start = min(max(report.move.started_at - begin, 0.0), x.high)
+    end = min(start + report.move.total_s, x.high)
+    left, width = SIZE * x.part(start), SIZE * (x.part(end) - x.part(start))
+    move = f'<rect class="moving" x="{left:.1f}" y="0" width="{width:.1f}" height="{SIZE}"/>'
+    drawing, label = grid(y) + move, ""
+    if gap := report.gap:
+        text = f"{move_label(report.move)}: {q.pause(gap.seconds)} from one step to the next"
+        top = 1 - y.part(1000 * gap.seconds)
+        label = flag(text, x.part(gap.start - begin), x.part(gap.end - begin), top)
     drawing += curve("reference", blocks[0], x, y) + curve("moved filled", blocks[1], x, y, True)
     caption = f"Milliseconds per step of rank {rank} over the seconds of each run"
-    return plot(drawing, caption, y, "seconds since the first step", labels, "steps", x)
+    return plot(drawing, caption, y, "seconds since the first step", label, "steps", x)
 
 
 def move_label(migration: ReportedMigration) -> str:
@@ -169,22 +167,13 @@ def grid(y: Range) -> str:
     return "".join(f'<path class="grid" d="M0 {h:.1f}H{SIZE}"/>' for h in heights)
 
 
-def upright(part: float) -> str:
-    return f'<path class="move" d="M{SIZE * part:.1f} 0V{SIZE}"/>'
-
-
-def band(kind: str, left: float, right: float) -> str:
-    width = SIZE * (right - left)
-    return f'<rect class="{kind}" x="{SIZE * left:.1f}" y="0" width="{width:.1f}" height="{SIZE}"/>'
-
-
-def flag(line: int, text: str, left: float, right: float, top: float = 0.0) -> str:
+def flag(text: str, left: float, right: float, top: float = 0.0) -> str:
     """Place a label beside [left, right] of a chart, on the side with more room. ``top`` is its
-    height: 0 for the upper edge, 1 for the lower one. ``line`` counts labels downwards from 0."""
+    height: 0 for the upper edge, 1 for the lower one."""
     before = left > 1 - right
     place = f"right:{100 * (1 - left):.2f}%" if before else f"left:{100 * right:.2f}%"
     kind = "flag before" if before else "flag"
-    place += f";top:calc({100 * top:.1f}% + {18 * line - 2}px)"
+    place += f";top:calc({100 * top:.1f}% - 2px)"
     return f'<span class="{kind}" style="{place}">{escape(text)}</span>'
 
 

@@ -4,48 +4,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
-from .evidence import counted, doubts
+from msgspec import to_builtins
+
+from .evidence import counted, doubts, hosts_of
 from .headline import headline
 from .record import DowntimeReport, RankRun
 
 
 def as_json(report: DowntimeReport) -> dict[str, Any]:
-    """Return all that the page shows. The principal migration's numbers are at the top level."""
-    move = report.principal
+    """Return all that the page shows. The migration's numbers are also at the top level."""
+    move = report.move
     return {
         "title": report.title,
         "headline": headline(report),
         "outcome": report.outcome,
         "command": report.command,
         "bit_identical": report.bit_identical,
-        "doubts": doubts(report, 1) if move else [],
+        "doubts": doubts(report, 1),
         "steps": report.steps,
         "ranks": len(report.verdicts),
-        "capsule": move.capsule if move else None,
-        "source": move.source if move else None,
-        "destination": move.destination if move else None,
-        "downtime_s": report.downtime_s(move) if move else None,
-        "lost_s": move.lost_s if move else None,
-        "cost": move.cost if move else "",
-        "frozen_s": move.frozen_s if move else 0.0,
-        "predicted_s": move.expected.predicted_s if move and move.expected else None,
-        "unaccounted_s": move.unaccounted_s if move else 0.0,
-        "image_bytes": move.image_bytes if move else 0,
-        "ahead_bytes": move.ahead_bytes if move else 0,
-        "link_rate": move.link_rate if move else None,
-        "phases": [asdict(p) for p in move.phases] if move else [],
+        "capsule": move.capsule,
+        "source": move.source,
+        "destination": move.destination,
+        "downtime_s": report.downtime_s,
+        "lost_s": move.lost_s,
+        "cost": move.cost,
+        "frozen_s": move.frozen_s,
+        "predicted_s": move.expected.predicted_s if move.expected else None,
+        "unaccounted_s": move.unaccounted_s,
+        "image_bytes": move.image_bytes,
+        "ahead_bytes": move.ahead_bytes,
+        "link_rate": move.link_rate,
+        "phases": to_builtins(move.phases),
         "median_step_s": report.median_step_s,
         "migrations": [
-            asdict(m)
-            | {"frozen_s": m.frozen_s, "total_s": m.total_s, "downtime_s": report.downtime_s(m)}
-            | {"steps": [asdict(seen) for seen in counted(report, m)]}
-            for m in report.migrations
+            to_builtins(move)
+            | {"frozen_s": move.frozen_s, "total_s": move.total_s, "downtime_s": report.downtime_s}
+            | {"steps": to_builtins(counted(report))}
         ],
         "verdicts": [
-            asdict(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}
+            to_builtins(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}
             for v in report.verdicts
         ],
         "reference": [run_as_json(run) for run in report.reference],
@@ -66,7 +66,8 @@ def run_as_json(run: RankRun) -> dict[str, Any]:
         }
         for s in run.steps
     ]
-    return {"rank": run.rank, "sha256": run.sha256, "hosts": list(run.hosts), "steps": steps}
+    hosts = [host for host, _ in hosts_of(run)]
+    return {"rank": run.rank, "sha256": run.sha256, "hosts": hosts, "steps": steps}
 
 
 def finite(value: float) -> float | None:

@@ -24,46 +24,38 @@ class Counted:
     after: Mapping[str, int]
 
 
-def counted(report: DowntimeReport, migration: ReportedMigration) -> tuple[Counted, ...]:
-    """Count all ranks' steps around a freeze, back to the freeze before it and on to the next one.
-    Returns () for a migration that froze nothing."""
-    if (freeze := migration.freeze) is None:
+def counted(report: DowntimeReport) -> tuple[Counted, ...]:
+    """Count all ranks' steps before the freeze and after it. Returns () if nothing was frozen."""
+    if (freeze := report.move.freeze) is None:
         return ()
-    others = [m.freeze for m in report.migrations if m is not migration and m.freeze]
-    since = max((end for _, end in others if end <= freeze[0]), default=float("-inf"))
-    until = min((begin for begin, _ in others if begin >= freeze[1]), default=float("inf"))
     return tuple(
         Counted(
             run.rank,
-            dict(Counter(s.host for s in run.steps if since < s.time < freeze[0])),
-            dict(Counter(s.host for s in run.steps if freeze[1] < s.time < until)),
+            dict(Counter(s.host for s in run.steps if s.time < freeze[0])),
+            dict(Counter(s.host for s in run.steps if s.time > freeze[1])),
         )
         for run in report.moved
     )
 
 
 def doubts(report: DowntimeReport, least: int) -> list[str]:
-    """Return one sentence for each claim that the steps do not support. The list is empty if each
+    """Return one sentence for each claim that the steps do not support. The list is empty if the
     migration took place while its job trained, and every rank made ``least`` steps after it on the
     right host."""
-    found = [] if report.migrations else ["nothing was moved"]
-    for migration in report.migrations:
-        name = migration.capsule
-        found += [f"{name}, {why}" for why in unseen(report, migration)]
-        for seen in counted(report, migration):
-            found += [f"{name}: {why}" for why in _misplaced(seen, migration, least)]
-        if not report.moved_by(migration):
-            found.append(f"{name}: no rank of it is known")
+    name = report.move.capsule
+    found = [f"{name}, {why}" for why in unseen(report)]
+    for seen in counted(report):
+        found += [f"{name}: {why}" for why in _misplaced(seen, report.move, least)]
     return found
 
 
-def unseen(report: DowntimeReport, migration: ReportedMigration) -> list[str]:
-    """Return why the steps of the ranks that a migration moved show no pause that it can have made;
-    empty if they show one."""
-    found = []
-    for run in report.moved_by(migration):
+def unseen(report: DowntimeReport) -> list[str]:
+    """Return why the steps of the ranks that were moved show no pause that the migration can have
+    made; empty if they show one."""
+    found = [] if report.moved_ranks else ["no rank of it is known"]
+    for run in report.moved_ranks:
         times = [s.time for s in run.steps]
-        doubts = gaps.doubts(times, migration.phases, migration.started_at)
+        doubts = gaps.doubts(times, report.move.phases, report.move.started_at)
         found += [f"rank {run.rank}: {why}" for why in doubts]
     return found
 
@@ -91,7 +83,8 @@ def steps_by_host(steps: Mapping[str, int]) -> str:
 
 
 def hosts_of(run: RankRun) -> list[tuple[str, int]]:
-    """Return the hosts where a rank made its steps, in order, and how many on each."""
+    """Return the hosts where a rank made its steps, in order, and how many on each. A host to which
+    it came back is named again."""
     found: list[tuple[str, int]] = []
     for step in run.steps:
         if found and found[-1][0] == step.host:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Phase
 
 COMMIT, DUMP, UNLOCK, QUIESCE = "commit", "dump", "unlock", "quiesce"
 PACED = "paused after collective"
@@ -18,22 +21,7 @@ PACED = "paused after collective"
 collective."""
 
 
-class Timed(Protocol):
-    """A phase of a migration, in seconds since it began."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def start(self) -> float: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def frozen(self) -> bool: ...
-    @property
-    def detail(self) -> str: ...
-
-
-def freeze(phases: Iterable[Timed]) -> tuple[float, float] | None:
+def freeze(phases: Iterable[Phase]) -> tuple[float, float] | None:
     """Return (begin, end) of the freeze: from the first frozen phase to the end of the last one.
     None: the job was never frozen."""
     frozen = [phase for phase in phases if phase.frozen]
@@ -42,7 +30,7 @@ def freeze(phases: Iterable[Timed]) -> tuple[float, float] | None:
     return min(p.start for p in frozen), max(p.start + p.seconds for p in frozen)
 
 
-def held_at(phases: Sequence[Timed]) -> float | None:
+def held_at(phases: Sequence[Phase]) -> float | None:
     """Return a moment at which no copy of the capsule can have run; None: it was never frozen.
 
     That is the commit: the source has promised by then, and the destination may not run yet. A
@@ -53,7 +41,7 @@ def held_at(phases: Sequence[Timed]) -> float | None:
     return next((p.start for p in phases if p.name == COMMIT), sum(whole) / 2)
 
 
-def loose_s(phases: Sequence[Timed], step: float) -> tuple[float, float]:
+def loose_s(phases: Sequence[Phase], step: float) -> tuple[float, float]:
     """Return how long after the begin of a freeze, and before its end, a step may still end (s).
 
     At the begin, threads run until CRIU holds them all, which it does by the end of its dump. A
@@ -79,7 +67,7 @@ def holding(times: Sequence[float], moment: float) -> int | None:
 
 
 def doubts(
-    times: Sequence[float], phases: Sequence[Timed], origin: float, least: int = 1
+    times: Sequence[float], phases: Sequence[Phase], origin: float, least: int = 1
 ) -> list[str]:
     """Return why the ends of a rank's steps do not support that it was moved while it trained;
     empty if they do.

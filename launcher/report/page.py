@@ -23,15 +23,11 @@ from .headline import headline
 from .record import DowntimeReport, ReportedMigration, ReportVerdict
 from .timeline import timeline
 
-WAITED_S = 0.1
-"""A move that began within this many seconds after it was asked for began at once."""
-
 
 def render(report: DowntimeReport) -> str:
     """Return the page. It loads no script, font or picture from elsewhere."""
     folder = resources.files(__package__)
-    move = report.principal
-    rank = move.ranks[0] if move and move.ranks else min((r.rank for r in report.moved), default=0)
+    rank = report.move.ranks[0]
     event, _, result = headline(report).partition(": ")
     return Template((folder / "page.html").read_text("utf-8")).substitute(
         style=(folder / "page.css").read_text("utf-8"),
@@ -43,7 +39,7 @@ def render(report: DowntimeReport) -> str:
         losses=charts.loss_chart(report, rank),
         pace=charts.pace_chart(report, rank),
         rank=rank,
-        migrations="".join(migration_section(report, m) for m in report.migrations),
+        migration=migration_section(report),
         ranks=rank_table(report),
         command=text(report.command),
         reproduce=text("\n".join(report.reproduce)),
@@ -64,38 +60,31 @@ def write(report: DowntimeReport, directory: Path) -> None:
 
 def tiles(report: DowntimeReport) -> str:
     """Return the verdict at a glance."""
-    verdicts, move = report.verdicts, report.principal
+    verdicts, move = report.verdicts, report.move
     equal, total = sum(v.equal for v in verdicts), sum(v.steps for v in verdicts)
     hashes = sum(v.sha256_equal for v in verdicts)
     found = f"{equal}/{total} losses, {hashes}/{len(verdicts)} digests"
     good = report.bit_identical
-    made = [tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad")]
-    if move:
-        usual = f"usually {q.seconds(report.median_step_s)}"
-        downtime = report.downtime_s(move)
-        if move.freeze is None:
-            shown = tile("Pause", "None", "the job was never frozen")
-        elif downtime is None or unseen(report, move):
-            shown = tile("Pause", "Not seen", "its steps do not confirm the move", "bad")
-        else:
-            shown = tile("Pause", q.pause(downtime), f"from one step to the next; {usual}")
-        copied = f"{q.size(move.image_bytes)} in the pause"
-        if move.ahead_bytes:
-            copied = f"{q.size(move.ahead_bytes)} while it trained, {copied}"
-        trained = f"the job trained for {q.seconds(max(0.0, move.total_s - move.frozen_s))} of it"
-        made += [
-            shown,
-            *([lost(move)] if move.cost else []),
-            tile("Copied", q.size(move.ahead_bytes + move.image_bytes), copied),
-            tile("Whole move", q.seconds(move.total_s), trained),
-        ]
+    usual = f"usually {q.seconds(report.median_step_s)}"
+    if move.freeze is None:
+        shown = tile("Pause", "None", "the job was never frozen")
+    elif report.gap is None or unseen(report):
+        shown = tile("Pause", "Not seen", "its steps do not confirm the move", "bad")
+    else:
+        shown = tile("Pause", q.pause(report.gap.seconds), f"from one step to the next; {usual}")
+    lost = "Not measured" if move.lost_s is None else q.pause(move.lost_s)  # with the pause
+    copied = f"{q.size(move.image_bytes)} in the pause"
+    if move.ahead_bytes:
+        copied = f"{q.size(move.ahead_bytes)} while it trained, {copied}"
+    trained = f"the job trained for {q.seconds(max(0.0, move.total_s - move.frozen_s))} of it"
+    made = [
+        tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad"),
+        shown,
+        *([tile("Training lost", lost, move.cost)] if move.cost else []),
+        tile("Copied", q.size(move.ahead_bytes + move.image_bytes), copied),
+        tile("Whole move", q.seconds(move.total_s), trained),
+    ]
     return "".join(made)
-
-
-def lost(move: ReportedMigration) -> str:
-    """Return the tile of what the move cost the job in all. The pause is part of that."""
-    value = "Not measured" if move.lost_s is None else q.pause(move.lost_s)
-    return tile("Training lost", value, move.cost)
 
 
 def tile(name: str, value: str, below: str, kind: str = "") -> str:
@@ -105,40 +94,39 @@ def tile(name: str, value: str, below: str, kind: str = "") -> str:
     )
 
 
-def migration_section(report: DowntimeReport, move: ReportedMigration) -> str:
-    """Return one migration: its facts, its phases as bars, and all numbers folded away."""
-    kind = "The move" if move.committed else "Not moved"
+def migration_section(report: DowntimeReport) -> str:
+    """Return the migration: its facts, its phases as bars, and all numbers folded away."""
+    move = report.move
     facts = [
         f"{move.capsule}, epoch {move.epoch}",
         f"reason: {move.reason}",
         f"asked for at {q.instant(move.requested_at)}",
     ]
-    if (waited := move.started_at - move.requested_at) >= WAITED_S:
-        facts.append(f"begun {q.seconds(waited)} later")
     legend = (
         '<p class="legend"><span><i class="key runs"></i>the job trains</span><span>'
         '<i class="key still"></i>the job is frozen</span><span><i class="key gap"></i>'
         "from one step to the next</span></p>"
     )
-    name = text(f"{kind}: {move.source} → {move.destination}")
+    name = text(f"The move: {move.source} → {move.destination}")
     return (
         f'<section><h2>{name}</h2><p class="facts">{text(" · ".join(facts))}</p>'
-        f"<p>{text(pause(report, move))}</p>{legend}{timeline(report, move)}"
+        f"<p>{text(pause(report))}</p>{legend}{timeline(report)}"
         f"<details><summary>All phases as a table</summary>{phase_rows(move)}</details>"
         f"{expected_rows(move)}</section>"
     )
 
 
-def pause(report: DowntimeReport, move: ReportedMigration) -> str:
+def pause(report: DowntimeReport) -> str:
     """Say how long the pause was. If the frozen or the predicted time differs, name that too."""
+    move = report.move
     if move.freeze is None:
         return "The job was never frozen."
     frozen = q.pause(move.frozen_s)
-    if (downtime := report.downtime_s(move)) is None or unseen(report, move):
+    if report.gap is None or unseen(report):
         text = f"It was frozen for {frozen}, and no pause between two of its steps shows that"
         more = []
     else:
-        whole = q.pause(downtime)
+        whole = q.pause(report.gap.seconds)
         text = f"The job paused for {whole}: that is the time from the last step before the freeze"
         text += " to the first one after it"
         more = [f"it was frozen for {frozen} of it"] if frozen != whole else []

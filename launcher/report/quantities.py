@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from ... import units
 from ...units import figures, pause
 
-__all__ = ["figures", "instant", "pause", "rate", "seconds", "share", "size", "words"]
+__all__ = ["figures", "instant", "pause", "rate", "seconds", "share", "size"]
 
 
 def seconds(value: float) -> str:
@@ -42,8 +42,3 @@ def instant(epoch_seconds: float) -> str:
     """Write a time of day to the tenth of a second, in UTC, with its date."""
     moment = datetime.fromtimestamp(round(epoch_seconds, 1), UTC)
     return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 100_000} UTC"
-
-
-def words(items: tuple[str, ...]) -> str:
-    """Write a list: ``a``, ``a and b``, ``a, b and c``."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

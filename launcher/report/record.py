@@ -13,9 +13,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from . import gaps
 from .expected import Expected
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +40,6 @@ class RankRun:
     steps: tuple[ReportedStep, ...]
     sha256: str
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts where it ran, in order. A host to which it came back is named again."""
-        seen: list[str] = []
-        for step in self.steps:
-            if step.host and (not seen or seen[-1] != step.host):
-                seen.append(step.host)
-        return tuple(seen)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedPhase:
-    """One phase of a migration; ``start`` counts from the migration's ``started_at``."""
-
-    name: str
-    seconds: float
-    start: float
-    bytes: int | None = None
-    frozen: bool = False  # whether the job was frozen in it
-    detail: str = ""
-
 
 @dataclass(frozen=True, slots=True)
 class ReportedMigration:
@@ -69,13 +52,13 @@ class ReportedMigration:
     epoch: int
     requested_at: float
     started_at: float
-    phases: tuple[ReportedPhase, ...]
+    phases: tuple[Phase, ...]
     unaccounted_s: float  # time between start and end that no phase covers
     image_bytes: int  # sent while the job was frozen
     ahead_bytes: int = 0  # memory sent before the freeze; some of it more than once
     link_rate: float | None = None  # bytes per second while the image crossed the link
     ranks: tuple[int, ...] = ()
-    committed: bool = True  # False: it failed before the commit, so the capsule never left
+    committed: bool = True
     lost_s: float | None = None  # training time, with the pause; None: not measured
     cost: str = ""  # a line about it, or why it was not measured; "": not known
     expected: Expected | None = None  # None: nothing was predicted, or the job was not stopped
@@ -128,13 +111,13 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class DowntimeReport:
-    """Two runs of one job side by side, and the migrations that happened in the second."""
+    """Two runs of one job side by side, and the migration that happened in the second."""
 
     title: str
     command: str
     reference: tuple[RankRun, ...]
     moved: tuple[RankRun, ...]
-    migrations: tuple[ReportedMigration, ...]
+    move: ReportedMigration
     environment: Mapping[str, str] = field(default_factory=dict)
     outcome: str = ""
     reproduce: tuple[str, ...] = ("make demo",)
@@ -161,32 +144,31 @@ class DowntimeReport:
     @property
     def median_step_s(self) -> float:
         """The median step of the moved run, over all ranks; 0 if no rank made two steps."""
-        return median_step(self.moved)
+        lengths = [gap.seconds for run in self.moved for gap in gaps_of(run)]
+        return median(lengths) if lengths else 0.0
 
     @property
-    def principal(self) -> ReportedMigration | None:
-        """The migration with the longest downtime; the headline is about this one."""
-        return max(self.migrations, key=lambda m: self.downtime_s(m) or 0.0, default=None)
+    def moved_ranks(self) -> tuple[RankRun, ...]:
+        """The ranks of the moved run that the migration moved."""
+        return tuple(run for run in self.moved if run.rank in self.move.ranks)
 
-    def moved_by(self, migration: ReportedMigration) -> tuple[RankRun, ...]:
-        """Return the ranks of the moved run that a migration moved."""
-        return tuple(run for run in self.moved if run.rank in migration.ranks)
-
-    def gap_of(self, migration: ReportedMigration) -> Gap | None:
-        """Return the gap between two steps of a moved rank that contains the freeze. If several
-        ranks were moved, it is the longest of their gaps. None: no gap contains it."""
-        if (moment := gaps.held_at(migration.phases)) is None:
+    @property
+    def gap(self) -> Gap | None:
+        """The gap between two steps of a moved rank that contains the freeze. If several ranks were
+        moved, it is the longest of their gaps. None: no gap contains it."""
+        if (moment := gaps.held_at(self.move.phases)) is None:
             return None
         found = []
-        for run in self.moved_by(migration):
-            n = gaps.holding([s.time for s in run.steps], migration.started_at + moment)
+        for run in self.moved_ranks:
+            n = gaps.holding([s.time for s in run.steps], self.move.started_at + moment)
             found += [gaps_of(run)[n - 1]] if n else []
         return max(found, key=lambda gap: gap.seconds, default=None)
 
-    def downtime_s(self, migration: ReportedMigration) -> float | None:
-        """Return the seconds from one step of the moved rank to its next, around the freeze; None
-        if no gap between steps contains the freeze."""
-        gap = self.gap_of(migration)
+    @property
+    def downtime_s(self) -> float | None:
+        """The seconds from one step of the moved rank to its next, around the freeze; None if no
+        gap between steps contains the freeze."""
+        gap = self.gap
         return gap.seconds if gap else None
 
 
@@ -217,7 +199,7 @@ def difference(reference: float | None, moved: float | None) -> float:
     return math.inf if math.isnan(distance) else distance
 
 
-def covered(phases: Iterable[ReportedPhase]) -> float:
+def covered(phases: Iterable[Phase]) -> float:
     """Return the length of the union of the phases' intervals: parallel phases count once."""
     total, end = 0.0, -math.inf
     for phase in sorted(phases, key=lambda p: p.start):
@@ -225,12 +207,6 @@ def covered(phases: Iterable[ReportedPhase]) -> float:
         total += max(0.0, stop - max(phase.start, end))
         end = max(end, stop)
     return total
-
-
-def median_step(runs: Iterable[RankRun]) -> float:
-    """Return the median time between two consecutive steps of some ranks; 0 if there is none."""
-    gaps = [gap.seconds for run in runs for gap in gaps_of(run)]
-    return median(gaps) if gaps else 0.0
 
 
 def gaps_of(run: RankRun) -> list[Gap]:

@@ -10,58 +10,52 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from . import gaps
 from . import quantities as q
 from .charts import Range, axis
-from .record import DowntimeReport, Gap, ReportedMigration, ReportedPhase, covered
+from .record import DowntimeReport, Gap, ReportedMigration, covered
 
 SLIVER = 0.01
 """Phases of the freeze that take less than this share of it share one row."""
 Bar = tuple[float, float]
 
 
-def timeline(report: DowntimeReport, migration: ReportedMigration) -> str:
+def timeline(report: DowntimeReport) -> str:
     """Draw both axes, and the wedge that leads from the first to the second."""
+    migration, gap = report.move, report.gap
     runs = [p for p in migration.phases if not p.frozen]
-    frozen = [p for p in migration.phases if p.frozen]
     end = max((p.start + p.seconds for p in migration.phases), default=0.0)
     low = min([0.0, *(p.start for p in migration.phases)])
     whole = axis(low, max(end, migration.total_s) * 1.01 or 1.0, 6)
     rows = [(p.start, _row(p.name, "runs", [(p.start, p.seconds)], p.seconds, whole)) for p in runs]
-    if frozen:
-        begin = min(p.start for p in frozen)
-        still = [(begin, max(p.start + p.seconds for p in frozen) - begin)]
-        rows.append((begin, _row("frozen", "still", still, migration.frozen_s, whole)))
+    freeze = gaps.freeze(migration.phases)
+    if freeze:
+        still = [(freeze[0], freeze[1] - freeze[0])]
+        rows.append((freeze[0], _row("frozen", "still", still, migration.frozen_s, whole)))
     rows.sort(key=lambda row: row[0])
     first = _chart([row for _, row in rows], whole, "seconds since the move began")
-    if not frozen:
+    if not freeze:
         return first
-    gap = report.gap_of(migration)
-    zoomed, offset = _zoomed_axis(migration, frozen, gap)
-    left, right = (100 * whole.part(offset + edge) for edge in (zoomed.low, zoomed.high))
-    return first + _wedge(left, right) + _zoomed(migration, frozen, gap, zoomed, offset)
+    zoomed = _zoomed_axis(migration, freeze, gap)
+    left, right = (100 * whole.part(freeze[0] + edge) for edge in (zoomed.low, zoomed.high))
+    return first + _wedge(left, right) + _zoomed(migration, gap, zoomed, freeze[0])
 
 
 def _zoomed_axis(
-    migration: ReportedMigration, frozen: Sequence[ReportedPhase], gap: Gap | None
-) -> tuple[Range, float]:
-    """Return the freeze's axis, and when the freeze began, in seconds since the move began. The
-    axis goes from the step before the freeze to the step after it, in seconds since the freeze
-    began."""
-    begin = min(p.start for p in frozen)
-    low, high = 0.0, max(p.start + p.seconds for p in frozen) - begin
+    migration: ReportedMigration, freeze: tuple[float, float], gap: Gap | None
+) -> Range:
+    """Return the freeze's axis. It goes from the step before the freeze to the step after it, in
+    seconds since the freeze began."""
+    low, high = 0.0, freeze[1] - freeze[0]
     if gap:
-        origin = migration.started_at + begin
+        origin = migration.started_at + freeze[0]
         low, high = min(low, gap.start - origin), max(high, gap.end - origin)
-    return axis(low, high * 1.005 or 1.0, 8), begin
+    return axis(low, high * 1.005 or 1.0, 8)
 
 
-def _zoomed(
-    migration: ReportedMigration,
-    frozen: Sequence[ReportedPhase],
-    gap: Gap | None,
-    x: Range,
-    offset: float,
-) -> str:
+def _zoomed(migration: ReportedMigration, gap: Gap | None, x: Range, offset: float) -> str:
+    """Draw the freeze, which began ``offset`` seconds after the move."""
+    frozen = [p for p in migration.phases if p.frozen]
     rows = []
     if gap:
         start = gap.start - migration.started_at - offset

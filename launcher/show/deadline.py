@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...runtime.config.choices import Severity
 from ..report import quantities as q
-from . import render
 
 if TYPE_CHECKING:
     from ...runtime.messages import Departing, Evacuating, SetTaint
@@ -66,10 +65,4 @@ def lines(plan: Evacuating) -> list[str]:
     for each in late(plan):
         why = each.error or f"it needs about {q.pause(each.empty_s)}, of {plan.within:g} s"
         made.append(f"{each.capsule} will not be gone in time: {why}")
-    return made
-
-
-def as_data(plan: Evacuating) -> dict[str, Any]:
-    """Return the plan as ``-o json`` prints it."""
-    made: dict[str, Any] = render.plain(plan)
     return made

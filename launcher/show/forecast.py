@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...runtime.config.choices import Way
@@ -44,20 +45,10 @@ def compared(row: MigrationRow) -> Expected | None:
     if found is None or not row.frozen_s:
         return None
     took = prediction.seen(row)
-    parts = [
-        ExpectedPart(p.name, p.seconds, took.pop(p.name, 0.0), p.bytes, p.detail)
-        for p in found.parts
-    ]
+    expected = planned(found)
+    parts = [replace(part, seen_s=took.pop(part.name, 0.0)) for part in expected.parts]
     parts += [ExpectedPart(name, None, seconds) for name, seconds in took.items() if seconds]
-    return Expected(
-        found.way,
-        found.why,
-        found.seconds,
-        prediction.stood(row),
-        tuple(parts),
-        found.learnt,
-        found.left_out,
-    )
+    return replace(expected, seen_s=prediction.stood(row), parts=tuple(parts))
 
 
 def table(expected: Expected) -> Table:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import LiveshiftError, Refused, StepFailed
 from ...runtime.cost.words import in_words
-from ...runtime.messages import GetMigration, MigrationDetails, MigrationRow
+from ...runtime.messages import GetMigration, MigrationDetails, MigrationRow, Phase
 from ...runtime.model.steps import ENDS, MigrationStep
 from ..client.client import Client
 from ..report import quantities as q
@@ -149,14 +149,14 @@ def amount(row: MigrationRow) -> str:
     return f"{q.size(gone)} of {q.size(total)}"
 
 
-def bar(row: MigrationRow, width: int = 10) -> str:
+def bar(row: MigrationRow) -> str:
     """Return how far a move is, as text: ``━━━━━━──── 60 %``; empty if that is not known."""
     gone, total = across(row)
     if not total:
         return ""
     part = min(1.0, gone / total)
-    filled = int(part * width)
-    return f"{'━' * filled}{'─' * (width - filled)} {part * 100:.0f} %"
+    filled = int(part * 10)
+    return f"{'━' * filled}{'─' * (10 - filled)} {part * 100:.0f} %"
 
 
 def outcome(row: MigrationRow) -> str:
@@ -200,16 +200,14 @@ def phase_table(row: MigrationRow) -> RenderableType:
 
 def reported(row: MigrationRow) -> ReportedMigration:
     """Return a migration as the report and the table of phases take it."""
-    from ..report.record import ReportedMigration, ReportedPhase, covered
+    from ..report.record import ReportedMigration, covered
 
-    phases = tuple(
-        ReportedPhase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
-    )
+    phases = tuple(row.phases)
     if not over(row):
         since = max((p.start + p.seconds for p in phases), default=0.0)
-        frozen, gone = row.state in forecast.STANDING, across(row)[0]
-        under_way = max(0.0, row.seconds - since), since, gone or None, frozen, "under way"
-        phases += (ReportedPhase(row.state, *under_way),)
+        so_far, gone = max(0.0, row.seconds - since), across(row)[0]
+        frozen = row.state in forecast.STANDING
+        phases += (Phase(row.state, since, so_far, gone or None, frozen, "under way"),)
     return ReportedMigration(
         capsule=row.capsule,
         source=row.source,

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from ...criu_glue.capsule.output import STDOUT, OutputRecord
 
@@ -45,15 +45,6 @@ class Streams:
     def coloured(self, stream: int) -> bool:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         return not plain and self._streams[stream == STDOUT].isatty()
-
-
-class Writer(Protocol):
-    """Takes the records of one capsule."""
-
-    def put(self, record: OutputRecord) -> None: ...
-
-    def end(self) -> None:
-        """Write what is held back. There will be no more records."""
 
 
 class Verbatim:
@@ -98,6 +89,7 @@ class Lines:
             self._started[record.stream] = began, rest
 
     def end(self) -> None:
+        """Write what is held back. There will be no more records."""
         for stream, (began, rest) in sorted(self._started.items()):
             self._streams.write(stream, self._prefix(stream, began) + rest + b"\n")
         self._started.clear()
@@ -110,6 +102,10 @@ class Lines:
                 label = f"\x1b[{self._colour}m{label}\x1b[0m"
             text += label + " "
         return text.encode()
+
+
+Writer = Verbatim | Lines
+"""Takes the records of one capsule."""
 
 
 def writers(

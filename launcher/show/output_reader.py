@@ -26,9 +26,9 @@ RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed request
 class Reader:
     """A place in one capsule's output. ``code``: its exit code, once all of the output was read."""
 
-    def __init__(self, capsule: str, offset: int = 0) -> None:
+    def __init__(self, capsule: str) -> None:
         self.capsule = capsule
-        self.offset = offset
+        self.offset = 0
         self.code: int | None = None
         self._cut = b""
 

@@ -76,13 +76,9 @@ def plain(value: Any) -> Any:
     return made
 
 
-def as_json(value: Any) -> str:
-    """Return :func:`plain` of a message as indented JSON."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False)
-
-
 def print_json(value: Any) -> None:
-    sys.stdout.write(as_json(value) + "\n")
+    """Print :func:`plain` of a message as indented JSON."""
+    sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 

@@ -14,6 +14,8 @@ from ..report import quantities as q
 from . import forecast, moves, render
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -84,8 +86,7 @@ def parts(
         found += map(Text, forecast.lines(shown))
     found += [Text(), hosts(status.hosts[: most.hosts], wide=wide)]
     found += _cut(len(status.hosts), most.hosts)
-    found += unknown(status)
-    found += [*other_files(status.hosts), *output_troubles(status.jobs)]
+    found += [Text(text, style="yellow") for text in troubles(status)]
     return [*found, *warnings(status.hosts, wide=wide)]
 
 
@@ -102,12 +103,9 @@ def jobs(status: Status, *, wide: bool, most: int = EVERYTHING) -> Table:
     numbers = ("epoch", "coll/s", "memory", "pids", "collectives", "age")
     table = render.table(*columns, right=numbers)
     for job in status.jobs:
-        for cells in (
-            _job(job, status.time, wide=wide),
-            *(_capsule(capsule, wide=wide) for capsule in job.capsules),
-        ):
+        for cells in (_job(job, status.time, wide=wide), *map(_capsule, job.capsules)):
             if len(table.rows) < most:
-                table.add_row(*cells)
+                table.add_row(*(cells.get(column, "") for column in columns))
     return table
 
 
@@ -130,39 +128,33 @@ def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
 
 def hosts(rows: list[HostRow], *, wide: bool) -> Table:
     """Return the hosts, their free slots and memory, and who tainted them."""
-    columns = ["host", "state", "slots", "spare", "free memory", "taint"]
-    with_gpus = any(row.gpus for row in rows)
-    if with_gpus:
-        columns[5:5] = ["GPUs"]
-    if wide:
-        columns[1:1] = ["address", "data link"]
-        columns += ["capsules"]
+    columns = ["host", *(("address", "data link") if wide else ())]
+    columns += ["state", "slots", "spare", "free memory"]
+    columns += ["GPUs"] if any(row.gpus for row in rows) else []
+    columns += ["taint", *(("capsules",) if wide else ())]
     table = render.table(*columns, right=("slots", "free memory"))
     for row in rows:
-        state = _state(row.state)
-        if row.taint is not None:
-            state = Text.assemble(state, ", ", _state("tainted"))
-        if row.cordon is not None:
-            state = Text.assemble(state, ", ", _state("cordoned"))
+        states = [row.state]
+        states += ["tainted"] if row.taint is not None else []
+        states += ["cordoned"] if row.cordon is not None else []
         taint = "" if row.taint is None else row.taint
         if row.taint_by:
             taint += f" (by {row.taint_by})"
         if row.cordon is not None:
             taint += f"{'; ' if taint else ''}cordoned by {row.cordon}"
-        cells: list[RenderableType] = [
-            row.name,
-            state,
-            f"{row.used}/{row.slots}",
-            row.spare,
-            q.size(row.memory_free),
-            taint,
-        ]
-        if with_gpus:
-            cells[5:5] = [gpus(row.gpus)]
-        if wide:
-            cells[1:1] = [row.address, _link(row.link)]
-            cells += [", ".join(row.capsules)]
-        table.add_row(*cells)
+        cells: dict[str, RenderableType] = {
+            "host": row.name,
+            "address": row.address,
+            "data link": _link(row.link),
+            "state": Text(", ").join(map(_state, states)),
+            "slots": f"{row.used}/{row.slots}",
+            "spare": row.spare,
+            "free memory": q.size(row.memory_free),
+            "GPUs": gpus(row.gpus),
+            "taint": taint,
+            "capsules": ", ".join(row.capsules),
+        }
+        table.add_row(*(cells[column] for column in columns))
     return table
 
 
@@ -177,39 +169,19 @@ def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
     ]
 
 
-def unknown(status: Status) -> list[Text]:
-    """Return what hosts run that the journal does not know, and how to end it."""
-    found = []
+def troubles(status: Status) -> Iterator[str]:
+    """Yield what hosts run that the journal does not know, which hosts use another cluster file
+    than the orchestrator, and which capsules' output cannot be kept, with what to do."""
     for row in status.unknown:
         job = row.capsule.partition("/")[0]
         text = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
-        text += f" `liveshift stop {job} --unknown {row.host}` ends it"
-        found.append(Text(text, style="yellow"))
-    return found
-
-
-def other_files(rows: list[HostRow]) -> list[Text]:
-    """Return which hosts use another cluster file than the orchestrator, and what to do."""
-    names = [row.name for row in rows if row.other_file and row.state == "up"]
-    if not names:
-        return []
-    return [
-        Text(
-            f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy the"
-            " orchestrator's to it, and the agent loads it by itself",
-            style="yellow",
-        )
-    ]
-
-
-def output_troubles(rows: list[JobRow]) -> list[Text]:
-    """Return a line for each capsule whose output cannot be kept on its host."""
-    return [
-        Text(f"{capsule.name} on {capsule.host}: {capsule.output_trouble}", style="yellow")
-        for job in rows
-        for capsule in job.capsules
-        if capsule.output_trouble
-    ]
+        yield f"{text} `liveshift stop {job} --unknown {row.host}` ends it"
+    if names := [row.name for row in status.hosts if row.other_file and row.state == "up"]:
+        text = f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy"
+        yield f"{text} the orchestrator's to it, and the agent loads it by itself"
+    for capsule in (capsule for job in status.jobs for capsule in job.capsules):
+        if capsule.output_trouble:
+            yield f"{capsule.name} on {capsule.host}: {capsule.output_trouble}"
 
 
 def _link(link: DataLink | None) -> str:
@@ -231,51 +203,44 @@ def gpus(seats: list[GpuSeat]) -> str:
     )
 
 
-def _job(job: JobRow, now: float, *, wide: bool) -> list[RenderableType]:
-    state = _state(job.state)
-    if job.code is not None:
-        state = Text.assemble(state, (f" ({job.code})", "bold red" if job.code else "dim"))
-    cells: list[RenderableType] = [
-        Text(job.name, style="bold"),
-        state,
-        "",
-        "",
-        "",
-        "",
-        "" if job.state == "ended" else _rate(job.rate),
-        "",
-    ]
-    if wide:
-        cells += ["", "", _user(job.user), render.clock(max(0.0, now - job.started)), job.command]
-    return cells
+def _job(job: JobRow, now: float, *, wide: bool) -> dict[str, RenderableType]:
+    """Return the cells of a line by column. The user is looked up only for ``wide``."""
+    return {
+        "job": Text(job.name, style="bold"),
+        "state": _state(job.state, job.code),
+        "coll/s": "" if job.state == "ended" else _rate(job.rate),
+        "user": _user(job.user) if wide else "",
+        "age": render.clock(max(0.0, now - job.started)),
+        "command": job.command,
+    }
 
 
-def _capsule(capsule: CapsuleRow, *, wide: bool) -> list[RenderableType]:
-    state = _state(capsule.state)
-    if capsule.code is not None:
-        state = Text.assemble(state, (f" ({capsule.code})", "bold red" if capsule.code else "dim"))
+def _capsule(capsule: CapsuleRow) -> dict[str, RenderableType]:
     over = capsule.state == "ended"
-    cells: list[RenderableType] = [
-        f"  {capsule.name}",
-        state,
-        capsule.host,
-        str(capsule.epoch),
-        capsule.address,
-        units.ranges(capsule.ranks),
-        "" if over else _rate(capsule.rate),
-        "" if over else q.size(capsule.resident),
-    ]
-    if wide:
-        cells += [str(capsule.pids), str(capsule.collectives), "", "", ""]
-    return cells
+    return {
+        "job": f"  {capsule.name}",
+        "state": _state(capsule.state, capsule.code),
+        "host": capsule.host,
+        "epoch": str(capsule.epoch),
+        "address": capsule.address,
+        "ranks": units.ranges(capsule.ranks),
+        "coll/s": "" if over else _rate(capsule.rate),
+        "memory": "" if over else q.size(capsule.resident),
+        "pids": str(capsule.pids),
+        "collectives": str(capsule.collectives),
+    }
 
 
 def _rate(rate: float) -> str:
     return "–" if rate == 0 else q.figures(rate) if rate < 999.5 else f"{rate:.0f}"
 
 
-def _state(state: str) -> Text:
-    return Text(state, style=STYLES.get(state, ""))
+def _state(state: str, code: int | None = None) -> Text:
+    """Return a state, with the exit code if there is one."""
+    text = Text(state, style=STYLES.get(state, ""))
+    if code is None:
+        return text
+    return Text.assemble(text, (f" ({code})", "bold red" if code else "dim"))
 
 
 def _user(uid: int) -> str:

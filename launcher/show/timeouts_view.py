@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.config.timeouts import RULES, RUNGS, Rule, Timeouts
@@ -65,12 +65,11 @@ def as_data(reading: Reading) -> dict[str, Any]:
         }
         for rule in RULES
     ]
-    ladder = [asdict(step) for step in steps(reading.cluster.timeouts, reading)]
-    return {"deadlines": ladder, "rules": rules}
+    return {"deadlines": [*steps(reading.cluster.timeouts, reading)], "rules": rules}
 
 
 def tables(reading: Reading) -> list[RenderableType]:
-    """Return the ladder and its rules as tables."""
+    """Return the ladder and its rules as tables. Rules with the same terms share a row."""
     timeouts = reading.cluster.timeouts
     deadlines = render.table("deadline", "seconds", "from", "when it is over", right=("seconds",))
     deadlines.columns[-1].no_wrap = False
@@ -80,10 +79,12 @@ def tables(reading: Reading) -> list[RenderableType]:
     rules = render.table("must hold", "since")
     rules.columns[-1].no_wrap = False
     values = timeouts.values
-    for sum_, bounds, why in _grouped():
-        total = next(rule for rule in RULES if _terms(rule) == sum_).total(values)
-        into = ", ".join(f"{bound} {_plain(values[bound])}" for bound in bounds)
-        rules.add_row(f"{sum_} = {_plain(total)} ≤ {into}", why)
+    grouped: dict[tuple[str, str], list[Rule]] = {}
+    for rule in RULES:
+        grouped.setdefault((_terms(rule), rule.why), []).append(rule)
+    for (terms, why), alike in grouped.items():
+        into = ", ".join(f"{rule.bound} {_plain(values[rule.bound])}" for rule in alike)
+        rules.add_row(f"{terms} = {_plain(alike[0].total(values))} ≤ {into}", why)
     return [deadlines, "", rules]
 
 
@@ -95,15 +96,6 @@ def in_a_line(timeouts: Timeouts) -> str:
     values = {name: f"{name} {_plain(value)}" for name, value in timeouts.values.items()}
     steps = [values["heartbeat"], values["suspicion"], f"{values['freeze']} + {values['restore']}"]
     return " < ".join([*steps, values["standstill"], values["collective"]]) + " s"
-
-
-def _grouped() -> Iterator[tuple[str, list[str], str]]:
-    """Yield rules with the same terms as one: (terms, bounds, why)."""
-    bounds: dict[tuple[str, str], list[str]] = {}
-    for rule in RULES:
-        bounds.setdefault((_terms(rule), rule.why), []).append(rule.bound)
-    for (terms, why), names in bounds.items():
-        yield terms, names, why
 
 
 def _terms(rule: Rule) -> str:

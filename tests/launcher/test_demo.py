@@ -323,11 +323,11 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
         n: tuple(report.ReportedStep(k, 1.0, 100.0 + k, f"h{n}") for k in range(50)) for n in (0, 1)
     }
     runs = tuple(report.RankRun(n, steps[n], "aa") for n in steps)
-    phases = (report.ReportedPhase("dump", 1.0, 0.0, frozen=True),)
+    phases = (Phase("dump", 0.0, 1.0, frozen=True),)
     move = report.ReportedMigration(
         "moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,)
     )
-    finished = report.DowntimeReport("demo", "", runs, runs, (move,))
+    finished = report.DowntimeReport("demo", "", runs, runs, move)
     assert finished.bit_identical
 
     def nothing(*_ignored: object, **_more: object) -> None:
@@ -355,12 +355,12 @@ def test_the_page_says_how_many_steps_were_made_where() -> None:
     steps = tuple(
         report.ReportedStep(n, 1.0, float(n), "h1" if n < 5 else "h2") for n in range(1, 9)
     )
-    phases = (report.ReportedPhase("dump", 0.5, 0.0, frozen=True),)
+    phases = (Phase("dump", 0.0, 0.5, frozen=True),)
     move = report.ReportedMigration(
         "moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,)
     )
     runs = (report.RankRun(1, steps, "aa"),)
-    finished = report.DowntimeReport("demo", "", runs, runs, (move,))
+    finished = report.DowntimeReport("demo", "", runs, runs, move)
     assert report.doubts(finished, 4) == []
     assert demo._outcome(finished, []) == (
         "Rank 1 made 4 steps on h1 before the freeze and 4 steps on h2 after it."

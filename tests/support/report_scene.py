@@ -12,9 +12,9 @@ from liveshift.launcher.report import (
     DowntimeReport,
     RankRun,
     ReportedMigration,
-    ReportedPhase,
     ReportedStep,
 )
+from liveshift.runtime.messages import Phase
 
 BEGIN = 1_700_000_000.0
 STILL = 1.2  # seconds that the moved run stands still after step 10
@@ -38,10 +38,10 @@ def run(rank: int, still: float = 0.0, moves_to: str = "") -> RankRun:
 @pytest.fixture
 def migration() -> ReportedMigration:
     phases = (
-        ReportedPhase("prepare", 0.3, 0.0, detail="preflight on h2"),
-        ReportedPhase("dump", 0.4, 0.32, 246_000_000, frozen=True),
-        ReportedPhase("restore", 0.5, 0.70, frozen=True),  # overlaps the dump by 0.02 s
-        ReportedPhase("finish", 0.1, 1.25),
+        Phase("prepare", 0.0, 0.3, detail="preflight on h2"),
+        Phase("dump", 0.32, 0.4, 246_000_000, frozen=True),
+        Phase("restore", 0.70, 0.5, frozen=True),  # overlaps the dump by 0.02 s
+        Phase("finish", 1.25, 0.1),
     )
     return ReportedMigration(
         capsule="gpt/1",
@@ -67,7 +67,7 @@ def report(migration: ReportedMigration) -> DowntimeReport:
         command="liveshift run --nnodes 2 --name gpt -- torchrun train_gpt.py",
         reference=(run(0), run(1)),
         moved=(run(0, STILL), run(1, STILL, "h2")),
-        migrations=(migration,),
+        move=migration,
         environment={"kernel": "6.1.0", "liveshift": "0.1.0"},
         outcome="h1 was emptied.",
     )

@@ -17,7 +17,6 @@ from cuda_process import doubles
 from doubles.gpu import build
 from rich.console import Console
 
-from liveshift.errors import WrongUsage
 from liveshift.launcher.checks import deadlines, kernel, machine, network
 from liveshift.launcher.checks import doctor as examination
 from liveshift.launcher.checks.doctor import doctor, examine
@@ -134,11 +133,6 @@ def test_a_pipe_gets_a_line_for_each_thing(
     ]
     doctor("json", None)
     assert json.loads(capsys.readouterr().out)["warnings"] == 1
-
-
-def test_another_output_is_refused() -> None:
-    with pytest.raises(WrongUsage, match="yaml"):
-        doctor("yaml", None)
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

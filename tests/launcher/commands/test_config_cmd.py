@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from cluster_files import EXAMPLE, SMALL
 
-from liveshift.errors import WrongUsage
 from liveshift.launcher.commands import config_cmd
 from liveshift.launcher.show import timeouts_view
 from liveshift.runtime.config.cluster import load, parse
@@ -74,13 +73,6 @@ def test_validate_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_every_deadline_has_its_words() -> None:
     assert timeouts_view.REACHED.keys() == RUNGS.keys()
-
-
-def test_another_output_is_refused() -> None:
-    with pytest.raises(WrongUsage, match="yaml"):
-        config_cmd.validate(EXAMPLE, "yaml")
-    with pytest.raises(WrongUsage, match="yaml"):
-        config_cmd.show(EXAMPLE, "yaml")
 
 
 def test_show_is_a_cluster_file_with_the_origin_of_each_value(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from liveshift.criu_glue.capsule.mounts import Mount
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, WrongUsage
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import (
@@ -226,16 +227,16 @@ class TestMounts:
             labs.up("a", 3, local=[path])
 
     def test_other_file_systems_of_the_machine_are_shared(self) -> None:
-        table = """\
-22 1 8:1 / / rw - ext4 /dev/sda1 rw
-23 22 0:5 / /proc rw - proc proc rw
-24 22 0:6 / /sys rw - sysfs sysfs rw
-25 22 8:2 / /home rw - ext4 /dev/sda2 rw
-26 22 0:40 / /data\\040sets rw shared:1 - nfs4 server:/data rw
-27 22 0:41 / /tmp rw - tmpfs tmpfs rw
-28 22 0:42 / /run/user/0 rw - tmpfs tmpfs rw
-29 25 8:3 / /home/scratch rw - xfs /dev/sdb rw
-"""
+        table = [
+            Mount("8:1", "/", "/", "ext4", "/dev/sda1"),
+            Mount("0:5", "/", "/proc", "proc", "proc"),
+            Mount("0:6", "/", "/sys", "sysfs", "sysfs"),
+            Mount("8:2", "/", "/home", "ext4", "/dev/sda2"),
+            Mount("0:40", "/", "/data sets", "nfs4", "server:/data"),
+            Mount("0:41", "/", "/tmp", "tmpfs", "tmpfs"),
+            Mount("0:42", "/", "/run/user/0", "tmpfs", "tmpfs"),
+            Mount("8:3", "/", "/home/scratch", "xfs", "/dev/sdb"),
+        ]
         assert plan.machine_mounts(table, ["/home/scratch"]) == ["/data sets", "/home"]
         assert plan.machine_mounts(table, []) == ["/data sets", "/home", "/home/scratch"]
 

@@ -13,39 +13,34 @@ from report_scene import BEGIN, PACED, STILL, Page, migration, report, run
 from liveshift.launcher.report import (
     DowntimeReport,
     RankRun,
-    ReportedMigration,
-    ReportedPhase,
     ReportedStep,
     as_json,
     counted,
     doubts,
     gaps,
     headline,
-    median_step,
     render,
     write,
 )
 from liveshift.launcher.report.page import pause
 from liveshift.launcher.report.record import gaps_of
+from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]
 
 
 def shifted(report: DowntimeReport, seconds: float) -> DowntimeReport:
     """The same move, so much later: its ranks' steps stay where they were."""
-    (move,) = report.migrations
-    return replace(report, migrations=(replace(move, started_at=move.started_at + seconds),))
+    return replace(report, move=replace(report.move, started_at=report.move.started_at + seconds))
 
 
-def test_the_pause_is_the_gap_that_holds_the_freeze(
-    report: DowntimeReport, migration: ReportedMigration
-) -> None:
-    gap = report.gap_of(migration)
+def test_the_pause_is_the_gap_that_holds_the_freeze(report: DowntimeReport) -> None:
+    gap = report.gap
     assert gap is not None
     assert gap.step == 11
     assert gap.seconds == pytest.approx(STILL + 0.1, abs=1e-5)
-    assert report.downtime_s(migration) == gap.seconds
-    assert median_step(report.moved) == pytest.approx(0.1, abs=1e-5)
+    assert report.downtime_s == gap.seconds
+    assert report.median_step_s == pytest.approx(0.1, abs=1e-5)
 
 
 def test_a_longer_gap_that_does_not_hold_the_freeze_is_not_the_pause(
@@ -58,16 +53,14 @@ def test_a_longer_gap_that_does_not_hold_the_freeze_is_not_the_pause(
     first, *rest = report.moved[1].steps
     early = replace(first, time=first.time - 9)
     told = replace(report, moved=(slow, replace(report.moved[1], steps=(early, *rest))))
-    gap = told.gap_of(told.migrations[0])
+    gap = told.gap
     assert gap is not None
     assert (gap.step, round(gap.seconds, 5)) == (11, STILL + 0.1)
 
 
-def test_steps_on_both_hosts_bear_a_move_out(
-    report: DowntimeReport, migration: ReportedMigration
-) -> None:
+def test_steps_on_both_hosts_bear_a_move_out(report: DowntimeReport) -> None:
     assert doubts(report, 10) == []
-    beside, moved = counted(report, migration)
+    beside, moved = counted(report)
     assert (beside.rank, beside.before, beside.after) == (0, {"h0": 10}, {"h0": 10})
     assert (moved.rank, moved.before, moved.after) == (1, {"h1": 10}, {"h2": 10})
 
@@ -77,10 +70,9 @@ def test_a_rank_that_was_moved_after_its_last_step_has_not_been_moved_while_it_t
 ) -> None:
     """All losses are equal all the same, and somewhere there is a gap between two steps."""
     late = shifted(report, 2.0)
-    (move,) = late.migrations
     assert late.bit_identical
     assert any(gap.seconds > 1 for run in late.moved for gap in gaps_of(run))
-    assert late.gap_of(move) is None
+    assert late.gap is None
     found = doubts(late, 10)
     assert "gpt/1, rank 1: no gap between two steps holds the freeze" in found
     assert "gpt/1: rank 1 made no step after the freeze; 10 or more on h2 are wanted" in found
@@ -90,7 +82,6 @@ def test_a_rank_that_was_moved_after_its_last_step_has_not_been_moved_while_it_t
 def test_a_pause_that_no_step_shows_is_not_shown(report: DowntimeReport, tmp_path: Path) -> None:
     """Neither by the page, nor by the sentence, nor in the document: the job had ended before."""
     late = shifted(report, 2.0)
-    (move,) = late.migrations
     assert late.bit_identical
     assert headline(late) == (
         "Rank 1 moved from h1 to h2, but the steps do not confirm that:"
@@ -100,7 +91,7 @@ def test_a_pause_that_no_step_shows_is_not_shown(report: DowntimeReport, tmp_pat
     assert "PauseNot seenits steps do not confirm the move" in page.words
     assert "while it trained: " not in page.words
     assert "paused for" not in page.words
-    assert pause(late, move) == (
+    assert pause(late) == (
         "It was frozen for 0.88 s, and no pause between two of its steps shows that."
     )
     write(late, tmp_path)
@@ -130,10 +121,10 @@ def test_steps_on_the_wrong_host_are_not_steps_of_the_move(report: DowntimeRepor
 
 def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: DowntimeReport) -> None:
     """Frozen for 0.88 s, as the move says, and a step 0.5 s after the one before."""
-    (move,) = report.migrations
-    paced = replace(move, phases=(ReportedPhase("quiesce", 0.02, 0.3, detail=PACED), *move.phases))
+    phases = (Phase("quiesce", 0.3, 0.02, detail=PACED), *report.move.phases)
+    paced = replace(report.move, phases=phases)
     shorter = (report.moved[0], run(1, 0.4, "h2"))
-    (found,) = doubts(replace(report, moved=shorter, migrations=(paced,)), 5)
+    (found,) = doubts(replace(report, moved=shorter, move=paced), 5)
     assert (
         found == "gpt/1, rank 1: the gap that holds the freeze is 0.500 s long, the freeze 0.880 s"
     )
@@ -142,32 +133,32 @@ def test_a_gap_that_is_shorter_than_the_freeze_is_told(report: DowntimeReport) -
 def test_the_commit_tells_which_gap_holds_the_freeze() -> None:
     """A step may end while the tree is being seized; none can around the commit."""
     phases = [
-        ReportedPhase("dump", 0.5, 1.0, frozen=True),
-        ReportedPhase("commit", 0.1, 1.5, frozen=True),
-        ReportedPhase("restore", 0.4, 1.6, frozen=True),
+        Phase("dump", 1.0, 0.5, frozen=True),
+        Phase("commit", 1.5, 0.1, frozen=True),
+        Phase("restore", 1.6, 0.4, frozen=True),
     ]
     times = [0.0, 0.9, 1.1, 2.3, 2.4]
     assert gaps.held_at(phases) == 1.5
     assert gaps.holding(times, 1.5) == 3
     assert gaps.doubts(times, phases, 0.0) == []
     assert gaps.held_at(phases[:1]) == 1.25, "without one it is the middle"
-    assert gaps.held_at([ReportedPhase("prepare", 1.0, 0.0)]) is None
+    assert gaps.held_at([Phase("prepare", 0.0, 1.0)]) is None
     assert gaps.doubts(times, [], 0.0) == ["it was never frozen"]
 
 
 STEP = 0.15  # of a rank that stands from 10.000 to 10.454 s
 REAL = [
-    ReportedPhase("quiesce", 0.08, 9.92, detail=PACED),
-    ReportedPhase("last round", 0.002, 10.0, frozen=True),
-    ReportedPhase("lock", 0.01, 10.002, frozen=True),
-    ReportedPhase("dump", 0.301, 10.012, frozen=True),
-    ReportedPhase("files", 0.01, 10.313, frozen=True),
-    ReportedPhase("commit", 0.005, 10.33, frozen=True),
-    ReportedPhase("restore", 0.1, 10.335, frozen=True),
-    ReportedPhase("unlock", 0.01, 10.435, frozen=True),
-    ReportedPhase("reopen", 0.009, 10.445, frozen=True),
+    Phase("quiesce", 9.92, 0.08, detail=PACED),
+    Phase("last round", 10.0, 0.002, frozen=True),
+    Phase("lock", 10.002, 0.01, frozen=True),
+    Phase("dump", 10.012, 0.301, frozen=True),
+    Phase("files", 10.313, 0.01, frozen=True),
+    Phase("commit", 10.33, 0.005, frozen=True),
+    Phase("restore", 10.335, 0.1, frozen=True),
+    Phase("unlock", 10.435, 0.01, frozen=True),
+    Phase("reopen", 10.445, 0.009, frozen=True),
 ]
-IN_PLACE = [ReportedPhase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
+IN_PLACE = [Phase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[1:]]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +176,7 @@ IN_PLACE = [ReportedPhase("quiesce", 5.0, 5.0, detail="frozen in place"), *REAL[
     ],
 )
 def test_a_gap_may_be_shorter_than_the_freeze_only_by_what_a_rank_can_do_at_its_ends(
-    phases: list[ReportedPhase], last: float, next_one: float, borne: bool
+    phases: list[Phase], last: float, next_one: float, borne: bool
 ) -> None:
     times = [*(last - n * STEP for n in (4, 3, 2, 1)), last, next_one, next_one + STEP]
     found = gaps.doubts(times, phases, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from report_scene import BEGIN, HOSTILE, Page, migration, report
@@ -15,12 +16,12 @@ from liveshift.launcher.report import (
     ExpectedPart,
     RankRun,
     ReportedMigration,
-    ReportedPhase,
     ReportedStep,
     as_json,
     render,
 )
 from liveshift.launcher.report.page import pause
+from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]
 
@@ -29,17 +30,17 @@ def test_what_a_move_cost_stands_beside_its_pause(report: DowntimeReport) -> Non
     """One number; one that was not measured says so, and one of which nothing is known is left
     out."""
     said = "cost 1.7 s of training: paused 1.3, slower 0.4"
-    (move,) = report.migrations
+    move = report.move
 
     def words(lost_s: float | None, cost: str) -> str:
-        with_cost = replace(report, migrations=(replace(move, lost_s=lost_s, cost=cost),))
+        with_cost = replace(report, move=replace(move, lost_s=lost_s, cost=cost))
         return Page(render(with_cost)).words
 
     assert f"Training lost1.68 s{said}" in words(1.68, said)
     why = "cost not measured: the job ended"
     assert f"Training lostNot measured{why}" in words(None, why)
     assert "Training lost" not in words(None, "")
-    document = as_json(replace(report, migrations=(replace(move, lost_s=1.68, cost=said),)))
+    document = as_json(replace(report, move=replace(move, lost_s=1.68, cost=said)))
     assert (document["lost_s"], document["cost"]) == (1.68, said)
 
 
@@ -82,7 +83,7 @@ def test_the_page_holds_the_prediction_against_what_was_seen(
         ExpectedPart("gpu save", None, 0.05),
     )
     expected = Expected("full dump", f"too old {HOSTILE}", 0.765, 0.876, parts, 3)
-    told = replace(report, migrations=(replace(migration, expected=expected),))
+    told = replace(report, move=replace(migration, expected=expected))
     page = Page(render(told))
     for words in ("0.77 s had been predicted", "0.310 s0.420 s", "?0.050 s", "0.765 s0.876 s"):
         assert words in page.words
@@ -96,27 +97,28 @@ def test_the_page_holds_the_prediction_against_what_was_seen(
     assert "partpredicted" not in Page(render(report)).words
 
 
-def test_the_pause_has_one_number_and_the_others_say_what_they_are(
-    report: DowntimeReport, migration: ReportedMigration
-) -> None:
-    assert pause(report, migration) == (
+def test_the_pause_has_one_number_and_the_others_say_what_they_are(report: DowntimeReport) -> None:
+    def said(**changes: Any) -> str:
+        return pause(replace(report, move=replace(report.move, **changes)))
+
+    assert said() == (
         "The job paused for 1.30 s: that is the time from the last step before the freeze to the"
         " first one after it. It was frozen for 0.88 s of it."
     )
     assert Page(render(report)).words.count("0.880 s") == 1, "at its bar"
     expected = Expected("pre-copy", "", 0.88, 0.88, (), 3)
-    assert "predicted" not in pause(report, replace(migration, expected=expected))
+    assert "predicted" not in said(expected=expected)
     expected = replace(expected, predicted_s=0.61)
-    assert pause(report, replace(migration, expected=expected)).endswith(
+    assert said(expected=expected).endswith(
         "It was frozen for 0.88 s of it; 0.61 s had been predicted for the freeze."
     )
     expected = replace(expected, predicted_s=0.95, seen_s=0.95)
-    assert "predicted" not in pause(report, replace(migration, expected=expected)), "both with it"
+    assert "predicted" not in said(expected=expected), "both with it"
     expected = replace(expected, predicted_s=0.88)
-    assert pause(report, replace(migration, expected=expected)).endswith(
+    assert said(expected=expected).endswith(
         "0.88 s had been predicted for the freeze with the way to the boundary, which took 0.95 s."
     )
-    assert pause(report, replace(migration, phases=())) == "The job was never frozen."
+    assert said(phases=()) == "The job was never frozen."
 
 
 def test_each_phase_has_one_bar_and_the_freeze_an_axis_of_its_own(report: DowntimeReport) -> None:
@@ -145,12 +147,10 @@ def test_phases_too_short_to_be_seen_share_a_row(
     report: DowntimeReport, migration: ReportedMigration
 ) -> None:
     short = (
-        ReportedPhase("lock", 0.001, 0.31, frozen=True),
-        ReportedPhase("promise", 0.002, 0.71, frozen=True),
+        Phase("lock", 0.31, 0.001, frozen=True),
+        Phase("promise", 0.71, 0.002, frozen=True),
     )
-    html = render(
-        replace(report, migrations=(replace(migration, phases=migration.phases + short),))
-    )
+    html = render(replace(report, move=replace(migration, phases=migration.phases + short)))
     assert '<div class="row" title="lock, promise"><span class="name">2 short ones</span>' in html
 
 
@@ -173,7 +173,7 @@ def test_hostile_names_stay_words(report: DowntimeReport, migration: ReportedMig
         reason=HOSTILE,
         source=HOSTILE,
         destination=HOSTILE,
-        phases=(ReportedPhase(HOSTILE, 1.0, 0.0, detail=HOSTILE),),
+        phases=(Phase(HOSTILE, 0.0, 1.0, detail=HOSTILE),),
     )
     moved = tuple(
         replace(r, sha256=HOSTILE, steps=tuple(replace(s, host=HOSTILE) for s in r.steps))
@@ -187,7 +187,7 @@ def test_hostile_names_stay_words(report: DowntimeReport, migration: ReportedMig
                 command=HOSTILE,
                 outcome=HOSTILE,
                 moved=moved,
-                migrations=(evil,),
+                move=evil,
                 environment={HOSTILE: HOSTILE},
                 reproduce=(HOSTILE,),
             )

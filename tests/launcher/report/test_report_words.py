@@ -11,10 +11,10 @@ import pytest
 from report_scene import migration
 from rich.console import Console
 
-from liveshift.launcher.report import ReportedMigration, ReportedPhase, phase_table
+from liveshift.launcher.report import ReportedMigration, phase_table
 from liveshift.launcher.report import quantities as q
 from liveshift.launcher.show import moves
-from liveshift.runtime.messages import MigrationRow, Rounds
+from liveshift.runtime.messages import MigrationRow, Phase, Rounds
 
 __all__ = ["migration"]
 
@@ -60,7 +60,7 @@ def test_the_total_of_events_counts_what_went_ahead() -> None:
 
 
 def test_a_phase_table_prints_brackets_as_they_are(migration: ReportedMigration) -> None:
-    odd = replace(migration, capsule="[red]x[/red]", phases=(ReportedPhase("[b]dump", 1.0, 0.0),))
+    odd = replace(migration, capsule="[red]x[/red]", phases=(Phase("[b]dump", 0.0, 1.0),))
     console = Console(width=110, record=True, file=StringIO())
     console.print(phase_table(odd))
     shown = console.export_text()
