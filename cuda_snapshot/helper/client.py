@@ -183,11 +183,11 @@ class GpuHelper(HelperConnections):
         """Ask a question; if the helper ended meanwhile, ask the next one, whose answer is as
         good."""
         try:
-            return self._ask(request, returns)
+            return cast(T, self._ask(request, returns))
         except Unreachable as error:
             if not isinstance(error.__cause__, EOFError | ConnectionError):
                 raise
-        return self._ask(request, returns)
+        return cast(T, self._ask(request, returns))
 
     def _operation(self, request: calls.Operation, within_s: float = OPERATION_S) -> None:
         with self.connection() as connection:

@@ -73,7 +73,7 @@ class Copies:
     def __enter__(self) -> Copies:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *how: object) -> None:
         """Wait for all copies that still run, since another copy will use the slots next."""
         for gpu, streams in self._streams.items():
             with suppress(CudaError), self._contexts.current(gpu):

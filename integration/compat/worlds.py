@@ -129,7 +129,7 @@ def _fetch(name: str, root: Path) -> None:
     try:
         work.chmod(0o755)
         codename = _codename()
-        sources = apt.archives(apt.configured(), codename, "main")
+        sources = apt.archives(apt.configured(), codename, ("main",))
         if not sources:
             raise Refused(f"apt is configured with no {codename} main archive")
         source = sources[0]

@@ -101,6 +101,7 @@ def host_pid(init: int, inner: int) -> int | None:
     """Return our pid of the process that has pid ``inner`` in a lab host, whose process 1 is
     ``init``."""
     space = os.stat(f"/proc/{init}/ns/pid").st_ino
+    pid: int
     for pid in pids():
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if os.stat(f"/proc/{pid}/ns/pid").st_ino != space:

@@ -117,9 +117,12 @@ class JournalFile:
             yield
             self.write("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # a full disk may have ended the transaction already
-                self._db.execute("ROLLBACK")
+            self._undo()
             raise
+
+    def _undo(self) -> None:
+        if self._db.in_transaction:  # a full disk may have ended the transaction already
+            self._db.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
