@@ -215,7 +215,7 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     if (chunk_read(&c, raw, length, why) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
-    while (s->writers == WRITERS_MOST || (s->freed_slots.used > SLACK / 2 && s->writers > 0))
+    while (s->writers >= WRITERS_MOST || (s->freed_slots.used > SLACK / 2 && s->writers > 0))
         pthread_cond_wait(&s->no_writers, &s->lock);
     s->writers++;
     uint64_t *ticket = begin_write(s);
