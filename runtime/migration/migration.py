@@ -198,8 +198,7 @@ class Migration(ABC):
         return expected(expect, host, message, answer)
 
     def _advance(self, to: MigrationStep) -> None:
-        allowed = self.allowed.get(self.step, frozenset())
-        assert to is self.step or to in allowed, f"{self.step} may not become {to}"
+        assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
         self.step = to
         try:
             self._context.record(self)

@@ -51,8 +51,11 @@ ALLOWED: dict[MigrationStep, frozenset[MigrationStep]] = {
     MigrationStep.RETURNING: frozenset(
         {MigrationStep.FAILED, MigrationStep.RESTORING, MigrationStep.LOST}
     ),
+    MigrationStep.DONE: frozenset(),
+    MigrationStep.FAILED: frozenset(),
+    MigrationStep.JOB_ENDED: frozenset(),
+    MigrationStep.LOST: frozenset(),
 }
-"""No step follows one that is missing here: it is an end."""
 
 ALLOWED_IN_SWAP: dict[MigrationStep, frozenset[MigrationStep]] = {
     MigrationStep.PREPARING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
@@ -62,8 +65,12 @@ ALLOWED_IN_SWAP: dict[MigrationStep, frozenset[MigrationStep]] = {
     ),
     MigrationStep.RESUMING: frozenset({MigrationStep.DONE}),
     MigrationStep.ROLLING_BACK: frozenset({MigrationStep.FAILED, MigrationStep.JOB_ENDED}),
+    MigrationStep.DONE: frozenset(),
+    MigrationStep.FAILED: frozenset(),
+    MigrationStep.JOB_ENDED: frozenset(),
+    MigrationStep.LOST: frozenset(),
 }
 """The allowed steps of a swap. In FREEZING the host moves the device state to the other GPU. Until
 the host reports the result, the orchestrator knows nothing else."""
 
-ENDS = frozenset(step for step in MigrationStep if step not in ALLOWED)
+ENDS = frozenset(step for step, after in ALLOWED.items() if not after)
