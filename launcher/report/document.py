@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from msgspec import to_builtins
-
 from .evidence import counted, doubts, hosts_of
 from .headline import headline
 from .record import DowntimeReport, RankRun
@@ -15,6 +13,8 @@ from .record import DowntimeReport, RankRun
 
 def as_json(report: DowntimeReport) -> dict[str, Any]:
     """Return all that the page shows. The migration's numbers are also at the top level."""
+    from msgspec import to_builtins  # here: all commands import this package, few need msgspec
+
     move = report.move
     return {
         "title": report.title,
