@@ -111,7 +111,8 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) \
 		$(if $(WAYS),--ways $(WAYS)) $(if $(MOVES),--moves $(MOVES)) \
 		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
-		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(MORE),--more) \
+		$(if $(THREADS),--threads $(THREADS)) $(if $(DRAINS),--drains $(DRAINS)) \
+		$(if $(FRESH),--fresh) $(if $(MORE),--more) \
 		$(if $(LIST),--list) $(ARGS)
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.

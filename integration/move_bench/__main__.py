@@ -20,7 +20,7 @@ import liveshift
 from liveshift.criu_glue.criu.tool import dotted, find
 from liveshift.errors import LiveshiftError
 
-from . import page
+from . import drains, page
 from .cases import KINDS, LINKS, SIZES, USUAL, WAYS, Case, Effort, chosen, estimate, lacking
 from .record import FILE, Run, earlier, kernel, product
 from .story import bench
@@ -45,8 +45,9 @@ def main() -> int:
         console.print(f"goes on with {path}, which has {len(run.cases)} cases; FRESH=1 begins anew")
     todo = [case for case in cases if run.of(case) is None]
     fits = [case for case in todo if not lacking(case)]
+    needed = estimate(fits, effort) + (0 if run.drains else drains.seconds(args.drains))
     console.print(
-        f"{len(fits)} of {len(cases)} cases to measure, about {_long(estimate(fits, effort))};"
+        f"{len(fits)} of {len(cases)} cases to measure, about {_long(needed)};"
         f" {path} is kept after each"
     )
     for case in todo:
@@ -71,6 +72,7 @@ def main() -> int:
                 run,
                 path,
                 lambda text: status.update(escape(lines.line(text))),
+                args.drains,
             )
     except KeyboardInterrupt:
         console.print(
@@ -105,14 +107,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--moves", type=int, default=5, help="of each case")
     parser.add_argument("--hands", type=int, default=5, help="moves by hand of each case")
     parser.add_argument("--restarts", type=int, default=5, help="of each job and size")
+    parser.add_argument(
+        "--drains", type=int, default=0, help="with a deadline, of hosts with 1, 2 and 4 capsules"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the job")
     parser.add_argument("--fresh", action="store_true", help="do not go on with an earlier run")
     parser.add_argument("--more", action="store_true", help="add cases to a run that is complete")
     parser.add_argument("--list", action="store_true", help="say what would be done, and how long")
     parser.add_argument("--out", type=Path, default=Path("build"), help="directory")
     args = parser.parse_args()
-    if min(args.moves, args.threads) < 1 or min(args.hands, args.restarts) < 0:
-        parser.error("--moves and --threads: at least 1; --hands and --restarts: at least 0")
+    if min(args.moves, args.threads) < 1 or min(args.hands, args.restarts, args.drains) < 0:
+        parser.error("--moves and --threads: at least 1; --hands, --restarts, --drains: at least 0")
     return args
 
 

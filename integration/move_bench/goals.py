@@ -23,6 +23,8 @@ COLD_ADDS = 1.10
 LEAST_S = 0.02
 """Of lost time: less is noise of the step log."""
 UNACCOUNTED = 0.05
+TAUGHT, PREDICTED, PREDICTED_SHARE = 3, 0.3, 0.8
+"""After so many moves of its kind the lost time is predicted within so much, so often."""
 
 
 def judge(run: Run) -> None:
@@ -32,6 +34,7 @@ def judge(run: Run) -> None:
         result.goals = [*of_cost(result, others), *of_case(result)]
     run.goals = [_worst(name, run.cases) for name in _names(run.cases)]
     run.goals += cold_adds(run.cases)
+    run.goals += [*of_predictions(run.cases), *of_drains(run)]
     failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
     if failed:
         seen = f"{len(failed)} failed"
@@ -132,6 +135,48 @@ def cold_adds(cases: list[Result]) -> list[Goal]:
         ratio = most.downtime_s / least.downtime_s if least.downtime_s else 1.0
         found.append(_at_most(name, ratio, COLD_ADDS, "×", time_goes(most)))
     return found
+
+
+def of_predictions(cases: Sequence[Result]) -> Iterable[Goal]:
+    """Of the moves by the way that liveshift chose, after the first ones of each case."""
+    told = [
+        (result.case.name, move.predicted_lost_s, move.lost_s)
+        for result in cases
+        if result.case.way == "auto"
+        for move in result.moves[TAUGHT:]
+        if move.predicted_lost_s is not None
+    ]
+    if told:
+        off = [
+            f"{name}: {predicted:.2f} s predicted, {lost:.2f} s lost"
+            for name, predicted, lost in told
+            if abs(predicted - lost) > PREDICTED * lost
+        ]
+        right = len(told) - len(off)
+        yield Goal(
+            f"lost time predicted within {100 * PREDICTED:g} %",
+            f"{100 * PREDICTED_SHARE:g} %",
+            f"{right} of {len(told)} moves",
+            right >= PREDICTED_SHARE * len(told),
+            "; ".join(off),
+        )
+
+
+def of_drains(run: Run) -> Iterable[Goal]:
+    """Those of drains with a deadline."""
+    if not run.drains:
+        return
+    can = [drain for drain in run.drains if not drain.late]
+    late = [
+        f"{d.capsules} within {d.within_s:g} s: planned {d.planned_s:.1f} s, took {d.empty_s:.1f} s"
+        for d in can
+        if not d.in_time
+    ]
+    seen = f"{len(can) - len(late)} of {len(can)}"
+    yield Goal("empty in time where the plan said so", "all", seen, not late, "; ".join(late))
+    seen = f"{len(run.drains)} drains"
+    alike = not run.drained_alike
+    yield Goal("drained jobs equal to the bit", "yes", seen, alike, run.drained_alike)
 
 
 def time_goes(result: Result, rows: int = 3) -> str:

@@ -119,6 +119,7 @@ def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
         phases=rows,
         lost_s=lost(times, row.asked, row.asked + row.seconds, begin),
         empty_s=row.seconds,
+        predicted_lost_s=predicted_lost(row),
         **costs(row),
     )
 
@@ -137,6 +138,14 @@ def costs(row: MigrationRow) -> dict[str, Any]:
         "cpu_destination_s": destination * 1e9 / size if size and destination is not None else None,
         "sent_share": cost.sent_bytes / size if size else None,
     }
+
+
+def predicted_lost(row: MigrationRow) -> float | None:
+    """What the move was expected to cost when its way was chosen, before any memory went."""
+    if row.predicted is None:
+        return None
+    weighed = {each.way: each.lost_s for each in row.predicted.weighed}
+    return weighed.get(row.predicted.how, row.predicted.lost_s)
 
 
 def sent(row: MigrationRow, frozen: bool) -> int:

@@ -4,40 +4,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 from pathlib import Path
-from statistics import median
 from string import Template
 
 from liveshift.launcher.report import quantities as q
 
+from . import bars
+from .bars import ratio
 from .cases import KINDS, LINKS
-from .goals import by_hand_s, restart_s
 from .moves import AROUND
-from .record import Goal, Result, Run
+from .record import Drain, Goal, Result, Run
 
 FILE = "bench-move.html"
-COLOURS = {
-    "last round": "c5",
-    "lock": "c6",
-    "dump": "c1",
-    "memory": "c2",
-    "gpu memory": "c2",
-    "ship": "c7",
-    "files": "c4",
-    "verify": "c4",
-    "restore": "c3",
-    "unlock": "c6",
-    "reopen": "c6",
-    AROUND: "c0",
-}
-"""The same phase has the same colour everywhere; others are grey."""
-Piece = tuple[str, float, str]
-"""What, seconds, the class of its colour."""
-
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -65,6 +47,7 @@ $goals
 <div class="wide">$overview</div>
 </section>
 $cases
+$drains
 <section class="two">
 <div>
 <h2>What is held against what</h2>
@@ -118,6 +101,7 @@ def render(run: Run) -> str:
         goals=_goals(run.goals),
         overview=_overview(run),
         cases="".join(_section(run, result) for result in run.cases),
+        drains=_drains(run.drains),
         every=run.effort.every,
         where=_where(run),
     )
@@ -168,6 +152,7 @@ def _overview(run: Run) -> str:
         "sent per byte",
         "downtime",
         "predicted",
+        "predicted lost",
         "× limit",
         "(strict)",
         "by hand ×",
@@ -188,7 +173,7 @@ def _overview_row(result: Result) -> str:
     if not result.moves:
         why = f"skipped: {result.skipped.get('ours', '')}"
         why = f"failed: {result.failed['ours']}" if "ours" in result.failed else why
-        return f'<tr><td>{_called(result)}</td><td colspan="20">{escape(why)}</td></tr>'
+        return f'<tr><td>{_called(result)}</td><td colspan="21">{escape(why)}</td></tr>'
     slower = None if result.slow_down is None else f"{100 * result.slow_down:.0f} %"
     cells = [
         _or_dash(result.lost_s, q.seconds),
@@ -201,10 +186,11 @@ def _overview_row(result: Result) -> str:
         _or_dash(result.sent_share, q.figures),
         _or_dash(result.downtime_s, q.seconds),
         _or_dash(result.predicted_s, q.seconds),
-        _or_dash(result.ratio_to_limit, _ratio),
-        _or_dash(result.ratio_to_limit_strict, _ratio),
-        _or_dash(result.ratio_by_hand, _ratio),
-        _or_dash(result.ratio_checkpoint_restart, _ratio),
+        _or_dash(result.predicted_lost_s, q.seconds),
+        _or_dash(result.ratio_to_limit, ratio),
+        _or_dash(result.ratio_to_limit_strict, ratio),
+        _or_dash(result.ratio_by_hand, ratio),
+        _or_dash(result.ratio_checkpoint_restart, ratio),
         slower or "–",
         q.size(result.bytes_before),
         q.size(result.bytes_standing),
@@ -231,90 +217,12 @@ def _section(run: Run, result: Result) -> str:
             f"CRIU takes {q.seconds(fixed.torch_s)} for an idle torch,"
             f" {q.seconds(fixed.sleep_s)} for sleep"
         )
-    ours = _pieces(result)
-    body = _bars(result, ours) + _keys(ours) if result.downtime_s is not None else ""
+    body = bars.drawn(result) if result.downtime_s is not None else ""
     table = _phases(result) if result.moves else ""
     return (
         f'<section id="{case.name}"><h2>{_called(result)}</h2>'
         f'<p class="facts">{escape(" · ".join(filter(None, facts)))}</p>{body}{table}</section>'
     )
-
-
-def _pieces(result: Result) -> list[Piece]:
-    """The downtime in its phases; those too short to be seen are together."""
-    total = result.downtime_s or 0.0
-    rows = [(row.name, row.own_s) for row in result.phases if row.own_s > 0]
-    large = [(name, own) for name, own in rows if own >= 0.02 * total]
-    found = [(name, own, COLOURS.get(name, "c7")) for name, own in large]
-    rest = total - sum(own for _, own in large)
-    return [*found, ("everything else", max(0.0, rest), "c8")]
-
-
-def _bars(result: Result, ours: list[Piece]) -> str:
-    hand, redone, limit = by_hand_s(result), restart_s(result), result.limit
-    assert result.downtime_s is not None
-    longest = 1.04 * max(result.downtime_s, hand or 0.0, limit.seconds if limit else 0.0)
-    rows = []
-    if limit:
-        rows.append(
-            _bar("limit, strict", [("", limit.strict_s, "strict")], longest, limit.strict_s, "")
-        )
-        rows.append(_bar("limit", [("", limit.seconds, "limit")], longest, limit.seconds, ""))
-    beside = f"{_ratio(result.ratio_to_limit)} limit" if result.ratio_to_limit else ""
-    rows.append(_bar("liveshift", ours, longest, result.downtime_s, beside))
-    if hand and result.ratio_by_hand:
-        parts = [
-            (name, median(getattr(h, key) for h in result.by_hand), colour)
-            for name, key, colour in (
-                ("criu dump", "dump_s", "c1"),
-                ("copy", "copy_s", "c2"),
-                ("criu restore", "restore_s", "c3"),
-            )
-        ]
-        rows.append(
-            _bar(
-                "by hand: dump, copy, restore",
-                parts,
-                longest,
-                hand,
-                f"{_ratio(result.ratio_by_hand)} ours",
-            )
-        )
-    if redone and result.ratio_checkpoint_restart:
-        rows.append(
-            _bar(
-                "checkpoint and restart",
-                [("", redone, "c7")],
-                longest,
-                redone,
-                f"{_ratio(result.ratio_checkpoint_restart)} ours",
-            )
-        )
-    return f'<div class="bars">{"".join(rows)}</div>'
-
-
-def _bar(name: str, pieces: Iterable[Piece], longest: float, total: float, beside: str) -> str:
-    """One row; a bar longer than the others is cut, its number is not."""
-    drawn = "".join(
-        f'<i class="{colour}" style="width:{min(100.0, 100 * long / longest):.2f}%" '
-        f'title="{escape(f"{what} {q.seconds(long)}".strip())}"></i>'
-        for what, long, colour in pieces
-    )
-    cut = " cut" if total > longest else ""
-    small = f" <small>{escape(beside)}</small>" if beside else ""
-    return (
-        f'<div class="row"><span class="name">{escape(name)}</span>'
-        f'<div class="track{cut}">{drawn}</div>'
-        f'<span class="num">{q.seconds(total)}{small}</span></div>'
-    )
-
-
-def _keys(pieces: Iterable[Piece]) -> str:
-    keys = "".join(
-        f'<span><i class="{colour}"></i>{escape(name)} {q.seconds(own)}</span>'
-        for name, own, colour in pieces
-    )
-    return f'<div class="keys">{keys}</div>'
 
 
 def _phases(result: Result) -> str:
@@ -355,6 +263,29 @@ def _phases(result: Result) -> str:
     )
 
 
+def _drains(drains: Sequence[Drain]) -> str:
+    if not drains:
+        return ""
+    rows = [
+        (
+            str(drain.capsules),
+            q.seconds(drain.within_s),
+            q.seconds(drain.planned_s),
+            str(drain.late) if drain.late else "–",
+            q.seconds(drain.empty_s),
+            "in time" if drain.in_time else "late",
+        )
+        for drain in drains
+    ]
+    body = "".join(f"<tr>{''.join(map(_number, row))}</tr>" for row in rows)
+    names = ("capsules", "within", "planned", "late by the plan", "empty after", "")
+    head = "".join(f'<th class="num">{name}</th>' for name in names)
+    return (
+        "<section><h2>Drains with a deadline</h2>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></section>"
+    )
+
+
 def _where(run: Run) -> str:
     facts = {
         "begun": f"{datetime.fromtimestamp(run.began, UTC):%Y-%m-%d %H:%M} UTC",
@@ -386,10 +317,6 @@ def _called(result: Result) -> str:
     rate = {"none": "unlimited"}.get(LINKS[case.link], LINKS[case.link].replace("gbit", " Gbit/s"))
     forced = "" if case.way == "auto" else f", way {case.way}"
     return escape(f"{case.gb:g} GB {case.kind}, {rate}{forced}")
-
-
-def _ratio(value: float) -> str:
-    return f"{q.figures(value)} ×"
 
 
 def _or_dash(value: float | None, shown: Callable[[float], str]) -> str:

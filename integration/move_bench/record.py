@@ -38,7 +38,7 @@ class Moved(msgspec.Struct, frozen=True):
     ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
     was expected of the standstill when the job was about to be stopped. ``lost_s``: of training, by
     the step log; ``measured_s``: the same as liveshift says, None where it does not and ``why_not``
-    says why.
+    says why; ``predicted_lost_s``: what was expected of it when the way was chosen.
     ``cpu_source_s`` and ``cpu_destination_s``: of the agents and CRIU, per GB of memory;
     ``sent_share``: bytes sent per byte of memory.
     """
@@ -65,6 +65,7 @@ class Moved(msgspec.Struct, frozen=True):
     cpu_source_s: float | None = None
     cpu_destination_s: float | None = None
     sent_share: float | None = None
+    predicted_lost_s: float | None = None
 
 
 class ByHand(msgspec.Struct, frozen=True):
@@ -109,6 +110,19 @@ class Limits(msgspec.Struct, frozen=True):
     strict_s: float = 0.0
     whole_s: float = 0.0
     cpu_s: float | None = None
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """One drain with a deadline. ``planned_s``, ``empty_s``: until the host is empty, as the plan
+    said and as it was. ``late``: how many capsules the plan said would not be gone in time."""
+
+    capsules: int
+    within_s: float
+    planned_s: float
+    late: int
+    empty_s: float
+    in_time: bool
+    together: bool
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -163,6 +177,7 @@ class Result(msgspec.Struct):
     ratio_by_hand: float | None = None
     ratio_checkpoint_restart: float | None = None
     predicted_s: float | None = None
+    predicted_lost_s: float | None = None
     slow_down: float | None = None
     time_to_full_speed_s: float | None = None
     bytes: int | None = None
@@ -187,6 +202,7 @@ class Result(msgspec.Struct):
         self.bit_identical = self.identical
         self.downtime_s = median(m.downtime_s for m in self.moves)
         self.predicted_s = middle(m.predicted_s for m in self.moves)
+        self.predicted_lost_s = middle(m.predicted_lost_s for m in self.moves)
         self.slow_down = middle(m.slow_down for m in self.moves)
         self.time_to_full_speed_s = middle(m.time_to_full_speed_s for m in self.moves)
         self.bytes_before = int(median(m.bytes_before for m in self.moves))
@@ -246,6 +262,9 @@ class Run(msgspec.Struct):
     load_before: float = 0.0
     goals: list[Goal] = []
     cases: list[Result] = []
+    drains: list[Drain] = []
+    drained_alike: str = ""
+    """How a job that was drained differs from one that nobody moved; "" where none does."""
 
     def write(self, path: Path) -> None:
         """A reader, or a run that resumes, never finds half a file."""

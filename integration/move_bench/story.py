@@ -21,7 +21,7 @@ from liveshift import cores
 from liveshift.errors import LiveshiftError
 from liveshift.launcher import lab as labs
 
-from . import by_hand, limit, moves, restart
+from . import by_hand, drains, limit, moves, restart
 from .cases import BESIDE, LINKS, Case, Effort, lacking
 from .goals import judge
 from .machine import emptied, inside, training
@@ -40,10 +40,19 @@ IDLE_TIMES = 3
 Tell = Callable[[str], None]
 
 
-def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, tell: Tell) -> None:
+def bench(
+    name: str,
+    place: Path,
+    cases: Sequence[Case],
+    run: Run,
+    path: Path,
+    tell: Tell,
+    drained: int = 0,
+) -> None:
     """Measure what ``run`` does not have yet, on labs ``name``; ``path`` is kept after each case.
 
-    A figure that fails is noted, and the rest goes on.
+    ``drained``: drains with a deadline, of each number of capsules. A figure that fails is noted,
+    and the rest goes on.
     """
     kept = path.with_suffix("")
     if not run.cases:
@@ -72,6 +81,9 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
                 lab, [found for case in same if (found := run.of(case))], run.effort, place, tell
             )
             save()
+    if drained and not run.drains:
+        _drains(name, place, drained, run, kept, tell)
+        save()
     _compare_all(run, cases, place, kept, tell, save)
     run.complete = True
     save()
@@ -212,6 +224,18 @@ def _restarts(lab: CaseLab, results: list[Result], effort: Effort, place: Path, 
             )
     for result in results[1:]:
         result.restarts = first.restarts
+
+
+def _drains(name: str, place: Path, count: int, run: Run, kept: Path, tell: Tell) -> None:
+    """All logs are compared with one run of the job that nobody touches."""
+    logs: list[StepTail] = []
+    for found, more in drains.measure(name, place, count, run.effort, kept, tell):
+        run.drains += found
+        logs += more
+    tell("drains: the same untouched")
+    ends = sorted({log.numbers[-1] for log in logs})
+    reference = _reference(drains.CASE, run.effort, place / "reference-drains", ends)
+    run.drained_alike = "; ".join(text for log in logs if (text := reference.differs(log)))
 
 
 def _compare(results: Sequence[Result], effort: Effort, place: Path, kept: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from move_bench import page
 from move_bench.__main__ import fresh
 from move_bench.cases import Case, Effort, around, chosen, estimate, lacking
-from move_bench.goals import of_cost
+from move_bench.goals import of_cost, of_drains, of_predictions
 from move_bench.moves import moved
-from move_bench.record import FILE, Fixed, Limits, Result, Run, earlier
+from move_bench.record import FILE, Drain, Fixed, Limits, Result, Run, earlier
 from move_bench.restart import kills
 from move_bench.steps import gap, lost, slow_down
 from move_bench.story import CaseLab, bench
@@ -225,6 +225,40 @@ def test_what_others_lose_and_what_a_move_takes_are_goals() -> None:
     narrow.case = Case("cold", 4.0, "10g")
     narrow.limit = result.limit
     assert [goal.met for goal in of_cost(narrow, [narrow])] == [True]
+
+
+def test_predictions_of_lost_time_count_once_the_model_has_learnt() -> None:
+    times = [97.0, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 110, 111, 112, 113, 114]
+    move = moved(a_late_row(), times, 96.0)
+    assert move.lost_s > 0
+    shares = [9.0, 9.0, 9.0, 1.0, 0.75, 1.25, 1.2, 1.4]
+    moves = [msgspec.structs.replace(move, predicted_lost_s=s * move.lost_s) for s in shares]
+    (goal,) = of_predictions([Result(CASE, moves=moves)])
+    assert (goal.seen, goal.met) == ("4 of 5 moves", True), goal.reason
+    (goal,) = of_predictions([Result(CASE, moves=[*moves, moves[0], moves[0]])])
+    assert goal.met is False
+    assert "9.0" not in goal.seen
+    assert list(of_predictions([Result(CASE, moves=moves[:3])])) == []
+
+
+def test_a_drain_must_be_in_time_only_where_its_plan_says_so() -> None:
+    run = fresh(EFFORT)
+    assert list(of_drains(run)) == []
+    run.drains = [
+        Drain(1, 5.0, planned_s=2.0, late=0, empty_s=2.5, in_time=True, together=False),
+        Drain(4, 2.0, planned_s=6.0, late=3, empty_s=6.5, in_time=False, together=True),
+    ]
+    first, alike = of_drains(run)
+    assert (first.seen, first.met, alike.met) == ("1 of 1", True, True)
+    run.drains.append(Drain(2, 3.0, 2.5, late=0, empty_s=3.4, in_time=False, together=False))
+    run.drained_alike = "drain-2-0 differs first in step 7"
+    first, alike = of_drains(run)
+    assert (first.seen, first.met) == ("1 of 2", False)
+    assert first.reason == "2 within 3 s: planned 2.5 s, took 3.4 s"
+    assert (alike.met, alike.reason) == (False, run.drained_alike)
+    html = page.render(run)
+    assert html.count('<td class="num">late</td>') == 2
+    assert "Drains with a deadline" in html
 
 
 def test_ways_share_what_does_not_depend_on_them() -> None:
