@@ -26,7 +26,7 @@ struct batch {
 };
 
 struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
-                      uint32_t round, uint16_t pass, const struct regions *regions,
+                      uint32_t round, uint32_t pass, const struct regions *regions,
                       struct sent *sent) {
     struct pull *pull = calloc(1, sizeof *pull);
     if (pull == NULL)

@@ -25,7 +25,7 @@ struct pull {
     int memory;  // descriptor of /proc/PID/mem
     int pagemap; // descriptor of /proc/PID/pagemap; -1: it shares no pages with another process
     uint32_t inner, incarnation, round;
-    uint16_t pass;
+    uint32_t pass;
     const struct regions *regions;
     struct sent *sent;
     const struct sent *parent; // what was sent of its parent process, or NULL
@@ -48,7 +48,7 @@ struct pull_chunk {
 };
 
 struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
-                      uint32_t round, uint16_t pass, const struct regions *regions,
+                      uint32_t round, uint32_t pass, const struct regions *regions,
                       struct sent *sent);
 // Lets the pull refer to pages of the process's parent. parent: what was sent of that one;
 // parent_pid: its inner pid.

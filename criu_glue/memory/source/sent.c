@@ -97,7 +97,8 @@ static int forget_page(struct sent_block *block, uint64_t address, struct region
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list) {
     int rc = 0;
     while (rc == 0 && start < end) {
-        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
+        // next is 0 in the last block of all addresses
+        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end - 1 < next - 1 ? end : next;
         struct sent_block *block = sent_find(sent, start);
         for (uint64_t at = start; rc == 0 && block != NULL && at < stop; at += PAGE)
             rc = forget_page(block, at, list);

@@ -23,7 +23,7 @@ struct sent_hash {
 struct sent_block {
     uint64_t number; // address / BLOCK
     uint64_t current[BLOCK_PAGES / 64];
-    uint16_t pass[BLOCK_PAGES];
+    uint32_t pass[BLOCK_PAGES];
     struct sent_hash hash[BLOCK_PAGES];
 };
 
@@ -51,7 +51,7 @@ uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, boo
 static inline size_t sent_index(uint64_t address) { return address / PAGE % BLOCK_PAGES; }
 
 static inline void sent_record(struct sent_block *block, size_t index, struct sent_hash hash,
-                               uint16_t pass) {
+                               uint32_t pass) {
     block->hash[index] = hash;
     block->pass[index] = pass;
 }

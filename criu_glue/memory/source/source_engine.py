@@ -43,7 +43,7 @@ struct pull;
 struct pull_chunk;
 struct pull_state { uint64_t unreadable, first_unreadable; int error; };
 struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
-                      uint32_t round, uint16_t pass, const struct regions *, struct sent *);
+                      uint32_t round, uint32_t pass, const struct regions *, struct sent *);
 void pull_refer_to(struct pull *, const struct sent *parent, uint32_t parent_pid);
 void pull_free(struct pull *);
 int pull_fill(struct pull *, struct pull_chunk *, uint64_t budget, uint64_t *read);

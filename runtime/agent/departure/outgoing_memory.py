@@ -53,9 +53,9 @@ class OutgoingMemory:
         self._lanes: Lanes | None = None
         self._rounds: PrecopyRounds | None = None
         self._full_dump = ""  # why CRIU's image carries all memory; "" if it does not
-        self._cancelled = self._given_up = False
+        self._cancelled = self._given_up = self._paused = False
         self._sooner = NEVER  # monotonic seconds; rounds end by then
-        self._deadline = threading.Lock()  # for _sooner, and what the rounds know of it
+        self._asked = threading.Lock()  # for what was asked of the rounds, and what they know of it
 
     @property
     def sent(self) -> int:
@@ -99,12 +99,14 @@ class OutgoingMemory:
         settings, wants = self._factory.cluster.precopy, wire.sender.wants
         rounds = PrecopyRounds(self._resident, lanes, settings, reporter, wants, rate)
         # Another thread may have called these while the link was measured.
-        with self._deadline:
+        with self._asked:
             self._rounds = rounds
             if self._sooner != NEVER:
                 rounds.end_sooner(self._sooner - time.monotonic())
-        if self._cancelled:
-            rounds.cancel()
+            if self._paused:
+                rounds.pause()
+            if self._cancelled:
+                rounds.cancel()
         choose_way(rounds, request, self._resident, asked)
         return rate
 
@@ -120,26 +122,31 @@ class OutgoingMemory:
 
     def end_sooner(self, seconds: float) -> None:
         """See :meth:`PrecopyRounds.end_sooner`."""
-        with self._deadline:
+        with self._asked:
             self._sooner = min(self._sooner, time.monotonic() + seconds)
             if self._rounds is not None:
                 self._rounds.end_sooner(seconds)
 
     def pause(self) -> None:
         """A capsule of the job will soon be frozen, perhaps this one."""
-        if self._rounds is not None:
-            self._rounds.pause()
+        with self._asked:
+            self._paused = True
+            if self._rounds is not None:
+                self._rounds.pause()
 
     def resume(self) -> None:
         """The job's ranks train on."""
-        if self._rounds is not None:
-            self._rounds.resume()
+        with self._asked:
+            self._paused = False
+            if self._rounds is not None:
+                self._rounds.resume()
 
     def cancel(self) -> None:
         """Begin no further round, and interrupt one that is under way."""
-        self._cancelled = True
-        if self._rounds is not None:
-            self._rounds.cancel()
+        with self._asked:
+            self._cancelled = True
+            if self._rounds is not None:
+                self._rounds.cancel()
 
     def give_up(self) -> None:
         """Wait for no acknowledgement any more: calls that send pages now fail."""

@@ -156,6 +156,23 @@ def test_the_store_has_what_the_source_has_read(
     assert carried(store) == expected
 
 
+def test_a_pre_copy_may_go_on_for_days(store: MemoryStore) -> None:
+    """Each round is a pass or more, and rounds come several times a second."""
+    memory, sent = Memory(), Sent()
+    send(memory, sent, store, 1, 1 << 16, True)
+    memory.write(0, bytes([7]) * PAGE)
+    _, _, pages = send(memory, sent, store, 1, (1 << 16) + 1, True)
+    assert pages == 1
+
+
+@pytest.mark.timeout(10)
+def test_a_request_for_pages_at_the_end_of_all_addresses_ends(store: MemoryStore) -> None:
+    memory, sent, forgotten = Memory(), Sent(), Regions()
+    send(memory, sent, store, 1, 0, True)
+    sent.forget((1 << 64) - 2 * PAGE, (1 << 64) - PAGE, forgotten)
+    assert forgotten.size == 0
+
+
 def test_what_was_sent_can_be_forgotten(store: MemoryStore) -> None:
     memory, sent, forgotten = Memory(), Sent(), Regions()
     send(memory, sent, store, 2, 0, True)

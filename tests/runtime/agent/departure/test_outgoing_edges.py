@@ -119,11 +119,14 @@ class Rounds:
     chosen = None
 
     def __init__(self, *_: object) -> None:
-        self.cancelled = False
+        self.cancelled = self.paused = False
         self.sooner: list[float] = []
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def pause(self) -> None:
+        self.paused = True
 
     def end_sooner(self, seconds: float) -> None:
         self.sooner.append(seconds)
@@ -168,8 +171,9 @@ def measuring(
     return memory, thread, errors
 
 
+@pytest.mark.parametrize("paused", [False, True])
 def test_what_comes_while_the_link_is_measured_is_not_lost(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, paused: bool
 ) -> None:
     link = Link()
     memory, thread, errors = measuring(scene, monkeypatch, link)
@@ -178,12 +182,14 @@ def test_what_comes_while_the_link_is_measured_is_not_lost(
     memory.cancel()
     memory.pause()
     memory.resume()
+    if paused:
+        memory.pause()
     memory.give_up()
     assert link.until == 0.0
     link.may_end.set()
     thread.join(10)
     rounds: Any = memory._rounds
-    assert (errors, rounds.cancelled) == ([], True)
+    assert (errors, rounds.cancelled, rounds.paused) == ([], True, paused)
     assert [0 < seconds <= 5.0 for seconds in rounds.sooner] == [True]
 
 
