@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from lab_place import a_place, lab_name
+from lab_place import a_place, lab_name, shared_place
 from lab_session import BRISK, LabSession, NewLab, a_lab, environment
 from machine_needs import skip_where_lacking
 from open_python import NOBODY, OpenPython, opened_python
@@ -45,7 +45,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def references(place: Path) -> References:
-    return References(place, environment())
+    return References(shared_place(place, "references"), environment())
 
 
 @pytest.fixture(scope="session")

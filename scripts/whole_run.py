@@ -18,6 +18,7 @@ one is refused, also in another clone, and beside `make demo`; a pytest started 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -127,7 +128,10 @@ def take_down(made: Path) -> None:
             print(f"removing the lab {note.name}, which an interrupted test has left", flush=True)
             lab.down(note.name)
     for note in places:  # the hosts of the labs have used them
-        shutil.rmtree(note.read_text(), ignore_errors=True)
+        place = Path(note.read_text())
+        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others' are there
+            place.parent.rmdir()
 
 
 def clutter() -> set[str]:

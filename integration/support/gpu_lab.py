@@ -12,13 +12,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from device_jobs import Device
+from lab_place import shared_place
 from lab_session import JOBS, LabSession, NewLab, environment, eventually
 from moving_job import Job, Step
 from reference_runs import References, read_result
@@ -277,5 +277,5 @@ def gpu_references(place: Path) -> References:
     """Runs of the same jobs without liveshift, for a whole test session, on a machine of three
     GPUs."""
     devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(3))
-    directory = tempfile.mkdtemp(prefix="gpu-references-", dir=place)
-    return References(Path(directory), environment(SIMCUDA_DEVICES=devices))
+    directory = shared_place(place, "gpu-references")
+    return References(directory, environment(SIMCUDA_DEVICES=devices))

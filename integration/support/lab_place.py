@@ -52,6 +52,19 @@ def a_place(*, kept: bool = False, may_remain: bool = False) -> Iterator[Path]:
                 PLACE.rmdir()
 
 
+def shared_place(place: Path, name: str) -> Path:
+    """A directory that all processes of a whole run share until its end; outside of one, a
+    directory below ``place``."""
+    made = os.environ.get(MADE)
+    if not made:
+        shared = place / name
+    else:
+        shared = PLACE / f"{name}-{Path(made).name}"
+        _note(f"place-{shared.name}", str(shared))
+    shared.mkdir(parents=True, exist_ok=True)
+    return shared
+
+
 def as_program() -> None:
     """What daemons and jobs are not to inherit goes, and SIGTERM leaves nothing behind."""
     # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.

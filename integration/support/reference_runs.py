@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same job without liveshift, once per command for a whole test session: what must come out."""
+"""The same job without liveshift, once per command for a whole run: what must come out."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -44,31 +46,38 @@ def read_result(out: Path, ranks: int, steps: int | None = None) -> Result:
 
 @dataclass
 class References:
-    """Runs each command once, as a person without liveshift would, and keeps what came out."""
+    """Runs each command once, as a person without liveshift would, and keeps what came out.
+
+    Other processes may use the same ``place`` at the same time, with the same environment.
+    """
 
     place: Path
     environment: dict[str, str]
     patience: float = 150.0  # seconds that a run may take
-    _known: dict[tuple[str, ...], Path] = field(default_factory=dict)
 
     def of(self, argv: Sequence[str], nnodes: int = 1, ranks: int = 1) -> Result:
         """The result of the command; ``{out}`` in it is its directory, ``--pace`` is left out."""
         return read_result(self.directory(argv, nnodes), ranks)
 
     def directory(self, argv: Sequence[str], nnodes: int = 1) -> Path:
-        key = (str(nnodes), *argv)
-        if key not in self._known:
-            try:
-                self._known[key] = self._run(argv, nnodes)
-            except TimeoutError as hung:
-                # No fault of ours: the port was taken meanwhile, a rendezvous that never came.
-                print(f"an untouched run is begun again: {hung}")
-                self._known[key] = self._run(argv, nnodes)
-        return self._known[key]
+        words = _unpaced(argv)
+        key = hashlib.sha256("\0".join((str(nnodes), *words)).encode()).hexdigest()[:16]
+        known = self.place / f"reference-{key}"
+        with (self.place / f"lock-{key}").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it
+            if not known.exists():
+                try:
+                    made = self._run(words, nnodes)
+                except TimeoutError as hung:
+                    # No fault of ours: the port was taken meanwhile, a rendezvous that never came.
+                    print(f"an untouched run is begun again: {hung}")
+                    made = self._run(words, nnodes)
+                made.rename(known)
+        return known
 
-    def _run(self, argv: Sequence[str], nnodes: int) -> Path:
-        out = Path(tempfile.mkdtemp(prefix="reference-", dir=self.place))
-        with self._started(argv, nnodes, out) as processes:
+    def _run(self, words: Sequence[str], nnodes: int) -> Path:
+        out = Path(tempfile.mkdtemp(prefix="begun-", dir=self.place))
+        with self._started(words, nnodes, out) as processes:
             try:
                 codes = [process.wait(self.patience) for process in processes]
             except subprocess.TimeoutExpired as expired:
@@ -78,11 +87,11 @@ class References:
 
     @contextmanager
     def _started(
-        self, argv: Sequence[str], nnodes: int, out: Path
+        self, words: Sequence[str], nnodes: int, out: Path
     ) -> Iterator[list[subprocess.Popen[bytes]]]:
         """Ends with all that they started, since torchrun's workers outlive a torchrun that is
         killed."""
-        words = [word.replace("{out}", str(out)) for word in _unpaced(argv)]
+        words = [word.replace("{out}", str(out)) for word in words]
         port = str(free_port())
         processes: list[subprocess.Popen[bytes]] = []
         for rank in range(nnodes):
