@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, required=True, help="bytes, the interpreter's with it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds of a step, at least")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     parser.add_argument("--digests", default="", help="after these steps, besides the last one's")
@@ -109,7 +110,7 @@ def main() -> None:
             fresh = args.checkpoint.with_suffix(".new")
             torch.save(state, fresh)
             os.replace(fresh, args.checkpoint)
-        log.step(step, loss)
+        log.step(step, loss, args.pace)
         if step in told:
             log.end(model.parameters(), name=f"after{step}-", steps=step)
         if args.enough and args.enough.exists():

@@ -24,6 +24,8 @@ from .steps import AFTER_S, StepTail
 CAPSULES = (1, 2, 4)
 """So many leave at once, each of the size of CASE."""
 CASE = Case("cold", 0.25, "unlimited")
+PACE_S = 0.4
+"""A step takes so long, most of it asleep: a host of several capsules has cores for them."""
 WITHIN_S = (10.0, 3.0, 30.0, 5.0, 60.0, 2.0)
 """The notices, in turns: some are too short for four capsules on two cores."""
 IN_TIME, TOO_LATE = 0, 124
@@ -54,7 +56,7 @@ def _of_host(
     session: LabSession, capsules: int, count: int, effort: Effort, kept: Path, tell: Tell
 ) -> tuple[list[Drain], list[StepTail]]:
     session.cli("taint", "host", "h1", "--reason", "all begin on h0")
-    jobs = [session.start(f"drain-{capsules}-{n}", training(CASE, effort)) for n in range(capsules)]
+    jobs = [session.start(f"drain-{capsules}-{n}", training(CASE, effort, pace_s=PACE_S)) for n in range(capsules)]
     logs = [StepTail(job.out / "rank0.jsonl") for job in jobs]
     _go_on(jobs, logs, SETTLED_S)
     session.cli("untaint", "h1")

@@ -32,11 +32,15 @@ exec sleep infinity
 """Process 1 of a sandbox. It sets the first pid, and the kernel reaps its children."""
 
 
-def training(case: Case, effort: Effort, python: str = "python") -> list[str]:
-    """The command of a case's job, for all who run it; ``{out}`` in it is its directory."""
+def training(
+    case: Case, effort: Effort, python: str = "python", pace_s: float = 0.0
+) -> list[str]:
+    """The command of a case's job, for all who run it; ``{out}`` in it is its directory.
+    ``pace_s``: seconds that a step takes at least."""
     return [
         *(python, str(JOBS / "sized.py"), case.kind, "--size", str(case.size), "--out", "{out}"),
         *("--steps", "100000000", "--enough", "{out}/enough", "--threads", str(effort.threads)),
+        *(("--pace", f"{pace_s:g}") if pace_s else ()),
     ]
 
 

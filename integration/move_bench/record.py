@@ -114,7 +114,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 class Drain(msgspec.Struct, frozen=True):
     """One drain with a deadline. ``planned_s``, ``empty_s``: until the host is empty, as the plan
-    said and as it was. ``late``: how many capsules the plan said would not be gone in time."""
+    said and as it was. ``late``: how many capsules the plan said may not be gone in time."""
 
     capsules: int
     within_s: float

@@ -36,7 +36,7 @@ def taint(
 ) -> int:
     """Move everything off a host and let nothing come to it, without waiting.
 
-    With --within the exit code is 124 if some capsule will not be gone in time; it moves all the
+    With --within the exit code is 124 if some capsule may not be gone in time; it moves all the
     same.
 
     `liveshift untaint` takes the taint back; `liveshift drain` also waits; `liveshift cordon` lets

@@ -51,7 +51,7 @@ def set_taint(client: Client, request: SetTaint) -> Evacuating | None:
 
 
 def late(plan: Evacuating) -> list[Departing]:
-    """Return the capsules that will not be gone in time."""
+    """Return the capsules that may not be gone in time."""
     return [each for each in plan.capsules if each.late]
 
 
@@ -63,6 +63,6 @@ def lines(plan: Evacuating) -> list[str]:
     many = f", {how}" if len(plan.capsules) > 1 else ""
     made = [f"{plan.host} will be empty after about {q.pause(plan.empty_s)}{many}"]
     for each in late(plan):
-        why = each.error or f"it needs about {q.pause(each.empty_s)}, of {plan.within:g} s"
-        made.append(f"{each.capsule} will not be gone in time: {why}")
+        why = each.error or f"it needs up to {q.pause(each.at_most_s)}, of {plan.within:g} s"
+        made.append(f"{each.capsule} may not be gone in time: {why}")
     return made

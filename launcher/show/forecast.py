@@ -89,7 +89,7 @@ def cost_lines(found: Prediction) -> list[str]:
         return [text]
     made = [f"{text}; way: {found.how}, as {found.because}"]
     if found.needs_s is not None:
-        made.append(f"cannot be gone in time: it needs about {q.pause(found.needs_s)}")
+        made.append(f"may not be gone in time: it needs up to {q.pause(found.needs_s)}")
     for each in found.weighed:
         speed = "" if each.way == Way.STOP else f" at {q.rate(each.speed)}"
         made.append(

@@ -18,6 +18,6 @@ def in_words(cost: Cost) -> str:
 
 
 def too_late(needs_s: float, left_s: float) -> str:
-    """The warning ``cannot be gone in time: it needs about 4.00 s, and has 2.00 s``."""
+    """The warning ``may not be gone in time: it needs up to 4.00 s, and has 2.00 s``."""
     needs, left = units.pause(needs_s), units.pause(max(0.0, left_s))
-    return f"cannot be gone in time: it needs about {needs}, and has {left}"
+    return f"may not be gone in time: it needs up to {needs}, and has {left}"

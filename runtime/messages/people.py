@@ -70,8 +70,9 @@ class SetTaint(Message, frozen=True):
 class Departing(msgspec.Struct, frozen=True):
     """The expected move of a capsule that must leave a host.
 
-    The capsule is gone after ``empty_s`` seconds, and its job loses ``lost_s`` seconds of training.
-    ``late``: it will not be gone in time. ``error``: why it cannot leave, else empty.
+    The capsule is gone after about ``empty_s`` seconds, and after ``at_most_s`` at most; its job
+    loses ``lost_s`` seconds of training. ``late``: it may not be gone in time. ``error``: why it
+    cannot leave, else empty.
     """
 
     capsule: str
@@ -79,6 +80,7 @@ class Departing(msgspec.Struct, frozen=True):
     late: bool
     lost_s: float = 0.0
     error: str = ""
+    at_most_s: float = 0.0
 
 
 class Evacuating(Answer, frozen=True):

@@ -81,8 +81,8 @@ class Chosen(msgspec.Struct, frozen=True):
     """The way that was chosen; ``because`` gives the reason in words.
 
     ``weighed``: the estimates of all ways. ``given``: their input. ``undecided``: the choice may
-    change once it is known how much the capsule writes. ``needs_s``: if no way keeps the deadline,
-    the least time in which the host can be empty.
+    change once it is known how much the capsule writes. ``needs_s``: if no way is sure to
+    keep the deadline, the time that the quickest one may take.
     """
 
     estimate: Estimate
@@ -119,8 +119,8 @@ class Prediction(msgspec.Struct, frozen=True):
     Both are empty for a full dump. ``lost_s``: the training time that the move costs. ``slower_s``:
     the part of it that is not pause. ``empty_s``: seconds from the request until the host is empty.
     ``uncovered``: as in Estimate. ``limited``: whether the rounds are slower than they could be.
-    ``weighed`` and ``given``: as in Chosen. ``needs_s``: if the deadline cannot be kept, the least
-    time in which the host can be empty; else None. ``filling``: the factor by which earlier moves
+    ``weighed`` and ``given``: as in Chosen. ``needs_s``: if the deadline may not be kept, the time
+    that the quickest way may take; else None. ``filling``: the factor by which earlier moves
     correct how fast fresh memory is filled.
     """
 

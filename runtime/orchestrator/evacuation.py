@@ -115,7 +115,7 @@ class Evacuation:
         ]
         for late in plan.late:
             by = self._fleet.taints.get(host, ("", ""))[1]
-            self._fleet.journal.note(late.capsule, "late", too_late(late.empty_s, left), by)
+            self._fleet.journal.note(late.capsule, "late", too_late(late.at_most_s, left), by)
         return messages.Evacuating(
             host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
         )

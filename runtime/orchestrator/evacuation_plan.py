@@ -5,8 +5,9 @@ If the time suffices, capsules leave one by one, the quickest first. Each then h
 itself and takes the cheapest way that leaves time for the capsules behind it. A job is paused for
 one rank at a time. If the time is too short, all leave at once: surveys, sandboxes and restores
 then overlap, but the copies share link and cores and take as long as one after the other. If that
-is too late as well, they leave one by one, so that as many as possible are gone in time. This
-module has no clock; all times are seconds from now.
+is too late as well, they leave one by one, so that as many as possible are gone in time. Every move
+is given the time that it may take at most (cost.at_most). This module has no clock; all times are
+seconds from now.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class EvacuationPlan:
     """How capsules leave: in this ``order``, or all at once (``together``).
 
     ``within`` is the time for all of them. ``until`` is the deadline of each move; it leaves time
-    for the moves behind or beside it. ``late`` lists the capsules that will not be gone in time.
+    for the moves behind or beside it. ``late`` lists the capsules that may not be gone in time.
     """
 
     order: tuple[str, ...] = ()
@@ -44,26 +45,33 @@ class EvacuationPlan:
 def plan(found: Mapping[str, Prediction], within: float, max_pause: float) -> EvacuationPlan:
     """Make the plan from predictions; each prediction assumes that its move runs alone."""
     order = sorted(found, key=lambda name: (_soonest(found[name]), name))
-    alone = sum(_soonest(found[name]) + BEYOND_S for name in order) - BEYOND_S
-    at_once = _together([found[name] for name in order])
+    alone = sum(_at_most(found[name]) + BEYOND_S for name in order) - BEYOND_S
+    expected = _together([found[name] for name in order])
+    at_once = cost.at_most(expected)
     if order and alone > within >= at_once:
-        gone = [Departing(name, at_once, False, found[name].lost_s) for name in order]
-        until = {name: within - (at_once - _soonest(found[name])) for name in order}
-        return EvacuationPlan(tuple(order), True, until, tuple(gone), at_once, within)
+        gone = [
+            Departing(name, expected, False, found[name].lost_s, at_most_s=at_once)
+            for name in order
+        ]
+        until = {name: within - (at_once - _at_most(found[name])) for name in order}
+        return EvacuationPlan(tuple(order), True, until, tuple(gone), expected, within)
     return _one_by_one(found, order, within, max_pause)
 
 
 def _one_by_one(
     found: Mapping[str, Prediction], order: Sequence[str], within: float, max_pause: float
 ) -> EvacuationPlan:
-    now, until, gone = 0.0, {}, []
-    in_time = _prefix([_soonest(found[name]) for name in order], within)
+    expected, latest = 0.0, 0.0  # when the move before has ended
+    until, gone = {}, []
+    in_time = _prefix([_at_most(found[name]) for name in order], within)
     for place, name in enumerate(order):
         behind = order[place + 1 : in_time]
-        until[name] = within - sum(_soonest(found[other]) + BEYOND_S for other in behind)
-        took = _taken(found[name], until[name] - now, max_pause)
-        gone.append(Departing(name, now + took, now + took > within + 1e-9, found[name].lost_s))
-        now += took + BEYOND_S
+        until[name] = within - sum(_at_most(found[other]) + BEYOND_S for other in behind)
+        took = _taken(found[name], until[name] - latest, max_pause)
+        expected, latest = expected + took, latest + cost.at_most(took)
+        late = latest > within + 1e-9
+        gone.append(Departing(name, expected, late, found[name].lost_s, at_most_s=latest))
+        expected, latest = expected + BEYOND_S, latest + BEYOND_S
     empty = max((each.empty_s for each in gone), default=0.0)
     return EvacuationPlan(tuple(order), False, until, tuple(gone), empty, within)
 
@@ -80,6 +88,10 @@ def _prefix(times: Sequence[float], within: float) -> int:
 
 def _soonest(found: Prediction) -> float:
     return min((each.empty_s for each in found.weighed), default=found.empty_s)
+
+
+def _at_most(found: Prediction) -> float:
+    return cost.at_most(_soonest(found))
 
 
 def _taken(found: Prediction, within: float, max_pause: float) -> float:

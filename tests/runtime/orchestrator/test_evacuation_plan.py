@@ -8,6 +8,7 @@ from cluster_files import SMALL
 from predictions import PAUSE, predicted
 
 from liveshift.runtime.config.cluster import Severity, parse
+from liveshift.runtime.cost.model import at_most
 from liveshift.runtime.messages import Prediction
 from liveshift.runtime.orchestrator.evacuation_plan import plan
 
@@ -22,8 +23,8 @@ def test_each_leaves_time_for_those_behind_it() -> None:
     assert made.order == ("small", "middle", "big")
     assert not made.together
     assert made.until["big"] == 30.0
-    assert made.until["middle"] <= 30.0 - (1.6 + 4)
-    assert made.until["small"] <= made.until["middle"] - (1.6 + 2)
+    assert made.until["middle"] <= 30.0 - at_most(1.6 + 4)
+    assert made.until["small"] <= made.until["middle"] - at_most(1.6 + 2)
     assert made.empty_s == pytest.approx(3 * 1.6 + 7 + 2 * 0.2)
 
 
@@ -38,29 +39,33 @@ def test_a_way_that_loses_less_and_takes_longer_is_taken_while_there_is_time_for
 
 def test_all_at_once_where_the_times_beside_the_copies_would_add_up() -> None:
     found = {name: predicted(0.5) for name in "abcd"}
-    made = plan(found, 5.0, PAUSE)
+    made = plan(found, 6.0, PAUSE)
     assert made.together
     assert made.empty_s == pytest.approx(1.6 + 4 * 0.5)
     assert not made.late
-    assert all(until <= 5.0 - 3 * 0.5 + 1e-6 for until in made.until.values()), (
+    least = at_most(1.6 + 4 * 0.5) - at_most(1.6 + 0.5)
+    assert all(until == pytest.approx(6.0 - least) for until in made.until.values()), (
         "they share the link"
     )
+    assert not plan(found, 5.0, PAUSE).together, "5.7 s is what it may take"
 
 
 def test_the_most_that_can_be_saved_go_first_and_the_rest_is_said() -> None:
     found = {"a": predicted(10), "b": predicted(1), "c": predicted(2)}
-    made = plan(found, 7.0, PAUSE)
+    made = plan(found, 10.5, PAUSE)
     assert made.order == ("b", "c", "a")
     assert [late.capsule for late in made.late] == ["a"]
     assert made.late[0].empty_s == pytest.approx(3 * 1.6 + 13 + 2 * 0.2)
     alone = plan({"a": predicted(10)}, 7.0, PAUSE)
     assert alone.late[0].empty_s == pytest.approx(11.6)
+    assert alone.late[0].at_most_s == pytest.approx(1.5 * 11.6 + 0.3)
 
 
 def test_a_full_dump_has_but_one_way() -> None:
     full = Prediction("full dump", "off", 3.0, [], 10**9, lost_s=3.0, empty_s=4.5)
     assert plan({"a": full}, 5.0, PAUSE).empty_s == 4.5
-    assert [late.capsule for late in plan({"a": full}, 4.0, PAUSE).late] == ["a"]
+    assert [late.capsule for late in plan({"a": full}, 7.0, PAUSE).late] == ["a"]
+    assert plan({"a": full}, 7.1, PAUSE).late == []
 
 
 def test_a_severity_has_the_time_that_the_cluster_file_gives_it() -> None:
