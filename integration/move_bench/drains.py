@@ -56,7 +56,8 @@ def _of_host(
     session: LabSession, capsules: int, count: int, effort: Effort, kept: Path, tell: Tell
 ) -> tuple[list[Drain], list[StepTail]]:
     session.cli("taint", "host", "h1", "--reason", "all begin on h0")
-    jobs = [session.start(f"drain-{capsules}-{n}", training(CASE, effort, pace_s=PACE_S)) for n in range(capsules)]
+    argv = training(CASE, effort, pace_s=PACE_S)
+    jobs = [session.start(f"drain-{capsules}-{n}", argv) for n in range(capsules)]
     logs = [StepTail(job.out / "rank0.jsonl") for job in jobs]
     _go_on(jobs, logs, SETTLED_S)
     session.cli("untaint", "h1")

@@ -32,9 +32,7 @@ exec sleep infinity
 """Process 1 of a sandbox. It sets the first pid, and the kernel reaps its children."""
 
 
-def training(
-    case: Case, effort: Effort, python: str = "python", pace_s: float = 0.0
-) -> list[str]:
+def training(case: Case, effort: Effort, python: str = "python", pace_s: float = 0.0) -> list[str]:
     """The command of a case's job, for all who run it; ``{out}`` in it is its directory.
     ``pace_s``: seconds that a step takes at least."""
     return [
