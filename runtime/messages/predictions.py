@@ -40,7 +40,8 @@ class Situation(msgspec.Struct, frozen=True):
     a limit. ``idle``: the rate for which idle cores suffice. ``per_byte``: seconds that the job
     loses for each byte that is read while no core is idle; ``idle_byte``: the same on idle cores.
     ``fixed_s``: the part of the pause that does not depend on memory. ``besides_s``: the time of
-    the move outside copying and pause. ``slow_down``: precopy.slow_down.
+    the move outside copying and pause. ``slow_down``: precopy.slow_down. ``cores``: the cores of
+    the host that has fewer; half of them if both hosts share them.
     """
 
     size: int
@@ -55,6 +56,7 @@ class Situation(msgspec.Struct, frozen=True):
     slow_down: float | None = None
     first_fill_s: float = 0.0
     idle_byte: float = 0.0
+    cores: float = 1.0
 
 
 class Estimate(msgspec.Struct, frozen=True):

@@ -101,10 +101,15 @@ def _taken(found: Prediction, within: float, max_pause: float) -> float:
 
 
 def _together(found: Sequence[Prediction]) -> float:
-    """Return the seconds until all are gone if they begin at once and share link and cores."""
+    """Return the seconds until all are gone if they begin at once and share link and cores.
+
+    What a move does beside its copy takes a core of each host: surveys, dumps and restores overlap
+    as far as there are cores for them.
+    """
     copies = [_copy(each) for each in found]
     besides = [_soonest(each) - copy for each, copy in zip(found, copies, strict=True)]
-    return max(besides, default=0.0) + sum(copies)
+    cores = min((each.given.cores for each in found if each.given is not None), default=1.0)
+    return max([*besides, sum(besides) / max(1.0, cores)]) + sum(copies)
 
 
 def _copy(found: Prediction) -> float:

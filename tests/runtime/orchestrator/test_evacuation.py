@@ -413,9 +413,9 @@ def test_a_host_with_time_is_emptied_one_by_one_the_quickest_first(play: Play) -
 
 def test_where_that_takes_too_long_all_leave_at_once(play: Play) -> None:
     async def act(scene: Scene) -> None:
-        found = await soon(scene, 8.0, a0=1.0, a1=1.0, b1=1.0)
+        found = await soon(scene, 10.0, a0=1.0, a1=1.0, b1=1.0)
         assert found.together
-        assert found.empty_s <= 8.0 / 1.5
+        assert found.empty_s <= 10.0 / 2
         await scene.until(lambda: len(scene.moves.begun) == 3)
 
     assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
@@ -424,11 +424,11 @@ def test_where_that_takes_too_long_all_leave_at_once(play: Play) -> None:
 def test_what_will_not_make_it_or_cannot_leave_is_named_and_the_others_go(play: Play) -> None:
     async def act(scene: Scene) -> None:
         scene.moves.unplanned.add("b/1")
-        found = await soon(scene, 5.0, a0=16.0, a1=1.0)
+        found = await soon(scene, 6.0, a0=16.0, a1=1.0)
         late = {each.capsule: each for each in found.capsules if each.late}
         assert late.keys() == {"a/0", "b/1"}
         assert late["a/0"].empty_s > 16
-        assert late["a/0"].at_most_s > 1.5 * late["a/0"].empty_s
+        assert late["a/0"].at_most_s > 2 * late["a/0"].empty_s
         assert late["b/1"].error == "b/1 holds a lock"
         await scene.until(lambda: scene.moves.begun)
 
@@ -448,7 +448,7 @@ def test_nothing_begins_before_the_last_of_two_plans_is_made(play: Play) -> None
         first = asyncio.create_task(tainted(scene, 60.0))
         await scene.until(lambda: scene.moves.plans_begun == 3)
         second_may_end = scene.moves.hold_plans = asyncio.Event()
-        second = asyncio.create_task(tainted(scene, 8.0))
+        second = asyncio.create_task(tainted(scene, 10.0))
         await scene.until(lambda: scene.moves.plans_begun == 6)
         first_may_end.set()
         assert not (await first).together

@@ -10,7 +10,7 @@ PAUSE = 60.0
 
 
 def predicted(gb: float, **other: float) -> Prediction:
-    """Of a capsule with so much memory, over a link of 1 GB/s, with busy cores."""
+    """Of a capsule with so much memory, over a link of 1 GB/s, between hosts of 16 busy cores."""
     given = Situation(
         **(
             {
@@ -21,6 +21,7 @@ def predicted(gb: float, **other: float) -> Prediction:
                 "idle": 0.0,
                 "fixed_s": 0.4,
                 "besides_s": 1.2,
+                "cores": 16.0,
             }
             | other
         ),
