@@ -45,6 +45,9 @@ void sent_invalidate_all(struct sent *sent);
 // The destination has nothing of these pages. Forgets their hashes, and adds the pages that were
 // sent to list. 0 or -ENOMEM.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list);
+// Forgets all pages that are not in present, and frees the blocks that have no page in it. 0, or
+// -ENOMEM: then nothing was forgotten.
+int sent_keep(struct sent *sent, const struct regions *present);
 // Returns the end of the pages from start on that are all current, or all not current; at most end.
 uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
 

@@ -29,6 +29,7 @@ void sent_clear(struct sent *);
 void sent_free(struct sent *);
 void sent_invalidate_all(struct sent *);
 int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
+int sent_keep(struct sent *, const struct regions *present);
 
 int scan_enable(int uffd);
 uint64_t scan_categories(int pagemap);
@@ -113,6 +114,10 @@ class Sent:
         """Record that the destination has nothing of these pages. Those of them that were sent are
         added to ``forgotten``."""
         _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
+
+    def keep(self, present: Regions) -> None:
+        """Record that the destination has nothing of any page that is not in ``present``."""
+        _check(_lib.sent_keep(self.pages, present.list), "sent")
 
 
 def scan_written(
