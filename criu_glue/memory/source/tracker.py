@@ -24,7 +24,7 @@ from typing import Any
 from .... import cores
 from ....errors import StepFailed
 from ..engine import PAGE
-from . import userfault
+from . import source_engine, userfault
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
@@ -214,6 +214,20 @@ class MemoryTracker:
         sent = self._pull(list(asked.values()), sink, unthrottled, refer=False)
         self._passes += 1
         return sent
+
+    def digest(self) -> bytes:
+        """Return the digest (digest.h) of the image that the last :meth:`standstill` has sent. The
+        destination makes the same digest of the pages that it has.
+
+        Call it once :meth:`again` has sent what was asked for, and before the next round. The
+        processes may run: it uses the record of what was sent, not their memory. Raises StepFailed
+        if a page of the table was not sent.
+        """
+        processes = self._family.living()
+        try:
+            return source_engine.digest((p.who.inner, p.sent, p.present) for p in processes)
+        except OSError as error:
+            raise StepFailed("memory", "a page of the image was not sent") from error
 
     def image_complete(self) -> None:
         """Record that the destination has the whole image of the last :meth:`standstill`. Call it

@@ -6,6 +6,7 @@ No root is needed: nothing is tracked, every page that exists is found as at a s
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cffi import FFI
-from stored_pages import runs_of, stored
+from stored_pages import page_digest, runs_of, stored
 
 from liveshift.criu_glue.memory.engine import PAGE
 from liveshift.criu_glue.memory.source import source_engine
@@ -137,6 +138,23 @@ def test_the_store_has_what_the_source_has_read(
     store.end({INNER: ProcessTable(1, table.runs())})
     expected = {memory.start + n * PAGE: content for n, content in memory.content.items()}
     assert stored(store) == {INNER: expected}
+    assert source_engine.digest([(INNER, sent, table)]) == page_digest({INNER: expected})
+
+
+def test_a_digest_is_of_all_processes_and_of_no_page_that_was_not_sent(store: MemoryStore) -> None:
+    memory, sent, forgotten = Memory(), Sent(), Regions()
+    table, _, _ = send(memory, sent, store, 1, 0, True)
+    pages = {memory.start + n * PAGE: content for n, content in memory.content.items()}
+    both = [(INNER, sent, table), (INNER + 1, sent, table)]
+    assert source_engine.digest(both) == source_engine.digest(reversed(both))
+    assert source_engine.digest(both) == page_digest({INNER: pages, INNER + 1: pages})
+    assert source_engine.digest([]) == page_digest({}) == bytes(16)
+    one = memory.start + min(memory.content) * PAGE
+    sent.forget(one, one + PAGE, forgotten)
+    for unsent in (sent, Sent()):
+        with pytest.raises(OSError, match="digest") as raised:
+            source_engine.digest([(INNER, unsent, table)])
+        assert raised.value.errno == errno.ENODATA
 
 
 def test_a_pre_copy_may_go_on_for_days(store: MemoryStore) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store has of an image, page by page."""
+"""What a store has of an image, page by page, and the digest of such pages."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+import xxhash
 from page_chunks import DATA, PAGE
 
 from liveshift.criu_glue.memory.store.store import MemoryStore
@@ -32,3 +33,15 @@ def stored(store: MemoryStore) -> dict[int, dict[int, bytes]]:
 
     store.forward(take)
     return found
+
+
+def page_digest(memory: Mapping[int, Mapping[int, bytes]]) -> bytes:
+    """The digest of these pages as digest.h has it: inner pid: address: content."""
+    low = high = 0
+    for inner, pages in memory.items():
+        for address, content in pages.items():
+            seen = xxhash.xxh3_128_intdigest(content)
+            halves = seen & (1 << 64) - 1, seen >> 64
+            mix = xxhash.xxh3_128_intdigest(struct.pack("<QQQQ", inner, address, *halves))
+            low, high = low + mix, high + (mix >> 64)
+    return struct.pack("<QQ", low & (1 << 64) - 1, high & (1 << 64) - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 from memory_subject import MANY, Subject
 from page_chunks import DATA, PAGE, Pages
-from stored_pages import stored
+from stored_pages import page_digest, runs_of, stored
 from tracked import finish
 
 from liveshift.criu_glue.memory.engine import CHUNK
@@ -34,14 +35,20 @@ class Holder:
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore.create(directory, 64 << 20)
-        self.loses = False
-        """Whether it acknowledges what comes and loses it."""
-        self.bytes = 0
+        self.loses = range(0)
+        """Chunks with pages of these addresses only are acknowledged and lost."""
+        self.lost = self.bytes = 0
+        self._counting = threading.Lock()
 
     def take(self, chunk: memoryview, release: Callable[[], None]) -> None:
-        if not self.loses:
+        """All reading threads call this."""
+        runs = list(runs_of(chunk))
+        lost = all(at in self.loses and at + (n - 1) * PAGE in self.loses for at, n, _ in runs)
+        if not lost:
             self.store.write(chunk)
-        self.bytes += len(chunk)
+        with self._counting:
+            self.bytes += len(chunk)
+            self.lost += lost
         release()
 
     def keep(self, tracker: MemoryTracker) -> FrozenSet:
@@ -51,6 +58,9 @@ class Holder:
             assert tracker.again(wanted, self.take) > 0
         self.store.end(read_table(msgspec.msgpack.encode(found.table)))
         return found
+
+    def digest(self) -> bytes:
+        return page_digest(stored(self.store))
 
     def differences(self, pid: int, found: FrozenSet) -> list[str]:
         """Where the image and a process that stands are not the same."""
@@ -74,6 +84,7 @@ def snapshot(job: Subject, tracker: MemoryTracker, holder: Holder, *others: int)
         found = holder.keep(tracker)
         for pid in (job.pid, *others):
             assert holder.differences(pid, found) == []
+    assert tracker.digest() == holder.digest()
     return holder.bytes - before
 
 
@@ -135,6 +146,37 @@ def test_after_a_barrier_that_failed_everything_comes_again(
     assert snapshot(job, tracker, holder) > MANY * PAGE
     tracker.image_complete()
     assert snapshot(job, tracker, holder) < OWN * PAGE
+
+
+@pytest.mark.root
+def test_a_chunk_that_was_acknowledged_and_lost_shows_in_the_digest(
+    job: Subject, tracker: MemoryTracker, holder: Holder
+) -> None:
+    """The store has an older page in its place, so no page of the table is missing there."""
+    snapshot(job, tracker, holder)
+    tracker.image_complete()
+    write(job, list(range(1500)), 1)
+    start = job.number("address()")
+    holder.loses = range(start, start + 1500 * PAGE)
+    tracker.round(holder.take)
+    holder.loses = range(0)
+    assert holder.lost > 0
+    with job.standing():
+        found = holder.keep(tracker)
+        assert len(holder.differences(job.pid, found)) >= holder.lost
+    assert tracker.digest() != holder.digest()
+    tracker.forget_sent()
+    assert snapshot(job, tracker, holder) > MANY * PAGE
+
+
+@pytest.mark.root
+def test_what_was_forgotten_has_no_digest(
+    job: Subject, tracker: MemoryTracker, holder: Holder
+) -> None:
+    snapshot(job, tracker, holder)
+    tracker.forget_sent()
+    with pytest.raises(StepFailed, match="memory: a page of the image was not sent"):
+        tracker.digest()
 
 
 @pytest.mark.root
