@@ -56,6 +56,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "runtime/agent/departure/test_choose_phase.py",
         "runtime/agent/departure/test_outgoing_edges.py",
         "runtime/agent/departure/test_outgoing_ends.py",
+        "runtime/agent/departure/test_snapshot_memory.py",
     ),
     **{
         f"runtime/agent/arrival/{name}.py": (
