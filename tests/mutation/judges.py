@@ -42,6 +42,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         )
         for name in (
             "outgoing_migration",
+            "wire_dump",
             "outgoing_files",
             "frozen_capsule",
             "freeze_obstacles",
@@ -264,8 +265,9 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the kernel does not look at it: FUTEX_WAIT has no such argument",
     **{
         ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
-        for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
+        for point in ("promised", "locked", "finishing", "devices_saved")
     },
+    ("runtime/agent/departure/wire_dump.py", "reach(point)", "pass"): FAULT,
     **{
         (
             "runtime/orchestrator/journal.py",
@@ -280,12 +282,12 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "for link, to in zip(links, (destination, source), strict=False)",
     ): "there are two of each",
     (
-        "runtime/agent/departure/outgoing_migration.py",
+        "runtime/agent/departure/wire_dump.py",
         'lap.detail = "the rest of the image, on its way"',
         "pass",
     ): WORDS,
     (
-        "runtime/agent/departure/outgoing_migration.py",
+        "runtime/agent/departure/wire_dump.py",
         "if left <= 0:",
         "if (left < 0):",
     ): "equal to the nanosecond",
