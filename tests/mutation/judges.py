@@ -32,6 +32,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "criu_glue/network/test_network_lock.py",
         "criu_glue/network/test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "criu_glue/network/test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
+        "criu_glue/network/test_ingress_lock.py",
     ),
     **{
         f"runtime/agent/departure/{name}.py": (
