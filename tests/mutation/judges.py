@@ -32,6 +32,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "criu_glue/network/test_network_lock.py",
         "criu_glue/network/test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "criu_glue/network/test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
+        "criu_glue/network/test_ingress_lock.py",
     ),
     **{
         f"runtime/agent/departure/{name}.py": (
@@ -42,6 +43,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         )
         for name in (
             "outgoing_migration",
+            "wire_dump",
             "outgoing_files",
             "frozen_capsule",
             "freeze_obstacles",
@@ -265,8 +267,9 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the kernel does not look at it: FUTEX_WAIT has no such argument",
     **{
         ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
-        for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
+        for point in ("promised", "locked", "finishing", "devices_saved")
     },
+    ("runtime/agent/departure/wire_dump.py", "reach(point)", "pass"): FAULT,
     **{
         (
             "runtime/orchestrator/journal.py",
@@ -281,12 +284,12 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "for link, to in zip(links, (destination, source), strict=False)",
     ): "there are two of each",
     (
-        "runtime/agent/departure/outgoing_migration.py",
+        "runtime/agent/departure/wire_dump.py",
         'lap.detail = "the rest of the image, on its way"',
         "pass",
     ): WORDS,
     (
-        "runtime/agent/departure/outgoing_migration.py",
+        "runtime/agent/departure/wire_dump.py",
         "if left <= 0:",
         "if (left < 0):",
     ): "equal to the nanosecond",

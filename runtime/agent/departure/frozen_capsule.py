@@ -51,6 +51,12 @@ class FrozenCapsule:
         self._locked = True
 
     def thaw(self) -> None:
+        """Let the capsule go on here: its tree, then its device state. May be called again, also
+        after an error."""
+        self.thaw_tree()
+        self._bring_devices_back()
+
+    def thaw_tree(self) -> None:
         """Let the tree go on here: tasks first, then the network they expect. May be called again,
         also after an error."""
         alive = self._resident.sandbox.alive
@@ -61,7 +67,6 @@ class FrozenCapsule:
                 self._unlock()
             self._locked = False
         self._resident.still = False
-        self._bring_devices_back()
 
     def remove(self) -> None:
         """End the held copy, and remove its sandbox and network. May be called again after an

@@ -102,7 +102,7 @@ class Scene:
         patch(network, "unplug", self.note("unplugged"))
         patch(FrozenTree, "take_up", lambda _tree: self.note("taken up")())
         for name in ("prepare_lock", "lock", "unlock"):
-            noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
+            noted = lambda pid, name=name, **_: self.note(f"{name} {pid}")()  # noqa: E731
             patch(network_lock, name, noted)
 
     def equip(self, outgoing: OutgoingMigration) -> None:

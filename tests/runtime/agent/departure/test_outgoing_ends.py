@@ -22,7 +22,7 @@ from liveshift.runtime.agent.departure import (
     frozen_capsule,
     outgoing_files,
     outgoing_memory,
-    outgoing_migration,
+    wire_dump,
 )
 from liveshift.runtime.agent.departure.outgoing_files import OutgoingFiles
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
@@ -440,9 +440,9 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: delta)
     pump = SimpleNamespace(bytes=9, finish=finished("pump", 9), stop=scene.note("pump ends"))
-    monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
+    monkeypatch.setattr(wire_dump, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
-    monkeypatch.setattr(outgoing_migration, "SmallImagePacker", lambda _: packer)
+    monkeypatch.setattr(wire_dump, "SmallImagePacker", lambda _: packer)
     gone._sender.streams = {"tree:1:tmp": 100, "image:x": 50, "output": 3}
     sizes: list[int] = []
     gone._sender.send_manifest = lambda *a: sizes.append(a[1])
