@@ -14,14 +14,14 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from ...criu_glue.criu.tool import Criu, find
-from ...criu_glue.network import fence, network, nft_library
+from ...criu_glue.network import fence, nft_library
 from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
 from ..config.cluster import Cluster, FastPathChoice
@@ -61,7 +61,7 @@ class Agent:
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.cluster = cluster
         self.host = host
-        self.capsule_table = CapsuleTable(cluster, host, self._ended)
+        self.capsule_table = CapsuleTable(cluster, host, self._ended, self._drop_earlier)
         self.gpus = GpuWatch(
             cluster.paths.run,
             cluster.gpu.libraries,
@@ -220,12 +220,32 @@ class Agent:
         )
         answer = await self._request(register, self.cluster.timeouts.suspicion)
         books = expected(messages.Books, "the orchestrator", register, answer).books
+        stuck = await self._end_earlier(books)
         for book in books:
+            if book.job in stuck:
+                continue
             try:
                 await self.capsule_table.locate(messages.Locate(book))
             except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
         await self.capsule_table.forget_unknown({book.job for book in books})
+
+    async def _end_earlier(self, books: Sequence[messages.Book]) -> set[str]:
+        """End, before anything else, what runs here from before a rewind; return the jobs of which
+        something is left. This host must be heard again nevertheless: it may have other jobs."""
+        ends = (self.capsule_table.end_earlier(book) for book in books)
+        outcomes = await asyncio.gather(*ends, return_exceptions=True)
+        stuck = set()
+        for book, outcome in zip(books, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                log.error("a copy from before the last rewind of %s is left: %s", book.job, outcome)
+                stuck.add(book.job)
+            elif outcome is not None:
+                raise outcome
+        return stuck
+
+    async def _drop_earlier(self, book: messages.Book) -> None:
+        await self.rulings.drop_earlier(book)
 
     async def _request(self, message: Message, timeout: float) -> Message | None:
         return await self.uplink.connection.request(message, timeout)
@@ -265,7 +285,7 @@ class Agent:
     async def _report_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
         resident.code = KILLED if code is None else code
-        network.unplug(resident.overlay, resident.netns, resident.spec.index)
+        resident.unplug()
         report = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
         while True:
             with contextlib.suppress(LiveshiftError):

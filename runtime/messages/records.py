@@ -25,12 +25,14 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Book(msgspec.Struct, frozen=True):
-    """A job's address book: mobile address → (host name, epoch of that ownership)."""
+    """A job's address book: mobile address → (host name, epoch of that ownership). ``rewinds``: how
+    often the job was taken back to a snapshot; see criu_glue/network/overlay.py."""
 
     job: str
     vni: int
     subnet: str
     where: dict[str, tuple[str, int]]
+    rewinds: int = 0
 
 
 class CapsuleSpec(msgspec.Struct, frozen=True):

@@ -175,7 +175,7 @@ class IncomingMigration:
         """The address book's line for this capsule after the commit to this host."""
         book, overlay = self._reserve.book, self.resident.overlay
         where = {overlay.address(self.resident.spec.index): (self._factory.host, epoch)}
-        return Locate(Book(book.job, book.vni, book.subnet, where))
+        return Locate(Book(book.job, book.vni, book.subnet, where, book.rewinds))
 
     # ---- the restore ---------------------------------------------------------------------------
 

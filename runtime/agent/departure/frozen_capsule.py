@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.criu.dump import FrozenTree
-from ....criu_glue.network import network, network_lock
+from ....criu_glue.network import network_lock
 from ....errors import LiveshiftError, Unreachable
 from ...model.stopwatch import Stopwatch
 from ..gpu.device_state import DeviceLost
@@ -74,7 +74,7 @@ class FrozenCapsule:
         resident = self._resident
         if not self._removed:
             resident.leaving = True
-            network.unplug(resident.overlay, resident.netns, resident.spec.index)
+            resident.unplug()
             resident.remove()
             self.tree.release()
             self._removed = True

@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
+from liveshift.criu_glue.network.overlay import Overlay
+from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
@@ -51,9 +52,12 @@ class Scene(MigrationRegistry):
         self.fails = ""
         self.alive = True
         self.resident: Any = SimpleNamespace(
-            spec=SimpleNamespace(name="gpt/1"),
+            spec=SimpleNamespace(name="gpt/1", job="gpt"),
+            overlay=Overlay(7, "10.99.7.0/24", 1),
             epoch=5,
             code=None,
+            leaving=False,
+            end_silently=self.note("end"),
             sandbox=SimpleNamespace(alive=lambda: self.alive),
             note=self.note("noted"),
         )
@@ -62,7 +66,7 @@ class Scene(MigrationRegistry):
         gpus = SimpleNamespace(refresh=lambda: self.done.append("GPUs looked at"))
         self.devices = cast(Any, SimpleNamespace(gpus=gpus, left=lambda *_: None))
         self.network = asyncio.Lock()
-        timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0)
+        timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0, prepare=0.2)
         paths = SimpleNamespace(run=images.parent)
         self.cluster = SimpleNamespace(timeouts=timeouts, paths=paths)
         self.factory = SimpleNamespace(images=lambda name: images / name)
@@ -304,6 +308,78 @@ def test_it_claims_with_every_heartbeat_whatever_happens(
         work.cancel()
 
     asyncio.run(asyncio.wait_for(claim(), 20))
+
+
+# ---- after a rewind ----------------------------------------------------------------------------
+
+
+def book(rewinds: int = 2, job: str = "gpt") -> messages.Book:
+    return messages.Book(job, 7, "10.99.7.0/24", {}, rewinds)
+
+
+@pytest.mark.parametrize(
+    ("promised", "done"),
+    [(True, ["abandon", "end", "finish"]), (False, ["abandon", "end", "thaw"])],
+)
+def test_what_leaves_from_before_a_rewind_ends_without_a_ruling(
+    scene: Scene, promised: bool, done: list[str]
+) -> None:
+    scene.leaves(promised=promised)
+    scene.ruled = Unreachable("the orchestrator is silent")
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert (scene.done, scene.outgoing, scene.claims) == (done, {}, [])
+    assert scene.resident.leaving
+
+
+def test_what_comes_from_before_a_rewind_is_discarded(scene: Scene) -> None:
+    scene.comes()
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert (scene.done, scene.incoming, scene.claims) == (["end", "forget", "discard"], {}, [])
+
+
+@pytest.mark.parametrize("other", [book(rewinds=1), book(job="other")])
+def test_the_copies_of_the_rewind_and_other_jobs_stay(scene: Scene, other: messages.Book) -> None:
+    scene.leaves()
+    asyncio.run(scene.rulings.drop_earlier(other))
+    assert (scene.done, list(scene.outgoing)) == ([], ["m1"])
+
+
+def test_the_work_on_an_earlier_copy_ends_first(scene: Scene) -> None:
+    scene.leaves()
+
+    async def both() -> None:
+        with scene.working("m1"):
+            order = asyncio.create_task(scene.rulings.drop_earlier(book()))
+            await asyncio.sleep(0.05)
+            assert (scene.done, order.done()) == (["abandon", "end"], False)
+        await order
+
+    asyncio.run(both())
+    assert (scene.done[-1], scene.outgoing) == ("finish", {})
+
+
+def test_work_on_an_earlier_copy_that_does_not_end_is_named(scene: Scene) -> None:
+    scene.leaves()
+
+    async def busy() -> None:
+        with scene.working("m1"):
+            await scene.rulings.drop_earlier(book())
+
+    with pytest.raises(Refused, match=r"m1 still works on gpt/1, 0\.1 s after gpt/1 was ended"):
+        asyncio.run(busy())
+    assert list(scene.outgoing) == ["m1"]
+
+
+@pytest.mark.parametrize("fails", ["end", "finish"])
+def test_an_earlier_copy_that_cannot_be_removed_is_tried_again(scene: Scene, fails: str) -> None:
+    scene.leaves()
+    scene.fails = fails
+    with pytest.raises(StepFailed, match="it failed"):
+        asyncio.run(scene.rulings.drop_earlier(book()))
+    assert (list(scene.outgoing), scene.not_busy()) == (["m1"], {"m1"})
+    scene.fails = ""
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert scene.outgoing == {}
 
 
 # ---- after a restart ---------------------------------------------------------------------------
