@@ -25,7 +25,7 @@ LAYERS = (
     ("runtime.config",),
     ("runtime.daemon", "runtime.messages"),
     ("runtime.control", "runtime.model"),
-    ("runtime.cost", "runtime.wire"),
+    ("runtime.cost", "runtime.journal", "runtime.wire"),
     ("runtime.agent.host", "runtime.migration"),
     ("runtime.agent.gpu", "runtime.quiesce"),
     ("runtime.agent.departure", "runtime.orchestrator"),
