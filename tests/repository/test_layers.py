@@ -30,6 +30,7 @@ LAYERS = (
     ("runtime.agent.gpu", "runtime.quiesce"),
     ("runtime.agent.departure", "runtime.orchestrator"),
     ("runtime.agent.arrival",),
+    ("runtime.agent.holding",),
     ("runtime.agent",),
     ("launcher.client", "launcher.report"),
     ("launcher.lab", "launcher.show"),
