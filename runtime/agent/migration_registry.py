@@ -27,6 +27,7 @@ from .departure.outgoing_note import read_note
 from .gpu.devices import Devices
 from .gpu.reservations import GpuReservations
 from .gpu.watch import GpuWatch
+from .holding.held_images import HELD
 from .host import host_facts
 from .host.capsule_table import CapsuleTable
 from .host.running_capsule import ROOT_PID, RunningCapsule
@@ -171,7 +172,8 @@ class MigrationRegistry:
         """Go on with the capsules and migrations of an earlier agent; it blocks only briefly."""
         factory = self._capsule_table.factory
         images = self._capsule_table.cluster.paths.run / "images"
-        names = sorted(path.name for path in images.iterdir())
+        # Images that this host holds for others are no migrations.
+        names = sorted(path.name for path in images.iterdir() if path.name != HELD)
         for name in names:
             incoming = await asyncio.to_thread(
                 IncomingMigration.recover, name, factory, self.devices

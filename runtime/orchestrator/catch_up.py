@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ..journal.journal_file import JournalError
 from ..messages import Register
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.steps import MigrationStep
 from .fleet import Fleet
-from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.catch_up")
 

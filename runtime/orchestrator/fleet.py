@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ...criu_glue.network.overlay import Overlay
 from ...errors import ConfigError
 from ..config.cluster import Cluster
+from ..journal.journal import Journal
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
-from .journal import Journal
 from .spares import NO_GPUS, GpuNeed, HostView
 
 

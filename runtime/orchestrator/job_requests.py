@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
+from ..journal.journal import shortened
 from ..messages.answers import expected
 from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for
@@ -19,7 +20,6 @@ from .address_book import AddressBook
 from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
-from .journal import shortened
 from .lookups import look_up
 from .rights import Rights
 from .spares import place_job

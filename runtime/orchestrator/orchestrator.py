@@ -26,6 +26,7 @@ from ..control import local_socket
 from ..control.link import Switchboard
 from ..daemon import notify, state_lock
 from ..daemon.cluster_file import ClusterFile
+from ..journal.journal_file import JournalError
 from ..messages import Message
 from ..messages.request_text import request_to
 from ..migration.migration import Migration
@@ -43,7 +44,6 @@ from .costing import Costing
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .journal_file import JournalError
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner

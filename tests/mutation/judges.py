@@ -8,13 +8,13 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "runtime/model/test_ownership.py",
         "runtime/model/test_ownership_model.py",
     ),
-    "runtime/orchestrator/journal.py": (
-        "runtime/orchestrator/test_journal.py",
+    "runtime/journal/journal.py": (
+        "runtime/journal/test_journal.py",
         "runtime/orchestrator/test_journal_trouble.py",
     ),
-    "runtime/orchestrator/journal_file.py": (
-        "runtime/orchestrator/test_journal_file.py",
-        "runtime/orchestrator/test_journal.py",
+    "runtime/journal/journal_file.py": (
+        "runtime/journal/test_journal_file.py",
+        "runtime/journal/test_journal.py",
         "runtime/orchestrator/test_journal_trouble.py",
     ),
     "runtime/quiesce/gates.py": (
@@ -272,7 +272,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ("runtime/agent/departure/wire_dump.py", "reach(point)", "pass"): FAULT,
     **{
         (
-            "runtime/orchestrator/journal.py",
+            "runtime/journal/journal.py",
             DIGITS,
             DIGITS.replace("len(number) >= 18", change),
         ): "a number of 18 digits fits as well, and no migration has it"
@@ -390,22 +390,22 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for change in ("2, 0", "1, 1")
     },
     (
-        "runtime/orchestrator/journal.py",
+        "runtime/journal/journal.py",
         "MOVES_OF_A_HOST = 1000",
         "MOVES_OF_A_HOST = 1001",
     ): "a bound on the effort",
     (
-        "runtime/orchestrator/journal.py",
+        "runtime/journal/journal.py",
         'query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"',
         'query = "SELECT COALESCE(MIN(epoch), 0) FROM last_epochs WHERE job = ?"',
     ): ONE_ROW,
     (
-        "runtime/orchestrator/journal_file.py",
+        "runtime/journal/journal_file.py",
         "MARK = 0x6C73626B",
         "MARK = 1819501164",
     ): "any number will do",
     (
-        "runtime/orchestrator/journal_file.py",
+        "runtime/journal/journal_file.py",
         'self._db.execute("PRAGMA synchronous=FULL")',
         "pass",
     ): "SQLite's own default; said, as it may be built with another",

@@ -433,6 +433,16 @@ def test_what_is_left_of_a_capsule_that_is_gone_is_removed(
     assert not (scene.images / "m1").exists()
 
 
+def test_images_that_are_held_for_others_are_no_migrations(
+    scene: Scene, recovers: Recovers
+) -> None:
+    held = scene.images / "held/gpt.1/s17"
+    held.mkdir(parents=True)
+    recovers.run()
+    assert held.exists()
+    assert "held" not in {*scene.outgoing, *scene.incoming}
+
+
 @pytest.mark.parametrize("epoch", [3, 5])
 def test_a_capsule_that_has_come_back_since_is_not_held(
     scene: Scene, recovers: Recovers, epoch: int

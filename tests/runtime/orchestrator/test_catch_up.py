@@ -18,6 +18,7 @@ from orchestrator_scene import FACTS
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.messages import (
     CapsuleState,
     Claim,
@@ -29,7 +30,6 @@ from liveshift.runtime.messages import (
     RunJob,
     SignalJob,
 )
-from liveshift.runtime.orchestrator.journal_file import JournalError
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 RUN = RunJob("a", 2, ["true"], {}, "/", 0, [])

@@ -15,12 +15,12 @@ from orchestrator_parts import Parts, parts
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.journal.journal import Journal
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.agents import Agents
-from liveshift.runtime.orchestrator.journal import Journal
 
 __all__ = ["parts"]
 
