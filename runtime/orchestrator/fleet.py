@@ -165,5 +165,7 @@ class Fleet:
                 capsules,
                 state,
                 code,
+                self.journal.protection.rewinds(name),
+                self.journal.protection.newest(name),
             )
         return jobs

@@ -7,11 +7,13 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "runtime/model/ownership.py": (
         "runtime/model/test_ownership.py",
         "runtime/model/test_ownership_model.py",
+        "runtime/model/test_rewind_model.py",
     ),
     "runtime/journal/journal.py": (
         "runtime/journal/test_journal.py",
         "runtime/orchestrator/test_journal_trouble.py",
     ),
+    "runtime/journal/protection.py": ("runtime/journal/test_protection.py",),
     "runtime/journal/journal_file.py": (
         "runtime/journal/test_journal_file.py",
         "runtime/journal/test_journal.py",
@@ -389,6 +391,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         ("criu_glue/network/network_lock.py", HEAD, HEAD.replace("1, 0", change)): UNREAD
         for change in ("2, 0", "1, 1")
     },
+    (
+        "runtime/model/ownership.py",
+        "REWIND_EPOCHS = 2",
+        "REWIND_EPOCHS = 3",
+    ): "any number above 1 will do",
+    (
+        "runtime/model/ownership.py",
+        "copy_rewinds: int = 0,",
+        "copy_rewinds: int = 1,",
+    ): "whoever names one of the two counts names both",
     (
         "runtime/journal/journal.py",
         "MOVES_OF_A_HOST = 1000",
