@@ -386,6 +386,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for change in ("2, 0", "1, 1")
     },
     (
+        "runtime/model/ownership.py",
+        "REWIND_EPOCHS = 2",
+        "REWIND_EPOCHS = 3",
+    ): "any number above 1 will do",
+    (
+        "runtime/model/ownership.py",
+        "copy_rewinds: int = 0,",
+        "copy_rewinds: int = 1,",
+    ): "whoever names one of the two counts names both",
+    (
         "runtime/journal/journal.py",
         "MOVES_OF_A_HOST = 1000",
         "MOVES_OF_A_HOST = 1001",
