@@ -110,7 +110,9 @@ def test_a_journal_of_another_format_is_refused(journal: Journal, path: Path, nu
     with sqlite3.connect(path) as other:
         other.execute(f"PRAGMA user_version={number}")
     other.close()
-    with pytest.raises(LiveshiftError, match=f"has format {number}, this version reads 2 and 3"):
+    with pytest.raises(
+        LiveshiftError, match=f"has format {number}, this version reads 2 and 3 and 4"
+    ):
         Journal(path)
 
 
