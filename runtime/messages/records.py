@@ -25,12 +25,15 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Book(msgspec.Struct, frozen=True):
-    """A job's address book: mobile address → (host name, epoch of that ownership)."""
+    """A job's address book: mobile address → (host name, epoch of that ownership).
+
+    ``rewinds``: how often the job was rewound. A host never goes back to a lower number."""
 
     job: str
     vni: int
     subnet: str
     where: dict[str, tuple[str, int]]
+    rewinds: int = 0
 
 
 class CapsuleSpec(msgspec.Struct, frozen=True):
@@ -52,7 +55,8 @@ class CapsuleState(msgspec.Struct, frozen=True):
     """What an agent reports of a capsule in every heartbeat; bytes, and collectives per second.
 
     ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them.
-    ``output_trouble``: which part of its output could not be kept, in words.
+    ``output_trouble``: which part of its output could not be kept, in words. ``rewinds``: how often
+    its job had been rewound when this copy was made.
     """
 
     name: str
@@ -65,6 +69,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     command: str
     gpus: list[str] = msgspec.field(default_factory=list)
     output_trouble: str = ""
+    rewinds: int = 0
 
 
 class HostFacts(msgspec.Struct, frozen=True):
