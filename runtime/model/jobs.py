@@ -18,6 +18,7 @@ from ..config.timeouts import Timeouts
 from ..messages import Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
 from .ownership import Owner
+from .snapshots import Generation
 
 MOST_CAPSULES = 250
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -47,7 +48,11 @@ class Capsule:
 
 @dataclass
 class Job:
-    """A job. ``state``: running, ending or ended."""
+    """A job. ``state``: running, rewinding, ending or ended.
+
+    ``rewinds``: how often it was rewound. ``newest``: its newest complete snapshot. ``taking``: the
+    number of the snapshot that is being taken, 0 for none.
+    """
 
     name: str
     overlay: Overlay
@@ -57,19 +62,22 @@ class Job:
     capsules: dict[str, Capsule]
     state: str = "running"
     code: int | None = None
+    rewinds: int = 0
+    newest: Generation | None = None
+    taking: int = 0
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
-    _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
+    _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
 
     def book(self) -> Book:
         """The job's address book; the same object until a capsule has another owner."""
-        epochs = sum(c.epoch for c in self.capsules.values())  # epochs only grow
-        if self._book is None or self._book[0] != epochs:
-            self._book = epochs, self._new_book()
+        key = self.rewinds, sum(c.epoch for c in self.capsules.values())  # both only grow
+        if self._book is None or self._book[0] != key:
+            self._book = key, self._new_book()
         return self._book[1]
 
     def _new_book(self) -> Book:
         where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
-        return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
+        return Book(self.name, self.overlay.vni, self.overlay.subnet, where, self.rewinds)
 
     def capsule(self, name: str) -> Capsule:
         """The capsule of that name; the job's own name will do if it has only one. Raises

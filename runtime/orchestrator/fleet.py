@@ -165,5 +165,7 @@ class Fleet:
                 capsules,
                 state,
                 code,
+                self.journal.snapshots.rewinds(name),
+                self.journal.snapshots.newest(name),
             )
         return jobs

@@ -244,10 +244,17 @@ class Orchestrator:
                 if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):
                     unknown.append(seen)  # else its job has ended and was just forgotten
                 continue
-            capsule = found[1]
+            job, capsule = found
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
                 capsule.seen = seen
-            elif is_stray(host, seen.epoch, capsule.owner, bool(capsule.migration)):
+            elif is_stray(
+                host,
+                seen.epoch,
+                capsule.owner,
+                bool(capsule.migration),
+                copy_rewinds=seen.rewinds,
+                job_rewinds=job.rewinds,
+            ):
                 log.error("%s still runs on %s under epoch %d", seen.name, host, seen.epoch)
                 self.endings.end_stray(host, seen.name, seen.epoch)
 
