@@ -20,7 +20,7 @@ import msgspec
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
-from . import protection
+from . import snapshot_tables
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
     migration INTEGER);
 """
-    + protection.SCHEMA
+    + snapshot_tables.SCHEMA
 )
 
 
@@ -68,7 +68,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
         self.together = self.file.together
-        self.protection = protection.Protection(self.file)
+        self.snapshots = snapshot_tables.SnapshotTables(self.file)
 
     # ---- jobs ----
 
@@ -105,7 +105,7 @@ class Journal:
             )
             self.file.write("DELETE FROM jobs WHERE name = ?", (name,))
             self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
-            self.protection.remove_job(name)
+            self.snapshots.remove_job(name)
 
     def end_unknown(self, job: str, epoch: int) -> None:
         """Record the end of a job that is not in this journal. Its number jobN is not used again,

@@ -73,10 +73,10 @@ class CatchUp:
         for report in self._fleet.reports.values():
             for name, count in report.rewinds.items():
                 counts[name] = max(count, counts.get(name, 0))
-        protection = self._fleet.journal.protection
-        protection.catch_up(counts, SKIPPED)
+        tables = self._fleet.journal.snapshots
+        tables.catch_up(counts, SKIPPED)
         for name, job in self._fleet.jobs.items():
-            job.rewinds, job.newest = protection.rewinds(name), protection.newest(name)
+            job.rewinds, job.newest = tables.rewinds(name), tables.newest(name)
 
     def _assign_owner(self, job: Job, capsule: Capsule) -> None:
         reports = self._fleet.reports.items()

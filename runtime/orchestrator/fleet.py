@@ -165,7 +165,7 @@ class Fleet:
                 capsules,
                 state,
                 code,
-                self.journal.protection.rewinds(name),
-                self.journal.protection.newest(name),
+                self.journal.snapshots.rewinds(name),
+                self.journal.snapshots.newest(name),
             )
         return jobs

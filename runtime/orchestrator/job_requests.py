@@ -83,7 +83,7 @@ class JobRequests:
         spec = run_spec.encode(request, uid)
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
         where, what = ", ".join(hosts), shortened(" ".join(request.argv))
-        rewinds = fleet.journal.protection.rewinds(name)  # of an earlier job of that name
+        rewinds = fleet.journal.snapshots.rewinds(name)  # of an earlier job of that name
         with fleet.journal.together():
             started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
             fleet.journal.add_event(name, "started", f"started on {where}: {what}", who.shown)

@@ -13,7 +13,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "runtime/journal/test_journal.py",
         "runtime/orchestrator/test_journal_trouble.py",
     ),
-    "runtime/journal/protection.py": ("runtime/journal/test_protection.py",),
+    "runtime/journal/snapshot_tables.py": ("runtime/journal/test_snapshot_tables.py",),
     "runtime/journal/journal_file.py": (
         "runtime/journal/test_journal_file.py",
         "runtime/journal/test_journal.py",

@@ -150,11 +150,11 @@ def test_a_count_of_rewinds_that_hosts_know_is_not_used_again(
     restored: Orchestrator, tmp_path: Path
 ) -> None:
     """The backup knows neither the rewinds since, nor which snapshots the holders still have."""
-    protection = restored.fleet.journal.protection
-    number = protection.begin_snapshot("a")
+    tables = restored.fleet.journal.snapshots
+    number = tables.begin_snapshot("a")
     owners = {"a/0": ("h0", 1), "a/1": ("h1", 1)}
-    protection.complete_snapshot(Generation(number, "a", "", 5.0, 0, owners, {}))
-    restored.fleet.jobs["a"].newest = protection.newest("a")
+    tables.complete_snapshot(Generation(number, "a", "", 5.0, 0, owners, {}))
+    restored.fleet.jobs["a"].newest = tables.newest("a")
     register(restored, "h0", {"a/0": 5}, rewinds={"a": 2})
     register(restored, "h1", {"a/1": 3}, rewinds={"a": 1, "b": 4})
     assert restored.fleet.jobs["a"].rewinds == 0
@@ -164,8 +164,8 @@ def test_a_count_of_rewinds_that_hosts_know_is_not_used_again(
     restored.fleet.journal.file.close()
     again = brain_on(tmp_path).fleet
     assert (again.jobs["a"].rewinds, again.jobs["a"].newest) == (2, None)
-    assert again.journal.protection.rewinds("b") == 4
-    assert again.journal.protection.begin_snapshot("a") == number + 1001
+    assert again.journal.snapshots.rewinds("b") == 4
+    assert again.journal.snapshots.begin_snapshot("a") == number + 1001
 
 
 def test_it_is_a_journal_like_any_other_afterwards(restored: Orchestrator, tmp_path: Path) -> None:

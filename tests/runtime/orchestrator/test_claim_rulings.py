@@ -110,12 +110,12 @@ def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone
 def test_a_copy_of_before_a_rewind_ends_and_one_of_now_runs(parts: Parts) -> None:
     """Also where its host owns the capsule again: it stayed there."""
     fleet, capsule = seen(parts)
-    job, protection = fleet.jobs["gpt"], fleet.journal.protection
+    job, tables = fleet.jobs["gpt"], fleet.journal.snapshots
     fleet.journal.save_migration(1, row(1, state="failed"))
     snapshot = snapshot_taken(fleet)
     earlier, now = claim(Side.LEAVING, 1), claim(Side.COMING, 3)
     assert parts.claims.rule("h1", earlier) == messages.Ruled("run", 1)
-    rewind = protection.rewind("gpt", snapshot, {"gpt/0": "h2", "gpt/1": "h1"}, "h0 is lost")
+    rewind = tables.rewind("gpt", snapshot, {"gpt/0": "h2", "gpt/1": "h1"}, "h0 is lost")
     job.rewinds = rewind.rewinds
     for each in job.capsules.values():
         each.host, each.epoch = rewind.owners[each.name]
@@ -133,9 +133,9 @@ def test_a_copy_of_before_a_rewind_ends_and_one_of_now_runs(parts: Parts) -> Non
 
 def snapshot_taken(fleet: Any) -> int:
     """Take a snapshot of gpt; return its number."""
-    number: int = fleet.journal.protection.begin_snapshot("gpt")
+    number: int = fleet.journal.snapshots.begin_snapshot("gpt")
     owners = {c.name: (c.host, c.epoch) for c in fleet.jobs["gpt"].capsules.values()}
-    fleet.journal.protection.complete_snapshot(
+    fleet.journal.snapshots.complete_snapshot(
         Generation(number, "gpt", "", 5.0, 0, owners, {name: ["h2"] for name in owners})
     )
     return number
@@ -154,10 +154,10 @@ def test_an_image_is_held_until_a_newer_snapshot_is_complete(parts: Parts) -> No
     job.taking = 1
     assert ruling("s1.1") == "wait"
     snapshot_taken(fleet)
-    job.newest, job.taking = fleet.journal.protection.newest("gpt"), 2
+    job.newest, job.taking = fleet.journal.snapshots.newest("gpt"), 2
     assert [ruling(f"s{n}.1") for n in (1, 2, 3)] == ["wait", "wait", "end"]
     snapshot_taken(fleet)
-    job.newest, job.taking = fleet.journal.protection.newest("gpt"), 0
+    job.newest, job.taking = fleet.journal.snapshots.newest("gpt"), 0
     assert [ruling(f"s{n}.1") for n in (1, 2)] == ["end", "wait"]
     job.state = "ending"
     assert ruling("s2.1") == "wait", "it may not have ended everywhere"
@@ -174,9 +174,9 @@ def test_an_image_is_held_until_a_newer_snapshot_is_complete(parts: Parts) -> No
 def test_an_orchestrator_finds_counts_and_snapshots_again(parts: Parts) -> None:
     fleet, _ = seen(parts)
     snapshot = snapshot_taken(fleet)
-    fleet.journal.protection.begin_snapshot("gpt")
+    fleet.journal.snapshots.begin_snapshot("gpt")
     plan = {"gpt/0": "h2", "gpt/1": "h1"}
-    fleet.journal.protection.rewind("gpt", snapshot, plan, "h0 is lost")
+    fleet.journal.snapshots.rewind("gpt", snapshot, plan, "h0 is lost")
     run = fleet.jobs["gpt"].request
     fleet.journal.file.write("UPDATE jobs SET spec = ?", (run_spec.encode(run, 0),))
     again = Fleet(fleet.cluster).jobs["gpt"]

@@ -2,8 +2,8 @@
 """The part of the journal about snapshots and rewinds: which snapshot of a job is complete, how
 often the job was rewound, and which rewind is under way.
 
-Two writes decide: :meth:`Protection.complete_snapshot` makes a snapshot the one to which the job
-goes back, and :meth:`Protection.rewind` takes all its capsules back at once. Each is one
+Two writes decide: :meth:`SnapshotTables.complete_snapshot` makes a snapshot the one to which the
+job goes back, and :meth:`SnapshotTables.rewind` takes all its capsules back at once. Each is one
 transaction, and checks in it that nothing has changed since it was prepared.
 """
 
@@ -53,7 +53,7 @@ class RewindRow:
     time: float
 
 
-class Protection:
+class SnapshotTables:
     """These tables; ``file`` also has those of :class:`.journal.Journal`, jobs and capsules."""
 
     def __init__(self, file: JournalFile) -> None:
