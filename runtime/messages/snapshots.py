@@ -138,7 +138,9 @@ class GetHeld(Message, frozen=True):
 
 
 class HeldFacts(Answer, frozen=True):
-    """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send."""
+    """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send, on all
+    lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
+    output in it."""
 
     survey: Survey
     facts: HostFacts

@@ -14,12 +14,15 @@ import pytest
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent import destination_handlers, source_handlers
+from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
 from liveshift.runtime.agent.destination_handlers import DestinationHandlers
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.source_handlers import SourceHandlers
 
 T = TypeVar("T")
-PRECOPY: Any = SimpleNamespace(capsule="gpt/1", migration="m1", verify=False, plain="")
+PRECOPY: Any = SimpleNamespace(
+    capsule="gpt/1", migration="m1", destination="h2", endpoint="", verify=False, plain=""
+)
 FREEZE = messages.Freeze("m1", "gpt/1", 10.0)
 RESTORE: Any = SimpleNamespace(capsule="gpt/1", migration="m1", epoch=9, deadline=10.0)
 
@@ -77,6 +80,7 @@ class Scene(MigrationRegistry):
         self._busy = set()
         self._capsule_table = me
         self.outgoing, self.incoming = {}, {}
+        self.snapshots = SnapshotSessions()
         self.done: list[str] = []
         self.criu = cast(Any, "criu")
         self.capsule: Any = SimpleNamespace(
@@ -103,7 +107,7 @@ class Scene(MigrationRegistry):
             raise self.devices_fail
         return None
 
-    def open_sender(self, _request: object) -> Any:
+    def open_sender(self, *_: object) -> Any:
         return None
 
     def resident(self, capsule: str) -> Any:
