@@ -165,6 +165,26 @@ def test_a_capsule_that_another_migration_holds_is_not_precopied(scene: Scene) -
     assert list(scene.outgoing) == ["m0"]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_snapshots_give_the_memory_back_before_a_precopy(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    async def end(capsule: str) -> None:
+        scene.done.append(f"{capsule} given back")
+        assert "m1" in scene.outgoing, "so that no snapshot begins from here on"
+        if fails:
+            raise StepFailed("memory", "it is still followed")
+
+    monkeypatch.setattr(scene.snapshots, "end", end)
+    if fails:
+        with pytest.raises(StepFailed):
+            asyncio.run(scene.source.precopy(PRECOPY))
+    else:
+        asyncio.run(scene.source.precopy(PRECOPY))
+    assert scene.done == ["gpt/1 given back", "precopy"][: 2 - fails]
+    assert not scene.is_busy("m1")
+
+
 @pytest.mark.parametrize("how", ["helper", "another", "ended"])
 def test_what_happens_while_the_gpus_are_asked_for_begins_no_precopy(
     scene: Scene, how: str

@@ -153,6 +153,10 @@ class Holder:
         """The generations that are here, and whether each is kept."""
         return [(g.number, g.kept) for g in self.images.generations()]
 
+    def left(self) -> list[str]:
+        """The capsules of which a directory is left."""
+        return sorted(p.name for p in self.directory.iterdir()) if self.directory.exists() else []
+
     def files(self) -> list[str]:
         return sorted(
             str(path.relative_to(self.directory))
