@@ -81,7 +81,12 @@ class Rulings:
     async def _settle_outgoing(self, outgoing: OutgoingMigration) -> str:
         name, resident = outgoing.resident.spec.name, outgoing.resident
         claim = messages.Claim(
-            outgoing.migration, name, Side.LEAVING.value, resident.epoch, ready=True
+            outgoing.migration,
+            name,
+            Side.LEAVING.value,
+            resident.epoch,
+            ready=True,
+            rewinds=resident.overlay.rewinds,
         )
         ruled = await self._send_claim(claim)
         ruling = Ruling(ruled.ruling)
@@ -129,9 +134,14 @@ class Rulings:
         return "ended"
 
     async def _settle_incoming(self, incoming: IncomingMigration) -> str:
-        name = incoming.resident.spec.name
+        name, resident = incoming.resident.spec.name, incoming.resident
         claim = messages.Claim(
-            incoming.migration, name, Side.COMING.value, incoming.resident.epoch, ready=False
+            incoming.migration,
+            name,
+            Side.COMING.value,
+            resident.epoch,
+            ready=False,
+            rewinds=resident.overlay.rewinds,
         )
         if Ruling((await self._send_claim(claim)).ruling) is not Ruling.END:
             return "held"
@@ -148,7 +158,8 @@ class Rulings:
     # ---- after a rewind ------------------------------------------------------------------------
 
     async def drop_earlier(self, book: messages.Book) -> None:
-        """Remove what migrations hold here of a job from before the rewind that the book is of.
+        """Remove what migrations and snapshots hold here of a job from before the rewind that the
+        book is of. The tasks of its capsules have ended.
 
         No ruling is needed: such a copy may never run again. Raises Refused if its tasks do not
         end, or the work on it. Then no other copy is built here, and the next call goes on.
@@ -161,6 +172,12 @@ class Rulings:
             resident = each.resident
             if resident.spec.job == book.job and resident.overlay.rewinds < book.rewinds:
                 await self._drop(migration, resident)
+        await self._registry.snapshots.drop_earlier(book, self._patience)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for work on a copy to end, once its tasks have ended."""
+        return self._capsule_table.cluster.timeouts.prepare / 2
 
     async def _drop(self, migration: str, resident: RunningCapsule) -> None:
         registry, name = self._registry, resident.spec.name
@@ -168,7 +185,7 @@ class Rulings:
             leaving.abandon()
         resident.leaving = True
         await asyncio.to_thread(resident.end_silently)  # then the work under way on it fails
-        limit = self._capsule_table.cluster.timeouts.prepare / 2
+        limit = self._patience
         try:
             async with asyncio.timeout(limit):
                 await registry.until_idle(migration)

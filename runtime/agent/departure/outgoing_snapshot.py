@@ -110,6 +110,11 @@ class OutgoingSnapshot:
         """Bytes sent on all lanes."""
         return self._wire.sender.bytes + self._memory.sent
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has succeeded: nothing is left here, and the tracker is back."""
+        return self._closed
+
     # ---- the steps -----------------------------------------------------------------------------
 
     def send_ahead(self, request: SnapshotRequest, asked: float) -> Moved:

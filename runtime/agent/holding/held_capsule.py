@@ -92,7 +92,9 @@ class HeldCapsule:
 
     @property
     def empty(self) -> bool:
-        return not self._generations and not self._leaving
+        """Whether nothing is here. Then the directory is removed too."""
+        with self._lock:  # its removal may be under way, and another capsule object may make it
+            return not self._generations and not self._leaving
 
     @property
     def needed(self) -> int:
@@ -139,6 +141,18 @@ class HeldCapsule:
             finally:
                 self._close_if_empty()
 
+    def stands(self, number: int) -> tuple[int, int]:
+        """The generation at which the store stood when ``number`` was expected, and the highest
+        incarnation of a process in it. (0, 1): at none, so all memory must come.
+
+        Raises NotFound if there is no generation ``number``, StepFailed if that other one is gone.
+        """
+        with self._lock:
+            if not (base := self._find(number).base):
+                return 0, 1
+            with self._open().view(base) as view:
+                return base, max(view.incarnations().values(), default=1)
+
     def _begin(self, note: HeldNote) -> Inbox:
         store = self._open(note.limit_bytes)
         base = max(self._generations, default=0)
@@ -171,15 +185,23 @@ class HeldCapsule:
 
     # ---- what is kept --------------------------------------------------------------------------
 
+    def describe(self, number: int) -> tuple[HeldNote, int]:
+        """The note of a generation that is kept, and how many bytes :meth:`forward` sends. Raises
+        NotFound if it is not kept here, StepFailed if it cannot be read."""
+        with self._lock:
+            generation = self._find_kept(number)
+            try:
+                return generation.note, generation.size(self._open())
+            except OSError as error:
+                raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
+
     def forward(self, number: int, sender: Sender, lanes: Lanes) -> Frozen:
         """Send a generation that is kept to a host that restores it; it stays as it is.
 
         Raises NotFound if it is not kept here, StepFailed if it cannot be sent.
         """
         with self._lock:
-            generation, store = self._find(number), self._open()
-            if not generation.kept:
-                raise NotFound(f"the image {generation.note.migration} was not kept")
+            generation, store = self._find_kept(number), self._open()
             generation.users += 1
         try:
             return generation.forward(store, sender, lanes)
@@ -217,6 +239,11 @@ class HeldCapsule:
     def _find(self, number: int) -> HeldGeneration:
         if (generation := self._generations.get(number)) is None:
             raise NotFound(f"s{number} is not in {self.directory} (any more)")
+        return generation
+
+    def _find_kept(self, number: int) -> HeldGeneration:
+        if not (generation := self._find(number)).kept:
+            raise NotFound(f"the image {generation.note.migration} was not kept")
         return generation
 
     def _open(self, limit: int = 0) -> HeldStore:

@@ -103,6 +103,12 @@ class HeldGeneration:
         self.inbox.close()
         self.inbox = None
 
+    def size(self, store: HeldStore) -> int:
+        """Bytes that :meth:`forward` sends, to within the note. Raises StepFailed, OSError."""
+        files = sum(path.stat().st_size for path in self.images.rglob("*") if path.is_file())
+        with store.view(self.number) as view:
+            return files + view.size + len(msgspec.msgpack.encode(view.table))
+
     def forward(self, store: HeldStore, sender: Sender, lanes: Lanes) -> Frozen:
         """Send the image to another host, as its source did. Raises StepFailed, also if it is
         dropped meanwhile."""

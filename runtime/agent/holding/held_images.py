@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """All images that this host holds, by their names on the wire, and the memory that they may take.
 
-They lie in a directory beside those of migrations, on the same tmpfs. An agent that is restarted
-takes them up; a host that is restarted has lost them.
+They lie in a directory beside those of migrations, on the same tmpfs. It is there only while there
+are images. An agent that is restarted takes them up; a host that is restarted has lost them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -46,8 +47,7 @@ class HeldImages:
     def recover(cls, factory: CapsuleFactory, budget: int) -> Self:
         """What an earlier agent has held. What it had not kept is removed."""
         here = cls(factory.images(HELD), factory.host, factory.placement.carried, budget)
-        here._directory.mkdir(parents=True, exist_ok=True)
-        for path in sorted(here._directory.iterdir()):
+        for path in sorted(here._directory.iterdir()) if here._directory.exists() else []:
             try:
                 capsule = HeldCapsule.recover(path, here._carried, budget)
             except (OSError, LiveshiftError) as error:  # the agent must start
@@ -57,6 +57,7 @@ class HeldImages:
             for generation in capsule.generations:
                 here._capsules[generation.note.spec.name] = capsule
                 log.warning("%s: it is held here still", generation.note.migration)
+        here._tidy()
         return here
 
     def generations(self) -> list[HeldGeneration]:
@@ -84,7 +85,10 @@ class HeldImages:
                 directory = self._directory / name.replace("/", ".")
                 capsule = HeldCapsule(directory, self._carried, self._budget)
             self._check_fits(note, capsule)
-            inbox = capsule.expect(note)
+            try:
+                inbox = capsule.expect(note)
+            finally:
+                self._tidy()
             self._capsules[name] = capsule
             return inbox
 
@@ -112,6 +116,13 @@ class HeldImages:
         except NotFound:
             return
         capsule.drop(number)
+        with self._lock:  # a capsule that makes its directory below this one has the lock
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove the directory if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
 
     def close(self) -> None:
         """Close all that is open, and leave all files to the next agent."""

@@ -19,7 +19,8 @@ NOTE = "note"
 class HeldNote(msgspec.Struct, frozen=True):
     """One capsule of one snapshot. ``migration``: the image's name on the wire, "s17.0" for the
     capsule with index 0 of snapshot 17, whose ``number`` is 17. ``source``: the host that sends it
-    and has these ``facts``. ``limit_bytes``: as in Reserve.
+    and has these ``facts``. ``epoch`` and ``rewinds`` are those of the copy; claims name them.
+    ``limit_bytes``: as in Reserve.
 
     ``bytes``: the size of the whole image here. ``rewritten``: so many bytes of an image differ
     from the one before.
@@ -31,6 +32,8 @@ class HeldNote(msgspec.Struct, frozen=True):
     spec: CapsuleSpec
     survey: Survey
     facts: HostFacts
+    epoch: int
+    rewinds: int
     limit_bytes: int
     bytes: int
     rewritten: int = 0

@@ -84,6 +84,17 @@ class CapsuleTable:
             raise NotFound(f"{capsule} is not on {self.host}")
         return found
 
+    def rewinds(self) -> dict[str, int]:
+        """How often each job was rewound, as far as this host knows. Jobs that never were are not
+        named."""
+        known = [(book.job, book.rewinds) for book in self.books.values()]
+        known += [(c.spec.job, c.overlay.rewinds) for c in self.capsules.values()]
+        found: dict[str, int] = {}
+        for job, rewinds in known:
+            if rewinds > found.get(job, 0):
+                found[job] = rewinds
+        return found
+
     def refuse_older(self, request: messages.Reserve) -> None:
         """Raises Refused when a newer epoch than the one announced is known here already, or a
         later rewind of the job; also while a copy from before the announced rewind is left here.

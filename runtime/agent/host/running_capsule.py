@@ -117,6 +117,7 @@ class RunningCapsule:
             command=" ".join(self.spec.argv)[:200],
             gpus=gpus_of({task.pid for task in found}),
             output_trouble=self.output_trouble(),
+            rewinds=self.overlay.rewinds,
         )
 
     def ran_s(self) -> float:

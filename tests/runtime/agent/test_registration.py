@@ -33,9 +33,13 @@ class Scene:
         agent.capsule_table = self
         self.agent = agent
 
-    async def answer(self, *_: object) -> messages.Books:
+    async def answer(self, register: messages.Register, *_: object) -> messages.Books:
+        assert register.rewinds == {"a": 1}, "it says which rewinds it has heard of"
         self.done.append("registered")
         return messages.Books([Book(job, 7, "10.99.7.0/24", {}, 2) for job in self.ends])
+
+    def rewinds(self) -> dict[str, int]:
+        return {"a": 1}
 
     async def end_earlier(self, book: Book) -> None:
         self.done.append(f"end {book.job}")

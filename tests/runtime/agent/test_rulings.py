@@ -18,6 +18,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import OutgoingNote, write_note
+from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.rulings import Rulings
 from liveshift.runtime.model.ownership import Ruling
@@ -48,6 +49,7 @@ class Scene(MigrationRegistry):
         self._busy = set()
         self._capsule_table = cast(Any, self)
         self.outgoing, self.incoming = {}, {}
+        self.snapshots = SnapshotSessions()
         self.done: list[str] = []
         self.fails = ""
         self.alive = True
@@ -158,7 +160,7 @@ def test_each_ruling_on_the_sources_copy(
     assert scene.resident.epoch == (7 if ruling is Ruling.RUN else 5)
     assert ("gpt/1" in scene.capsules) is (done != ["finish"]), "one that has moved is not here"
     (claim,) = scene.claims
-    assert (claim.side, claim.epoch, claim.ready) == ("leaving", 5, True)
+    assert (claim.side, claim.epoch, claim.ready, claim.rewinds) == ("leaving", 5, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_each_ruling_on_the_destinations_copy(scene: Scene, ruling: Ruling) -> N
     assert scene.done == (["forget", "discard"] if over else [])
     assert ("m1" in scene.incoming) is not over
     (claim,) = scene.claims
-    assert (claim.side, claim.ready) == ("coming", False)
+    assert (claim.side, claim.ready, claim.rewinds) == ("coming", False, 1)
 
 
 def test_a_removal_that_fails_is_tried_again(scene: Scene) -> None:

@@ -42,7 +42,7 @@ Memory = dict[int, Pages]
 def note(number: int, *, size: int = 8 * MB, rewritten: int = 0, index: int = 1) -> HeldNote:
     spec = msgspec.structs.replace(SPEC, name=f"gpt/{index}", index=index)
     name = f"s{number}.{index}"
-    return HeldNote(name, number, "h0", spec, NOTHING, HERE, 64 * MB, size, rewritten)
+    return HeldNote(name, number, "h0", spec, NOTHING, HERE, 3, 1, 64 * MB, size, rewritten)
 
 
 def some_memory(seed: int = 0, count: int = 300) -> Memory:
@@ -152,6 +152,10 @@ class Holder:
     def numbers(self) -> list[tuple[int, bool]]:
         """The generations that are here, and whether each is kept."""
         return [(g.number, g.kept) for g in self.images.generations()]
+
+    def left(self) -> list[str]:
+        """The capsules of which a directory is left."""
+        return sorted(p.name for p in self.directory.iterdir()) if self.directory.exists() else []
 
     def files(self) -> list[str]:
         return sorted(

@@ -179,7 +179,7 @@ def test_a_generation_that_is_dropped_is_sent_no_further_and_goes_after_that(
         capsule.forward(17, there.sender, there.lanes)
     assert len(sent) == 1
     assert not there.host.inbox.complete
-    assert list(holder.directory.iterdir()) == []
+    assert holder.left() == []
     with pytest.raises(NotFound, match="s17 is not in"):
         capsule.forward(17, there.sender, there.lanes)
 

@@ -101,6 +101,13 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch)
 
 
+def test_the_host_says_which_rewinds_it_has_heard_of(scene: Scene) -> None:
+    assert scene.table.rewinds() == {"gpt": 1}
+    scene.copy("gpt/0", 2)  # its book was not entered yet
+    scene.copy("other/0", 0)
+    assert scene.table.rewinds() == {"gpt": 2}
+
+
 # ---- their end ---------------------------------------------------------------------------------
 
 
