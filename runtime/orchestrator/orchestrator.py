@@ -263,6 +263,8 @@ class Orchestrator:
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
                 self.rewinds.note_heartbeat(capsule, seen)
                 capsule.seen = seen
+            elif job.state == "rewinding" and seen.rewinds < job.rewinds:
+                continue  # the rewind ends it, behind a locked network
             elif is_stray(
                 host,
                 seen.epoch,

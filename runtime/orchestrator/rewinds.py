@@ -6,7 +6,7 @@ ended. What dies of a lost host is then no end of the job: :meth:`Rewinds.takes_
 is possible yet (no holder is up, no host has room), nothing is ended, and the job waits. It goes on
 by itself if the host comes back with its capsules.
 
-snapshot/watch.py says which hosts are lost, snapshot/rewind.py has the steps.
+snapshot/lookout.py says which hosts are lost, snapshot/rewind.py has the steps.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Collection
 
 from ...errors import LiveshiftError, NotFound
 from .. import messages
-from ..control import reach
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
-from ..journal.protection import RewindRow
+from ..journal.snapshot_tables import RewindRow
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Place, image_name, rewind_plan
 from ..quiesce.gates import Gates
+from ..snapshot.lookout import Lookout
 from ..snapshot.rewind import Rewind, RewindEnd
-from ..snapshot.watch import MISSED, HostSeen, lost_hosts, suspected
 from .address_book import AddressBook
 from .agents import Agents
 from .context import OrchestratorContext
@@ -55,42 +53,32 @@ class Rewinds:
         self._fleet = fleet
         self._gates = gates
         self._endings = endings
-        self._protection = fleet.journal.protection
+        self._protection = fleet.journal.snapshots
         # RewindContext says what each of these does.
         self.request = agents.request
         self.is_up = fleet.is_up
         self.publish = address_book.publish
         self.commit = context.commit
-        self._began = time.monotonic()
-        self._answers: dict[str, tuple[float, bool]] = {}  # by host: when it was tried, and whether
-        self._probing: set[str] = set()
-        self._progress: dict[str, float] = {}  # by capsule; see watch.lost_hosts
-        self._missing: dict[str, tuple[int, str]] = {}  # by capsule: the epoch it lacks, and why
         self._rows: dict[str, RewindRow] = {}  # by job: its last rewind, until that is done
         self._following: set[str] = set()  # jobs on which a task works
         self._noted: dict[str, str] = {}  # by job: why it waits
         self._gone: set[int] = set()  # snapshots of which an image is gone
         self._wake = asyncio.Event()
         self._tasks = Tasks()
+        self._lookout = lookout = Lookout(fleet.cluster, self._heard, self._wake.set)
+        self.note_heartbeat = lookout.note_heartbeat
+        self.lacks = lookout.lacks
+        self.why_again = lookout.why
 
     # ---- what the orchestrator reports ---------------------------------------------------------
-
-    def note_heartbeat(self, capsule: Capsule, seen: messages.CapsuleState) -> None:
-        """Take the owner's report on a capsule, before ``capsule.seen`` becomes it."""
-        if capsule.seen is not None and seen.collectives > capsule.seen.collectives:
-            self._progress[capsule.name] = time.monotonic()
 
     def takes_back(self, job: Job, capsule: Capsule, code: int) -> bool:
         """Whether the end of a capsule's command is not recorded now, as it may be the work of a
         lost host. Its agent then reports it again with every heartbeat, until it is known."""
         if code == 0 or job.state != "running" or not self.protected(job):
             return False
-        if job.name in self._following or self._lacking(job):
-            return True
-        seen, now, limits = self._seen(), time.monotonic(), self.cluster.timeouts
-        # A host whose kernel answers has no agent just now; its job may fail by itself.
-        late = [h for h in suspected(job, seen, now, limits) if h in seen]
-        return any(seen[host].answers is not True for host in late)
+        pending = job.name in self._following or self._lookout.lacking(job)
+        return bool(pending) or self._lookout.suspects(job)
 
     def host_lost(self, host: str, job: Job, capsule: Capsule) -> bool:
         """Take it that a host does not have a capsule which it was let run. Returns False if the
@@ -112,7 +100,7 @@ class Rewinds:
             for job in list(self._fleet.jobs.values()):
                 if job.name not in self._following:
                     self._look_at(job)
-            self._probe_silent()
+            self._lookout.probe(filter(self.protected, self._fleet.jobs.values()))
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self.cluster.timeouts.heartbeat / 2)
@@ -138,22 +126,19 @@ class Rewinds:
         try:
             if self.why_again(job):
                 await self._begin(job)
-            elif (row := self._rows.get(job.name)) is not None:
-                await self._ended(job, await self._rewind(job, row).recover())
             else:
-                self._give_up(job, "its rewind is not in the journal")
+                await self._go_on(job)
         except LiveshiftError as error:
             self._wait(job, str(error))
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
         finally:
             self._following.discard(job.name)
-            self._wake.set()
 
     # ---- a rewind ------------------------------------------------------------------------------
 
     async def _begin(self, job: Job) -> None:
         """Plan a rewind, see that the images are there, write it, and carry it out."""
-        generation, lost = job.newest, self._lost(job)
+        generation, lost = job.newest, self._lookout.lost(job)
         if generation is None:
             self._give_up(job, "no snapshot of it is left")
             return
@@ -166,13 +151,12 @@ class Rewinds:
             self._gone.add(generation.number)
             self._give_up(job, gone)
             return
-        again = rewind_plan(self._fleet.views(), generation, owners, self._lost(job))
+        again = rewind_plan(self._fleet.views(), generation, owners, self._lookout.lost(job))
         if again != plan or job.newest is not generation or not self.why_again(job):
             return  # something has changed meanwhile: look again
         if job.state not in ("running", "rewinding"):
             return
-        heard = [self._seen()[h].heard for h in self._silent(job)]
-        noticed = time.monotonic() - max(heard) if heard else None
+        noticed = self._lookout.silence(job)
         row = self._protection.rewind(
             job.name, generation.number, {c: place.host for c, place in plan.items()}, why
         )
@@ -181,7 +165,16 @@ class Rewinds:
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
         rewind = Rewind(self, job, generation, row, owners.values(), noticed)
-        await self._ended(job, await rewind.run())
+        self._ended(job, rewind, await rewind.run())
+
+    async def _go_on(self, job: Job) -> None:
+        """Go on with the rewind that an earlier orchestrator has left, or that had to wait."""
+        row, generation = self._rows.get(job.name), job.newest
+        if row is None or generation is None or generation.number != row.generation:
+            self._give_up(job, "the journal was put back, and does not know the snapshot any more")
+            return
+        rewind = Rewind(self, job, generation, row, row.before)
+        self._ended(job, rewind, await rewind.recover())
 
     def _enter(self, job: Job, row: RewindRow) -> None:
         """Bring the memory to what the journal says since the write."""
@@ -189,7 +182,7 @@ class Rewinds:
         for name, (host, epoch) in row.owners.items():
             capsule = job.capsules[name]
             capsule.host, capsule.epoch, capsule.granted, capsule.seen = host, epoch, False, None
-            self._progress.pop(name, None)
+            self._lookout.begin_anew(capsule)
         self._rows[job.name] = row
         self._noted.pop(job.name, None)
 
@@ -210,14 +203,9 @@ class Rewinds:
         found = await asyncio.gather(*map(look, job.capsules.values()))
         return next(filter(None, found), "")
 
-    def _rewind(self, job: Job, row: RewindRow) -> Rewind:
-        if job.newest is None or job.newest.number != row.generation:
-            raise LiveshiftError(f"s{row.generation}, to which {job.name} goes back, is not known")
-        return Rewind(self, job, job.newest, row, row.before)
-
-    async def _ended(self, job: Job, end: RewindEnd) -> None:
+    def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
         if end is RewindEnd.LOST:
-            self._give_up(job, "it cannot be brought back from its snapshot")
+            self._give_up(job, str(rewind.error))
         elif end is RewindEnd.JOB_ENDS:
             self._end_unrestored(job)
 
@@ -226,11 +214,14 @@ class Rewinds:
     def _give_up(self, job: Job, why: str) -> None:
         """End what is certainly lost. A capsule whose host is only silent may still come back."""
         self._wait(job, f"cannot be taken back: {why}")
+        lacking = self._lookout.lacking(job)
         for capsule in list(job.capsules.values()):
-            lacks = capsule.name in self._lacking(job)
-            if capsule.code is None and (lacks or not capsule.granted):
+            if capsule.code is None and (capsule.name in lacking or not capsule.granted):
                 self._endings.capsule_ended(job, capsule, KILLED)
                 self.note(job, "lost", f"{capsule.name} is lost: {why}")
+        if job.state == "rewinding" and not self.why_again(job):  # all of it runs
+            self._fleet.journal.set_job(job.name, "running", job.code)
+            job.state = "running"
 
     def _end_unrestored(self, job: Job) -> None:
         """End the capsules of a job that is being ended which run nowhere: no signal reaches them,
@@ -259,15 +250,6 @@ class Rewinds:
             and all(capsule.code is None for capsule in job.capsules.values())
         )
 
-    def why_again(self, job: Job) -> str:
-        lacking = [why for _, why in self._lacking(job).values()]
-        silent = [f"{host} is silent, and its kernel too" for host in self._silent(job)]
-        return "; ".join([*lacking, *silent])
-
-    def lacks(self, capsule: Capsule, why: str) -> None:
-        self._missing[capsule.name] = capsule.epoch, why
-        self._wake.set()
-
     def before(self, job: Job) -> list[str]:
         return self._protection.before(job.name)
 
@@ -291,48 +273,5 @@ class Rewinds:
     async def open_gates(self, job: Job) -> str:
         return await self._gates.open(job, self.cluster.timeouts)
 
-    # ---- who is lost ---------------------------------------------------------------------------
-
-    def _lost(self, job: Job) -> set[str]:
-        """The capsules that are certainly lost, and those of lost hosts."""
-        silent = self._silent(job)
-        return {c.name for c in job.capsules.values() if c.host in silent} | set(self._lacking(job))
-
-    def _lacking(self, job: Job) -> dict[str, tuple[int, str]]:
-        """The capsules that their hosts do not have, under their present epochs."""
-        found = {c.name: (c, self._missing.get(c.name)) for c in job.capsules.values()}
-        return {name: m for name, (c, m) in found.items() if m is not None and m[0] == c.epoch}
-
-    def _silent(self, job: Job) -> list[str]:
-        now = time.monotonic()
-        return lost_hosts(job, self._seen(), self._progress, now, self.cluster.timeouts)
-
-    def _seen(self) -> dict[str, HostSeen]:
-        # Agents need a moment until they report to an orchestrator that was just started.
-        first = self._began + self.cluster.timeouts.suspicion
-        seen = {}
-        for name, state in self._fleet.hosts.items():
-            tried, answers = self._answers.get(name, (0.0, True))
-            known = tried > state.heard
-            seen[name] = HostSeen(max(state.heard, first), answers if known else None)
-        return seen
-
-    def _probe_silent(self) -> None:
-        """Try to reach the kernels of hosts of protected jobs that have been silent for a while."""
-        now, limits, seen = time.monotonic(), self.cluster.timeouts, self._seen()
-        jobs = [job for job in self._fleet.jobs.values() if self.protected(job)]
-        hosts = {host for job in jobs for host in suspected(job, seen, now, limits)}
-        for host in hosts & seen.keys() - self._probing:
-            self._probing.add(host)
-            self._tasks.spawn(self._probe(host))
-
-    async def _probe(self, host: str) -> None:
-        began, limits = time.monotonic(), self.cluster.timeouts
-        limit = limits.suspicion - MISSED * limits.heartbeat  # known when the suspicion ends
-        try:
-            answers = await reach.answers(str(self.cluster.host(host).data), limit)
-            self._answers[host] = began, answers
-            self._wake.set()
-            await asyncio.sleep(limits.heartbeat)  # some failures come at once
-        finally:
-            self._probing.discard(host)
+    def _heard(self) -> dict[str, float]:
+        return {name: state.heard for name, state in self._fleet.hosts.items()}

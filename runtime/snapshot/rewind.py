@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from ...errors import LiveshiftError
 from .. import messages
 from ..config.timeouts import Timeouts
-from ..journal.protection import RewindRow
+from ..journal.snapshot_tables import RewindRow
 from ..model.jobs import Job
 from ..model.ownership import may_restore
 from ..model.snapshots import Generation

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from ..config.cluster import Cluster
-from ..journal.protection import RewindRow
+from ..journal.snapshot_tables import RewindRow
 from ..messages import Message
 from ..model.jobs import Capsule, Job
 
@@ -26,7 +26,7 @@ class RewindContext(Protocol):
 
     def why_again(self, job: Job) -> str:
         """Why the job must be rewound once more, in words: a host that has or gets a capsule of it
-        is lost, or came back without one. Empty if that is not so."""
+        is lost, or reported without one. Empty if that is not so."""
 
     def lacks(self, capsule: Capsule, why: str) -> None:
         """The host that was let run the capsule does not have it. ``why_again`` then says so."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ...errors import LiveshiftError, NotFound, Refused, StepFailed
 from .. import messages
 from ..config.timeouts import Timeouts
-from ..journal.protection import RewindRow
+from ..journal.snapshot_tables import RewindRow
 from ..messages import Message
 from ..messages.answers import expected
 from ..model.jobs import Capsule, Job
