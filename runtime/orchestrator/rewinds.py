@@ -65,7 +65,7 @@ class Rewinds:
         self._gone: set[int] = set()  # snapshots of which an image is gone
         self._wake = asyncio.Event()
         self._tasks = Tasks()
-        self._lookout = lookout = Lookout(fleet.cluster, self._heard, self._wake.set)
+        self._lookout = lookout = Lookout(fleet.cluster, self._heard, self._paused, self._wake.set)
         self.note_heartbeat = lookout.note_heartbeat
         self.lacks = lookout.lacks
         self.why_again = lookout.why
@@ -100,7 +100,7 @@ class Rewinds:
             for job in list(self._fleet.jobs.values()):
                 if job.name not in self._following:
                     self._look_at(job)
-            self._lookout.probe(filter(self.protected, self._fleet.jobs.values()))
+            self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self.cluster.timeouts.heartbeat / 2)
@@ -275,3 +275,7 @@ class Rewinds:
 
     def _heard(self) -> dict[str, float]:
         return {name: state.heard for name, state in self._fleet.hosts.items()}
+
+    def _paused(self, job: Job) -> bool:
+        moves = self._fleet.under_way()
+        return any(each.job is job and each.holds_gates for each in moves)

@@ -18,19 +18,26 @@ from .watch import MISSED, HostSeen, lost_hosts, suspected
 
 class Lookout:
     """``heard``: for each host of the cluster, when its agent was last heard, in monotonic seconds;
-    0 for never. ``wake`` is called when something new is known."""
+    0 for never. ``paused``: whether the ranks of a job are held at their gates. ``wake`` is called
+    when something new is known."""
 
     def __init__(
-        self, cluster: Cluster, heard: Callable[[], dict[str, float]], wake: Callable[[], None]
+        self,
+        cluster: Cluster,
+        heard: Callable[[], dict[str, float]],
+        paused: Callable[[Job], bool],
+        wake: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.timeouts
         self._heard = heard
+        self._is_paused = paused
         self._wake = wake
         self._began = time.monotonic()
         self._answers: dict[str, tuple[float, bool]] = {}  # by host: when it was tried, the result
         self._probing: set[str] = set()
         self._progress: dict[str, float] = {}  # by capsule; see watch.lost_hosts
+        self._paused: dict[str, float] = {}  # by job: when it was last seen paused
         self._missing: dict[str, tuple[int, str]] = {}  # by capsule: the epoch it lacks, and why
         self._tasks = Tasks()
 
@@ -50,10 +57,14 @@ class Lookout:
         """Forget how far a capsule had come: it goes back to a snapshot."""
         self._progress.pop(capsule.name, None)
 
-    def probe(self, jobs: Iterable[Job]) -> None:
-        """Begin to try the kernels of those hosts of the jobs that are suspected."""
-        now, seen = time.monotonic(), self._seen()
-        hosts = {host for job in jobs for host in suspected(job, seen, now, self._limits)}
+    def look(self, jobs: Iterable[Job]) -> None:
+        """Look which of the jobs are paused, and begin to try the kernels of suspected hosts. The
+        caller does so several times per heartbeat."""
+        now, seen, hosts = time.monotonic(), self._seen(), set[str]()
+        for job in jobs:
+            if self._is_paused(job):
+                self._paused[job.name] = now
+            hosts.update(suspected(job, seen, now, self._limits))
         for host in (hosts & seen.keys()) - self._probing:
             self._probing.add(host)
             self._tasks.spawn(self._probe(host))
@@ -88,7 +99,8 @@ class Lookout:
     def silent(self, job: Job) -> list[str]:
         """The hosts of a job that count as lost."""
         now = time.monotonic()
-        return lost_hosts(job, self._seen(), self._progress, now, self._limits)
+        paused = self._paused.get(job.name, 0.0)
+        return lost_hosts(job, self._seen(), self._progress, now, self._limits, paused)
 
     def why(self, job: Job) -> str:
         """What of a job is lost, in words; "" if nothing is."""

@@ -22,6 +22,11 @@ from ..model.jobs import Capsule, Job
 MISSED = 2
 """A host is suspected once so many heartbeats are late."""
 
+PAUSED = 3
+"""A host that fell silent while the job was paused for a snapshot or a move counts as lost after so
+many times ``timeouts.suspicion``: the job cannot show that it trains. A source that the
+orchestrator does not reach lets it go on after twice that time."""
+
 
 @dataclass(frozen=True)
 class HostSeen:
@@ -51,15 +56,23 @@ def lost_hosts(
     progress: Mapping[str, float],
     now: float,
     limits: Timeouts,
+    paused: float = 0.0,
 ) -> list[str]:
     """The hosts of a job's capsules that count as lost at ``now``.
 
     ``progress``: by capsule, when a heartbeat last showed that it had finished another collective.
+    ``paused``: when the job was last seen paused for a snapshot or a move; 0 for never.
     A host that the cluster file does not have is not in ``seen``, and is never called lost here.
     """
     hosts = [host for host in _hosts(job) if host in seen]
     silent = [host for host in hosts if now - seen[host].heard >= limits.suspicion]
     if not silent:
+        return []
+    if any(
+        paused > seen[host].heard - limits.heartbeat
+        and now - seen[host].heard < PAUSED * limits.suspicion
+        for host in silent
+    ):
         return []
     # A heartbeat may report a collective that ended shortly before the host fell silent.
     recent = now - (limits.suspicion - limits.heartbeat)

@@ -55,6 +55,16 @@ def test_a_job_that_trains_has_lost_no_host() -> None:
     assert lost(seen, {"gpt/1": NOW - 0.1}) == ["h1"], "only others can show that it trains"
 
 
+def test_a_job_that_was_paused_gets_time_to_show_that_it_trains() -> None:
+    def judged(silence: float, paused: float) -> list[str]:
+        seen = {"h0": HEARD, "h1": HostSeen(NOW - silence, answers=False)}
+        return lost_hosts(JOB, seen, {}, NOW, LIMITS, NOW - paused)
+
+    assert judged(2.9, paused=2.9) == judged(2.9, paused=0.5) == []
+    assert judged(3.1, paused=3.1) == ["h1"]
+    assert judged(1.2, paused=2.0) == ["h1"], "the pause was over before"
+
+
 def test_no_host_is_lost_while_none_of_the_job_is_heard() -> None:
     assert lost({"h0": DEAD, "h1": DEAD}) == []
 
