@@ -128,7 +128,9 @@ class Rewinds:
                 await self._begin(job)
             else:
                 await self._go_on(job)
-        except LiveshiftError as error:
+        except Exception as error:  # the next attempt comes with the loop
+            if not isinstance(error, LiveshiftError):
+                log.exception("%s: an internal error in its rewind", job.name)
             self._wait(job, str(error))
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
         finally:
@@ -154,7 +156,7 @@ class Rewinds:
         again = rewind_plan(self._fleet.views(), generation, owners, self._lookout.lost(job))
         if again != plan or job.newest is not generation or not self.why_again(job):
             return  # something has changed meanwhile: look again
-        if job.state not in ("running", "rewinding"):
+        if not self.protected(job) or any(c.migration for c in job.capsules.values()):
             return
         noticed = self._lookout.silence(job)
         row = self._protection.rewind(

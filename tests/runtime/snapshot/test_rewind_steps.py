@@ -121,9 +121,9 @@ def test_a_host_that_lost_what_it_was_let_run_leads_to_another_rewind() -> None:
 
 def test_an_image_that_cannot_be_restored_ends_the_job() -> None:
     scene = RewindScene()
-    failed = [StepFailed("restore", "a file is gone") for _ in range(9)]
-    scene.fails["RestoreCapsule h2"] = failed[:4]
-    scene.fails["RestoreCapsule h3"] = failed[4:]
+    for host in ("h2", "h3"):
+        failed = StepFailed("restore", "a file is gone")
+        scene.fails[f"RestoreCapsule {host}"] = [failed] * 4
     rewind = scene.rewind()
     assert asyncio.run(rewind.run()) is RewindEnd.LOST
     assert "gpt/1 could not be restored from s17.1, tried 4 times" in str(rewind.error)
