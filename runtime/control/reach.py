@@ -60,9 +60,10 @@ async def answers(address: str, limit_s: float) -> bool:
     return (await _tried(address, limit_s))[0] in ("open", "refused")
 
 
-async def _tried(address: str, limit_s: float = PROBE_S) -> tuple[str, str]:
+async def _tried(address: str, limit_s: float | None = None) -> tuple[str, str]:
     """The result of a TCP connection (open, refused, silent or no way), and the same in words."""
     host, _, port = address.rpartition(":")
+    limit_s = PROBE_S if limit_s is None else limit_s
     try:
         async with asyncio.timeout(limit_s):
             writer = (await asyncio.open_connection(host.strip("[]"), int(port)))[1]

@@ -279,5 +279,6 @@ class Rewinds:
         return {name: state.heard for name, state in self._fleet.hosts.items()}
 
     def _paused(self, job: Job) -> bool:
+        """Whether a move holds the job's ranks at their gates."""
         moves = self._fleet.under_way()
         return any(each.job is job and each.holds_gates for each in moves)

@@ -40,7 +40,7 @@ async def said(uplink: Uplink) -> Unreachable:
 
 def test_a_kernel_answers_whether_a_daemon_listens_or_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = "127.0.0.1:%d" % server.getsockname()[1]
+        address = f"127.0.0.1:{server.getsockname()[1]}"
         assert asyncio.run(reach.answers(address, 5.0))
     assert asyncio.run(reach.answers(address, 5.0)), "it refuses the connection now"
 
