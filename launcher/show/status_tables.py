@@ -35,6 +35,7 @@ STYLES = {
     "starting": "cyan",
     "moving": "yellow",
     "unknown": "yellow",
+    "rewinding": "yellow",
     "ending": "yellow",
     "tainted": "yellow",
     "cordoned": "yellow",

@@ -21,6 +21,10 @@ IMAGE = re.compile(r"s([1-9][0-9]{0,17})\.[0-9]{1,9}")
 """The name of a capsule's image in a snapshot. SQLite's integers have 64 bits."""
 
 
+RESTORE = re.compile(r"r[1-9][0-9]{0,17}\.[0-9]{1,9}")
+"""The name under which a rewind restores a capsule."""
+
+
 @dataclass(frozen=True)
 class Generation:
     """A complete snapshot of a job; the journal keeps it in this form.
@@ -60,6 +64,11 @@ def restore_name(rewind: int, index: int) -> str:
     """The name under which a rewind restores a capsule, such as r4.0. It takes the place of a
     migration's name; ``rewind`` counts the rewinds of all jobs."""
     return f"r{rewind}.{index}"
+
+
+def is_restore_name(name: str) -> bool:
+    """Whether a Reserve under this name is for a rewind, and not for a migration."""
+    return RESTORE.fullmatch(name) is not None
 
 
 class HostSeen(Protocol):

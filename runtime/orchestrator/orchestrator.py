@@ -5,6 +5,7 @@ fleet              what is known                    api_server   people's reques
 migration_service  begins migrations                evacuation   moves off tainted hosts
 planning           whether, where to, at what cost  endings      how jobs end
 claims             which copy may run               stopping     signals, jobs that must end
+rewinds            hosts that are lost              spares       where capsules may go
 migration_records  rows and history                 catch_up     after a backup was put back
 address_book       which host has which capsule     link         messages to and from agents
 context            what a migration needs of these
@@ -47,6 +48,7 @@ from .fleet import Fleet
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
+from .rewinds import Rewinds
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -83,6 +85,7 @@ class Orchestrator:
         self.migrations = MigrationService(
             fleet, context, planner, records, costing, self._migration_ended
         )
+        self.rewinds = Rewinds(fleet, agents, self.address_book, context, gates, self.endings)
         self.evacuation = Evacuation(fleet, planner, self.migrations)
         self.api = ApiServer(
             fleet,
@@ -127,7 +130,7 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        await asyncio.gather(serving, self._evacuate(), self._keep_backup())
+        await asyncio.gather(serving, self._evacuate(), self._rewind(), self._keep_backup())
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -139,6 +142,10 @@ class Orchestrator:
             if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
                 await self.address_book.publish(job)
         await self.evacuation.run()
+
+    async def _rewind(self) -> None:
+        await self._decided.wait()
+        await self.rewinds.run()
 
     async def _keep_backup(self) -> None:
         """Back the journal up at the start, and every BACKUP_S seconds if it was changed."""
@@ -153,8 +160,8 @@ class Orchestrator:
             await asyncio.sleep(BACKUP_S)
 
     def idle(self) -> bool:
-        """Whether no migration is under way, so that a restart interrupts none."""
-        return not self.fleet.under_way()
+        """Whether no migration or rewind is under way, so that a restart interrupts none."""
+        return not self.fleet.under_way() and not self.rewinds.under_way()
 
     def objection(self, cluster: Cluster) -> str:
         """Return why a changed cluster file cannot be used; "" if it can."""
@@ -162,6 +169,9 @@ class Orchestrator:
 
     async def _migration_ended(self, migration: Migration) -> None:
         while migration.step is MigrationStep.LOST and migration.capsule.code is None:
+            capsule = migration.capsule
+            if self.rewinds.host_lost(capsule.host, migration.job, capsule):
+                break
             try:
                 self.endings.capsule_ended(migration.job, migration.capsule, KILLED)
             except JournalError as error:  # nobody else ends the job of a lost rank: try again
@@ -213,6 +223,8 @@ class Orchestrator:
                 raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
             found = self.fleet.find(request.capsule)
             if found and (found[1].host, found[1].epoch) == (host, request.epoch):
+                if self.rewinds.takes_back(*found, request.code):
+                    raise Unreachable(f"a host of {found[0].name} may be lost: report it again")
                 self.endings.capsule_ended(*found, request.code)
                 self.evacuation.wake()
             return None
@@ -224,10 +236,13 @@ class Orchestrator:
         raise AssertionError(request)
 
     def _end_lost(self, host: str, register: messages.Register) -> None:
-        """End the capsules that a host owns but no longer has: the host was switched off, say."""
+        """End the capsules that a host owns but no longer has: the host was switched off, say. Take
+        those of protected jobs back instead."""
         for job, capsule in self.fleet.living():
             mine = capsule.host == host and capsule.started and capsule.granted
             if mine and not capsule.migration and capsule.name not in register.epochs:
+                if self.rewinds.host_lost(host, job, capsule):
+                    continue
                 self.endings.capsule_ended(job, capsule, KILLED)
                 self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
@@ -246,7 +261,10 @@ class Orchestrator:
                 continue
             job, capsule = found
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
+                self.rewinds.note_heartbeat(capsule, seen)
                 capsule.seen = seen
+            elif job.state == "rewinding" and seen.rewinds < job.rewinds:
+                continue  # the rewind ends it, behind a locked network
             elif is_stray(
                 host,
                 seen.epoch,

@@ -106,7 +106,7 @@ class Stopping:
     def _stop(self, job: Job, by: str, *, kill: bool) -> None:
         if job.state == "ended":
             return
-        if job.state == "running":
+        if job.state in ("running", "rewinding"):
             try:
                 self._fleet.journal.set_job(job.name, "ending", job.code)
             except LiveshiftError as error:  # a full disk must not prevent the end of a job
@@ -212,7 +212,7 @@ class Stopping:
         try:
             await self._switchboard.request(host, request, self._fleet.cluster.timeouts.suspicion)
         except LiveshiftError as error:
-            moving = migration or capsule.migration or capsule.host != host
+            moving = migration or capsule.migration or capsule.host != host or not capsule.granted
             nothing = moving and isinstance(error, Refused | NotFound)
             return _OnTheMove(str(error)) if nothing else error
         return None

@@ -28,6 +28,7 @@ from ....errors import LiveshiftError, NotFound, Refused
 from ....interposer.page import Page, pages
 from ...config.cluster import Cluster
 from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
+from ...model.snapshots import is_restore_name
 from . import run_time, sandbox_owner
 from .run_time import RunTime
 from .usual_rate import UsualRate
@@ -296,6 +297,8 @@ class CapsuleFactory:
         with self._room(reserve.spec, reserve.book, locked=True) as plan:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
+            if is_restore_name(reserve.migration):
+                output.begin_after_rewind(plan.log, reserve.book.rewinds)
             sandbox = sandboxes.build_empty(plan, ROOT_PID, last)
             sandbox_owner.mark(sandbox)
         return self.resident(reserve, sandbox)
