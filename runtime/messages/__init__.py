@@ -25,7 +25,8 @@ nothing is committed or claimed. If the answer is lost, ``SettleSwap`` asks for 
 
 A snapshot: ``Hold`` goes to the holders and ``StartSnapshot`` to the sources. At the boundary (D)
 ``LockCapsule`` goes to all sources, ``DumpCapsule`` once all have answered it, and ``ThawCapsule``.
-``CheckHeld`` asks the holders, and the journal makes the snapshot complete. A rewind: ``GetHeld``
+After the pause ``CloseSnapshot`` asks the sources for digests, ``CheckHeld`` the holders to compare
+them, and the journal makes the snapshot complete. A rewind: ``GetHeld``
 asks the holders, the journal takes all capsules back, ``EndEarlier`` goes to all hosts of the job;
 then B, ``ForwardHeld``, H, I and J for each capsule. No daemon serves these messages yet.
 

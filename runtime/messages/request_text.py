@@ -49,6 +49,7 @@ TEXTS = {
     "LockCapsule": "lock a capsule for a snapshot",
     "DumpCapsule": "dump a capsule for a snapshot",
     "ThawCapsule": "let a capsule go on",
+    "CloseSnapshot": "end the copy for a snapshot",
     "CheckHeld": "check an image",
     "GetHeld": "look at an image",
     "ForwardHeld": "send an image to a host",

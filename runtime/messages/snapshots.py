@@ -2,10 +2,10 @@
 """Messages by which the orchestrator takes snapshots of a job, and takes a job back to one.
 
 ``image`` names a capsule's image in a snapshot, such as s17.0 (model/snapshots.py), also on the
-wire. A source keeps a *session* for it, from StartSnapshot until it has thawed. It thaws by itself
+wire. A source keeps a *session* for it, from StartSnapshot until CloseSnapshot. It thaws by itself
 after an error, after ``deadline`` seconds behind the lock, and when the orchestrator is silent. A
-session that is over refuses all orders for it. That can only fail the snapshot: the capsule's owner
-stays the same.
+session that is over refuses to lock and to dump. That can only fail the snapshot: the capsule's
+owner stays the same.
 """
 
 from __future__ import annotations
@@ -35,26 +35,30 @@ class Hold(Message, frozen=True):
 
 
 class Holding(Answer, frozen=True):
-    """``base``: the number of the newest snapshot of which the capsule's image is complete here; 0
-    if there is none. Only pages written since then need to come."""
+    """``base``: the number of the snapshot at which the holder's store of the capsule's memory
+    stands; 0 if it has none. Only pages written since then need to come. ``least``: the highest
+    incarnation in the store, which drops pages that come under lower ones."""
 
     endpoint: str
     base: int
+    least: int
 
 
 class CheckHeld(Message, frozen=True):
-    """Compare the pages of an image that has come with the digest in its manifest; answers Held.
+    """Compare the pages of an image that has come with the source's, and keep it; answers Held.
 
-    Raises StepFailed if the image is incomplete or a page differs.
+    ``digest``: as in SnapshotClosed, not empty. Raises NotFound if the image is not here, and
+    StepFailed if it is incomplete or a page differs; the holder then drops an image that differs.
     """
 
     image: str
     capsule: str
+    digest: bytes
 
 
 class Held(Answer, frozen=True):
     """The image is whole, and the holder keeps it until a ruling ends it. ``bytes``: the memory
-    that it takes, without what it shares with the image before."""
+    that the holder's images of the capsule take together, since they share pages."""
 
     bytes: int
 
@@ -65,8 +69,9 @@ class Held(Answer, frozen=True):
 class StartSnapshot(Message, frozen=True):
     """Open the wire, and send directories, output and memory while the job runs; answers Moved.
 
-    ``base``: as in Holding. The source leaves out pages only if the last session for this holder
-    was of that snapshot: after any other one, the holder has dropped what came.
+    ``base``, ``least``: as in Holding. The source leaves out pages only if the last session for
+    this holder was of that snapshot: after any other one, the holder has dropped what came. An
+    earlier session of the capsule is ended first. ``deadline``: seconds for all this.
     """
 
     image: str
@@ -74,6 +79,7 @@ class StartSnapshot(Message, frozen=True):
     holder: str
     endpoint: str
     base: int
+    least: int
     deadline: float
 
 
@@ -98,11 +104,26 @@ class DumpCapsule(Message, frozen=True):
 
 
 class ThawCapsule(Message, frozen=True):
-    """Let the capsule run again, and end its session, however far it is; answers None. Repeatable,
-    and without effect where there is no session."""
+    """Let the capsule run again, however far its session is; answers None once its tasks run and
+    its network is open. Repeatable, and without effect where there is no session."""
 
     image: str
     capsule: str
+
+
+class CloseSnapshot(Message, frozen=True):
+    """End a session, and thaw the capsule if it is not yet; answers SnapshotClosed. It computes the
+    digest, so it is sent outside of the pause. Repeatable."""
+
+    image: str
+    capsule: str
+
+
+class SnapshotClosed(Answer, frozen=True):
+    """``digest``: of the memory in the image, for CheckHeld. It is empty if the holder does not
+    have the whole image, or if there is no such session (any more): the snapshot has failed."""
+
+    digest: bytes
 
 
 # ---- a rewind ----------------------------------------------------------------------------------
