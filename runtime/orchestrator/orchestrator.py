@@ -7,7 +7,7 @@ planning           whether, where to, at what cost  endings      how jobs end
 claims             which copy may run               stopping     signals, jobs that must end
 migration_records  rows and history                 catch_up     after a backup was put back
 address_book       which host has which capsule     link         messages to and from agents
-context            what a migration needs of these
+context            what a migration needs of these   protection   snapshots of jobs
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from .fleet import Fleet
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
+from .protection import Protection
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -83,6 +84,7 @@ class Orchestrator:
         self.migrations = MigrationService(
             fleet, context, planner, records, costing, self._migration_ended
         )
+        self.protection = Protection(fleet, context)
         self.evacuation = Evacuation(fleet, planner, self.migrations)
         self.api = ApiServer(
             fleet,
@@ -119,6 +121,7 @@ class Orchestrator:
                 made.catch_up.begin()
             else:
                 made.migrations.recover()
+                made.protection.recover()
                 made._start_deciding()
             await local_socket.serve_on(listener, path, made.api.handle)
             undo.pop_all()
@@ -127,7 +130,7 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        await asyncio.gather(serving, self._evacuate(), self._keep_backup())
+        await asyncio.gather(serving, self._evacuate(), self._protect(), self._keep_backup())
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -139,6 +142,10 @@ class Orchestrator:
             if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
                 await self.address_book.publish(job)
         await self.evacuation.run()
+
+    async def _protect(self) -> None:
+        await self._decided.wait()
+        await self.protection.run()
 
     async def _keep_backup(self) -> None:
         """Back the journal up at the start, and every BACKUP_S seconds if it was changed."""
@@ -153,8 +160,10 @@ class Orchestrator:
             await asyncio.sleep(BACKUP_S)
 
     def idle(self) -> bool:
-        """Whether no migration is under way, so that a restart interrupts none."""
-        return not self.fleet.under_way()
+        """Whether no migration is under way and no job is paused for a snapshot, so that a restart
+        interrupts none."""
+        snapshots = self.fleet.snapshots.values()
+        return not self.fleet.under_way() and all(each.released.is_set() for each in snapshots)
 
     def objection(self, cluster: Cluster) -> str:
         """Return why a changed cluster file cannot be used; "" if it can."""

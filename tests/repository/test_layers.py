@@ -27,7 +27,7 @@ LAYERS = (
     ("runtime.control", "runtime.model"),
     ("runtime.cost", "runtime.journal", "runtime.wire"),
     ("runtime.agent.host", "runtime.migration"),
-    ("runtime.agent.gpu", "runtime.quiesce"),
+    ("runtime.agent.gpu", "runtime.quiesce", "runtime.snapshot"),
     ("runtime.agent.departure", "runtime.orchestrator"),
     ("runtime.agent.arrival",),
     ("runtime.agent.holding",),
