@@ -99,6 +99,10 @@ class SnapshotTables:
         """Give up all snapshots that an earlier orchestrator has left under way."""
         self._file.write("DELETE FROM snapshots WHERE state = 'taking'")
 
+    def snapshots_under_way(self) -> list[tuple[int, str]]:
+        """List the snapshots that are neither complete nor given up: number and job."""
+        return self._file.rows("SELECT number, job FROM snapshots WHERE state = 'taking'")
+
     def newest(self, job: str) -> Generation | None:
         """Return the newest complete snapshot of a job."""
         query = (

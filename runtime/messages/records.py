@@ -106,8 +106,28 @@ class CapsuleRow(msgspec.Struct, frozen=True):
     output_trouble: str = ""
 
 
+class ProtectionRow(msgspec.Struct, frozen=True):
+    """The snapshots of a job. ``every``: seconds between two, 0 if none are taken.
+
+    ``newest``: the complete one, such as s17; empty if there is none. ``age``: seconds since its
+    boundary. ``bytes``: memory that its images take, on all holders together. ``holders``: the
+    hosts that keep them. ``pause_s``: how long the job was paused for it, 0 if that is not known.
+    ``why_not``: why the job could not be taken back if a host died now, in words; else empty.
+    """
+
+    every: float = 0.0
+    newest: str = ""
+    age: float = 0.0
+    bytes: int = 0
+    holders: list[str] = msgspec.field(default_factory=list)
+    pause_s: float = 0.0
+    why_not: str = ""
+
+
 class JobRow(msgspec.Struct, frozen=True):
-    """``state``: running, ending or ended; ``rate``: that of its slowest capsule."""
+    """``state``: running, rewinding, ending or ended; ``rate``: that of its slowest capsule.
+
+    ``protection``: its snapshots; None for a job that has ended."""
 
     name: str
     state: str
@@ -117,6 +137,7 @@ class JobRow(msgspec.Struct, frozen=True):
     rate: float
     code: int | None
     capsules: list[CapsuleRow]
+    protection: ProtectionRow | None = None
 
 
 class DataLink(msgspec.Struct, frozen=True):

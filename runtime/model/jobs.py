@@ -15,6 +15,7 @@ from ...interposer.library import library_path
 from ..config.cluster import Cluster
 from ..config.environment import CapsuleIdentity, environment
 from ..config.timeouts import Timeouts
+from ..config.values import LEAST_INTERVAL_S
 from ..messages import Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
 from .ownership import Owner
@@ -51,7 +52,8 @@ class Job:
     """A job. ``state``: running, rewinding, ending or ended.
 
     ``rewinds``: how often it was rewound. ``newest``: its newest complete snapshot. ``taking``: the
-    number of the snapshot that is being taken, 0 for none.
+    number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
+    paused it; 0 if that is not known. ``unprotected``: why there is no later one, in words, or "".
     """
 
     name: str
@@ -65,6 +67,8 @@ class Job:
     rewinds: int = 0
     newest: Generation | None = None
     taking: int = 0
+    pause_s: float = 0.0
+    unprotected: str = ""
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
 
@@ -88,6 +92,11 @@ class Job:
             text = f'job {self.name} has no capsule "{name}"'
             raise no_such(text, name, self.capsules, "its capsules are")
         return self.capsules[name]
+
+    def snapshot_every(self, cluster: Cluster) -> float:
+        """Seconds between two snapshots of the job; 0 if none are taken."""
+        own = self.request.snapshot_every
+        return max(0.0, own) if own else cluster.snapshots.every or 0.0
 
     def timeouts(self, cluster: Cluster) -> Timeouts:
         """The deadlines for moves of this job. Raises Refused when the cluster file has changed and
@@ -138,6 +147,11 @@ def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -
     if not 1 <= run.nnodes <= MOST_CAPSULES:
         raise WrongUsage(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
     for_job(cluster, run.collective)
+    if 0 < run.snapshot_every < LEAST_INTERVAL_S:
+        raise WrongUsage(
+            f"a snapshot every {run.snapshot_every:g} s: the shortest interval is"
+            f" {LEAST_INTERVAL_S:g} s"
+        )
     if run.name:
         if not NAME.fullmatch(run.name):
             raise WrongUsage(

@@ -18,6 +18,7 @@ from ..migration.migration import Migration
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
+from ..snapshot.snapshot import Snapshot
 from .spares import NO_GPUS, GpuNeed, HostView
 
 
@@ -51,6 +52,7 @@ class Fleet:
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.migrations: dict[str, Migration] = {}
+        self.snapshots: dict[str, Snapshot] = {}  # by job; only those under way
         self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up
         self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
         if why := self.missing(self.hosts):

@@ -8,7 +8,7 @@ claims             which copy may run               stopping     signals, jobs t
 rewinds            hosts that are lost              spares       where capsules may go
 migration_records  rows and history                 catch_up     after a backup was put back
 address_book       which host has which capsule     link         messages to and from agents
-context            what a migration needs of these
+context            what a migration needs of these   protection   snapshots of jobs
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from .fleet import Fleet
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
+from .protection import Protection
 from .rewinds import Rewinds
 from .stopping import Stopping
 
@@ -86,6 +87,7 @@ class Orchestrator:
             fleet, context, planner, records, costing, self._migration_ended
         )
         self.rewinds = Rewinds(fleet, agents, self.address_book, context, gates, self.endings)
+        self.protection = Protection(fleet, context)
         self.evacuation = Evacuation(fleet, planner, self.migrations)
         self.api = ApiServer(
             fleet,
@@ -122,6 +124,7 @@ class Orchestrator:
                 made.catch_up.begin()
             else:
                 made.migrations.recover()
+                made.protection.recover()
                 made._start_deciding()
             await local_socket.serve_on(listener, path, made.api.handle)
             undo.pop_all()
@@ -130,7 +133,8 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        await asyncio.gather(serving, self._evacuate(), self._rewind(), self._keep_backup())
+        working = (self._evacuate(), self._protect(), self._rewind(), self._keep_backup())
+        await asyncio.gather(serving, *working)
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -142,6 +146,10 @@ class Orchestrator:
             if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
                 await self.address_book.publish(job)
         await self.evacuation.run()
+
+    async def _protect(self) -> None:
+        await self._decided.wait()
+        await self.protection.run()
 
     async def _rewind(self) -> None:
         await self._decided.wait()
@@ -160,8 +168,11 @@ class Orchestrator:
             await asyncio.sleep(BACKUP_S)
 
     def idle(self) -> bool:
-        """Whether no migration or rewind is under way, so that a restart interrupts none."""
-        return not self.fleet.under_way() and not self.rewinds.under_way()
+        """Whether no migration or rewind is under way and no job is paused for a snapshot, so that
+        a restart interrupts none."""
+        if self.fleet.under_way() or self.rewinds.under_way():
+            return False
+        return all(each.released.is_set() for each in self.fleet.snapshots.values())
 
     def objection(self, cluster: Cluster) -> str:
         """Return why a changed cluster file cannot be used; "" if it can."""
