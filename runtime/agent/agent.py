@@ -81,9 +81,8 @@ class Agent:
         self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
         self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
         self.snapshots = SnapshotHandlers(self.capsule_table, self.registry, self._silence)
-        self.holding = HoldingHandlers(
-            self.capsule_table, self.registry, self._claim, host_facts.memory_for_images()
-        )
+        budget = cluster.snapshots.memory or host_facts.memory_for_images()
+        self.holding = HoldingHandlers(self.capsule_table, self.registry, self._claim, budget)
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0

@@ -180,6 +180,8 @@ class Rewinds:
 
     def _enter(self, job: Job, row: RewindRow) -> None:
         """Bring the memory to what the journal says since the write."""
+        if (snapshot := self._fleet.snapshots.get(job.name)) is not None:
+            snapshot.abandon("the job is rewound")
         job.rewinds, job.state = row.rewinds, "rewinding"
         for name, (host, epoch) in row.owners.items():
             capsule = job.capsules[name]
@@ -279,6 +281,9 @@ class Rewinds:
         return {name: state.heard for name, state in self._fleet.hosts.items()}
 
     def _paused(self, job: Job) -> bool:
-        """Whether a move holds the job's ranks at their gates."""
+        """Whether a move or a snapshot holds the job's ranks at their gates."""
+        snapshot = self._fleet.snapshots.get(job.name)
+        if snapshot is not None and not snapshot.released.is_set():
+            return True
         moves = self._fleet.under_way()
         return any(each.job is job and each.holds_gates for each in moves)
