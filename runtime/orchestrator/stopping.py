@@ -217,7 +217,7 @@ class Stopping:
             await self._switchboard.request(host, request, self._fleet.cluster.timeouts.suspicion)
         except LiveshiftError as error:
             found = self._fleet.find(capsule.name)
-            frozen = found is not None and found[0].taking  # for a snapshot
+            frozen = found is not None and bool(found[0].taking)  # for a snapshot
             moving = migration or capsule.migration or capsule.host != host
             moving = moving or frozen or not capsule.granted
             nothing = moving and isinstance(error, Refused | NotFound)
