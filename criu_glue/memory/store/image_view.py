@@ -82,8 +82,8 @@ class ImageView:
                 file.write(self._ffi.buffer(image.extent, image.extents * _EXTENT))
 
 
-def read_images(raw: memoryview, count: int, load: Callable[[int, int, Any, int], None]) -> None:
-    """Give each of ``count`` processes in an index to ``load``: pid, incarnation, extents, and how
+def read_images(raw: memoryview, count: int, take: Callable[[int, int, Any, int], None]) -> None:
+    """Give each of ``count`` processes in an index to ``take``: pid, incarnation, extents, and how
     many these are. Raises ValueError or struct.error if ``raw`` has not exactly these processes."""
     ffi, _ = store_library.load()
     for _ in range(count):
@@ -92,7 +92,7 @@ def read_images(raw: memoryview, count: int, load: Callable[[int, int, Any, int]
         if len(raw) < extents * _EXTENT:
             raise ValueError(f"process {pid} is cut off")
         at = ffi.cast("struct extent *", ffi.from_buffer("uint8_t[]", raw))
-        load(pid, incarnation, at, extents)
+        take(pid, incarnation, at, extents)
         raw = raw[extents * _EXTENT :]
     if raw:
         raise ValueError(f"{len(raw)} bytes too many")

@@ -215,7 +215,7 @@ def test_many_faults(hosts: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
-    "kinds", itertools.combinations_with_replacement(KINDS, 2), ids=lambda v: "-".join(v)
+    "kinds", list(itertools.combinations_with_replacement(KINDS, 2)), ids=lambda v: "-".join(v)
 )
 def test_all_pairs(kinds: tuple[str, str]) -> None:
     for snapshots, hosts in ((0, 3), (1, 3), (1, 4)):
