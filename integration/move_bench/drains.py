@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
 import msgspec
-from lab_session import ROOT, LabSession, a_lab, command, environment
+from lab_session import LabSession, a_lab
 from moving_job import Job
 
 from liveshift.runtime.messages import Evacuating, MigrationRow
@@ -22,12 +21,14 @@ from .record import Drain
 from .steps import AFTER_S, StepTail
 
 CAPSULES = (1, 2, 4)
-"""So many leave at once, each of the size of CASE."""
+"""A drained host has one of these numbers of capsules, each with the memory of CASE."""
 CASE = Case("cold", 0.25, "unlimited")
 PACE_S = 0.4
-"""A step takes so long, most of it asleep: a host of several capsules has cores for them."""
+"""A step takes this many seconds, and the job sleeps for most of them: a host with several capsules
+usually has a core for each."""
 WITHIN_S = (10.0, 3.0, 30.0, 5.0, 60.0, 2.0)
-"""The notices, in turns: some are too short for four capsules on two cores."""
+"""The deadlines, one after the other. Two cores do not suffice to move four capsules within the
+shortest ones."""
 IN_TIME, TOO_LATE = 0, 124
 """Exit codes of ``liveshift drain --within``."""
 
@@ -35,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 def seconds(count: int) -> float:
-    """About how long so many drains of each number of capsules take."""
+    """About how long ``count`` drains take for each number of capsules."""
     return len(CAPSULES) * (25 + count * 14)
 
 
@@ -92,17 +93,9 @@ def _go_on(jobs: Sequence[Job], logs: Sequence[StepTail], settled_s: float) -> N
 def _drain(session: LabSession, jobs: Sequence[Job], host: str, within: float) -> Drain:
     before = {f"{job.name}/0": (job, job.seen(0)) for job in jobs}
     words = ("drain", host, "--within", f"{within:g}s", "--reason", "a notice", "-o", "json")
-    done = subprocess.run(
-        command(*words),
-        env=environment(LIVESHIFT_LAB=session.name),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode in (IN_TIME, TOO_LATE), done.stderr
-    said = json.loads(done.stdout)
+    done = session.cli(*words, code=None, timeout=PATIENCE_S)
+    assert done.code in (IN_TIME, TOO_LATE), done
+    said = json.loads(done.out)
     rows = msgspec.convert(said["moves"], list[MigrationRow])
     assert said["empty"], said
     assert sorted(row.capsule for row in rows) == sorted(before), said
@@ -116,6 +109,6 @@ def _drain(session: LabSession, jobs: Sequence[Job], host: str, within: float) -
         planned_s=plan.empty_s,
         late=sum(each.late for each in plan.capsules),
         empty_s=max(r.asked + r.seconds for r in rows) - min(r.asked for r in rows),
-        in_time=done.returncode == IN_TIME,
+        in_time=done.code == IN_TIME,
         together=plan.together,
     )

@@ -24,7 +24,8 @@ LEAST_S = 0.02
 """Of lost time: less is noise of the step log."""
 UNACCOUNTED = 0.05
 TAUGHT, PREDICTED, PREDICTED_SHARE = 3, 0.3, 0.8
-"""After so many moves of its kind the lost time is predicted within so much, so often."""
+"""After TAUGHT moves of a case, PREDICTED_SHARE of the predictions of lost time must be wrong by at
+most PREDICTED of it."""
 
 
 def judge(run: Run) -> None:
@@ -138,45 +139,47 @@ def cold_adds(cases: list[Result]) -> list[Goal]:
 
 
 def of_predictions(cases: Sequence[Result]) -> Iterable[Goal]:
-    """Of the moves by the way that liveshift chose, after the first ones of each case."""
-    told = [
+    """Compare lost time with its prediction, for moves whose way liveshift chose. The first moves
+    of each case do not count: they teach the model."""
+    predictions = [
         (result.case.name, move.predicted_lost_s, move.lost_s)
         for result in cases
         if result.case.way == "auto"
         for move in result.moves[TAUGHT:]
         if move.predicted_lost_s is not None
     ]
-    if told:
-        off = [
-            f"{name}: {predicted:.2f} s predicted, {lost:.2f} s lost"
-            for name, predicted, lost in told
-            if abs(predicted - lost) > PREDICTED * lost
-        ]
-        right = len(told) - len(off)
-        yield Goal(
-            f"lost time predicted within {100 * PREDICTED:g} %",
-            f"{100 * PREDICTED_SHARE:g} %",
-            f"{right} of {len(told)} moves",
-            right >= PREDICTED_SHARE * len(told),
-            "; ".join(off),
-        )
+    if not predictions:
+        return
+    wrong = [
+        f"{name}: {predicted:.2f} s predicted, {lost:.2f} s lost"
+        for name, predicted, lost in predictions
+        if abs(predicted - lost) > PREDICTED * lost
+    ]
+    good = len(predictions) - len(wrong)
+    yield Goal(
+        f"lost time predicted within {100 * PREDICTED:g} %",
+        f"{100 * PREDICTED_SHARE:g} %",
+        f"{good} of {len(predictions)} moves",
+        good >= PREDICTED_SHARE * len(predictions),
+        "; ".join(wrong),
+    )
 
 
 def of_drains(run: Run) -> Iterable[Goal]:
-    """Those of drains with a deadline."""
+    """Compare drains with their plans, and the jobs with a run that nobody touched."""
     if not run.drains:
         return
-    can = [drain for drain in run.drains if not drain.late]
-    late = [
+    promised = [drain for drain in run.drains if not drain.late]
+    broken = [
         f"{d.capsules} within {d.within_s:g} s: planned {d.planned_s:.1f} s, took {d.empty_s:.1f} s"
-        for d in can
+        for d in promised
         if not d.in_time
     ]
-    seen = f"{len(can) - len(late)} of {len(can)}"
-    yield Goal("empty in time where the plan said so", "all", seen, not late, "; ".join(late))
-    seen = f"{len(run.drains)} drains"
-    alike = not run.drained_alike
-    yield Goal("drained jobs equal to the bit", "yes", seen, alike, run.drained_alike)
+    kept = f"{len(promised) - len(broken)} of {len(promised)}"
+    reason = "; ".join(broken)
+    yield Goal("empty in time where the plan said so", "all", kept, not broken, reason)
+    count, difference = f"{len(run.drains)} drains", run.drained_difference
+    yield Goal("drained jobs equal to the bit", "yes", count, not difference, difference)
 
 
 def time_goes(result: Result, rows: int = 3) -> str:

@@ -263,8 +263,8 @@ class Run(msgspec.Struct):
     goals: list[Goal] = []
     cases: list[Result] = []
     drains: list[Drain] = []
-    drained_alike: str = ""
-    """How a job that was drained differs from one that nobody moved; "" where none does."""
+    drained_difference: str = ""
+    """The first difference between each drained job and an untouched run; empty if there is none."""
 
     def write(self, path: Path) -> None:
         """A reader, or a run that resumes, never finds half a file."""

@@ -227,7 +227,7 @@ def _restarts(lab: CaseLab, results: list[Result], effort: Effort, place: Path, 
 
 
 def _drains(name: str, place: Path, count: int, run: Run, kept: Path, tell: Tell) -> None:
-    """All logs are compared with one run of the job that nobody touches."""
+    """Measure drains with a deadline, and compare every job with one untouched run."""
     logs: list[StepTail] = []
     for found, more in drains.measure(name, place, count, run.effort, kept, tell):
         run.drains += found
@@ -235,7 +235,7 @@ def _drains(name: str, place: Path, count: int, run: Run, kept: Path, tell: Tell
     tell("drains: the same untouched")
     ends = sorted({log.numbers[-1] for log in logs})
     reference = _reference(drains.CASE, run.effort, place / "reference-drains", ends)
-    run.drained_alike = "; ".join(text for log in logs if (text := reference.differs(log)))
+    run.drained_difference = "; ".join(text for log in logs if (text := reference.differs(log)))
 
 
 def _compare(results: Sequence[Result], effort: Effort, place: Path, kept: Path) -> None:

@@ -251,11 +251,11 @@ def test_a_drain_must_be_in_time_only_where_its_plan_says_so() -> None:
     first, alike = of_drains(run)
     assert (first.seen, first.met, alike.met) == ("1 of 1", True, True)
     run.drains.append(Drain(2, 3.0, 2.5, late=0, empty_s=3.4, in_time=False, together=False))
-    run.drained_alike = "drain-2-0 differs first in step 7"
+    run.drained_difference = "drain-2-0 differs first in step 7"
     first, alike = of_drains(run)
     assert (first.seen, first.met) == ("1 of 2", False)
     assert first.reason == "2 within 3 s: planned 2.5 s, took 3.4 s"
-    assert (alike.met, alike.reason) == (False, run.drained_alike)
+    assert (alike.met, alike.reason) == (False, run.drained_difference)
     html = page.render(run)
     assert html.count('<td class="num">late</td>') == 2
     assert "Drains with a deadline" in html

@@ -302,7 +302,9 @@ def test_who_owes_what_and_where_its_threads_are(ranks: list[Process]) -> None:
     inside, behind = gate.pending_returns(lambda page: here.get(page.pid))
     text = f"rank 0 is inside operation 1 of 1 on dp, last {one_kind(one)} (threads: "
     assert inside.startswith(text)
-    assert re.match(r"\S+ \d+: ", inside.removeprefix(text)), inside
+    first = re.match(r"\S+ (\d+): ", inside.removeprefix(text))
+    assert first is not None, inside
+    assert first[1] in os.listdir("/proc/self/task"), "a thread of this process"
     assert behind.startswith("rank 1 owes operation 1 of 1 on dp, last ")
     assert behind.endswith(" (threads: not known)")
     gate.release()
