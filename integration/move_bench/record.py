@@ -264,7 +264,7 @@ class Run(msgspec.Struct):
     cases: list[Result] = []
     drains: list[Drain] = []
     drained_difference: str = ""
-    """The first difference between each drained job and an untouched run; empty if there is none."""
+    """How drained jobs differ from an untouched run; empty if none does."""
 
     def write(self, path: Path) -> None:
         """A reader, or a run that resumes, never finds half a file."""
