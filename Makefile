@@ -79,7 +79,7 @@ fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all,
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# FILES picks some, such as FILES=runtime/orchestrator/journal.py,gate.c; JOBS is how many are tried at once.
+# FILES picks some, such as FILES=runtime/journal/journal.py,gate.c; JOBS is how many are tried at once.
 mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (root)? build/mutation.json
 	@$(BIN)/python tests/mutation $(if $(FILES),--files $(FILES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 

@@ -7,6 +7,10 @@ capsule's first byte on. The log is a directory of segments. Each segment's name
 which it begins. The log moves with its capsule, so an offset means the same on every host. A reader
 that keeps its offset reads no byte twice. The offset of the next record shows it how many bytes are
 missing: those were rotated away (``logs.keep``), or a full disk could not take them.
+
+A rewind cuts the log back to where the snapshot has it. What the capsule prints then is other
+output, though it may look alike. So it begins at an offset that no earlier output can have had:
+``REWIND`` times the number of rewinds.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ SEGMENT = re.compile(r"[0-9]{20}")
 """The pattern of a segment's file name."""
 
 UNKNOWN = 2**64 - 1
+
+REWIND = 1 << 48
+"""Bytes of offsets between two rewinds: no log ever has as many, and 64 bits hold 65,535 of it."""
 
 _PAGE = struct.Struct("<4Q")
 
@@ -85,6 +92,19 @@ def segments(log: Path) -> list[int]:
 
 def segment(log: Path, begins: int) -> Path:
     return log / f"{begins:020}"
+
+
+def begin_after_rewind(log: Path, rewinds: int) -> None:
+    """Make the log of a sandbox that is about to be built; its records begin at this rewind's
+    offset. Process 1 writes behind the last segment that is there when the first record comes: it
+    is this empty one, since all that the image brings was printed before."""
+    log.mkdir(mode=0o700, exist_ok=True)
+    segment(log, rewinds * REWIND).touch(mode=0o600)
+
+
+def rewinds_at(offset: int) -> int:
+    """How often the capsule had been rewound when it printed what is at this offset."""
+    return offset // REWIND
 
 
 def size(log: Path) -> int:

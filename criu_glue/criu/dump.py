@@ -152,6 +152,11 @@ class FrozenTree:
         """
         self._pinned = True
         self._signal(signal.SIGSTOP)
+        self.check_held()
+
+    def check_held(self) -> None:
+        """Raises StepFailed if CRIU is gone. Without :meth:`pin` the tasks then run, and what was
+        read of the tree since :meth:`dump` need not be of one moment."""
         if not self._criu.alive():
             raise StepFailed("dump", "CRIU was killed while it held the tree", hint=HINT)
 

@@ -28,14 +28,17 @@ rules refuse only ids of jobs, and other VXLAN on this port passes. A packet tha
 of ours carries a mark, which only root can set, until the kernel has wrapped it.
 
 All jobs of a host share one table (``ip liveshift``). A map leads from the VXLAN id to the job's
-chain, and a set holds MAC, host and address, so the cost does not grow with jobs or capsules. The
-rules use raw payload expressions, since nft before 1.0.7 has no words for VXLAN. Bits 96-119 of the
-UDP header are the id, 176-223 the inner source MAC, 224-239 the inner protocol, 336-367 the inner
-source address. Datagrams are whole at the input and forward hooks: the connection tracking for
-masquerading needs them defragmented. Datagrams that the kernel merges before (GRO) have equal
+chain, and a set holds MAC, host and address, so the cost does not grow with jobs or capsules. A
+rewind gives the job another id (``Overlay.wire_id``). A frame with an earlier id passes this table,
+and the kernel drops it: no device has that id.
+
+The rules use raw payload expressions, since nft before 1.0.7 has no words for VXLAN. Bits 96-119 of
+the UDP header are the id, 176-223 the inner source MAC, 224-239 the inner protocol, 336-367 the
+inner source address. Datagrams are whole at the input and forward hooks: the connection tracking
+for masquerading needs them defragmented. Datagrams that the kernel merges before (GRO) have equal
 headers.
 
-Each job has a table ``netdev liveshift_<id>`` with an ingress chain for each capsule's port. An
+Each job has a table ``netdev liveshift_<number>`` with an ingress chain for each capsule's port. An
 ingress chain works in every kernel, while nftables' bridge family is often not built.
 """
 
@@ -48,7 +51,7 @@ from dataclasses import dataclass
 
 from ...errors import LiveshiftError
 from .iproute import in_turn, nft, nft_elements
-from .overlay import BRIDGES, VXLAN_PORT, Overlay, address_of, mac, most_jobs
+from .overlay import BRIDGES, ROUNDS, STRIDE, VXLAN_PORT, Overlay, address_of, mac, most_jobs
 
 TABLE = "ip liveshift"
 HELD = "agent_runs"
@@ -108,7 +111,7 @@ def laying(overlay: Overlay, host_address: str, around: Surroundings) -> str:
         f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
         *(f"add rule {TABLE} fence_{vni} {rule} return" for rule in _relayed(overlay, around)),
         f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
-        f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
+        _leading(overlay),
         f'add element {TABLE} owned {{ "{own}" : jump owner_{vni} }}',
         f'add element {TABLE} within {{ "{own}" . "{own}" }}',
         f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
@@ -145,7 +148,7 @@ def _shared(around: Surroundings) -> str:
     )
     refuse = "reject with icmp type admin-prohibited"
     vxlan = f"udp dport {VXLAN_PORT}"
-    ids = f"@th,96,24 <= {most_jobs(overlays)}"
+    ids = _ids_of_jobs(most_jobs(overlays))
     user_to_capsule = f'oifname != "lo" ip daddr {overlays} meta skuid != 0'
     shared = {  # each call flushes these chains and writes them again, in one transaction
         "from_capsules": [
@@ -208,9 +211,46 @@ table {TABLE} {{
 """
 
 
+def _leading(overlay: Overlay) -> str:
+    """The rule that sends the frames of a job to its fence."""
+    return f"add element {TABLE} fences {{ {overlay.wire_id} : jump fence_{overlay.vni} }}"
+
+
+def _ids_of_jobs(most: int) -> str:
+    """The match of all VXLAN ids that ``most`` jobs may have: the first byte of the id counts
+    rewinds, the other two are the number of the job."""
+    if most == STRIDE:  # the number of the last job takes more than two bytes
+        return f"@th,96,24 <= {ROUNDS * STRIDE}"
+    return f"@th,96,8 < {ROUNDS} @th,104,16 <= {most}"
+
+
+def _ids(overlay: Overlay) -> set[int]:
+    """The VXLAN ids that lead to the fence of a job: one, or two while the id changes."""
+    ids = {_number(each[0]) for each in nft_elements("map", *TABLE.split(), "fences") or []}
+    return {number for number in ids if (number - overlay.vni) % STRIDE == 0}
+
+
+def renumber(overlay: Overlay) -> None:
+    """From now on ``overlay.wire_id`` leads to the job's fence, and no other id of the job does.
+
+    The caller has removed the device with the other id: its frames would pass unchecked.
+    """
+    others = sorted(_ids(overlay) - {overlay.wire_id})
+    old = [f"delete element {TABLE} fences {{ {number} }}" for number in others]
+    nft("\n".join([*old, _leading(overlay)]) + "\n")
+
+
 def stands(overlay: Overlay) -> bool:
     """True if the fence exists; another program's ``nft flush ruleset`` removes it."""
     return nft_elements("set", *TABLE.split(), f"placed_{overlay.vni}") is not None
+
+
+def elsewhere(overlay: Overlay) -> dict[str, str]:
+    """The mobile addresses that the fence accepts from another host, and from which; raises
+    LiveshiftError if there is no fence."""
+    gateway = mac(overlay.gateway)  # hosts speak for themselves under it
+    entries = _entries(f"{TABLE} placed_{overlay.vni}")
+    return {address: host for owner, host, address in entries if owner != gateway}
 
 
 def accept(overlay: Overlay, where: Mapping[str, str | None]) -> None:
@@ -311,12 +351,13 @@ def lift(overlay: Overlay) -> None:
     vni, own = overlay.vni, overlay.bridge
     if not stands(overlay):
         return
-    jobs = nft_elements("map", *TABLE.split(), "fences") or []
-    if len(jobs) == 1 and not _held():
+    of_all = nft_elements("map", *TABLE.split(), "fences") or []
+    ids = sorted(_ids(overlay) or {overlay.wire_id})
+    if len(of_all) == len(ids) and not _held():
         rules = f"delete table {TABLE}\n"
     else:
         rules = f"""
-delete element {TABLE} fences {{ {vni} }}
+delete element {TABLE} fences {{ {", ".join(map(str, ids))} }}
 delete element {TABLE} owned {{ "{own}" }}
 flush chain {TABLE} fence_{vni}
 delete chain {TABLE} fence_{vni}

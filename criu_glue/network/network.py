@@ -10,7 +10,9 @@ Facts behind the order of the steps (tried):
 - peers' neighbour entries are permanent, so nothing needs ARP, which unicast VXLAN cannot flood;
 - ``bridge fdb replace`` on a VXLAN ADDS a destination, so the old entry is deleted first;
 - ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;
-- the gateway has the same address and MAC on every host, so it is always the local one.
+- the gateway has the same address and MAC on every host, so it is always the local one;
+- the kernel cannot change the id of a VXLAN, so a rewind, which gives the job another id
+  (overlay.py), makes the VXLAN anew. The bridge stays, with the ports of capsules.
 
 With a *relay* the world knows all capsules by the address of one host. Each job's overlay has a
 further address, ``Overlay.relay``, which only that host has, and capsules' default route leads to
@@ -23,8 +25,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,9 @@ from .network_lock import RESTORE_RULES
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
 
 COMPLETE = "liveshift"
-"""The alias that a job's bridge gets once the whole overlay exists on this host."""
+"""The alias that a job's bridge gets once the whole overlay exists on this host. For a job that was
+rewound the number of rewinds follows, and ``-changing`` while the VXLAN is made anew."""
+_ALIAS = re.compile(rf"{COMPLETE}(?:-(\d+))?(-changing)?")
 
 
 def underlay(address: str) -> tuple[str, int]:
@@ -59,23 +65,35 @@ def raise_overlay(
     ``lay_again``: load the fence's rules again if the overlay exists already, since the cluster's
     hosts may have changed.
 
+    If the overlay exists under fewer rewinds, its VXLAN gets the new id; its capsules stay plugged
+    in. While capsules are plugged in, a number of rewinds that is lower than the overlay's changes
+    nothing: the request is late. Without capsules the overlay is left of an earlier job of this
+    subnet, and is made anew.
+
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
     masqueraded. The hosts themselves see mobile addresses and answer to them. ``around`` also
     states what capsules cannot reach.
     """
     bridge, vxlan = overlay.bridge, overlay.vxlan
-    if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
-        if lay_again or not fence.stands(overlay):
-            _lay_again(overlay, host_address, around)
-        return
-    lower_overlay(overlay)  # remove what an interrupted attempt has left
+    if (found := _standing(overlay)) is not None:
+        there, whole = found
+        newest = max(there, overlay, key=lambda each: each.rewinds)
+        if newest.rewinds == overlay.rewinds or _ports(overlay):
+            laid = lay_again or not fence.stands(newest)
+            if laid:
+                _lay_again(newest, host_address, around)
+            if newest != there or not whole:
+                _renumber(newest, host_address, around)
+            elif laid:
+                _enter_relay(newest, host_address, around.relay)
+            return
+    lower_overlay(overlay)  # remove what an interrupted attempt or an earlier job has left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
     nft(fence.laying(overlay, host_address, around))
     ip(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
-        f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
-        f"local {host_address} nolearning dev {device}",
+        _making(overlay, host_address, device, inner),
     )
     _no_ipv6(bridge, vxlan)
     ip(
@@ -89,25 +107,82 @@ def raise_overlay(
     for name in ("all", device, bridge):  # answers may take another path than their requests
         _sysctl(f"net/ipv4/conf/{name}/rp_filter", "2")
     _enter_relay(overlay, host_address, around.relay)
-    ip(f"link set dev {bridge} alias {COMPLETE}")
+    _note(overlay)
+
+
+def _making(overlay: Overlay, host_address: str, device: str, inner: int) -> str:
+    """The command of ip(8) that makes the VXLAN of a job."""
+    return (
+        f"link add {overlay.vxlan} mtu {inner} type vxlan id {overlay.wire_id} dstport {VXLAN_PORT}"
+        f" local {host_address} nolearning dev {device}"
+    )
+
+
+def _standing(overlay: Overlay) -> tuple[Overlay, bool] | None:
+    """The overlay with the number of rewinds that it has on this host, and True if its VXLAN has
+    the id of this number; None if there is no overlay, or one whose making was interrupted."""
+    for bridge in links("dev", overlay.bridge):
+        if found := _ALIAS.fullmatch(bridge.get("ifalias", "")):
+            return replace(overlay, rewinds=int(found[1] or 0)), not found[2]
+    return None
+
+
+def _note(overlay: Overlay, *, changing: bool = False) -> None:
+    """Write down at the bridge under how many rewinds the overlay exists here."""
+    number = f"-{overlay.rewinds}" if overlay.rewinds else ""
+    alias = f"{COMPLETE}{number}{'-changing' if changing else ''}"
+    ip(f"link set dev {overlay.bridge} alias {alias}")
+
+
+def _renumber(overlay: Overlay, host_address: str, around: Surroundings) -> None:
+    """Make the VXLAN of an overlay in use anew, with the id of its number of rewinds.
+
+    The note at the bridge comes first: after an interruption the next call finishes the change, as
+    the fence still knows where all addresses are. The old device goes before the fence lets go of
+    its id, else frames with that id would pass unchecked in between. Until the new device knows all
+    addresses, frames are lost; TCP sends them again.
+    """
+    bridge, vxlan, elsewhere = overlay.bridge, overlay.vxlan, fence.elsewhere(overlay)
+    device, mtu = underlay(host_address)
+    _note(overlay, changing=True)
+    if links("dev", vxlan):
+        run(["ip", "link", "del", vxlan])
+    fence.renumber(overlay)
+    ip(_making(overlay, host_address, device, mtu - VXLAN_OVERHEAD))
+    _no_ipv6(vxlan)
+    ip(f"link set {vxlan} master {bridge} up")
+    run(["bridge", "link", "set", "dev", vxlan, "learning", "off"])
+    locate(overlay, elsewhere)
+    _enter_relay(overlay, host_address, around.relay)
+    _note(overlay)
 
 
 def _lay_again(overlay: Overlay, host_address: str, around: Surroundings) -> None:
-    """Lay the fence of an overlay in use again, for example after an ``nft flush ruleset``.
-
-    The forwarding table shows which host has each mobile address."""
-    found = links("master", overlay.bridge)
-    indices = [(overlay.index(link["ifname"]), link.get("ifalias", "")) for link in found]
-    ports = {index: alias for index, alias in indices if index is not None}
+    """Lay the fence of an overlay in use again, for example after an ``nft flush ruleset``."""
+    ports = _ports(overlay)
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
-    lines = _forwarding(overlay)
-    where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
+    where |= _elsewhere(overlay)
     nft(fence.laying(overlay, host_address, around))
     for index, alias in ports.items():
         owner = int(alias) if alias.isdecimal() else None
         nft(fence.guarding(overlay, index, owner))
     fence.accept(overlay, where)
-    _enter_relay(overlay, host_address, around.relay)
+
+
+def _ports(overlay: Overlay) -> dict[int, str]:
+    """The capsules that are plugged in here: index → alias of the port."""
+    found = links("master", overlay.bridge)
+    indices = [(overlay.index(link["ifname"]), link.get("ifalias", "")) for link in found]
+    return {index: alias for index, alias in indices if index is not None}
+
+
+def _elsewhere(overlay: Overlay) -> dict[str, str]:
+    """Which host has each mobile address that is not here. The fence shows it, or the forwarding
+    table if the fence is gone; {} if the VXLAN is gone too."""
+    if fence.stands(overlay):
+        return fence.elsewhere(overlay)
+    lines = _forwarding(overlay) if links("dev", overlay.vxlan) else []
+    return {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
 
 
 def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:

@@ -12,6 +12,12 @@ makes the kernel probe the peer of each connection that it restores. If the peer
 the dump, no process had it open, and the image does not have it: the kernel would answer the probe
 with a reset, and the program would see an error where it should read what came and then the end.
 
+A snapshot closes the locks of all capsules of a job at once. A capsule's own retransmissions then
+die at its own lock, without an answer, so the kernel doubles their interval each time
+(net/ipv4/tcp_timer.c, tcp_retransmit_timer). With ``ingress_only`` a lock stops only what comes in.
+The retransmissions get to the peer, the peer's lock answers them, and the answer passes. Programs
+receive nothing else, so no image has an effect of what a peer did after the lock.
+
 The job is paused while the lock changes, so it must be fast. The table therefore stays when the
 lock is opened: removing rules costs a grace period of the kernel (13 ms on two cores), but one
 message of 0.1 ms makes the table dormant or active. nft(8), which takes 3 ms to start, only makes
@@ -46,6 +52,21 @@ _RULES = """table inet {table} {{
   }}
 }}
 """
+# What the kernel does with a host-unreachable (net/ipv4/tcp_ipv4.c, tcp_v4_err): in an established
+# connection it takes back the doubled interval (tcp_ld_RTO_revert), and programs see no error. But
+# a connect() ends with EHOSTUNREACH, and a listener forgets a connection that is half made
+# (tcp_req_err). So the lock does not answer a SYN, which is sent again after a second. Other ICMP
+# errors stay out: a peer that was unlocked earlier may have sent them.
+_INGRESS_RULES = """table inet {table} {{
+  {flags}
+  chain in {{ type filter hook input priority -300;
+    iifname "eth0" icmp type destination-unreachable icmp code host-unreachable accept
+    iifname "eth0" tcp flags & syn == syn drop
+    iifname "eth0" meta l4proto tcp reject with icmp type host-unreachable
+    iifname "eth0" drop
+  }}
+}}
+"""
 LOCK_RULES = _RULES.format(table=LOCK_TABLE, flags="")
 """The nft rules of the closed lock."""
 RESTORE_RULES = f"""{LOCK_RULES}table inet {LOCK_TABLE} {{
@@ -57,6 +78,9 @@ RESTORE_RULES = f"""{LOCK_RULES}table inet {LOCK_TABLE} {{
 """The nft rules of the lock of a namespace in which nothing runs yet."""
 _WITHOUT_RESETS = f"delete chain inet {LOCK_TABLE} resets\n"
 _OPEN = _RULES.format(table=LOCK_TABLE, flags="flags dormant;")
+_INGRESS_OPEN = _INGRESS_RULES.format(table=LOCK_TABLE, flags="flags dormant;")
+_DELETE = f"delete table inet {LOCK_TABLE}\n"
+"""Followed by the rules of a new table: nft(8) replaces the table in one transaction."""
 
 _DORMANT = 1  # linux/netfilter/nf_tables.h: NFT_TABLE_F_DORMANT
 _NEWTABLE, _GETTABLE = 10 << 8, 10 << 8 | 1  # NFNL_SUBSYS_NFTABLES
@@ -69,22 +93,30 @@ _INET = 1  # NFPROTO_INET
 _ANSWER_S = 10.0
 
 
-def prepare_lock(pid: int) -> None:
+def prepare_lock(pid: int, *, ingress_only: bool = False) -> None:
     """Make an open lock in the network namespace of ``pid``, so that :func:`lock` is fast.
 
-    A lock that is there stays. If it came with the capsule's restore, it drops no resets any more:
-    programs run until the freeze. Raises LiveshiftError, as lock and unlock do.
+    ``ingress_only``: until it is prepared again, the lock stops only what comes in. That is for a
+    capsule that goes on here after the freeze. Of one that leaves, nothing may go out any more.
+
+    A closed lock stays as it is. If it came with the capsule's restore, it drops no resets any
+    more: programs run until the freeze. Raises LiveshiftError, as lock and unlock do.
     """
+    rules = _INGRESS_OPEN if ingress_only else _OPEN
     with _table(pid) as table:
         if table.flags is None:
-            _load(pid, _OPEN)
+            _load(pid, rules)
+            return
+        if table.flags & _DORMANT:
+            _load(pid, _DELETE + rules)
             return
     with contextlib.suppress(LiveshiftError):  # it has no such chain
         _load(pid, _WITHOUT_RESETS)
 
 
 def lock(pid: int) -> None:
-    """Close the lock: nothing passes eth0 of the network namespace of ``pid``. May be repeated."""
+    """Close the lock: nothing passes eth0 of the network namespace of ``pid``, or nothing comes in
+    (see :func:`prepare_lock`). A lock that was not prepared stops both ways. May be repeated."""
     with _table(pid) as table:
         if table.flags is None:
             _load(pid, LOCK_RULES)

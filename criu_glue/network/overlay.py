@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and numbers of a job's overlay, which all follow from its subnet and its VXLAN id."""
+"""The names and numbers of a job's overlay, which all follow from its subnet, its number, and how
+often the job was rewound.
+
+Each rewind takes all capsules of a job back to a snapshot. From then on the job's frames have
+another VXLAN id. Frames from before may still be on their way, and a socket that was restored would
+take them: addresses, ports and sequence numbers fit. But no device has their id any more.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,27 @@ VXLAN_PORT = 4789
 VXLAN_OVERHEAD = 50
 BRIDGES = "lsb*"
 """The pattern by which nft matches the bridges of all jobs."""
+STRIDE = 1 << 16
+"""The distance between two VXLAN ids of a job. The number of a job is at most this, because the
+largest network for overlays, a /8, has so many /24."""
+ROUNDS = 64
+"""The number of VXLAN ids that a job has: after so many rewinds the first one comes again. No link
+holds a frame back for that long. All ids are below 1 << 24, the limit of VXLAN."""
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A job's overlay. ``vni`` is its VXLAN id, which is also part of its devices' names."""
+    """A job's overlay. ``vni`` is its number, which is part of its devices' names and stays.
+    ``rewinds``: how often the job was rewound."""
 
     vni: int
     subnet: str
+    rewinds: int = 0
+
+    @property
+    def wire_id(self) -> int:
+        """The VXLAN id of the job's frames; ``vni`` for a job that was never rewound."""
+        return self.vni + self.rewinds % ROUNDS * STRIDE
 
     @property
     def bridge(self) -> str:
@@ -62,7 +81,7 @@ def _address(subnet: str, number: int) -> str:
 
 def most_jobs(overlays: str) -> int:
     """The number of jobs that fit into a network. Each job has a /24, and its number, which counts
-    from 1, is its VXLAN id."""
+    from 1, is its first VXLAN id."""
     return max(1, 1 << 24 - ipaddress.ip_network(overlays).prefixlen)
 
 

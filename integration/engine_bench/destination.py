@@ -41,8 +41,8 @@ def main() -> None:
     store = Store(images, limit, fresh=True)
     if ready == "ready":
         store.reserve(limit)
-    nothing: Any = None  # neither a capsule nor an early CRIU: over lane 0 only the key comes
-    inbox = Inbox(images, nothing, (), None, limit, nothing, memory=store)
+    nowhere: Any = None  # over lane 0 only the key comes
+    inbox = Inbox(nowhere, None, limit, None, memory=store)
     receiver.expect("m1", "h0", inbox, 0, inbox.pages, 32)
     print("ready", flush=True)
     sys.stdin.readline()

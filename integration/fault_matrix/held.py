@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab_session import eventually
 
-from liveshift.runtime.daemon.faultpoints import GPU_POINTS, POINTS
+from liveshift.runtime.daemon.faultpoints import GPU_POINTS, POINTS, SNAPSHOT_POINTS
 
 VARIABLE = "LIVESHIFT_FAULTPOINTS"
 
@@ -26,7 +26,7 @@ class Held:
 
     def arm(self, point: str) -> None:
         """The next daemon that comes to this point stops there."""
-        assert point in POINTS + GPU_POINTS
+        assert point in POINTS + GPU_POINTS + SNAPSHOT_POINTS
         (self.directory / point).touch()
 
     def reached(self, point: str) -> bool:

@@ -109,6 +109,9 @@ def up(
     precopy: Annotated[
         Several, _table("--precopy", "Of its table precopy, such as enabled=false")
     ] = None,
+    snapshots: Annotated[
+        Several, _table("--snapshots", "Of its table snapshots, such as every=3")
+    ] = None,
     logs: Annotated[Several, _table("--logs", "Of its table logs, such as max=1MB")] = None,
 ) -> None:
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
@@ -132,6 +135,7 @@ def up(
             "gpu": _by_key("--gpu", gpu, "fast_path=off"),
             "wire": _by_key("--wire", wire, "streams=8"),
             "precopy": _by_key("--precopy", precopy, "enabled=false"),
+            "snapshots": _by_key("--snapshots", snapshots, "every=3"),
             "logs": _by_key("--logs", logs, "max=1MB"),
         },
         console=render.err(),

@@ -70,6 +70,16 @@ def run(
             show_default=False,
         ),
     ] = "",
+    snapshot_every: Annotated[
+        str,
+        typer.Option(
+            "--snapshot-every",
+            metavar="TIME",
+            help="Keep an image of the whole job in the memory of another host, and renew it this"
+            " often; [dim]off[/] for none; else the cluster file's [dim]snapshots.every[/].",
+            show_default=False,
+        ),
+    ] = "",
     env_ranks: Annotated[
         bool,
         typer.Option(
@@ -112,7 +122,8 @@ def run(
 
     if output is TableOrJson.JSON and not detach:
         raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
-    request = _request(command, nnodes, name, _collective_timeout(collective_timeout), env_ranks)
+    limit, every = _collective_timeout(collective_timeout), _snapshot_every(snapshot_every)
+    request = _request(command, nnodes, name, limit, env_ranks, every)
     with open_client() as client:
         private_paths.check(
             request.argv,
@@ -138,8 +149,23 @@ def _collective_timeout(text: str) -> float:
     return seconds
 
 
+def _snapshot_every(text: str) -> float:
+    """Return seconds, 0 if nothing is given, -1 for no snapshots. Raises BadParameter."""
+    if text == "off":
+        return -1.0
+    seconds = duration(text) if text else 0.0
+    if text and seconds < 1:
+        raise typer.BadParameter('--snapshot-every must be 1 s or longer, or "off"')
+    return seconds
+
+
 def _request(
-    command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool
+    command: list[str],
+    nnodes: int,
+    name: str,
+    collective: float,
+    env_ranks: bool,
+    snapshot_every: float,
 ) -> RunJob:
     from ...runtime.config.environment import remarks
     from ...runtime.messages import RunJob
@@ -168,6 +194,7 @@ def _request(
         groups=os.getgroups(),
         collective=collective,
         env_ranks=env_ranks,
+        snapshot_every=snapshot_every,
     )
 
 

@@ -12,7 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...criu_glue.capsule.output import STDERR, STDOUT, OutputRecord, split, whole
+from ...criu_glue.capsule.output import (
+    STDERR,
+    STDOUT,
+    OutputRecord,
+    rewinds_at,
+    split,
+    whole,
+)
 from ...errors import LiveshiftError, NotFound, NotPermitted
 from ...runtime.messages import Output, ReadOutput
 from ..client.client import Client
@@ -41,7 +48,7 @@ class Reader:
         answer = client.get(Output, request, wait + SLACK_S)
         self.offset = answer.next
         self.code = answer.code
-        missing = self._missing(answer.dropped, answer.data) if answer.dropped else []
+        missing = self._gap(answer) if answer.dropped else []
         raw = self._cut + answer.data
         end = whole(raw)
         self._cut = raw[end:]
@@ -49,14 +56,22 @@ class Reader:
             return missing or None
         return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
 
-    def _missing(self, dropped: int, following: bytes) -> list[OutputRecord]:
-        """Return a record for stderr that says how much output is missing at this place."""
+    def _gap(self, answer: Output) -> list[OutputRecord]:
+        """Return a record for stderr that says why output does not go on where it was."""
         self._cut = b""
-        when = next((record.realtime_ns for record in split(following)), time.time_ns())
-        text = (
-            f"[liveshift: {dropped} bytes of the output of {self.capsule} are missing here: old"
-            " output goes by logs.max and logs.keep; with a full disk new output is lost]\n"
-        )
+        begins = answer.next - len(answer.data)
+        when = next((record.realtime_ns for record in split(answer.data)), time.time_ns())
+        if rewinds_at(begins) > rewinds_at(begins - answer.dropped):
+            text = (
+                f"[liveshift: {self.capsule} was rewound here: it went back to a snapshot, and"
+                " prints again what it has printed since]\n"
+            )
+        else:
+            text = (
+                f"[liveshift: {answer.dropped} bytes of the output of {self.capsule} are missing"
+                " here: old output goes by logs.max and logs.keep; with a full disk new output is"
+                " lost]\n"
+            )
         return [OutputRecord(when, STDERR, text.encode())]
 
     def history(self, client: Client) -> Iterator[OutputRecord]:

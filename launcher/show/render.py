@@ -125,7 +125,7 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
         made.add_column(
             name,
             justify="right" if name in right else "left",
-            no_wrap=name not in ("taint", "what", "command", "reason", "found"),
+            no_wrap=name not in ("taint", "what", "command", "reason", "found", "protected"),
             overflow="fold",
         )
     return made

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         HostRow,
         JobRow,
         MigrationRow,
+        ProtectionRow,
         Status,
     )
 
@@ -35,6 +36,7 @@ STYLES = {
     "starting": "cyan",
     "moving": "yellow",
     "unknown": "yellow",
+    "rewinding": "yellow",
     "ending": "yellow",
     "tainted": "yellow",
     "cordoned": "yellow",
@@ -99,7 +101,7 @@ def jobs(status: Status, *, wide: bool, most: int = EVERYTHING) -> Table:
     """Return a line per job, and one per capsule below it; at most ``most`` lines."""
     columns = ["job", "state", "host", "epoch", "address", "ranks", "coll/s", "memory"]
     if wide:
-        columns += ["pids", "collectives", "user", "age", "command"]
+        columns += ["pids", "collectives", "user", "age", "protected", "command"]
     numbers = ("epoch", "coll/s", "memory", "pids", "collectives", "age")
     table = render.table(*columns, right=numbers)
     for job in status.jobs:
@@ -211,8 +213,22 @@ def _job(job: JobRow, now: float, *, wide: bool) -> dict[str, RenderableType]:
         "coll/s": "" if job.state == "ended" else _rate(job.rate),
         "user": _user(job.user) if wide else "",
         "age": render.clock(max(0.0, now - job.started)),
+        "protected": _protected(job.protection) if wide else "",
         "command": job.command,
     }
+
+
+def _protected(row: ProtectionRow | None) -> Text:
+    """Return ``s17, 3 s ago, on h2 (1.2 GB)``, why the job is not protected, or ``–``."""
+    if row is None or not (row.every or row.newest):
+        return Text("–" if row else "")
+    text = ""
+    if row.newest:
+        text = f"{row.newest}, {row.age:.0f} s ago, on {', '.join(row.holders)}"
+        text += f" ({q.size(row.bytes)})"
+    if row.why_not:
+        return Text(f"{text}; {row.why_not}" if text else f"no: {row.why_not}", style="yellow")
+    return Text(text)
 
 
 def _capsule(capsule: CapsuleRow) -> dict[str, RenderableType]:

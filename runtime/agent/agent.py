@@ -2,7 +2,8 @@
 """The agent: the root daemon on each host. It carries out requests, and reports the state of its
 host. It keeps no state of its own: capsules are processes in the kernel, and the orchestrator knows
 who owns them. The agent handles requests concurrently. CapsuleTable handles those about capsules;
-SourceHandlers, DestinationHandlers and Rulings handle those about migrations.
+SourceHandlers, DestinationHandlers and Rulings handle those about migrations; SnapshotHandlers and
+HoldingHandlers handle those about snapshots, at their source and at their holder.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from ...criu_glue.criu.tool import Criu, find
-from ...criu_glue.network import fence, network, nft_library
+from ...criu_glue.network import fence, nft_library
 from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
 from ..config.cluster import Cluster, FastPathChoice
@@ -39,12 +40,14 @@ from .destination_handlers import DestinationHandlers
 from .gate_handlers import GateHandlers
 from .gpu.watch import GpuWatch
 from .gpu_swap_handlers import GpuSwapHandlers
-from .host import data_link
+from .holding_handlers import HoldingHandlers
+from .host import data_link, host_facts
 from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
 from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
 from .rulings import Rulings
+from .snapshot_handlers import SnapshotHandlers
 from .source_handlers import SourceHandlers
 
 log = logging.getLogger("liveshift.agent")
@@ -61,7 +64,7 @@ class Agent:
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.cluster = cluster
         self.host = host
-        self.capsule_table = CapsuleTable(cluster, host, self._ended)
+        self.capsule_table = CapsuleTable(cluster, host, self._ended, self._drop_earlier)
         self.gpus = GpuWatch(
             cluster.paths.run,
             cluster.gpu.libraries,
@@ -77,6 +80,9 @@ class Agent:
         )
         self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
         self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
+        self.snapshots = SnapshotHandlers(self.capsule_table, self.registry, self._silence)
+        budget = cluster.snapshots.memory or host_facts.memory_for_images()
+        self.holding = HoldingHandlers(self.capsule_table, self.registry, self._claim, budget)
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0
@@ -84,10 +90,11 @@ class Agent:
         self._tasks = Tasks()
         capsule_table, gates, swaps = self.capsule_table, self.gates, self.swaps
         source, destination = self.source, self.destination
+        snapshots, holding = self.snapshots, self.holding
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
             messages.Signal: capsule_table.signal_capsule,
-            messages.End: capsule_table.end_capsule,
+            messages.End: snapshots.end,
             messages.Forget: capsule_table.forget_job,
             messages.Locate: capsule_table.locate,
             messages.ReadOutput: capsule_table.read_output,
@@ -115,6 +122,16 @@ class Agent:
             messages.FreshIds: gates.fresh_ids,
             messages.Rebuild: gates.rebuild,
             messages.OpenGate: gates.open,
+            messages.StartSnapshot: snapshots.start,
+            messages.LockCapsule: snapshots.lock,
+            messages.DumpCapsule: snapshots.dump,
+            messages.ThawCapsule: snapshots.thaw,
+            messages.CloseSnapshot: snapshots.close,
+            messages.EndEarlier: snapshots.end_earlier,
+            messages.Hold: holding.hold,
+            messages.CheckHeld: holding.check,
+            messages.GetHeld: holding.facts,
+            messages.ForwardHeld: holding.forward,
         }
 
     async def start(self) -> None:
@@ -139,6 +156,8 @@ class Agent:
             _memory_for_images(self.cluster.paths.run / "images", undo)
             await asyncio.to_thread(self._hold_fence, undo)
             await self.registry.recover_migrations()
+            await self.holding.recover()
+            undo.callback(self.holding.close)
             await self.swaps.recover_swaps()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
@@ -160,15 +179,18 @@ class Agent:
             self.uplink.serve(),
             self._report(),
             self.rulings.keep_claiming(),
+            self.holding.keep_claiming(),
             self.gates.keep(),
+            self.snapshots.keep(),
             self.gpus.keep(),
             self._forget_device_memory(),
             heap.give_back(self.idle),
         )
 
     def idle(self) -> bool:
-        """Whether no move is under way that a restart of this agent would interrupt."""
-        return not (self.registry.outgoing or self.registry.incoming or self.swaps.unfinished())
+        """Whether no move or snapshot is under way that a restart of this agent would interrupt."""
+        moves = self.registry.outgoing or self.registry.incoming or self.swaps.unfinished()
+        return not (moves or self.registry.snapshots.busy or self.holding.busy)
 
     def objection(self, cluster: Cluster) -> str:
         """Why this agent cannot start with a changed cluster file; "" if it can."""
@@ -216,16 +238,42 @@ class Agent:
                 epochs[incoming.resident.spec.name] = incoming.granted
         codes = {name: c.code for name, c in here.items() if c.code is not None}
         register = messages.Register(
-            self.host, self.registry.facts, epochs, self.cluster.digest, self._boot_id, codes
+            self.host,
+            self.registry.facts,
+            epochs,
+            self.cluster.digest,
+            self._boot_id,
+            codes,
+            self.capsule_table.rewinds(),
         )
         answer = await self._request(register, self.cluster.timeouts.suspicion)
         books = expected(messages.Books, "the orchestrator", register, answer).books
+        stuck = await self._end_earlier(books)
         for book in books:
+            if book.job in stuck:
+                continue
             try:
                 await self.capsule_table.locate(messages.Locate(book))
             except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
         await self.capsule_table.forget_unknown({book.job for book in books})
+
+    async def _end_earlier(self, books: Sequence[messages.Book]) -> set[str]:
+        """End, before anything else, what runs here from before a rewind; return the jobs of which
+        something is left. This host must be heard again nevertheless: it may have other jobs."""
+        ends = (self.capsule_table.end_earlier(book) for book in books)
+        outcomes = await asyncio.gather(*ends, return_exceptions=True)
+        stuck = set()
+        for book, outcome in zip(books, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                log.error("a copy from before the last rewind of %s is left: %s", book.job, outcome)
+                stuck.add(book.job)
+            elif outcome is not None:
+                raise outcome
+        return stuck
+
+    async def _drop_earlier(self, book: messages.Book) -> None:
+        await self.rulings.drop_earlier(book)
 
     async def _request(self, message: Message, timeout: float) -> Message | None:
         return await self.uplink.connection.request(message, timeout)
@@ -265,7 +313,7 @@ class Agent:
     async def _report_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
         resident.code = KILLED if code is None else code
-        network.unplug(resident.overlay, resident.netns, resident.spec.index)
+        resident.unplug()
         report = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
         while True:
             with contextlib.suppress(LiveshiftError):

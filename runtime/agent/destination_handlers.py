@@ -209,10 +209,11 @@ class DestinationHandlers:
         incoming = self._registry.incoming.get(request.migration)
         if incoming is None or not incoming.complete:
             raise NotFound(f"{self._capsule_table.host} has no image of {request.capsule}")
+        registry, migration, to = self._registry, request.migration, request.destination
         with (
-            contextlib.closing(self._registry.open_sender(request)) as sender,
-            contextlib.closing(self._registry.open_lanes(sender)) as lanes,
-            self._registry.working(request.migration),
+            contextlib.closing(registry.open_sender(migration, to, request.endpoint)) as sender,
+            contextlib.closing(registry.open_lanes(sender)) as lanes,
+            registry.working(migration),
         ):
             return await self._capsule_table.blocking(
                 request.capsule, lambda: incoming.forward(sender, lanes)

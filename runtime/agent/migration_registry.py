@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The migrations that a host takes part in, by name, and what they share: CRIU, the GPUs, the wire.
+Sources of snapshots share it too, and their sessions are kept here.
 
 The orchestrator asks for the steps of a migration one by one (source_handlers.py,
 destination_handlers.py). rulings.py brings what this host holds to its end.
@@ -24,9 +25,11 @@ from ..wire import Lanes, Receiver, Sender
 from .arrival.incoming_migration import IncomingMigration
 from .departure.outgoing_migration import OutgoingMigration
 from .departure.outgoing_note import read_note
+from .departure.snapshot_sessions import SnapshotSessions
 from .gpu.devices import Devices
 from .gpu.reservations import GpuReservations
 from .gpu.watch import GpuWatch
+from .holding.held_images import HELD
 from .host import host_facts
 from .host.capsule_table import CapsuleTable
 from .host.running_capsule import ROOT_PID, RunningCapsule
@@ -58,6 +61,17 @@ class MigrationRegistry:
         self.gpus_swapped: dict[str, str] = {}  # uuid → reason in words, during GPU swaps
         self.outgoing: dict[str, OutgoingMigration] = {}
         self.incoming: dict[str, IncomingMigration] = {}
+        self.snapshots = SnapshotSessions()
+
+    def dumper(self) -> Criu:
+        """CRIU; raises Refused if this host has none."""
+        if self.criu is None:
+            host = self._capsule_table.host
+            raise Refused(
+                f"{host} has no CRIU, or one that is too old",
+                hint=f"run `liveshift doctor` on {host}",
+            )
+        return self.criu
 
     def keep_kernel_data(self) -> None:
         """Store CRIU's probe of the kernel, so that no dump or restore repeats it; takes 0.2 s."""
@@ -123,15 +137,15 @@ class MigrationRegistry:
         except ProcessLookupError as gone:
             raise Refused(f"{name} is just ending") from gone
 
-    def open_sender(self, request: messages.StartPrecopy | messages.Forward) -> Sender:
-        """A sender to the host that will receive the capsule."""
+    def open_sender(self, migration: str, destination: str, endpoint: str) -> Sender:
+        """A sender to the host that will receive the image of that name."""
         cluster = self._capsule_table.cluster
         return Sender(
-            request.migration,
-            request.endpoint,
+            migration,
+            endpoint,
             cluster.paths.keys,
             self._capsule_table.host,
-            request.destination,
+            destination,
             patience=2 * cluster.timeouts.suspicion,
         )
 
@@ -171,7 +185,8 @@ class MigrationRegistry:
         """Go on with the capsules and migrations of an earlier agent; it blocks only briefly."""
         factory = self._capsule_table.factory
         images = self._capsule_table.cluster.paths.run / "images"
-        names = sorted(path.name for path in images.iterdir())
+        # Images that this host holds for others are no migrations.
+        names = sorted(path.name for path in images.iterdir() if path.name != HELD)
         for name in names:
             incoming = await asyncio.to_thread(
                 IncomingMigration.recover, name, factory, self.devices

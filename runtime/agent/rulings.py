@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ...errors import LiveshiftError
+from ...errors import LiveshiftError, Refused
 from .. import messages
 from ..daemon.tasks import Tasks
 from ..model.ownership import Ruling, Side
@@ -19,6 +19,7 @@ from .arrival.incoming_migration import IncomingMigration
 from .arrival.restore_attempt import SendClaim
 from .departure.outgoing_migration import OutgoingMigration
 from .host.capsule_table import CapsuleTable
+from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.rulings")
@@ -80,7 +81,12 @@ class Rulings:
     async def _settle_outgoing(self, outgoing: OutgoingMigration) -> str:
         name, resident = outgoing.resident.spec.name, outgoing.resident
         claim = messages.Claim(
-            outgoing.migration, name, Side.LEAVING.value, resident.epoch, ready=True
+            outgoing.migration,
+            name,
+            Side.LEAVING.value,
+            resident.epoch,
+            ready=True,
+            rewinds=resident.overlay.rewinds,
         )
         ruled = await self._send_claim(claim)
         ruling = Ruling(ruled.ruling)
@@ -94,9 +100,7 @@ class Rulings:
         if ruling is Ruling.RUN:
             return await self._let_go_on(outgoing, ruled.epoch, alive)
         if not outgoing.promised:  # the capsule ended by itself
-            await self._capsule_table.blocking(name, outgoing.thaw)
-            self._registry.outgoing.pop(outgoing.migration, None)
-            return "ended"
+            return await self._leave_ended(outgoing)
         return await self._remove_moved(outgoing)
 
     async def _let_go_on(self, outgoing: OutgoingMigration, epoch: int, alive: bool) -> str:
@@ -113,6 +117,12 @@ class Rulings:
             log.error("%s: cannot note its epoch: %s", name, error)
         return "runs"
 
+    async def _leave_ended(self, outgoing: OutgoingMigration) -> str:
+        """Give up a migration whose capsule has ended here."""
+        await self._capsule_table.blocking(outgoing.resident.spec.name, outgoing.thaw)
+        self._registry.outgoing.pop(outgoing.migration, None)
+        return "ended"
+
     async def _remove_moved(self, outgoing: OutgoingMigration) -> str:
         name, resident = outgoing.resident.spec.name, outgoing.resident
         if self._capsule_table.capsules.get(name) is resident:
@@ -124,14 +134,68 @@ class Rulings:
         return "ended"
 
     async def _settle_incoming(self, incoming: IncomingMigration) -> str:
-        name = incoming.resident.spec.name
+        name, resident = incoming.resident.spec.name, incoming.resident
         claim = messages.Claim(
-            incoming.migration, name, Side.COMING.value, incoming.resident.epoch, ready=False
+            incoming.migration,
+            name,
+            Side.COMING.value,
+            resident.epoch,
+            ready=False,
+            rewinds=resident.overlay.rewinds,
         )
         if Ruling((await self._send_claim(claim)).ruling) is not Ruling.END:
             return "held"
+        await self._discard(incoming)
+        return "ended"
+
+    async def _discard(self, incoming: IncomingMigration) -> None:
         self._registry.receiver.forget(incoming.migration)
         async with self._capsule_table.network:
+            name = incoming.resident.spec.name
             await self._capsule_table.blocking(name, incoming.discard)
         self._registry.incoming.pop(incoming.migration, None)
-        return "ended"
+
+    # ---- after a rewind ------------------------------------------------------------------------
+
+    async def drop_earlier(self, book: messages.Book) -> None:
+        """Remove what migrations and snapshots hold here of a job from before the rewind that the
+        book is of. The tasks of its capsules have ended.
+
+        No ruling is needed: such a copy may never run again. Raises Refused if its tasks do not
+        end, or the work on it. Then no other copy is built here, and the next call goes on.
+        """
+        held: dict[str, OutgoingMigration | IncomingMigration] = {
+            **self._registry.outgoing,
+            **self._registry.incoming,
+        }
+        for migration, each in held.items():
+            resident = each.resident
+            if resident.spec.job == book.job and resident.overlay.rewinds < book.rewinds:
+                await self._drop(migration, resident)
+        await self._registry.snapshots.drop_earlier(book, self._patience)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for work on a copy to end, once its tasks have ended."""
+        return self._capsule_table.cluster.timeouts.prepare / 2
+
+    async def _drop(self, migration: str, resident: RunningCapsule) -> None:
+        registry, name = self._registry, resident.spec.name
+        if (leaving := registry.outgoing.get(migration)) is not None:
+            leaving.abandon()
+        resident.leaving = True
+        await asyncio.to_thread(resident.end_silently)  # then the work under way on it fails
+        limit = self._patience
+        try:
+            async with asyncio.timeout(limit):
+                await registry.until_idle(migration)
+        except TimeoutError:
+            raise Refused(
+                f"{migration} still works on {name}, {limit:g} s after {name} was ended"
+            ) from None
+        with registry.working(migration):
+            if (outgoing := registry.outgoing.get(migration)) is not None:
+                end = self._remove_moved if outgoing.promised else self._leave_ended
+                await end(outgoing)
+            elif (incoming := registry.incoming.get(migration)) is not None:
+                await self._discard(incoming)

@@ -15,10 +15,9 @@ import msgspec
 
 from ...criu_glue.capsule import output
 from ...criu_glue.capsule.sandboxes import SandboxPlan
-from ...criu_glue.criu.tool import Criu
 from ...criu_glue.survey import along, connections
 from ...criu_glue.survey.found import Along, Footprint, Survey
-from ...errors import NotFound, Refused
+from ...errors import NotFound
 from .. import messages
 from . import files_along, preflight
 from .departure.forecast import forecast_memory
@@ -51,7 +50,7 @@ class SourceHandlers:
 
     async def inspect(self, request: messages.Inspect) -> messages.Inspected:
         resident = self._registry.free(request.capsule)
-        criu = self._dumper()  # refuse now, before a plan promises a move that cannot happen
+        criu = self._registry.dumper()  # refuse before a plan promises a move that cannot happen
         await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._registry.surveyed(resident)
         plan = resident.sandbox.plan
@@ -60,6 +59,8 @@ class SourceHandlers:
         gpu = await asyncio.to_thread(self._registry.reservations.survey, resident, found)
         self._gpus_used[request.capsule] = list(gpu.used) if gpu else None
         settings = self._capsule_table.cluster.precopy
+        if request.watch:  # only one can follow its memory
+            await self._registry.snapshots.end(request.capsule)
 
         def forecast() -> tuple[Footprint, messages.Writing | None, str]:
             # It is free still: two measurements at once would hide writes from each other.
@@ -90,9 +91,11 @@ class SourceHandlers:
 
     async def precopy(self, request: messages.StartPrecopy) -> messages.Moved:
         asked = time.monotonic()
-        self._dumper()
+        self._registry.dumper()
         outgoing = await self._begin(request)
         with self._registry.working(request.migration):
+            # No snapshot begins from here on, since the registry has the migration.
+            await self._registry.snapshots.end(request.capsule)
             moved = await self._capsule_table.blocking(
                 request.capsule, lambda: outgoing.precopy(request, asked)
             )
@@ -111,7 +114,8 @@ class SourceHandlers:
                 plain=request.plain,
             )
             resident = registry.free(request.capsule)  # again: another migration may have begun
-        wire = OutgoingWire(registry.open_sender(request), registry.open_lanes, self._report)
+        sender = registry.open_sender(request.migration, request.destination, request.endpoint)
+        wire = OutgoingWire(sender, registry.open_lanes, self._report)
         outgoing = OutgoingMigration(
             request.migration, resident, self._capsule_table.factory, wire, devices, gpus or []
         )
@@ -124,7 +128,7 @@ class SourceHandlers:
                 outgoing.end_sooner(request.sooner)
 
     async def freeze(self, request: messages.Freeze) -> messages.Frozen:
-        criu, outgoing = self._dumper(), self._registry.outgoing.get(request.migration)
+        criu, outgoing = self._registry.dumper(), self._registry.outgoing.get(request.migration)
         self._registry.running(request.capsule)
         if outgoing is None:
             raise NotFound(f"{self._capsule_table.host} knows no migration {request.migration}")
@@ -156,11 +160,3 @@ class SourceHandlers:
         carried = self._capsule_table.factory.placement.carried
         measured = (along.measure(path, Path(path)) for path in carried)
         return (along.measure("/tmp", tmp), *measured)
-
-    def _dumper(self) -> Criu:
-        if self._registry.criu is None:
-            raise Refused(
-                f"{self._capsule_table.host} has no CRIU, or one that is too old",
-                hint=f"run `liveshift doctor` on {self._capsule_table.host}",
-            )
-        return self._registry.criu

@@ -33,6 +33,7 @@ from .tables import (
     NetworkSettings,
     Paths,
     PrecopySettings,
+    SnapshotSettings,
     WireSettings,
     WithinSettings,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "PrecopySettings",
     "Reading",
     "Severity",
+    "SnapshotSettings",
     "Spare",
     "Timeouts",
     "Verify",
@@ -91,6 +93,7 @@ class Cluster:
     gpu: GpuSettings = field(default_factory=GpuSettings)
     wire: WireSettings = field(default_factory=WireSettings)
     precopy: PrecopySettings = field(default_factory=PrecopySettings)
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
     within: WithinSettings = field(default_factory=WithinSettings)
     jobs: Jobs = field(default_factory=Jobs)
     logs: Logs = field(default_factory=Logs)
@@ -106,6 +109,12 @@ class Cluster:
         mistakes += examine(_chosen(self), SCHEMA, {})[1]
         if mistakes:
             raise WrongCluster(mistakes)
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """The failure domains of hosts. A host that is not in it is a domain of its own, and no
+        domain has the name of a host here."""
+        return {host.name: f"domain {host.domain}" for host in self.hosts if host.domain}
 
     def host(self, name: str) -> HostSettings:
         """The host of that name; raises NotFound with the names of all hosts."""

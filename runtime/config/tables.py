@@ -20,8 +20,10 @@ from .environment import NAMES
 from .values import (
     AbsolutePath,
     Address,
+    DomainOrNone,
     Endpoint,
     HostNameOrNone,
+    IntervalOrOff,
     PathOrSearch,
     Pattern,
     Port,
@@ -66,6 +68,7 @@ class HostSettings:
     slots: Annotated[int, Meta(ge=1, le=64)] = 1  # capsules that may run here at once
     spare: Spare = Spare.FLOATING
     memory: Size | None = None  # bytes for incoming capsules; None: no limit
+    domain: DomainOrNone = ""  # what fails together with it; "": nothing else does
 
     @property
     def data(self) -> Endpoint:
@@ -157,6 +160,14 @@ class PrecopySettings:
     slow_down: Share | None = None  # the job may lose at most this share of its speed
     max_pause: Seconds | None = None  # the longest pause of the way taken; None: from timeouts
     rounds: Annotated[int, Meta(ge=1, le=1000)] = 30  # at most this many
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotSettings:
+    """The table [snapshots]: images of whole jobs, which other hosts keep in their memory."""
+
+    every: IntervalOrOff = None  # seconds between two snapshots of a job; None: there are none
+    memory: Size | None = None  # bytes that each host offers to images; None: half of its memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,6 +180,17 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Seconds = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 _SIZE = 'a size such as "8GB" (units: B KB MB GB TB)'
 Size = Annotated[int, Spelling(_SIZE, read_size, write_size)]
+LEAST_INTERVAL_S = 1.0
+_Interval = Annotated[float, Meta(ge=LEAST_INTERVAL_S, le=LONGEST_S)]
+IntervalOrOff = Annotated[
+    float | None,
+    Spelling(
+        f'a number of seconds from {LEAST_INTERVAL_S:g} to {LONGEST_S:g}, or "off"',
+        lambda raw: None if raw == "off" else convert(raw, _Interval),
+        lambda seconds: "off" if seconds is None else seconds,
+        raw=str | float,
+    ),
+]
 _ADDRESS = 'an IPv4 address of this host such as "10.88.0.10"'
 Address = Annotated[str, Spelling(_ADDRESS, _read_address)]
 _LISTENS = 'an IPv4 address and a port such as "10.88.0.2:7400"'
@@ -211,6 +222,14 @@ HostName = Annotated[
 ]
 HostNameOrNone = Annotated[
     str, Meta(pattern=rf"\A(?:{_LABEL})?\Z", description='the name of a host, or ""')
+]
+DomainOrNone = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A(?:{_LABEL})?\Z",
+        description='the name of a failure domain such as "rack-3", written like that of a host,'
+        ' or ""',
+    ),
 ]
 UserOrGroup = Annotated[
     str,

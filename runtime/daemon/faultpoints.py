@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault points: named places in a migration at which a test can hold a daemon and harm it.
+"""Fault points: named places in a migration or a snapshot, where a test can hold a daemon and harm
+it.
 
 Nothing happens unless ``$LIVESHIFT_FAULTPOINTS`` names a directory. A file ``<name>`` in it arms a
 point. The first daemon that reaches the point renames the file to ``<name>.reached`` and waits
@@ -38,6 +39,16 @@ GPU_POINTS = (
 )
 """The fault points that only a capsule with CUDA processes reaches."""
 
+SNAPSHOT_POINTS = (
+    "snapshot.locked",  # at a source: the network is locked; the tasks still run
+    "snapshot.dumped",  # at a source: the tree is held frozen, CRIU's image is on the wire
+    "snapshot.complete",  # the journal names the new generation; holders have the earlier one too
+    "rewind.committed",  # the journal has the rewind; the earlier copies are still there
+    "rewind.ended",  # at a host: its earlier copy is gone; the orchestrator does not know yet
+    "rewind.forwarded",  # at a holder: the target has the whole image, and has not restored it
+)
+"""The fault points of a snapshot and of a rewind. No migration reaches them."""
+
 POLL_S = 0.002
 
 
@@ -57,7 +68,7 @@ async def reached(name: str) -> None:
 
 def _held(name: str) -> Path | None:
     """The file whose removal ends the wait; None if no test has armed this point."""
-    assert name in POINTS + GPU_POINTS, f"{name} is not a fault point"
+    assert name in POINTS + GPU_POINTS + SNAPSHOT_POINTS, f"{name} is not a fault point"
     directory = os.environ.get("LIVESHIFT_FAULTPOINTS")
     if not directory:
         return None

@@ -23,6 +23,13 @@ K. orchestrator → source       ``Settle``          it asks about its frozen co
 To another GPU of the same host: ``LookAtGpus``, D, ``SwapGpu``, J. The owner stays the same, so
 nothing is committed or claimed. If the answer is lost, ``SettleSwap`` asks for it.
 
+A snapshot: ``Hold`` goes to the holders and ``StartSnapshot`` to the sources. At the boundary (D)
+``LockCapsule`` goes to all sources, ``DumpCapsule`` once all have answered it, and ``ThawCapsule``.
+After the pause ``CloseSnapshot`` asks the sources for digests, ``CheckHeld`` the holders to compare
+them, and the journal makes the snapshot complete. A rewind: ``GetHeld``
+asks the holders, the journal takes all capsules back, ``EndEarlier`` goes to all hosts of the job;
+then B, ``ForwardHeld``, H, I and J for each capsule.
+
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` is a request. The same
 with ``"ok"`` is an answer, with ``"error": [kind, message, hint]`` a refusal. Tags are the class
 names. Increase VERSION when a field or a message is added or removed, or changes its meaning: a
@@ -39,3 +46,4 @@ from .gpus import *
 from .people import *
 from .predictions import *
 from .records import *
+from .snapshots import *

@@ -179,7 +179,9 @@ class Moved(Answer, frozen=True):
 
 
 class Frozen(Answer, frozen=True):
-    """The image is complete at the destination, and the source waits for a ruling."""
+    """The image is complete at the destination, and the source waits for a ruling.
+
+    As the answer to DumpCapsule: it is at the holder, and the source waits for nothing."""
 
     image_bytes: int
     phases: list[Phase]
@@ -331,7 +333,8 @@ class Register(Message, frozen=True):
 
     ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost.
     ``boot_id`` names this run of the agent; requests to an earlier run are lost. ``ended``: the
-    exit codes of those capsules whose commands have ended.
+    exit codes of those capsules whose commands have ended. ``rewinds``: how often each job was
+    rewound, as far as this host knows; a job that it does not name was never.
     """
 
     host: str
@@ -340,6 +343,7 @@ class Register(Message, frozen=True):
     digest: str
     boot_id: str = ""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
+    rewinds: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Books(Answer, frozen=True):
@@ -347,10 +351,12 @@ class Books(Answer, frozen=True):
 
 
 class Claim(Message, frozen=True):
-    """May the copy that is held for a migration run? Answers Ruled.
+    """May the copy that is held for a migration or a rewind run? Answers Ruled.
 
-    ``side``: leaving or coming (ownership.Side). ``epoch``: the copy was frozen under it, or must
-    run under it. ``ready``: the copy can run at once; otherwise the ruling is never to run.
+    ``side``: leaving or coming (ownership.Side), or held, for an image of a snapshot, which
+    ``migration`` then names. ``epoch``: the copy was frozen under it, or must run under it.
+    ``ready``: the copy can run at once; otherwise the ruling is never to run. ``rewinds``: how
+    often the job had been rewound when the copy was made.
     """
 
     migration: str
@@ -358,6 +364,7 @@ class Claim(Message, frozen=True):
     side: str
     epoch: int
     ready: bool
+    rewinds: int = 0
 
 
 class Ruled(Answer, frozen=True):

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import LiveshiftError
-from . import agents, costs, gates, people  # noqa: F401 (they define the messages)
+from . import agents, costs, gates, people, snapshots  # noqa: F401 (they define the messages)
 from .base import Answer, Message
 
-VERSION = 11
+VERSION = 12
 
 LIMIT = 64 << 20
 """A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment

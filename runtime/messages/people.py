@@ -18,7 +18,8 @@ class RunJob(Message, frozen=True):
 
     ``collective``: the seconds for which its ranks wait for each other; 0: the cluster file's
     ``timeouts.collective``. ``env_ranks``: a lone capsule gets RANK and the like too. Capsules of
-    larger jobs always get them.
+    larger jobs always get them. ``snapshot_every``: seconds between two snapshots; 0: the cluster
+    file's ``snapshots.every``; below 0: there are none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class RunJob(Message, frozen=True):
     groups: list[int]
     collective: float = 0.0
     env_ranks: bool = False
+    snapshot_every: float = 0.0
 
 
 class Named(Answer, frozen=True):

@@ -25,12 +25,15 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Book(msgspec.Struct, frozen=True):
-    """A job's address book: mobile address → (host name, epoch of that ownership)."""
+    """A job's address book: mobile address → (host name, epoch of that ownership).
+
+    ``rewinds``: how often the job was rewound. A host never goes back to a lower number."""
 
     job: str
     vni: int
     subnet: str
     where: dict[str, tuple[str, int]]
+    rewinds: int = 0
 
 
 class CapsuleSpec(msgspec.Struct, frozen=True):
@@ -52,7 +55,8 @@ class CapsuleState(msgspec.Struct, frozen=True):
     """What an agent reports of a capsule in every heartbeat; bytes, and collectives per second.
 
     ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them.
-    ``output_trouble``: which part of its output could not be kept, in words.
+    ``output_trouble``: which part of its output could not be kept, in words. ``rewinds``: how often
+    its job had been rewound when this copy was made.
     """
 
     name: str
@@ -65,6 +69,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     command: str
     gpus: list[str] = msgspec.field(default_factory=list)
     output_trouble: str = ""
+    rewinds: int = 0
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -101,8 +106,28 @@ class CapsuleRow(msgspec.Struct, frozen=True):
     output_trouble: str = ""
 
 
+class ProtectionRow(msgspec.Struct, frozen=True):
+    """The snapshots of a job. ``every``: seconds between two, 0 if none are taken.
+
+    ``newest``: the complete one, such as s17; empty if there is none. ``age``: seconds since its
+    boundary. ``bytes``: memory that its images take, on all holders together. ``holders``: the
+    hosts that keep them. ``pause_s``: how long the job was paused for it, 0 if that is not known.
+    ``why_not``: why the job could not be taken back if a host died now, in words; else empty.
+    """
+
+    every: float = 0.0
+    newest: str = ""
+    age: float = 0.0
+    bytes: int = 0
+    holders: list[str] = msgspec.field(default_factory=list)
+    pause_s: float = 0.0
+    why_not: str = ""
+
+
 class JobRow(msgspec.Struct, frozen=True):
-    """``state``: running, ending or ended; ``rate``: that of its slowest capsule."""
+    """``state``: running, rewinding, ending or ended; ``rate``: that of its slowest capsule.
+
+    ``protection``: its snapshots; None for a job that has ended."""
 
     name: str
     state: str
@@ -112,6 +137,7 @@ class JobRow(msgspec.Struct, frozen=True):
     rate: float
     code: int | None
     capsules: list[CapsuleRow]
+    protection: ProtectionRow | None = None
 
 
 class DataLink(msgspec.Struct, frozen=True):

@@ -43,6 +43,17 @@ TEXTS = {
     "LookAtGpus": "look at GPUs",
     "SwapGpu": "change a capsule's GPU",
     "SettleSwap": "settle a change of GPU",
+    # agents, for snapshots and rewinds
+    "Hold": "make room for an image",
+    "StartSnapshot": "copy a capsule for a snapshot",
+    "LockCapsule": "lock a capsule for a snapshot",
+    "DumpCapsule": "dump a capsule for a snapshot",
+    "ThawCapsule": "let a capsule go on",
+    "CloseSnapshot": "end the copy for a snapshot",
+    "CheckHeld": "check an image",
+    "GetHeld": "look at an image",
+    "ForwardHeld": "send an image to a host",
+    "EndEarlier": "end what a rewind has left",
     # a job's collectives
     "Arm": "hold a job's collectives",
     "SetTargets": "bring a job to a boundary",

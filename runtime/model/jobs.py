@@ -15,9 +15,11 @@ from ...interposer.library import library_path
 from ..config.cluster import Cluster
 from ..config.environment import CapsuleIdentity, environment
 from ..config.timeouts import Timeouts
+from ..config.values import LEAST_INTERVAL_S
 from ..messages import Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
 from .ownership import Owner
+from .snapshots import Generation
 
 MOST_CAPSULES = 250
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -47,7 +49,12 @@ class Capsule:
 
 @dataclass
 class Job:
-    """A job. ``state``: running, ending or ended."""
+    """A job. ``state``: running, rewinding, ending or ended.
+
+    ``rewinds``: how often it was rewound. ``newest``: its newest complete snapshot. ``taking``: the
+    number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
+    paused it; 0 if that is not known. ``unprotected``: why there is no later one, in words, or "".
+    """
 
     name: str
     overlay: Overlay
@@ -57,19 +64,24 @@ class Job:
     capsules: dict[str, Capsule]
     state: str = "running"
     code: int | None = None
+    rewinds: int = 0
+    newest: Generation | None = None
+    taking: int = 0
+    pause_s: float = 0.0
+    unprotected: str = ""
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
-    _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
+    _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
 
     def book(self) -> Book:
         """The job's address book; the same object until a capsule has another owner."""
-        epochs = sum(c.epoch for c in self.capsules.values())  # epochs only grow
-        if self._book is None or self._book[0] != epochs:
-            self._book = epochs, self._new_book()
+        key = self.rewinds, sum(c.epoch for c in self.capsules.values())  # both only grow
+        if self._book is None or self._book[0] != key:
+            self._book = key, self._new_book()
         return self._book[1]
 
     def _new_book(self) -> Book:
         where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
-        return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
+        return Book(self.name, self.overlay.vni, self.overlay.subnet, where, self.rewinds)
 
     def capsule(self, name: str) -> Capsule:
         """The capsule of that name; the job's own name will do if it has only one. Raises
@@ -80,6 +92,11 @@ class Job:
             text = f'job {self.name} has no capsule "{name}"'
             raise no_such(text, name, self.capsules, "its capsules are")
         return self.capsules[name]
+
+    def snapshot_every(self, cluster: Cluster) -> float:
+        """Seconds between two snapshots of the job; 0 if none are taken."""
+        own = self.request.snapshot_every
+        return max(0.0, own) if own else cluster.snapshots.every or 0.0
 
     def timeouts(self, cluster: Cluster) -> Timeouts:
         """The deadlines for moves of this job. Raises Refused when the cluster file has changed and
@@ -130,6 +147,11 @@ def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -
     if not 1 <= run.nnodes <= MOST_CAPSULES:
         raise WrongUsage(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
     for_job(cluster, run.collective)
+    if 0 < run.snapshot_every < LEAST_INTERVAL_S:
+        raise WrongUsage(
+            f"a snapshot every {run.snapshot_every:g} s: the shortest interval is"
+            f" {LEAST_INTERVAL_S:g} s"
+        )
     if run.name:
         if not NAME.fullmatch(run.name):
             raise WrongUsage(

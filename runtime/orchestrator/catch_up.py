@@ -5,7 +5,8 @@ The backup does not show which capsules have moved, begun or ended since. So the
 decides nothing until every host of the cluster file has reported. Until then it answers every
 claim with "wait", counts no capsule as lost, and moves, starts and ends nothing. Then it gives
 each capsule to the host that has it under the highest epoch. Epochs only grow, so this is the last
-host to which the lost journal granted the capsule.
+host to which the lost journal granted the capsule. It also takes over the highest count of rewinds
+that a host knows of a job, and drops all snapshots: which of them holders still have is not known.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ..journal.journal_file import JournalError
 from ..messages import Register
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.steps import MigrationStep
 from .fleet import Fleet
-from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.catch_up")
 
 SKIPPED = 1000
-"""This many migration numbers are skipped: hosts may hold state of migrations that the restored
-journal does not know."""
+"""This many numbers of migrations, snapshots and rewinds are skipped: hosts may hold state of some
+that the restored journal does not know."""
 
 
 class CatchUp:
@@ -61,9 +62,21 @@ class CatchUp:
         fleet = self._fleet
         for job, capsule in fleet.living():
             self._assign_owner(job, capsule)
+        self._take_counts()
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
+
+    def _take_counts(self) -> None:
+        """A count that is too low would be used again, for copies that are not of it."""
+        counts: dict[str, int] = {}
+        for report in self._fleet.reports.values():
+            for name, count in report.rewinds.items():
+                counts[name] = max(count, counts.get(name, 0))
+        tables = self._fleet.journal.snapshots
+        tables.catch_up(counts, SKIPPED)
+        for name, job in self._fleet.jobs.items():
+            job.rewinds, job.newest = tables.rewinds(name), tables.newest(name)
 
     def _assign_owner(self, job: Job, capsule: Capsule) -> None:
         reports = self._fleet.reports.items()

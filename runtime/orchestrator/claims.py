@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 
+from ...errors import LiveshiftError
 from .. import messages
 from ..migration.host_migration import HostMigration
-from ..model.ownership import Ruling, Side, rule
+from ..model.jobs import Job
+from ..model.ownership import Ruling, Side, rule, rule_held
+from ..model.snapshots import HELD, snapshot_of
 from .fleet import Fleet
 from .migration_records import MigrationRecords
 
@@ -29,11 +32,21 @@ class ClaimJudge:
         found = self._fleet.find(claim.capsule)
         if found is None:
             return self._rule_forgotten(host, claim)
-        capsule = found[1]
+        job, capsule = found
+        if claim.side == HELD:
+            return self._rule_held(host, job, claim)
         migration = self._fleet.migrations.get(claim.migration)
         step = migration.step if migration else self._records.last_step(claim.migration)
         side = Side(claim.side)
-        ruling = rule(side, host, claim.epoch, capsule.owner, step)
+        ruling = rule(
+            side,
+            host,
+            claim.epoch,
+            capsule.owner,
+            step,
+            copy_rewinds=claim.rewinds,
+            job_rewinds=job.rewinds,
+        )
         if capsule.code is not None:
             ruling = Ruling.END
         if ruling is Ruling.RUN and not claim.ready:
@@ -58,6 +71,19 @@ class ClaimJudge:
             ruling.value,
         )
         return messages.Ruled(ruling.value, capsule.epoch)
+
+    def _rule_held(self, host: str, job: Job, claim: messages.Claim) -> messages.Ruled:
+        """Rule on a host's image of a snapshot. Raises LiveshiftError if it is not named as one."""
+        number = snapshot_of(claim.migration)
+        if number is None:
+            raise LiveshiftError(f'{host} claims an image "{claim.migration}", which has no number')
+        newest = job.newest.number if job.newest else 0
+        ruling = rule_held(number, newest, job.taking)
+        if job.state == "ended":
+            ruling = Ruling.END
+        if ruling is Ruling.END:
+            log.info("%s: %s on %s: %s", claim.migration, claim.capsule, host, ruling.value)
+        return messages.Ruled(ruling.value, claim.epoch)
 
     def _rule_forgotten(self, host: str, claim: messages.Claim) -> messages.Ruled:
         """Rule on a capsule that the journal does not have. A forgotten job's copy must end. A copy

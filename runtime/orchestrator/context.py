@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running migration needs of the orchestrator: it implements MigrationContext."""
+"""What running migrations and snapshots need of the orchestrator: it implements MigrationContext
+and SnapshotContext."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ...errors import Refused
 from ..migration.migration import Migration
-from ..model.jobs import Capsule
+from ..model.jobs import Capsule, Job
 from ..model.ownership import may_pass
+from ..model.snapshots import Generation
 from ..quiesce.gates import Gates
 from .address_book import AddressBook
 from .agents import Agents
@@ -31,7 +34,7 @@ class OrchestratorContext:
         self._fleet = fleet
         self._records = records
         self._gates = gates
-        # MigrationContext says what each of these does.
+        # MigrationContext and SnapshotContext say what each of these does.
         self.request = agents.request
         self.publish = address_book.publish
         self.another_spare = planner.another_spare
@@ -50,11 +53,19 @@ class OrchestratorContext:
         self._fleet.journal.commit(capsule.name, host, epoch)
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
+    def complete(self, generation: Generation) -> None:
+        self._fleet.journal.snapshots.complete_snapshot(generation)
+        job = self._fleet.jobs[generation.job]
+        job.newest, job.taking = generation, 0
+
     # ---- the gates of the job ------------------------------------------------------------------
 
     async def quiesce(self, migration: Migration) -> str:
         job = migration.job
-        shared = bool(self._others_at_gates(migration))
+        shared = bool(self._others_at_gates(migration))  # before the wait: one of them closes
+        # Migration.holds_gates is set already: no snapshot begins to close them after this one.
+        while (snapshot := self._fleet.snapshots.get(job.name)) and not snapshot.released.is_set():
+            await snapshot.released.wait()
         boundary = await self._gates.close(job, job.timeouts(self.cluster), shared=shared)
         self._records.note_boundary(migration, boundary.text)
         return boundary.text
@@ -62,14 +73,30 @@ class OrchestratorContext:
     async def reopen(self, migration: Migration) -> str:
         if self._others_at_gates(migration):
             return "another move of the job holds them still"
-        job, noted = migration.job, ""
+        return await self._open(migration.job, lambda text: self.note(migration, text))
+
+    def at_gates(self, job: Job) -> str:
+        holds = (m.name for m in self._fleet.under_way() if m.job is job and m.holds_gates)
+        return next(holds, "")
+
+    async def close_gates(self, job: Job) -> str:
+        return (await self._gates.close(job, job.timeouts(self.cluster), shared=False)).text
+
+    async def open_gates(self, job: Job) -> str:
+        def note(text: str) -> None:
+            self._fleet.journal.note(job.name, "snapshot", text)
+
+        return await self._open(job, note)
+
+    async def _open(self, job: Job, note: Callable[[str], None]) -> str:
+        noted = ""
         while job.state != "ended":
             try:
                 return await self._gates.open(job, job.timeouts(self.cluster))
             except Exception as error:  # try again: the job needs its communicators to go on
                 if noted != str(error):
                     noted = str(error)
-                    self.note(migration, f"the gates of {job.name} are not open yet: {error}")
+                    note(f"the gates of {job.name} are not open yet: {error}")
                 if any(capsule.code is not None for capsule in job.capsules.values()):
                     break  # a rank has ended
                 await asyncio.sleep(self.cluster.timeouts.heartbeat)

@@ -34,7 +34,7 @@ class Endings:
         # The first failing capsule's code is the job's code, as torchrun and srun do it.
         failed = job.code if job.code is not None else code or None
         over = all(other.code is not None for other in rest)
-        fails = not over and code != 0 and job.state == "running"
+        fails = not over and code != 0 and job.state in ("running", "rewinding")
         with journal.together():
             journal.set_ended(capsule.name, code)
             journal.add_event(capsule.name, "ended", f"ended on {capsule.host} with code {code}")

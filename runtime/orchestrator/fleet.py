@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from ...criu_glue.network.overlay import Overlay
 from ...errors import ConfigError
 from ..config.cluster import Cluster
+from ..journal.journal import Journal
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.steps import ENDS
-from .journal import Journal
+from ..snapshot.snapshot import Snapshot
 from .spares import NO_GPUS, GpuNeed, HostView
 
 
@@ -51,6 +52,7 @@ class Fleet:
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.migrations: dict[str, Migration] = {}
+        self.snapshots: dict[str, Snapshot] = {}  # by job; only those under way
         self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up
         self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
         if why := self.missing(self.hosts):
@@ -165,5 +167,7 @@ class Fleet:
                 capsules,
                 state,
                 code,
+                self.journal.snapshots.rewinds(name),
+                self.journal.snapshots.newest(name),
             )
         return jobs

@@ -14,9 +14,9 @@ from ...errors import Refused
 from .. import messages
 from ..config.access import Principal, Role
 from ..config.choices import Severity
+from ..journal.journal import shortened
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .journal import shortened
 from .rights import Rights
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
+from ..journal.journal import shortened
 from ..messages.answers import expected
 from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for
@@ -19,7 +20,6 @@ from .address_book import AddressBook
 from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
-from .journal import shortened
 from .lookups import look_up
 from .rights import Rights
 from .spares import place_job
@@ -83,12 +83,14 @@ class JobRequests:
         spec = run_spec.encode(request, uid)
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
         where, what = ", ".join(hosts), shortened(" ".join(request.argv))
+        rewinds = fleet.journal.snapshots.rewinds(name)  # of an earlier job of that name
         with fleet.journal.together():
             started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
             fleet.journal.add_event(name, "started", f"started on {where}: {what}", who.shown)
         for capsule in capsules.values():
             capsule.epoch = first
-        job = fleet.jobs[name] = Job(name, overlay, request, uid, started, capsules)
+        job = Job(name, overlay, request, uid, started, capsules, rewinds=rewinds)
+        fleet.jobs[name] = job
         try:
             await self._start(job)
         except LiveshiftError as error:

@@ -8,11 +8,11 @@ import logging
 
 from ... import units
 from ...errors import StepFailed
+from ..journal.journal import Journal
+from ..journal.journal_file import JournalError
 from ..migration.host_migration import HostMigration
 from ..migration.migration import Migration
 from ..model.steps import ENDS, MigrationStep
-from .journal import Journal
-from .journal_file import JournalError
 
 log = logging.getLogger("liveshift.migrations")
 

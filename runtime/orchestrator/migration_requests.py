@@ -11,6 +11,7 @@ from ...errors import LiveshiftError, NotFound, Refused, WrongUsage
 from .. import messages
 from ..config.access import Principal, Role, refusal
 from ..config.choices import Way
+from ..journal.journal import shortened
 from ..messages import Message
 from ..migration.host_migration import HostMigration
 from ..migration.order import Order
@@ -19,7 +20,6 @@ from ..model.steps import MigrationStep
 from .agents import Agents
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .journal import shortened
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
 from .rights import Rights

@@ -5,9 +5,10 @@ fleet              what is known                    api_server   people's reques
 migration_service  begins migrations                evacuation   moves off tainted hosts
 planning           whether, where to, at what cost  endings      how jobs end
 claims             which copy may run               stopping     signals, jobs that must end
+rewinds            hosts that are lost              spares       where capsules may go
 migration_records  rows and history                 catch_up     after a backup was put back
 address_book       which host has which capsule     link         messages to and from agents
-context            what a migration needs of these
+context            what a migration needs of these   protection   snapshots of jobs
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..control import local_socket
 from ..control.link import Switchboard
 from ..daemon import notify, state_lock
 from ..daemon.cluster_file import ClusterFile
+from ..journal.journal_file import JournalError
 from ..messages import Message
 from ..messages.request_text import request_to
 from ..migration.migration import Migration
@@ -43,10 +45,11 @@ from .costing import Costing
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .journal_file import JournalError
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
+from .protection import Protection
+from .rewinds import Rewinds
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -83,6 +86,8 @@ class Orchestrator:
         self.migrations = MigrationService(
             fleet, context, planner, records, costing, self._migration_ended
         )
+        self.rewinds = Rewinds(fleet, agents, self.address_book, context, gates, self.endings)
+        self.protection = Protection(fleet, context)
         self.evacuation = Evacuation(fleet, planner, self.migrations)
         self.api = ApiServer(
             fleet,
@@ -119,6 +124,7 @@ class Orchestrator:
                 made.catch_up.begin()
             else:
                 made.migrations.recover()
+                made.protection.recover()
                 made._start_deciding()
             await local_socket.serve_on(listener, path, made.api.handle)
             undo.pop_all()
@@ -127,7 +133,8 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        await asyncio.gather(serving, self._evacuate(), self._keep_backup())
+        working = (self._evacuate(), self._protect(), self._rewind(), self._keep_backup())
+        await asyncio.gather(serving, *working)
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -139,6 +146,14 @@ class Orchestrator:
             if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
                 await self.address_book.publish(job)
         await self.evacuation.run()
+
+    async def _protect(self) -> None:
+        await self._decided.wait()
+        await self.protection.run()
+
+    async def _rewind(self) -> None:
+        await self._decided.wait()
+        await self.rewinds.run()
 
     async def _keep_backup(self) -> None:
         """Back the journal up at the start, and every BACKUP_S seconds if it was changed."""
@@ -153,8 +168,11 @@ class Orchestrator:
             await asyncio.sleep(BACKUP_S)
 
     def idle(self) -> bool:
-        """Whether no migration is under way, so that a restart interrupts none."""
-        return not self.fleet.under_way()
+        """Whether no migration or rewind is under way and no job is paused for a snapshot, so that
+        a restart interrupts none."""
+        if self.fleet.under_way() or self.rewinds.under_way():
+            return False
+        return all(each.released.is_set() for each in self.fleet.snapshots.values())
 
     def objection(self, cluster: Cluster) -> str:
         """Return why a changed cluster file cannot be used; "" if it can."""
@@ -162,6 +180,9 @@ class Orchestrator:
 
     async def _migration_ended(self, migration: Migration) -> None:
         while migration.step is MigrationStep.LOST and migration.capsule.code is None:
+            capsule = migration.capsule
+            if self.rewinds.host_lost(capsule.host, migration.job, capsule):
+                break
             try:
                 self.endings.capsule_ended(migration.job, migration.capsule, KILLED)
             except JournalError as error:  # nobody else ends the job of a lost rank: try again
@@ -213,6 +234,8 @@ class Orchestrator:
                 raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
             found = self.fleet.find(request.capsule)
             if found and (found[1].host, found[1].epoch) == (host, request.epoch):
+                if self.rewinds.takes_back(*found, request.code):
+                    raise Unreachable(f"a host of {found[0].name} may be lost: report it again")
                 self.endings.capsule_ended(*found, request.code)
                 self.evacuation.wake()
             return None
@@ -224,10 +247,13 @@ class Orchestrator:
         raise AssertionError(request)
 
     def _end_lost(self, host: str, register: messages.Register) -> None:
-        """End the capsules that a host owns but no longer has: the host was switched off, say."""
+        """End the capsules that a host owns but no longer has: the host was switched off, say. Take
+        those of protected jobs back instead."""
         for job, capsule in self.fleet.living():
             mine = capsule.host == host and capsule.started and capsule.granted
             if mine and not capsule.migration and capsule.name not in register.epochs:
+                if self.rewinds.host_lost(host, job, capsule):
+                    continue
                 self.endings.capsule_ended(job, capsule, KILLED)
                 self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
@@ -244,10 +270,20 @@ class Orchestrator:
                 if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):
                     unknown.append(seen)  # else its job has ended and was just forgotten
                 continue
-            capsule = found[1]
+            job, capsule = found
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
+                self.rewinds.note_heartbeat(capsule, seen)
                 capsule.seen = seen
-            elif is_stray(host, seen.epoch, capsule.owner, bool(capsule.migration)):
+            elif job.state == "rewinding" and seen.rewinds < job.rewinds:
+                continue  # the rewind ends it, behind a locked network
+            elif is_stray(
+                host,
+                seen.epoch,
+                capsule.owner,
+                bool(capsule.migration),
+                copy_rewinds=seen.rewinds,
+                job_rewinds=job.rewinds,
+            ):
                 log.error("%s still runs on %s under epoch %d", seen.name, host, seen.epoch)
                 self.endings.end_stray(host, seen.name, seen.epoch)
 

@@ -177,6 +177,11 @@ class MigrationPlanner:
             raise Refused(f"{capsule.name} has ended with code {capsule.code}")
         if job.state == "ending":
             raise Refused(f"{job.name} is being ended: nothing of it is moved any more")
+        if job.state == "rewinding":
+            raise Refused(
+                f"{job.name} goes back to a snapshot: nothing of it is moved meanwhile",
+                hint=f"`liveshift events {job.name}` shows how far it is",
+            )
         if not self._fleet.is_up(capsule.host):
             raise Unreachable(
                 f"the agent on {capsule.host}, where {capsule.name} runs, does not answer",

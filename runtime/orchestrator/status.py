@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ..messages import CapsuleRow, HostRow, JobRow, Status, UnknownRow
 from ..model.jobs import Capsule, Job
+from . import protection
 from .fleet import Fleet
 
 
@@ -48,6 +49,7 @@ def _job(fleet: Fleet, job: Job) -> JobRow:
         rate=min(running, default=0.0),
         code=job.code,
         capsules=rows,
+        protection=protection.row(fleet, job),
     )
 
 

@@ -64,7 +64,8 @@ class _Wish:
 
 
 class _OnTheMove(LiveshiftError):
-    """The signal was not sent: the capsule is frozen for a move, or has just left the host."""
+    """The signal was not sent: the capsule is frozen for a move or for a snapshot, or it has just
+    left the host."""
 
 
 class Stopping:
@@ -106,7 +107,7 @@ class Stopping:
     def _stop(self, job: Job, by: str, *, kill: bool) -> None:
         if job.state == "ended":
             return
-        if job.state == "running":
+        if job.state in ("running", "rewinding"):
             try:
                 self._fleet.journal.set_job(job.name, "ending", job.code)
             except LiveshiftError as error:  # a full disk must not prevent the end of a job
@@ -128,17 +129,20 @@ class Stopping:
         try:
             while job.state == "ending" and self._fleet.jobs.get(job.name) is job:
                 if wish.kill or time.monotonic() >= wish.begin:
-                    self._cancel_migrations(job, wish.by or "the end of its job")
+                    self._cancel_work(job, wish.by or "the end of its job")
                     await self._end_those_up(job, wish)
                 await asyncio.sleep(LOOK_S)
         finally:
             del self._wishes[job.name]
 
-    def _cancel_migrations(self, job: Job, by: str) -> None:
+    def _cancel_work(self, job: Job, by: str) -> None:
+        """Cancel the migrations of a job, and the snapshot that is being taken of it."""
         for migration in self._fleet.under_way():
             if migration.job is job:
                 with contextlib.suppress(Refused):  # committed: the capsule ends at its destination
                     migration.cancel(by)
+        if (snapshot := self._fleet.snapshots.get(job.name)) is not None:
+            snapshot.abandon(by)
 
     async def _end_those_up(self, job: Job, wish: _Wish) -> None:
         """Send SIGTERM to capsules that had none, and SIGKILL ``timeouts.grace`` seconds later."""
@@ -212,7 +216,10 @@ class Stopping:
         try:
             await self._switchboard.request(host, request, self._fleet.cluster.timeouts.suspicion)
         except LiveshiftError as error:
+            found = self._fleet.find(capsule.name)
+            frozen = found is not None and bool(found[0].taking)  # for a snapshot
             moving = migration or capsule.migration or capsule.host != host
+            moving = moving or frozen or not capsule.granted
             nothing = moving and isinstance(error, Refused | NotFound)
             return _OnTheMove(str(error)) if nothing else error
         return None

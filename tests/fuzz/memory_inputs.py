@@ -7,6 +7,7 @@ not begin like one) a table.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from descriptors import no_descriptor_left
 from fuzz.guard import Place
 from liveshift.criu_glue.memory.engine import PAGE
 from liveshift.criu_glue.memory.store import store_library
+from liveshift.criu_glue.memory.store.held_store import HeldStore
 from liveshift.criu_glue.memory.store.store import (
     INDEX_FILE,
     MemoryStore,
@@ -155,6 +157,40 @@ def index(place: Place) -> Callable[[bytes], None]:
                 store.forward(sink)
             except EOFError:
                 pass
+            finally:
+                store.close()
+        place.check()
+
+    return run
+
+
+def generation_indexes() -> list[bytes]:
+    head = struct.pack("<8sQQI4x", b"LSMG\0\0\0\1", LIMIT, 7, 2)
+    one = struct.pack("<III4x", 7, 1, 2) + struct.pack("<QIIQII", BASE, 1, 4, BASE + PAGE, 8, 1)
+    return [head + one + struct.pack("<III4x", 8, 1, 0), head, head[:10]]
+
+
+def generation_index(place: Place) -> Callable[[bytes], None]:
+    """What a holder that was started anew finds: it can be read, and the next generation comes."""
+
+    def run(data: bytes) -> None:
+        top = place.fresh()
+        (top / f"{INDEX_FILE}.7").write_bytes(data)
+        (top / "memory").write_bytes(_PAGE + _PAGE)
+        with no_descriptor_left():
+            try:
+                store = HeldStore.load(top)
+            except StepFailed:
+                return
+            try:
+                with store.view(7) as view:
+                    assert view.size < store.limit + PAGE
+                    size, kept = view.size, view.digest()
+                with contextlib.suppress(StepFailed):  # its limit may be too small
+                    store.write(_chunk(7, 1, [(BASE, 1, 1)], _PAGE[::-1]))
+                with store.view(7) as view:
+                    assert (view.size, view.digest()) == (size, kept)
+                store.drop(7)
             finally:
                 store.close()
         place.check()

@@ -198,6 +198,12 @@ def _memory_index() -> Target:
     )
 
 
+def _memory_generation() -> Target:
+    place = Place()
+    run = memory_inputs.generation_index(place)
+    return Target("memory-generation", run, memory_inputs.generation_indexes, 512, places=[place])
+
+
 # ---- what jobs, users and operators write ------------------------------------------------------
 
 
@@ -327,6 +333,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "tar": _tar,
     "memory": _memory,
     "memory-index": _memory_index,
+    "memory-generation": _memory_generation,
     "pagemap": lambda: Target("pagemap", memory_inputs.pagemap, seeds.pagemaps),
     "page": _page,
     "config": _config,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from fuzz.guard import Place
 from fuzz.target import ALICE, Target
 from liveshift.errors import LiveshiftError
 from liveshift.runtime import messages, wire
+from liveshift.runtime.agent.arrival.image_place import SandboxPlace
 from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.control import local_socket
 from liveshift.runtime.model import manifest
@@ -137,8 +137,9 @@ def chunks() -> Target:
             spec=SimpleNamespace(name="gpt/1"),
         )
         ahead: Any = SimpleNamespace(halt=lambda: None, lost="")
-        inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),), None, 0, ahead)
-        inbox.top = lambda tree: _top(top, tree, Inbox.top, inbox)  # type: ignore[method-assign]
+        there = SandboxPlace(top / "images/m1", resident, (str(top / "carried"),))
+        there.top = lambda tree: _top(top, tree, there)  # type: ignore[method-assign]
+        inbox = Inbox(there, None, 0, ahead)
         receiver = wire.Receiver("", "", Path(), "h1", [])
         receiver._known = SimpleNamespace(owner=lambda frame: "h0")  # type: ignore[assignment]
         receiver.expect("m1", "h0", inbox, 1 << 20)
@@ -189,7 +190,7 @@ def sealed(data: bytes) -> None:
             assert len(answer) < HEADER
 
 
-def _top(top: Path, tree: str, real: Callable[[Inbox, str], Path], inbox: Inbox) -> Path:
+def _top(top: Path, tree: str, there: SandboxPlace) -> Path:
     """The host's own directories are not for a fuzzer to write to."""
-    found = real(inbox, tree)
+    found = SandboxPlace.top(there, tree)
     return top / "carried" if found == Path("/") else found

@@ -3,7 +3,7 @@
 
 Each file has its list of fast tests (judges.py). A mutant is killed when one of them fails or takes
 far longer than it should. The result is in build/mutation.json; it ends with 1 if a mutant survived
-that judges.py does not explain. Files are named as FILES=runtime/orchestrator/journal.py,gate.c;
+that judges.py does not explain. Files are named as FILES=runtime/journal/journal.py,gate.c;
 ARGS="--every 8" tries a sample.
 """
 

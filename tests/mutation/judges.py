@@ -7,14 +7,16 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "runtime/model/ownership.py": (
         "runtime/model/test_ownership.py",
         "runtime/model/test_ownership_model.py",
+        "runtime/model/test_rewind_model.py",
     ),
-    "runtime/orchestrator/journal.py": (
-        "runtime/orchestrator/test_journal.py",
+    "runtime/journal/journal.py": (
+        "runtime/journal/test_journal.py",
         "runtime/orchestrator/test_journal_trouble.py",
     ),
-    "runtime/orchestrator/journal_file.py": (
-        "runtime/orchestrator/test_journal_file.py",
-        "runtime/orchestrator/test_journal.py",
+    "runtime/journal/snapshot_tables.py": ("runtime/journal/test_snapshot_tables.py",),
+    "runtime/journal/journal_file.py": (
+        "runtime/journal/test_journal_file.py",
+        "runtime/journal/test_journal.py",
         "runtime/orchestrator/test_journal_trouble.py",
     ),
     "runtime/quiesce/gates.py": (
@@ -32,6 +34,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "criu_glue/network/test_network_lock.py",
         "criu_glue/network/test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "criu_glue/network/test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
+        "criu_glue/network/test_ingress_lock.py",
     ),
     **{
         f"runtime/agent/departure/{name}.py": (
@@ -42,6 +45,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         )
         for name in (
             "outgoing_migration",
+            "wire_dump",
             "outgoing_files",
             "frozen_capsule",
             "freeze_obstacles",
@@ -56,6 +60,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "runtime/agent/departure/test_choose_phase.py",
         "runtime/agent/departure/test_outgoing_edges.py",
         "runtime/agent/departure/test_outgoing_ends.py",
+        "runtime/agent/departure/test_snapshot_memory.py",
     ),
     **{
         f"runtime/agent/arrival/{name}.py": (
@@ -264,11 +269,12 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "the kernel does not look at it: FUTEX_WAIT has no such argument",
     **{
         ("runtime/agent/departure/outgoing_migration.py", f'reach("source.{point}")', "pass"): FAULT
-        for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
+        for point in ("promised", "locked", "finishing", "devices_saved")
     },
+    ("runtime/agent/departure/wire_dump.py", "reach(point)", "pass"): FAULT,
     **{
         (
-            "runtime/orchestrator/journal.py",
+            "runtime/journal/journal.py",
             DIGITS,
             DIGITS.replace("len(number) >= 18", change),
         ): "a number of 18 digits fits as well, and no migration has it"
@@ -280,12 +286,12 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "for link, to in zip(links, (destination, source), strict=False)",
     ): "there are two of each",
     (
-        "runtime/agent/departure/outgoing_migration.py",
+        "runtime/agent/departure/wire_dump.py",
         'lap.detail = "the rest of the image, on its way"',
         "pass",
     ): WORDS,
     (
-        "runtime/agent/departure/outgoing_migration.py",
+        "runtime/agent/departure/wire_dump.py",
         "if left <= 0:",
         "if (left < 0):",
     ): "equal to the nanosecond",
@@ -386,22 +392,32 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for change in ("2, 0", "1, 1")
     },
     (
-        "runtime/orchestrator/journal.py",
+        "runtime/model/ownership.py",
+        "REWIND_EPOCHS = 2",
+        "REWIND_EPOCHS = 3",
+    ): "any number above 1 will do",
+    (
+        "runtime/model/ownership.py",
+        "copy_rewinds: int = 0,",
+        "copy_rewinds: int = 1,",
+    ): "whoever names one of the two counts names both",
+    (
+        "runtime/journal/journal.py",
         "MOVES_OF_A_HOST = 1000",
         "MOVES_OF_A_HOST = 1001",
     ): "a bound on the effort",
     (
-        "runtime/orchestrator/journal.py",
+        "runtime/journal/journal.py",
         'query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"',
         'query = "SELECT COALESCE(MIN(epoch), 0) FROM last_epochs WHERE job = ?"',
     ): ONE_ROW,
     (
-        "runtime/orchestrator/journal_file.py",
+        "runtime/journal/journal_file.py",
         "MARK = 0x6C73626B",
         "MARK = 1819501164",
     ): "any number will do",
     (
-        "runtime/orchestrator/journal_file.py",
+        "runtime/journal/journal_file.py",
         'self._db.execute("PRAGMA synchronous=FULL")',
         "pass",
     ): "SQLite's own default; said, as it may be built with another",

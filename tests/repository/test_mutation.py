@@ -113,7 +113,7 @@ def test_every_file_has_mutants_and_tests_and_what_is_explained_is_one_of_them()
 
 def test_an_explanation_is_of_one_change_and_of_no_other_one_of_that_line() -> None:
     off = 'self._db.execute("PRAGMA synchronous=OFF")'
-    why = explanations("runtime/orchestrator/journal_file.py", off.replace("OFF", "FULL"))
+    why = explanations("runtime/journal/journal_file.py", off.replace("OFF", "FULL"))
     assert why[off] == ""
     assert why["pass"] != ""
     why = explanations("runtime/quiesce/gates.py", "self._attempt += 1")

@@ -19,6 +19,7 @@ class Family:
     def __init__(self) -> None:
         self._followed: dict[int, Followed] = {}
         self._incarnations: dict[int, int] = {}  # inner pid: the last incarnation
+        self._least = 1  # no process has a lower incarnation
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -42,7 +43,8 @@ class Family:
                     continue
                 if known is not None:
                     self._drop(known)
-                found[pid] = Followed(pid, who, self._incarnations.get(who.inner, 0) + 1)
+                incarnation = max(self._least, self._incarnations.get(who.inner, 0) + 1)
+                found[pid] = Followed(pid, who, incarnation)
         for gone in self._followed.values():
             self._drop(gone)
         self._followed = found
@@ -51,6 +53,12 @@ class Family:
         """Drop a process that has ended. Any thread may call this, and more than once."""
         if self._followed.pop(process.pid, None) is not None:
             self._drop(process)
+
+    def forget_sent(self, least: int) -> None:
+        """Forget what was sent of all processes; ``least``: the lowest incarnation from now on."""
+        self._least = max(self._least, least)
+        for process in self:
+            process.forget_sent(self._least)
 
     def close(self) -> None:
         for process in self._followed.values():

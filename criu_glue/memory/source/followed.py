@@ -44,6 +44,7 @@ class Followed:
         self._tries = 0
         self._whole = True  # there may be pages that were listed and never read
         self._read_once = False
+        self._trust_again = False  # all that tracking may have missed so far was sent
         self._files: list[int] = []
         self._found: list[Regions] = []
 
@@ -54,6 +55,21 @@ class Followed:
     def interrupted(self) -> None:
         """Record that not all listed pages were read. The next look lists those as well."""
         self._whole = True
+
+    def forget_sent(self, least: int) -> None:
+        """Record that the destination has nothing of the process: the next look lists all pages.
+        ``least``: the incarnation is not lower from now on."""
+        self.sent.clear()
+        self.incarnation = max(self.incarnation, least)
+        self._tries, self._read_once = 0, False
+        self.interrupted()
+
+    def image_complete(self) -> None:
+        """Record that the destination has all pages in ``present``, as they were at the freeze, and
+        perhaps no others."""
+        self.sent.keep(self.present)
+        self._tries, self._read_once = 0, False
+        self._trust_again = True
 
     def look(self, only_look: bool = False) -> None:
         """List in ``written`` the pages written since the last look, and protect them again.
@@ -68,9 +84,11 @@ class Followed:
             if not self._track() or self._look_tracked(only_look):
                 break
         # This check must come after the look. I/O that is complete by now, or that began after the
-        # look, needs no check: the pages are read as they are.
-        if not self.untrusted:
+        # look, needs no check: the pages are read as they are. What I/O before a freeze has written
+        # is in the image of that freeze. So if the image is complete, only I/O of now counts.
+        if self._trust_again or not self.untrusted:
             self.untrusted = writers.past_page_tables(self.pid)
+            self._trust_again = False
         if self._uffd is None and not self._read_once and not only_look:
             for look in self.looks_standing():
                 look()

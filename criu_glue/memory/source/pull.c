@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "pull.h"
+#include "digest.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 enum { MOST_PAGES = CHUNK_PAYLOAD / PAGE };
 
@@ -141,8 +139,8 @@ static bool same(struct sent_hash a, struct sent_hash b) {
 
 // Returns the hash of a page. It is never 0 in both halves, since that means: nothing was sent.
 static struct sent_hash hash_of(const uint8_t *page) {
-    XXH128_hash_t hash = XXH3_128bits(page, PAGE);
-    return (struct sent_hash){hash.low64, hash.high64 | (hash.low64 == 0 && hash.high64 == 0)};
+    struct page_hash hash = page_hash(page);
+    return (struct sent_hash){hash.low, hash.high};
 }
 
 // Whether the parent's page at the address is equal and was sent before this pass.

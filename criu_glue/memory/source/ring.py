@@ -33,7 +33,8 @@ class ChunkRing:
 
     def __init__(self, slots: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE
-        memory = memoryview(mmap.mmap(-1, slots * CHUNK, flags=flags))
+        self._memory: mmap.mmap | None = mmap.mmap(-1, slots * CHUNK, flags=flags)
+        memory = memoryview(self._memory)
         self._slots = slots
         self._free = [memory[i * CHUNK : (i + 1) * CHUNK] for i in range(slots)]
         self._closed = False
@@ -63,6 +64,13 @@ class ChunkRing:
                 self._free.append(memory)
             self._changed.notify_all()
 
+    def rest(self) -> None:
+        """Give the memory back to the kernel until a slot is used again. Does nothing while a slot
+        is taken."""
+        with self._changed:
+            if self._memory is not None and len(self._free) == self._slots:
+                self._memory.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Give the memory back once all slots are released. No slot can be taken after this.
 
@@ -70,5 +78,6 @@ class ChunkRing:
         until Python's garbage collector runs."""
         with self._changed:
             self._closed = True
+            self._memory = None
             self._free.clear()
             self._changed.notify_all()

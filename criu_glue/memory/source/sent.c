@@ -107,6 +107,64 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
     return rc;
 }
 
+struct kept { // one bit for each page of a block
+    uint64_t page[BLOCK_PAGES / 64];
+};
+
+// Marks the pages of the region in kept, which has an entry for each place of the table.
+static void mark_kept(const struct sent *sent, struct region region, struct kept *kept) {
+    for (uint64_t at = region.start, stop; at < region.end; at = stop) {
+        uint64_t number = at / BLOCK, next = (number + 1) * BLOCK;
+        stop = region.end < next ? region.end : next;
+        struct sent_block **place = find_place(sent->table, sent->size, number);
+        size_t first = sent_index(at), last = first + (stop - at) / PAGE;
+        for (size_t i = first; *place != NULL && i < last; i = (i | 63) + 1)
+            kept[place - sent->table].page[i / 64] |= page_bits(i, last);
+    }
+}
+
+// Forgets the pages of the block that are not kept. Returns whether a page of it is kept.
+static bool forget_others(struct sent_block *block, const struct kept *kept) {
+    uint64_t any = 0;
+    for (size_t i = 0; i < BLOCK_PAGES / 64; i++) {
+        any |= kept->page[i];
+        block->current[i] &= kept->page[i];
+    }
+    for (size_t i = 0; any != 0 && i < BLOCK_PAGES; i++)
+        if (!(kept->page[i / 64] >> i % 64 & 1))
+            sent_record(block, i, (struct sent_hash){0}, 0);
+    return any != 0;
+}
+
+int sent_keep(struct sent *sent, const struct regions *present) {
+    if (sent->size == 0)
+        return 0;
+    struct kept *kept = calloc(sent->size, sizeof *kept);
+    struct sent_block **table = calloc(sent->size, sizeof *table);
+    if (kept == NULL || table == NULL) {
+        free(kept);
+        free(table);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < present->count; i++)
+        mark_kept(sent, present->at[i], kept);
+    sent->used = 0;
+    for (size_t i = 0; i < sent->size; i++) {
+        struct sent_block *block = sent->table[i];
+        if (block != NULL && forget_others(block, &kept[i])) {
+            // Without the other blocks its place in the table may be an earlier one.
+            *find_place(table, sent->size, block->number) = block;
+            sent->used++;
+        } else {
+            free(block);
+        }
+    }
+    free(kept);
+    free(sent->table);
+    sent->table = table;
+    return 0;
+}
+
 // Returns the word with the bit of the page. Where there is no block, no page is current.
 static uint64_t current_word(const struct sent *sent, uint64_t page) {
     const struct sent_block *block = sent_find(sent, page * PAGE);

@@ -45,8 +45,17 @@ void sent_invalidate_all(struct sent *sent);
 // The destination has nothing of these pages. Forgets their hashes, and adds the pages that were
 // sent to list. 0 or -ENOMEM.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list);
+// Forgets all pages that are not in present, and frees the blocks that have no page in it. 0, or
+// -ENOMEM: then nothing was forgotten.
+int sent_keep(struct sent *sent, const struct regions *present);
 // Returns the end of the pages from start on that are all current, or all not current; at most end.
 uint64_t sent_run_end(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
+
+// Adds the present pages of a process to the digest of an image (digest.h), whose low and high sum
+// are in out. inner is the process's pid in the capsule. 0, or -ENODATA: a page is not current, so
+// it was not sent or may have been written since. Then out is as before.
+int sent_digest(const struct sent *sent, const struct regions *present, uint32_t inner,
+                uint64_t out[2]);
 
 static inline size_t sent_index(uint64_t address) { return address / PAGE % BLOCK_PAGES; }
 

@@ -29,6 +29,9 @@ void sent_clear(struct sent *);
 void sent_free(struct sent *);
 void sent_invalidate_all(struct sent *);
 int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
+int sent_keep(struct sent *, const struct regions *present);
+int sent_digest(const struct sent *, const struct regions *present, uint32_t inner,
+                uint64_t out[2]);
 
 int scan_enable(int uffd);
 uint64_t scan_categories(int pagemap);
@@ -113,6 +116,19 @@ class Sent:
         """Record that the destination has nothing of these pages. Those of them that were sent are
         added to ``forgotten``."""
         _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
+
+    def keep(self, present: Regions) -> None:
+        """Record that the destination has nothing of any page that is not in ``present``."""
+        _check(_lib.sent_keep(self.pages, present.list), "sent")
+
+
+def digest(parts: Iterable[tuple[int, Sent, Regions]]) -> bytes:
+    """Return the digest (digest.h) of an image, given as its processes: the inner pid, what was
+    sent, and the pages. ENODATA: a page was not sent, or may have been written since."""
+    sums = _ffi.new("uint64_t[2]")
+    for inner, sent, present in parts:
+        _check(_lib.sent_digest(sent.pages, present.list, inner, sums), "digest")
+    return bytes(_ffi.buffer(sums))
 
 
 def scan_written(

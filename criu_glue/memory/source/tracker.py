@@ -7,6 +7,10 @@ the last pass finds all pages that exist. Their list, the table, decides which m
 destination restores. The last pass sends the final dirty set: the pages that the destination does
 not have with their present content.
 
+A tracker may outlive a freeze whose processes go on, and serve the next freeze. The last pass only
+looks, so the kernel still knows which pages were written since the last round. The owner of such a
+tracker says what came of each image: ``image_complete``, or ``forget_sent`` if that is not certain.
+
 Nothing stays in the processes. If the tracker ends, the job runs on unharmed.
 """
 
@@ -20,7 +24,7 @@ from typing import Any
 from .... import cores
 from ....errors import StepFailed
 from ..engine import PAGE
-from . import userfault
+from . import source_engine, userfault
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
@@ -80,10 +84,11 @@ class MemoryTracker:
         threads: int | None = None,
         slots: int = SLOTS,
     ) -> None:
-        """``stopped`` becomes true when the round must stop; ``threads``: how many threads read."""
+        """``threads``: how many threads read."""
         self._tasks = tasks
         self._compare = compare
-        self._stopped = stopped
+        self.stopped = stopped
+        """Becomes true when the round must stop. It may be set anew between two rounds."""
         self._ring = ChunkRing(slots)
         self._pulling = Pulling(threads or cores.threads(READERS), self._ring)
         self._family = Family()
@@ -113,7 +118,7 @@ class MemoryTracker:
         Before each generation of processes is sent, ``listed`` gets the number of bytes listed so
         far. It may raise PullStopped. Raises PullStopped when the round must stop; pages that were
         not sent then count as written. Raises also what the sink has raised; after that this
-        tracker cannot be used any more.
+        tracker cannot be used any more, except after :meth:`forget_sent`.
         """
         self._refresh()
         dirty = sent = 0
@@ -130,7 +135,7 @@ class MemoryTracker:
             sent += self._pull(there, sink, throttle)
             # Children may refer to pages of their parents only once those are on their way. If a
             # reference overtakes its page, the destination asks for the page.
-            if sent and not self._ring.wait_all_free(self._stopped):
+            if sent and not self._ring.wait_all_free(self.stopped):
                 raise PullStopped
             self._passes += 1
         self._rounds += 1
@@ -142,7 +147,7 @@ class MemoryTracker:
         """Wait until CRIU has stopped every task. ``known``: whether CRIU itself reports that.
         Raises StepFailed at ``until`` (monotonic seconds), or once ``stopped`` is true."""
         try:
-            wait_stopped(self._tasks, until, self._stopped, known)
+            wait_stopped(self._tasks, until, self.stopped, known)
         except TimeoutError as late:
             raise StepFailed("freeze", f"CRIU did not stop the tasks in time: {late}") from late
 
@@ -170,8 +175,13 @@ class MemoryTracker:
             process.classify(all_stale=self._compare(process.pid))
         scanned = time.monotonic()
         sent = 0
-        for generation in self._family.generations():
-            sent += self._pull(generation, sink, unthrottled, all_there=True)
+        try:
+            for generation in self._family.generations():
+                sent += self._pull(generation, sink, unthrottled, all_there=True)
+        except BaseException:
+            for process in processes:  # the last of them were listed and not read
+                process.interrupted()
+            raise
         self._passes += 1
         return FrozenSet(
             dirty_bytes=sum(process.written.size for process in processes),
@@ -204,6 +214,45 @@ class MemoryTracker:
         sent = self._pull(list(asked.values()), sink, unthrottled, refer=False)
         self._passes += 1
         return sent
+
+    def digest(self) -> bytes:
+        """Return the digest (digest.h) of the image that the last :meth:`standstill` has sent. The
+        destination makes the same digest of the pages that it has.
+
+        Call it once :meth:`again` has sent what was asked for, and before the next round. The
+        processes may run: it uses the record of what was sent, not their memory. Raises StepFailed
+        if a page of the table was not sent.
+        """
+        processes = self._family.living()
+        try:
+            return source_engine.digest((p.who.inner, p.sent, p.present) for p in processes)
+        except OSError as error:
+            raise StepFailed("memory", "a page of the image was not sent") from error
+
+    def image_complete(self) -> None:
+        """Record that the destination has the whole image of the last :meth:`standstill`. Call it
+        before the next round.
+
+        From now on the destination need not have other pages than those of the table: if such a
+        page exists again, it is sent again. A process that the last pass had to read in full may be
+        tracked again. Raises OSError (ENOMEM).
+        """
+        for process in self._family:
+            process.image_complete()
+
+    def forget_sent(self, least: int = 1) -> None:
+        """Record that the destination has nothing of what was sent: the next round sends all pages.
+        A tracker whose sink has raised an error is usable again.
+
+        ``least``: the lowest incarnation of a process from now on. A store drops what comes under
+        a lower incarnation than it knows, for example from an earlier tracker.
+        """
+        self._family.forget_sent(least)
+        self._broken = False
+
+    def rest(self) -> None:
+        """Give back the memory for chunks until the next round. The tracking goes on."""
+        self._ring.rest()
 
     def close(self) -> None:
         """Stop tracking. The kernel holds each process for some 10 ms per GiB that is tracked."""
@@ -250,7 +299,7 @@ class MemoryTracker:
                     pull.refer_to(parent.who.inner, parent.sent)
                 pulls[process] = pull
         try:
-            sent = self._pulling.pull(list(pulls.values()), sink, throttle, self._stopped)
+            sent = self._pulling.pull(list(pulls.values()), sink, throttle, self.stopped)
         except BaseException as error:
             self._broken = not isinstance(error, PullStopped)
             for process in pulls:

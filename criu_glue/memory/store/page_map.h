@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { LEAF_BITS = 6, LEAF_PAGES = 1 << LEAF_BITS };
@@ -28,6 +29,7 @@ struct leaf {
 struct page_map {
     uint32_t pid;
     uint32_t incarnation;
+    bool reverted;  // its pages are a generation's; the next chunk names its present incarnation
     uint64_t known; // pages whose entry is not PAGE_UNKNOWN; the store updates this
     struct leaf **table;
     uint32_t size, used; // size is a power of two

@@ -31,13 +31,24 @@ static bool map_file(struct store *s, int fd) {
     return true;
 }
 
-struct store *store_open(int fd, uint64_t limit, char *why) {
+struct store *store_open(int fd, uint64_t limit, bool keeps, char *why) {
+    // The pages that come and those of each generation may all differ, so each of these has slots of
+    // its own. A slot's number has 32 bits. Its count of pages has 32 bits too and cannot overflow,
+    // since there are never more pages than slots.
+    uint64_t copies = keeps ? 1 + GENERATIONS : 1;
+    uint64_t most = (UINT32_MAX - FIRST_SLOT - SLACK - 1) / copies;
+    if (limit > most) {
+        snprintf(why, WHY,
+                 "%" PRIu64 " pages of memory were announced, but a store has room for %" PRIu64,
+                 limit, most);
+        return NULL;
+    }
     struct store *s = calloc(1, sizeof *s);
     errno = ENOMEM;
-    if (s != NULL && limit < UINT32_MAX - FIRST_SLOT - SLACK) {
+    if (s != NULL) {
         s->fd = fd;
         s->limit = limit;
-        s->capacity = limit + SLACK;
+        s->capacity = limit * copies + SLACK;
         pthread_mutex_init(&s->lock, NULL);
         pthread_cond_init(&s->no_writers, NULL);
         if (map_file(s, fd))
@@ -51,6 +62,7 @@ struct store *store_open(int fd, uint64_t limit, char *why) {
 
 void store_close(struct store *s) {
     store_images_clear(s);
+    store_generations_clear(s);
     for (uint32_t i = 0; i < s->processes; i++) {
         page_map_clear(s->process[i]);
         free(s->process[i]);
@@ -101,12 +113,14 @@ static int take_data_run(struct store *s, struct page_map *map, const struct run
         uint32_t *entry = page_map_insert(map, run->address / PAGE + i);
         if (entry == NULL)
             FAIL("out of memory for the index of pages");
+        const uint8_t *from = run->payload + (size_t)i * PAGE;
+        if (store_shares(s, *entry, from))
+            continue; // the page has come again with the same content, so it stays where it is
         if (*entry < FIRST_SLOT || s->shared[*entry - FIRST_SLOT] > 0) {
             uint32_t slot;
             if (store_allocate_slot(s, &slot, why) != 0 || store_set(s, map, entry, slot, why) != 0)
                 return -1;
         }
-        const uint8_t *from = run->payload + (size_t)i * PAGE;
         struct write *last = w->used > 0 ? &w->write[w->used - 1] : NULL;
         if (last != NULL && last->slot + last->bytes / PAGE == *entry &&
             last->from + last->bytes == from)
@@ -190,10 +204,16 @@ static int take_chunk(struct store *s, const struct chunk *c, char *why) {
     struct page_map *map = store_process(s, c->pid);
     if (map == NULL)
         FAIL("more than %d processes sent pages", PROCESSES_MOST);
+    if (map->reverted) {
+        // The source may have been started anew, and then it counts incarnations anew. It sends all
+        // pages that may have changed since the generation, so the others stay.
+        map->incarnation = c->incarnation;
+        map->reverted = false;
+    }
     if (c->incarnation < map->incarnation)
         return 0; // it is of an earlier incarnation, so it is ignored
     if (c->incarnation > map->incarnation) {
-        store_drop_process(s, map);
+        store_drop_process(s, map, &s->freed_slots);
         map->incarnation = c->incarnation;
     }
     if (c->round > s->newest_round)

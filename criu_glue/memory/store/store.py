@@ -10,49 +10,28 @@ done in C (store.h). chunk.h describes the form of a chunk.
 from __future__ import annotations
 
 import os
-import queue
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple, Self
 
 from ....errors import StepFailed
-from ..engine import CHUNK, PAGE
+from ..engine import PAGE
 from . import store_library
+from .image_view import ImageView, Sink, read_images
+from .page_table import TABLE_LIMIT as TABLE_LIMIT
+from .page_table import ProcessTable as ProcessTable
+from .page_table import Table
+from .page_table import read_table as read_table
 
 PAGES_FILE = "memory"
 INDEX_FILE = "memory.index"
 
-PROCESSES_MOST = 32768  # store.h
-
-TABLE_LIMIT = 256 << 20
-"""A table has at most this many bytes. Each run takes 16, and memory that is split very much has
-millions of runs."""
-
 _MAGIC = b"LSMI\0\0\0\1"
 _INDEX_HEAD = struct.Struct("<8sQI4x")
-_IMAGE_HEAD = struct.Struct("<III4x")
-_BUFFERS = 8
-
-Sink = Callable[[memoryview, Callable[[], None]], None]
-"""A sink takes a chunk. The chunk belongs to the sink until the sink calls the second argument."""
-
-
-class ProcessTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The pages of one process that exist. ``runs`` are ordered pairs of (address, pages). A pair
-    is two little-endian 64-bit numbers."""
-
-    incarnation: int
-    runs: bytes
-
-
-Table = Mapping[int, ProcessTable]
-"""The table of a capsule, by inner pid."""
 
 
 class WantedPages(NamedTuple):
@@ -64,33 +43,11 @@ class WantedPages(NamedTuple):
     pages: int
 
 
-def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
-    """Parse the table as it comes over the wire (MessagePack). Raises StepFailed."""
-    if (count := _entries(bytes(raw[:5]))) > PROCESSES_MOST:
-        raise StepFailed(
-            "ship", f"the table of memory names {count} processes, more than {PROCESSES_MOST}"
-        )
-    try:
-        return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise StepFailed("ship", f"the table of memory is not understood: {error}") from error
-
-
-def _entries(head: bytes) -> int:
-    """Return how many entries a MessagePack map says that it has; 0: it is not a map.
-
-    The caller checks this number before it makes any entry. So data from another host cannot take
-    much more memory than it has bytes."""
-    kind = head[0] if head else 0
-    if kind >> 4 == 8:
-        return kind & 15
-    size = {0xDE: 2, 0xDF: 4}.get(kind, 0)
-    return int.from_bytes(head[1 : 1 + size], "big")
-
-
 class MemoryStore:
     """The store in ``directory``, which belongs to one migration. Its methods block, and raise
     StepFailed."""
+
+    _keeps = False  # whether the store has room for generations
 
     def __init__(self, directory: Path, limit: int, *, fresh: bool) -> None:
         """Use :meth:`create` or :meth:`load` instead. ``limit``: the bytes of memory that the
@@ -113,25 +70,25 @@ class MemoryStore:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             if fresh:
-                (directory / PAGES_FILE).unlink(missing_ok=True)
-                (directory / INDEX_FILE).unlink(missing_ok=True)
+                for old in (*directory.glob(INDEX_FILE + "*"), directory / PAGES_FILE):
+                    old.unlink(missing_ok=True)  # the indexes first, so no agent loads them
                 flags |= os.O_CREAT | os.O_EXCL
             fd = os.open(directory / PAGES_FILE, flags, 0o600)
         except OSError as error:
             raise StepFailed("ship", f"{self._why} cannot be opened: {error}") from error
         why = self._ffi.new("char[]", store_library.WHY)
-        self._store = self._calls.store_open(fd, -(-limit // PAGE), why)
+        self._store = self._calls.store_open(fd, -(-limit // PAGE), self._keeps, why)
         if not self._store:
             os.close(fd)
             raise StepFailed("ship", self._said(why))
 
     @classmethod
-    def create(cls, directory: Path, limit: int) -> MemoryStore:
+    def create(cls, directory: Path, limit: int) -> Self:
         """Make an empty store. It removes a store that an earlier migration left there."""
         return cls(directory, limit, fresh=True)
 
     @classmethod
-    def load(cls, directory: Path) -> MemoryStore:
+    def load(cls, directory: Path) -> Self:
         """Load the store that :meth:`save` has written, after the agent was restarted. It is
         complete, so it takes no more chunks."""
         path = directory / INDEX_FILE
@@ -236,13 +193,9 @@ class MemoryStore:
         if self.lost:
             return
         fresh = path.with_suffix(".new")
-        with self.in_use() as store, fresh.open("wb") as file:
-            images = self._images(store)
-            file.write(_INDEX_HEAD.pack(_MAGIC, self.limit, len(images)))
-            for image in images:
-                file.write(_IMAGE_HEAD.pack(image.pid, image.incarnation, image.extents))
-                if image.extents:
-                    file.write(self._ffi.buffer(image.extent, image.extents * 16))
+        with self._newest() as view, fresh.open("wb") as file:
+            file.write(_INDEX_HEAD.pack(_MAGIC, self.limit, len(view.images)))
+            view.write(file)
         fresh.rename(path)
 
     def forward(self, sink: Sink) -> None:
@@ -252,36 +205,19 @@ class MemoryStore:
             raise StepFailed(
                 "ship", f"{self._why} is not whole: this host had no memory for all of it twice"
             )
-        free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        for _ in range(_BUFFERS):
-            free.put(memoryview(bytearray(CHUNK)))
-        at = self._ffi.new("struct chunk_cursor *")
-        with self.in_use() as store:
-            while True:
-                buffer = free.get()
-                chunk = self._ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
-                length = self._calls.store_next_chunk(store, at, chunk)
-                if not length:
-                    return
-                sink(buffer[:length], lambda buffer=buffer: free.put(buffer))  # type: ignore[misc]
+        with self._newest() as view:
+            view.forward(sink)
 
     @property
     def table(self) -> dict[int, ProcessTable]:
         """The table that :meth:`end` took, for another host that gets the image."""
-        found = {}
-        with self.in_use() as store:
-            for image in self._images(store):
-                packed = self._ffi.new("uint64_t[]", 2 * image.extents + 1)
-                runs = self._calls.store_runs(self._ffi.addressof(image), packed)
-                found[image.pid] = ProcessTable(
-                    image.incarnation, bytes(self._ffi.buffer(packed, 16 * runs))
-                )
-        return found
+        with self._newest() as view:
+            return view.table
 
     def incarnations(self) -> dict[int, int]:
         """Return the incarnation of each process in the table, by inner pid."""
-        with self.in_use() as store:
-            return {image.pid: image.incarnation for image in self._images(store)}
+        with self._newest() as view:
+            return view.incarnations()
 
     def pages_file(self) -> int:
         """Open the file with the pages. The caller owns the descriptor."""
@@ -290,8 +226,8 @@ class MemoryStore:
     @property
     def size(self) -> int:
         """Bytes of memory in the image; after :meth:`end`."""
-        with self.in_use() as store:
-            return sum(int(image.pages) for image in self._images(store)) * PAGE
+        with self._newest() as view:
+            return view.size
 
     @contextmanager
     def in_use(self) -> Iterator[Any]:
@@ -313,25 +249,18 @@ class MemoryStore:
             store, self._store = self._store, self._ffi.NULL
             self._calls.store_close(store)
 
+    @contextmanager
+    def _newest(self) -> Iterator[ImageView]:
+        """Yield the image of the table that :meth:`end` took."""
+        with self.in_use() as store:
+            count = self._ffi.new("uint32_t *")
+            image = self._calls.store_images(store, count)
+            yield ImageView(store, image, count[0])
+
     def _load(self, rest: memoryview, count: int) -> None:
         with self.in_use() as store:
-            for _ in range(count):
-                pid, incarnation, extents = _IMAGE_HEAD.unpack_from(rest)
-                rest = rest[_IMAGE_HEAD.size :]
-                if len(rest) < extents * 16:
-                    raise ValueError(f"process {pid} is cut off")
-                self._do(
-                    "restore",
-                    self._calls.store_load_image,
-                    store,
-                    pid,
-                    incarnation,
-                    self._ffi.cast("struct extent *", self._bytes(rest)),
-                    extents,
-                )
-                rest = rest[extents * 16 :]
-        if rest:
-            raise ValueError(f"{len(rest)} bytes too many")
+            call = self._calls.store_load_image
+            read_images(rest, count, lambda *image: self._do("restore", call, store, *image))
 
     def _wanted(self, store: Any) -> Sequence[Any]:
         count = self._ffi.new("uint32_t *")
@@ -340,11 +269,6 @@ class MemoryStore:
         if not found:
             raise StepFailed("ship", self._said(why))
         return [found[i] for i in range(count[0])]
-
-    def _images(self, store: Any) -> Sequence[Any]:
-        count = self._ffi.new("uint32_t *")
-        images = self._calls.store_images(store, count)
-        return [images[i] for i in range(count[0])]
 
     def _bytes(self, data: bytes | memoryview) -> Any:
         return self._ffi.from_buffer("uint8_t[]", data)

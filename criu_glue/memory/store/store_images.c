@@ -113,7 +113,7 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
 // Counts how many pages lie in each slot. After a load the store knows that only from its images.
 static void count_shared(struct store *s, uint64_t slot, uint32_t pages) {
     for (uint64_t end = slot + pages; slot < end; slot++) {
-        if (s->in_image[slot / 8] >> slot % 8 & 1 && s->shared[slot] < UINT16_MAX)
+        if (s->in_image[slot / 8] >> slot % 8 & 1 && s->shared[slot] < UINT32_MAX)
             s->shared[slot]++;
         s->in_image[slot / 8] |= (uint8_t)(1 << slot % 8);
     }
@@ -165,14 +165,15 @@ uint32_t store_runs(const struct image *image, uint64_t *runs) {
     return count;
 }
 
-size_t store_next_chunk(struct store *s, struct chunk_cursor *at, uint8_t *chunk) {
-    while (at->image < s->images && at->extent == s->image[at->image].extents) {
+size_t store_next_chunk(const struct store *s, const struct image *all, uint32_t images,
+                        struct chunk_cursor *at, uint8_t *chunk) {
+    while (at->image < images && at->extent == all[at->image].extents) {
         at->image++;
         at->extent = at->page = 0;
     }
-    if (at->image == s->images)
+    if (at->image == images)
         return 0;
-    const struct image *image = &s->image[at->image];
+    const struct image *image = &all[at->image];
     uint32_t runs = 0, copied = 0;
     memset(chunk, 0, PAGE);
     uint8_t *next = chunk + CHUNK_HEAD;

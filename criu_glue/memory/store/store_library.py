@@ -20,7 +20,7 @@ struct image {
 struct reference { uint64_t hash[2]; uint32_t pid; uint64_t address; };
 struct want { uint32_t pid, incarnation; uint64_t address; struct reference reference; };
 struct chunk_cursor { uint32_t image, extent, page; };
-struct store *store_open(int fd, uint64_t limit, char *why);
+struct store *store_open(int fd, uint64_t limit, bool keeps, char *why);
 void store_close(struct store *s);
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why);
 int store_reserve(struct store *s, uint64_t bytes, char *why);
@@ -32,7 +32,22 @@ int store_load_image(struct store *s, uint32_t pid, uint32_t incarnation,
                       const struct extent *extent, uint32_t count, char *why);
 const struct image *store_images(struct store *s, uint32_t *count);
 uint32_t store_runs(const struct image *image, uint64_t *runs);
-size_t store_next_chunk(struct store *s, struct chunk_cursor *at, uint8_t *chunk);
+size_t store_next_chunk(const struct store *s, const struct image *all, uint32_t images,
+                        struct chunk_cursor *at, uint8_t *chunk);
+void store_digest(const struct store *s, const struct image *image, uint32_t images,
+                  uint64_t out[2]);
+
+struct generation {
+    uint64_t number; struct image *image; uint32_t images; uint32_t readers; bool dropped;
+};
+int store_keep(struct store *s, uint64_t number, char *why);
+void store_drop(struct store *s, uint64_t number);
+int store_revert(struct store *s, uint64_t number, char *why);
+struct generation *store_use(struct store *s, uint64_t number);
+void store_unuse(struct store *s, struct generation *generation);
+uint32_t store_kept(struct store *s, uint64_t numbers[2]);
+int store_load_generation(struct store *s, uint64_t number, char *why);
+void store_end_load(struct store *s);
 
 struct cold_cursor { uint32_t process, place; };
 struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint32_t slot[512]; };

@@ -21,6 +21,8 @@ static bool has_hash(const uint8_t *page, const uint64_t hash[2]) {
 static int keep_page(struct store *s, struct page_map *map, uint32_t *entry, const uint8_t *page,
                      char *why) {
     uint32_t slot = *entry;
+    if (store_shares(s, slot, page))
+        return 0;
     bool own = slot >= FIRST_SLOT && s->shared[slot - FIRST_SLOT] == 0;
     if (!own && store_allocate_slot(s, &slot, why) != 0)
         return -1;

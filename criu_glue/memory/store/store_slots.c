@@ -32,15 +32,15 @@ int store_allocate_slot(struct store *s, uint32_t *slot, char *why) {
     return 0;
 }
 
-static void release_slot(struct store *s, uint32_t slot) {
+void store_release_slot(struct store *s, uint32_t slot, struct slots *freed) {
     if (s->shared[slot - FIRST_SLOT] > 0)
         s->shared[slot - FIRST_SLOT]--;
     else
-        push(&s->freed_slots, slot); // without memory for the list only this slot is lost
+        push(freed, slot); // without memory for the list only this slot is lost
 }
 
 bool store_reference_slot(struct store *s, uint32_t slot) {
-    if (s->shared[slot - FIRST_SLOT] == UINT16_MAX)
+    if (s->shared[slot - FIRST_SLOT] == UINT32_MAX)
         return false;
     s->shared[slot - FIRST_SLOT]++;
     return true;
@@ -55,7 +55,7 @@ int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t v
         map->known++;
     }
     if (*entry >= FIRST_SLOT && *entry != value)
-        release_slot(s, *entry);
+        store_release_slot(s, *entry, &s->freed_slots);
     *entry = value;
     return 0;
 }
@@ -70,20 +70,37 @@ void store_free(struct store *s, uint32_t slot, uint32_t pages) {
     }
 }
 
+static void reuse(struct store *s, struct slots *list) {
+    for (uint32_t i = list->used; i-- > 0;) // from the end, so the first one is used first
+        push(&s->free_slots, list->slot[i]);
+    list->used = 0;
+}
+
+void store_free_slots(struct store *s, struct slots *list) {
+    for (uint32_t i = 0, many; i < list->used; i += many) {
+        for (many = 1; i + many < list->used; many++)
+            if (list->slot[i + many] != list->slot[i] + many)
+                break;
+        store_free(s, list->slot[i], many); // without the lock: these slots are in no other list
+    }
+    pthread_mutex_lock(&s->lock);
+    reuse(s, list);
+    pthread_mutex_unlock(&s->lock);
+    free(list->slot);
+}
+
 void store_writer_done(struct store *s) {
     if (--s->writers > 0)
         return;
-    for (uint32_t i = s->freed_slots.used; i-- > 0;) // from the end, so the first one is used first
-        push(&s->free_slots, s->freed_slots.slot[i]);
-    s->freed_slots.used = 0;
+    reuse(s, &s->freed_slots);
     pthread_cond_broadcast(&s->no_writers);
 }
 
-void store_drop_process(struct store *s, struct page_map *map) {
+void store_drop_process(struct store *s, struct page_map *map, struct slots *freed) {
     for (uint32_t i = 0; i < map->size; i++)
         for (int k = 0; map->table[i] != NULL && k < LEAF_PAGES; k++)
             if (map->table[i]->page[k] >= FIRST_SLOT)
-                release_slot(s, map->table[i]->page[k]);
+                store_release_slot(s, map->table[i]->page[k], freed);
     s->known -= map->known;
     page_map_clear(map);
 }
@@ -123,6 +140,11 @@ struct page_map *store_process(struct store *s, uint32_t pid) {
     larger[place] = map;
     s->processes++;
     return map;
+}
+
+bool store_shares(const struct store *s, uint32_t slot, const uint8_t *page) {
+    return slot >= FIRST_SLOT && s->shared[slot - FIRST_SLOT] > 0 &&
+           memcmp(store_content(s, slot), page, PAGE) == 0;
 }
 
 int store_write_slot(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why) {

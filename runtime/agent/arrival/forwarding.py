@@ -16,26 +16,29 @@ from ...wire import CHUNK, PAGE_TABLE, Lanes, Sender
 from ...wire.small_images import SmallImagePacker
 from ..gpu.device_memory import Pump
 from ..gpu.devices import DeviceTree
+from .image_place import SandboxPlace
 from .inbox import Inbox
 
 
-def forward_image(inbox: Inbox, devices: DeviceTree | None, sender: Sender, lanes: Lanes) -> Frozen:
+def forward_image(
+    inbox: Inbox, place: SandboxPlace, devices: DeviceTree | None, sender: Sender, lanes: Lanes
+) -> Frozen:
     """Send a complete image. ``devices``: who has the device state that came with it, if any."""
     manifest = inbox.manifest
     packer = SmallImagePacker(sender.send)
     for path in inbox.images.glob("*.img"):
-        _forward_file(functools.partial(packer, path.name), path)
+        forward_file(functools.partial(packer, path.name), path)
     packer.finish()
     for stream in manifest.streams:
         kind, _, name = stream.partition(":")
         if kind == "output":
-            _forward_file(functools.partial(sender.send, stream), inbox.path(kind, name))
+            forward_file(functools.partial(sender.send, stream), inbox.path(kind, name))
     if inbox.memory is not None:
         _forward_memory(inbox.memory, sender, lanes)
     pump = Pump(devices, sender.send)
     try:
         for tree in sorted({s.split(":", 2)[2] for s in manifest.streams if s[:5] == "tree:"}):
-            _forward_tree(inbox, sender, tree)
+            _forward_tree(place, sender, tree)
         pump.finish()
     finally:
         pump.stop()  # it must not use the sender once that is closed
@@ -58,19 +61,20 @@ def _forward_memory(store: MemoryStore, sender: Sender, lanes: Lanes) -> None:
     sender.send(PAGE_TABLE, b"")
 
 
-def _forward_file(send: Callable[[bytes], None], path: Path) -> None:
+def forward_file(send: Callable[[bytes], None], path: Path) -> None:
+    """Send a file and its end."""
     with path.open("rb") as file:
         while data := file.read(CHUNK):
             send(data)
     send(b"")
 
 
-def _forward_tree(inbox: Inbox, sender: Sender, name: str) -> None:
+def _forward_tree(place: SandboxPlace, sender: Sender, name: str) -> None:
     """Send a directory as it came; of the capsule's own directories, all that they contain."""
-    top, stream = inbox.top(name), f"tree:2:{name}"
+    top, stream = place.top(name), f"tree:2:{name}"
     only = None
     if name not in ("tmp", "shm"):
-        only = tuple(sorted(inbox.came.get(name.removeprefix("carried:"), set())))
+        only = tuple(sorted(place.came.get(name.removeprefix("carried:"), set())))
     tree = trees.Tree(name, top, only)
     trees.pack(
         tree,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receives the streams of one migration at the destination: images, directories, the output log.
+"""Receives the streams of one image: CRIU's images, memory, directories, the output log.
 
 It takes only what an image can consist of, and only until the manifest says that all is here. Then
-the image is complete, and it stays complete for a restarted agent.
+the image is complete, and it stays complete for a restarted agent. A place (image_place.py) says
+where directories and output go.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ import xxhash
 from .... import units
 from ....criu_glue.capsule.output import SEGMENT
 from ....criu_glue.capsule.sandboxes import STDERR_FD, STDOUT_FD
-from ....criu_glue.files.rights import User
-from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.memory.prefill.prefill import memory_left
 from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, WantedPages, read_table
 from ....errors import LiveshiftError, NotFound, StepFailed
@@ -32,7 +31,7 @@ from ...model import manifest
 from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams, small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
-from ..host.running_capsule import RunningCapsule
+from .image_place import ImagePlace, Sink, append, create
 from .memory_ahead import MemoryAhead
 
 log = logging.getLogger("liveshift.inbox")
@@ -59,33 +58,24 @@ FRESH = 64 << 20
 """At the freeze, memory is ready for this many bytes of new pages, so that no copy waits for it."""
 
 
-Sink = tuple[Callable[[memoryview], None], Callable[[], object]]
-"""Takes the bytes of a stream, and its end."""
-
-
 @dataclass
 class Inbox:
-    """One migration's inbox. ``images`` has the name of the migration. ``carried``: the paths of
-    this host's cluster file, the only ones for which a source may send a directory. ``devices``
-    is set for a capsule with CUDA processes."""
+    """One image's inbox. ``devices`` is set for a capsule with CUDA processes. ``ahead``: None if
+    no memory is put in place before the restore. ``memory``: None if the first pages make it."""
 
-    images: Path
-    resident: RunningCapsule
-    carried: tuple[str, ...]
+    place: ImagePlace
     devices: DeviceInlet | None
     memory_limit: int
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
-    ahead: MemoryAhead
+    ahead: MemoryAhead | None
     memory: MemoryStore | None = None
     bytes: dict[str, int] = field(default_factory=dict)
-    came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
-    written: dict[str, set[str]] = field(default_factory=dict)  # tree → names written here
     landed: Landed | None = None
     _sinks: dict[str, Sink] = field(default_factory=dict)
     _hashes: dict[str, xxhash.xxh3_64] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
     _files: dict[str, int] = field(default_factory=dict)
-    _unpackers: dict[str, Unpacker] = field(default_factory=dict)
+    _trees: set[str] = field(default_factory=set)  # streams of directories that have not ended
     _manifest: bytearray = field(default_factory=bytearray)
     _page_table: bytearray = field(default_factory=bytearray)
     _unlooked: int = 0  # bytes of pages since the last check of the free memory
@@ -94,11 +84,17 @@ class Inbox:
     """Receives the streams of pages from the lanes."""
     _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _writers: int = 0  # threads that write pages into the store
+    _no_writers: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
         self._small = small_images.SmallImageUnpacker(self._keep_small)
         self._small_files = 0
         self.pages = PageStreams(self._take_pages, self._wanted_pages)
+
+    @property
+    def images(self) -> Path:
+        return self.place.images
 
     @property
     def complete(self) -> bool:
@@ -119,7 +115,7 @@ class Inbox:
             if not isinstance(error, NotFound):
                 log.error("the image in %s is lost: %s", self.images, error)
             return False
-        self.came, self.written = self.landed.came, self.landed.written
+        self.place.came, self.place.written = self.landed.came, self.landed.written
         self.bytes = {stream: size for stream, (size, _) in self.manifest.streams.items()}
         if PAGE_TABLE in self.bytes:
             try:
@@ -161,13 +157,17 @@ class Inbox:
             for fd in self._files.values():
                 os.close(fd)
             self._files.clear()
-            for unpacker in self._unpackers.values():
-                with contextlib.suppress(Exception):
-                    unpacker.finish()
-            self._unpackers.clear()
+            self.place.close()
+            self._trees.clear()
             self._sinks.clear()
             if self.devices is not None:
                 self.devices.close()
+
+    def wait_for_writers(self) -> None:
+        """Return once no thread writes pages any more; after :meth:`close`. The store may then be
+        used for another image."""
+        with self._no_writers:
+            self._no_writers.wait_for(lambda: not self._writers)
 
     def forget_memory(self) -> None:
         """Free the pages; the image's directory will be removed next."""
@@ -179,32 +179,13 @@ class Inbox:
     def path(self, kind: str, name: str) -> Path:
         """The path of a stream that is a file; raises StepFailed for one that no image has."""
         if kind == OUTPUT and SEGMENT.fullmatch(name):
-            return self.resident.sandbox.plan.log / name
+            return self.place.output(name)
         if kind == "image" and IMAGE_NAME.fullmatch(name):
             return self.images / name
         raise _unknown(f"{kind}:{name}")
 
-    def top(self, tree: str) -> Path:
-        """The directory of a tree on this host; raises StepFailed for a tree that no image has."""
-        plan = self.resident.sandbox.plan
-        if tree == "tmp":
-            return plan.tmp
-        if tree == "shm":
-            return self.resident.sandbox.root / "dev/shm"
-        if tree == "open":
-            return Path("/")
-        kind, _, path = tree.partition(":")
-        if kind == "carried" and path in self.carried:
-            Path(path).mkdir(parents=True, exist_ok=True)
-            return Path(path)
-        raise StepFailed(
-            "ship",
-            f"an image brings the directory {tree[:200]!a}, which is not carried to this host",
-            hint="files.carried must be the same in the cluster file of every host",
-        )
-
     def _begin_stream(self, stream: str) -> None:
-        if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
+        if self._full() or len(self._files) + len(self._trees) >= OPEN:
             raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
         self._sinks[stream] = self._sink(stream)
         self.bytes[stream] = 0
@@ -214,20 +195,15 @@ class Inbox:
         """What takes a new stream; raises StepFailed for one that no image has."""
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
-        if kind in ("image", small_images.STREAM):
+        if kind in ("image", small_images.STREAM) and self.ahead is not None:
             self.ahead.halt()
         if kind in (OUTPUT, "image"):
-            file = self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
-            return partial(_append, file), lambda: os.close(self._files.pop(stream))
+            file = self._files[stream] = create(self.path(kind, name))
+            return partial(append, file), lambda: os.close(self._files.pop(stream))
         if kind == "tree" and pass_ in ("1", "2"):
-            plan = self.resident.sandbox.plan
-            unpacker = self._unpackers[stream] = Unpacker(
-                self.top(tree),
-                sparing=tree.startswith("carried:"),
-                user=User(plan.uid, plan.gid, plan.groups),
-                as_user=tree == "open",
-            )
-            return unpacker.write, partial(self._end_tree, stream, tree)
+            take, end = self.place.tree(stream, tree)
+            self._trees.add(stream)
+            return take, partial(self._end_tree, stream, end)
         if stream == small_images.STREAM:
             return self._small.write, self._small.check_ended
         if stream == PAGE_TABLE and self.memory_limit:
@@ -244,22 +220,20 @@ class Inbox:
         if self._full():
             raise StepFailed("ship", f"the image has too many files: {self._small_files}")
         try:
-            file = os.open(self.path("image", name), _APPEND, 0o600)
+            file = create(self.path("image", name))
         except FileExistsError:
             raise StepFailed("ship", f"the image {name} comes twice") from None
         try:
-            _append(file, data)
+            append(file, data)
         finally:
             os.close(file)
 
     def _full(self) -> bool:
         return len(self.bytes) + self._small_files >= STREAMS
 
-    def _end_tree(self, stream: str, tree: str) -> None:
-        unpacker = self._unpackers.pop(stream)
-        unpacker.finish()
-        self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
-        self.written.setdefault(tree, set()).update(unpacker.written)
+    def _end_tree(self, stream: str, end: Callable[[], object]) -> None:
+        self._trees.discard(stream)
+        end()
 
     def _end_device_table(self, devices: DeviceInlet) -> None:
         devices.end_table()
@@ -272,13 +246,20 @@ class Inbox:
                 raise StepFailed("ship", "this image takes no pages of memory")
             self._unlooked += len(chunk)
             if self._unlooked > LOOK:
-                _need_memory()
+                need_memory()
                 self._unlooked = 0
             first = self.memory is None
             memory = self._store()
-            if first:
+            if first and self.ahead is not None:
                 self.ahead.begin(memory, trains=self._making_room is None)
-        memory.write(chunk)
+            with self._no_writers:
+                self._writers += 1
+        try:
+            memory.write(chunk)
+        finally:
+            with self._no_writers:
+                self._writers -= 1
+                self._no_writers.notify_all()
 
     def _wanted_pages(self) -> list[WantedPages]:
         with self._lock:
@@ -332,19 +313,20 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
-        if why := self.ahead.lost:
+        if self.ahead is not None and (why := self.ahead.lost):
             raise StepFailed("ship", f"memory that was put in place in advance is lost: {why}")
         if self.memory is not None:
             self.memory.save()
+        came, written = self.place.came, self.place.written
         for tree, names in found.gone().items():  # names that came and were removed later
-            self.came.get(tree.removeprefix("carried:"), set()).difference_update(names)
-        manifest.save(self.images, found, self.came, self.written)
-        self.landed = Landed(found, self.came, self.written)
+            came.get(tree.removeprefix("carried:"), set()).difference_update(names)
+        manifest.save(self.images, found, came, written)
+        self.landed = Landed(found, came, written)
 
     def _verify(self, found: Manifest) -> None:
         """Raises StepFailed unless the manifest belongs to this image and all it lists is here."""
         who = (found.migration, found.capsule)
-        if who != (self.images.name, self.resident.spec.name):
+        if who != (self.place.migration, self.place.capsule):
             raise StepFailed("ship", f"the manifest is of another image: {who!a}")
         not_ended = [s for s in self.bytes if s not in self._ended] + self.pages.not_ended()
         if not_ended:
@@ -357,10 +339,10 @@ class Inbox:
         if not set(found.pipes.values()) <= {STDOUT_FD, STDERR_FD}:
             raise StepFailed("ship", f"the manifest names pipes that no capsule has: {found.pipes}")
         for tree in found.removed:
-            self.top(tree)
+            self.place.check_tree(tree)
 
 
-def _need_memory() -> None:
+def need_memory() -> None:
     """Raises StepFailed if this host has too little free memory."""
     until = time.monotonic() + FREED_S
     while (left := memory_left()) < LEFT:
@@ -371,14 +353,6 @@ def _need_memory() -> None:
                 hint="choose a host with more free memory, or free some of it there",
             )
         time.sleep(0.01)
-
-
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _append(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def _unknown(stream: str) -> StepFailed:

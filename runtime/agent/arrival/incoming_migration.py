@@ -28,6 +28,7 @@ from ..gpu.devices import Devices, DeviceTree, FindDevices, no_devices
 from ..host import carried_out
 from ..host.running_capsule import CapsuleFactory, RunningCapsule, finished_by_pid
 from .forwarding import forward_image
+from .image_place import SandboxPlace
 from .inbox import Inbox
 from .incoming_note import read_note, remove_note, write_note
 from .incoming_phase import ALLOWED, IncomingPhase
@@ -66,8 +67,8 @@ class IncomingMigration:
         self.images.mkdir(parents=True, exist_ok=True)
         inlet = DeviceInlet(devices, dict(self.gpus)) if devices is not None else None
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
-        carried, limit = factory.placement.carried, reserve.limit_bytes
-        self.inbox = Inbox(self.images, resident, carried, inlet, limit, self._ahead)
+        self._place = SandboxPlace(self.images, resident, factory.placement.carried)
+        self.inbox = Inbox(self._place, inlet, reserve.limit_bytes, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)
         self._phase = IncomingPhase.RECEIVING
         self._reconciled = False  # whether the files that came were settled with those from before
@@ -175,7 +176,7 @@ class IncomingMigration:
         """The address book's line for this capsule after the commit to this host."""
         book, overlay = self._reserve.book, self.resident.overlay
         where = {overlay.address(self.resident.spec.index): (self._factory.host, epoch)}
-        return Locate(Book(book.job, book.vni, book.subnet, where))
+        return Locate(Book(book.job, book.vni, book.subnet, where, book.rewinds))
 
     # ---- the restore ---------------------------------------------------------------------------
 
@@ -209,9 +210,9 @@ class IncomingMigration:
         self._check_pages()
         if not self._reconciled:  # once: a repeated attempt finds the files settled
             for tree, names in self.inbox.manifest.gone().items():
-                put_here = self.inbox.written.get(tree, set())
-                trees.remove(self.inbox.top(tree), put_here.intersection(names))
-            carried_out.reconcile(self._factory, self.resident.spec.name, self.inbox.came)
+                put_here = self._place.written.get(tree, set())
+                trees.remove(self._place.top(tree), put_here.intersection(names))
+            carried_out.reconcile(self._factory, self.resident.spec.name, self._place.came)
             self._reconciled = True
         sandbox = self.resident.sandbox
         user = User(sandbox.plan.uid, sandbox.plan.gid, sandbox.plan.groups)
@@ -280,7 +281,7 @@ class IncomingMigration:
         """Send the whole image to another host, as its source did."""
         self._check_pages()
         devices = self._restored.saved_devices(self.inbox.manifest)
-        return forward_image(self.inbox, devices, sender, lanes)
+        return forward_image(self.inbox, self._place, devices, sender, lanes)
 
     def drop_tree(self) -> None:
         """End a restored tree that may not run; sandbox and image stay."""

@@ -75,7 +75,9 @@ class RestoreAttempt:
         """
         incoming, table = self.incoming, self.capsule_table
         name = incoming.resident.spec.name
-        claim = Claim(incoming.migration, name, Side.COMING.value, epoch, ready=True)
+        rewinds = incoming.resident.overlay.rewinds
+        side = Side.COMING.value
+        claim = Claim(incoming.migration, name, side, epoch, ready=True, rewinds=rewinds)
         while True:
             try:
                 ruled = await self.send_claim(claim)

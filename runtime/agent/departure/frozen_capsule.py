@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.criu.dump import FrozenTree
-from ....criu_glue.network import network, network_lock
+from ....criu_glue.network import network_lock
 from ....errors import LiveshiftError, Unreachable
 from ...model.stopwatch import Stopwatch
 from ..gpu.device_state import DeviceLost
@@ -51,6 +51,12 @@ class FrozenCapsule:
         self._locked = True
 
     def thaw(self) -> None:
+        """Let the capsule go on here: its tree, then its device state. May be called again, also
+        after an error."""
+        self.thaw_tree()
+        self._bring_devices_back()
+
+    def thaw_tree(self) -> None:
         """Let the tree go on here: tasks first, then the network they expect. May be called again,
         also after an error."""
         alive = self._resident.sandbox.alive
@@ -61,7 +67,6 @@ class FrozenCapsule:
                 self._unlock()
             self._locked = False
         self._resident.still = False
-        self._bring_devices_back()
 
     def remove(self) -> None:
         """End the held copy, and remove its sandbox and network. May be called again after an
@@ -69,7 +74,7 @@ class FrozenCapsule:
         resident = self._resident
         if not self._removed:
             resident.leaving = True
-            network.unplug(resident.overlay, resident.netns, resident.spec.index)
+            resident.unplug()
             resident.remove()
             self.tree.release()
             self._removed = True

@@ -3,7 +3,8 @@
 
 While the job trains, PrecopyRounds sends them. When the tree is frozen, FinalDirtySet sends the
 rest. If the tracker cannot follow the memory, there are neither lanes nor rounds: CRIU's image
-contains all of it (a full dump).
+contains all of it (a full dump). A snapshot borrows its tracker (capsule_tracker.py), and always
+makes single rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from .... import units
 from ....criu_glue.criu.page_filter import PageFilter
+from ....criu_glue.memory.source.tracker import MemoryTracker
+from ...config.choices import Way
 from ...messages import Chosen, Progressed, StartPrecopy
 from ...model import link_rates
 from ...model.stopwatch import Lap, Stopwatch
@@ -44,12 +47,18 @@ class OutgoingMemory:
     ``resume`` and ``end_sooner``, at any time; all other methods block."""
 
     def __init__(
-        self, resident: RunningCapsule, factory: CapsuleFactory, wire: OutgoingWire | None
+        self,
+        resident: RunningCapsule,
+        factory: CapsuleFactory,
+        wire: OutgoingWire | None,
+        lent: MemoryTracker | None = None,
     ) -> None:
-        """``wire``: None if nothing will be sent any more."""
+        """``wire``: None if nothing will be sent any more. ``lent``: the tracker that a snapshot
+        has borrowed; it is not closed here."""
         self._resident = resident
         self._factory = factory
         self._wire = wire
+        self._lent = lent
         self._lanes: Lanes | None = None
         self._rounds: PrecopyRounds | None = None
         self._full_dump = ""  # why CRIU's image carries all memory; "" if it does not
@@ -73,8 +82,8 @@ class OutgoingMemory:
         return self._rounds is not None and self._rounds.on_idle_cores
 
     def begin(self, request: StartPrecopy, watch: Stopwatch) -> None:
-        """Measure the link and choose the way of the memory, for a request with which ``watch``
-        began."""
+        """Measure the link and choose the way of the memory, for the request of a migration with
+        which ``watch`` began."""
         assert self._wire is not None
         if request.sooner:
             self.end_sooner(watch.began + request.sooner - time.monotonic())
@@ -89,16 +98,39 @@ class OutgoingMemory:
 
     def _choose(self, request: StartPrecopy, wire: OutgoingWire, asked: float) -> float:
         """Open the lanes and choose the way; return the rate of the link in bytes per second."""
-        self._lanes = lanes = wire.open_lanes(wire.sender)
-        if self._given_up:
-            lanes.until = 0.0
+        lanes = self._open_lanes(wire)
         rate = lanes.measure()
         link_rates.keep(self._factory.cluster.paths.run, request.destination, rate)
         carries = min(rate, link_rates.STANDSTILL)
         reporter = RoundsReporter(wire.report, request.migration, carries=carries)
         settings, wants = self._factory.cluster.precopy, wire.sender.wants
         rounds = PrecopyRounds(self._resident, lanes, settings, reporter, wants, rate)
-        # Another thread may have called these while the link was measured.
+        self._take_rounds(rounds)
+        choose_way(rounds, request, self._resident, asked)
+        return rate
+
+    def begin_snapshot(self, snapshot: str) -> None:
+        """Open the lanes for ``snapshot``. Each :meth:`send_ahead` makes one round with the tracker
+        that was lent. There is no way to choose, so the link is not measured."""
+        assert self._wire is not None
+        assert self._lent is not None
+        lanes = self._open_lanes(self._wire)
+        reporter = RoundsReporter(self._wire.report, snapshot)
+        settings, wants = self._factory.cluster.precopy, self._wire.sender.wants
+        self._take_rounds(
+            PrecopyRounds(
+                self._resident, lanes, settings, reporter, wants, 0.0, self._lent, Way.ROUND
+            )
+        )
+
+    def _open_lanes(self, wire: OutgoingWire) -> Lanes:
+        self._lanes = lanes = wire.open_lanes(wire.sender)
+        if self._given_up:
+            lanes.until = 0.0
+        return lanes
+
+    def _take_rounds(self, rounds: PrecopyRounds) -> None:
+        """Pass on to the rounds what other threads have asked of them by now."""
         with self._asked:
             self._rounds = rounds
             if self._sooner != NEVER:
@@ -107,8 +139,6 @@ class OutgoingMemory:
                 rounds.pause()
             if self._cancelled:
                 rounds.cancel()
-        choose_way(rounds, request, self._resident, asked)
-        return rate
 
     def send_ahead(self, until: float, lap: Lap) -> None:
         """Send memory while the job trains, until ``until`` (monotonic seconds) at the latest; then
@@ -178,6 +208,12 @@ class OutgoingMemory:
     def end_streams(self) -> dict[str, tuple[int, int]]:
         """End the lanes' streams; return their entries in the manifest."""
         return self._lanes.end() if self._lanes is not None else {}
+
+    def digest(self) -> bytes:
+        """Return the digest (digest.h) of the memory in the image. FinalDirtySet must have
+        finished. Raises StepFailed if a page was not sent."""
+        assert self._rounds is not None
+        return self._rounds.tracker.digest()
 
     def close(self) -> None:
         if self._rounds is not None:

@@ -7,10 +7,10 @@ capsule's own memory goes the same way if the tracker can follow it (precopy.py)
 most of it, and CRIU dumps none of it. If the tracker cannot follow it, CRIU's image contains all of
 it.
 
-Order: ``precopy`` while the job trains, ``freeze`` to dump and hold the tree, then exactly one of
-``thaw`` (the tree goes on here) and ``finish`` (it has moved). Within ``freeze`` the source
-*promises*: before that it may thaw by itself, afterwards only after a ruling. The promise comes
-before the manifest, so a complete image proves that the source has promised.
+Order: ``precopy`` while the job trains, ``freeze`` to dump and hold the tree (wire_dump.py), then
+exactly one of ``thaw`` (the tree goes on here) and ``finish`` (it has moved). Within ``freeze`` the
+source *promises*: before that it may thaw by itself, afterwards only after a ruling. The promise
+comes before the manifest, so a complete image proves that the source has promised.
 """
 
 from __future__ import annotations
@@ -23,23 +23,20 @@ from collections.abc import Sequence
 from .... import background
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.network import network_lock
-from ....criu_glue.survey.epoll_sets import EpollEntry
 from ....errors import Refused, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved, StartPrecopy
 from ...model.stopwatch import Stopwatch
 from ...wire import Sender
-from ...wire.small_images import SmallImagePacker
-from ..gpu.device_memory import Pump
 from ..gpu.devices import DeviceTree, FindDevices, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
-from .final_dirty_set import FinalDirtySet
 from .frozen_capsule import FrozenCapsule
-from .outgoing_files import OutgoingFiles, sent_of_files
+from .outgoing_files import OutgoingFiles
 from .outgoing_memory import NEVER, OutgoingMemory, OutgoingWire
-from .outgoing_note import OutgoingNote, has_promised, write_note, write_promise
+from .outgoing_note import OutgoingNote, has_promised, write_promise
 from .outgoing_phase import ALLOWED, OutgoingPhase
+from .wire_dump import WireDump
 
 
 class OutgoingMigration:
@@ -175,14 +172,20 @@ class OutgoingMigration:
         self.check_may_freeze()
         self._enter(OutgoingPhase.FREEZING)
         background.leave(self.migration)
-        watch = Stopwatch()
-        self._wire.until = time.monotonic() + deadline_s
+        dump = WireDump(
+            self.resident,
+            self._factory.placement,
+            self._images,
+            self._wire,
+            self._files,
+            self._memory,
+            self._frozen,
+        )
+        dump.begin(deadline_s)
         try:
             if self._abandoned:
                 raise StepFailed("freeze", "it was cancelled")
-            self._memory.stop_rounds(watch)
-            before = self.sent
-            removed = self._dump(watch, criu, deadline_s)
+            self._dump(dump, criu)
             self._promise()
         except BaseException:
             self.thaw()
@@ -190,72 +193,20 @@ class OutgoingMigration:
         reach("source.promised")
         self._wire.until = NEVER  # the orchestrator decides from here on
         self._memory.wait_without_end()
-        with watch.phase("promise", frozen=True):
-            self._send_manifest(removed, self.sent - before)
-        return Frozen(self.sent - before, watch.phases)
+        with dump.watch.phase("promise", frozen=True):
+            dump.send_manifest()
+        return Frozen(dump.sent, dump.watch.phases)
 
-    def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
-        self._images.mkdir(parents=True, exist_ok=True)
+    def _dump(self, dump: WireDump, criu: Criu) -> None:
         name, epoch = self.resident.spec.name, self.resident.epoch
-        write_note(self._images, OutgoingNote(self.migration, name, self.gpus, epoch))
-        if (devices := self._frozen.devices) is not None:
-            devices.save(watch)
+        dump.stop(OutgoingNote(self.migration, name, self.gpus, epoch))
+        if self._frozen.devices is not None:
             reach("source.devices_saved")
-        left = self._wire.until - time.monotonic()
-        if left <= 0:
-            raise StepFailed("freeze", f"the dump could not begin within {deadline_s:g} s")
-        with watch.phase("lock", frozen=True):
-            self._frozen.lock()
-            epoll = freeze_obstacles.check_before_dump(
-                self.resident.sandbox, self._factory.placement, lambda: self._abandoned
-            )
+        with dump.watch.phase("lock", frozen=True):
+            dump.lock()
+            dump.check(lambda: self._abandoned)
         reach("source.locked")
-        pump, final_set = Pump(devices, self._wire.send), None
-        try:
-            final_set = self._memory.send_final_set(self._images, self._wire.until)
-            with watch.phase("dump", frozen=True) as lap:
-                lap.bytes = self._dump_tree(criu, left, final_set, epoll)
-                freeze_obstacles.check_after_dump(self.resident.sandbox)
-            reach("source.dumped")
-            removed = self._send_files(watch)
-            if final_set is not None:
-                with watch.phase("memory", frozen=True) as lap:
-                    lap.bytes = final_set.finish().sent_bytes
-                    lap.detail = final_set.describe()
-            if pump.bytes:
-                with watch.phase("gpu memory", frozen=True) as lap:
-                    lap.bytes = pump.finish()
-                    lap.detail = "what was not sent yet"
-        finally:
-            pump.stop()
-            if final_set is not None:
-                final_set.stop()
-        with watch.phase("ship", frozen=True) as lap:
-            self._wire.finish()
-            lap.detail = "the rest of the image, on its way"
-        return removed
-
-    def _dump_tree(
-        self,
-        criu: Criu,
-        deadline_s: float,
-        final_set: FinalDirtySet | None,
-        epoll: Sequence[EpollEntry],
-    ) -> int:
-        """Dump the tree into the wire; return the bytes of CRIU's images."""
-        packer = SmallImagePacker(self._wire.send)
-        page_filter = final_set.page_filter if final_set is not None else None
-        check = final_set.check if final_set is not None else lambda: None
-        self._frozen.tree.dump(criu, packer, deadline_s, page_filter, check, epoll)
-        packer.finish()
-        return self._frozen.tree.image_bytes
-
-    def _send_files(self, watch: Stopwatch) -> dict[str, list[str]]:
-        with watch.phase("files", frozen=True) as lap:
-            before = sent_of_files(self._wire.streams)
-            removed = self._files.send_rest(self._wire.send)
-            lap.bytes = sent_of_files(self._wire.streams) - before
-        return removed
+        dump.dump(criu, "source.dumped")
 
     def _promise(self) -> None:
         """From here on the tree stays frozen until a ruling, even if CRIU dies."""
@@ -263,12 +214,6 @@ class OutgoingMigration:
         self._frozen.tree.pin()
         write_promise(self._images)
         self._enter(OutgoingPhase.PROMISED)
-
-    def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
-        pipes = self.resident.sandbox.pipes()
-        lanes, epoll = self._memory.end_streams(), self._frozen.tree.taken_out()
-        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, epoll)
-        self._wire.finish()
 
     @property
     def sent(self) -> int:

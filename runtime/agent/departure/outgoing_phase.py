@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phases of a migration at its source, and which phase may follow which.
+"""The phases of a migration and of a snapshot at their source, and which phase may follow which.
 
 The happy path reads top to bottom. Until PROMISED the source may let the tree go on by itself.
 From PROMISED on only a ruling (model/ownership.py) decides: THAWING or FINISHING. A restarted agent
 finds a migration in FREEZING or in PROMISED (outgoing_note.py).
+
+A snapshot promises nothing: from each of its phases the source may let the tree go on by itself.
 """
 
 from __future__ import annotations
@@ -35,3 +37,13 @@ ALLOWED: dict[OutgoingPhase, frozenset[OutgoingPhase]] = {
     OutgoingPhase.RETURNED: frozenset({OutgoingPhase.THAWING}),
 }
 """A phase may also follow itself: what failed in it is tried again."""
+
+
+class SnapshotPhase(enum.Enum):
+    """Each phase follows the one before it; OVER may follow any."""
+
+    PREPARING = "not begun"  # nothing was sent yet; the job trains
+    AHEAD = "sent ahead"  # files and memory went ahead; the job trains until its boundary
+    LOCKED = "locked"  # the network is locked; the tasks run until the dump
+    DUMPED = "dumped"  # the tree is held frozen, its image is complete at the holder
+    OVER = "over"  # the capsule goes on here, or is just being let go on

@@ -19,15 +19,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import msgspec
 
 from .... import units
-from ....criu_glue.capsule.tree import tasks
 from ....criu_glue.memory.source.pulling import PullStopped
 from ....criu_glue.memory.source.tracker import MemoryTracker
-from ....criu_glue.survey import gpu_tasks
 from ....errors import LiveshiftError
 from ...config.choices import Way
 from ...config.cluster import PrecopySettings as Settings
@@ -36,6 +33,7 @@ from ...messages import Chosen, Situation, StartPrecopy
 from ...model.link_rates import STANDSTILL
 from ...wire import Lanes, Wants
 from ..host.running_capsule import RunningCapsule
+from .capsule_tracker import follow
 from .forecast import measure_writing
 from .progress import RoundsReporter
 from .throttle import Throttle
@@ -87,10 +85,14 @@ class PrecopyRounds:
         reporter: RoundsReporter,
         wants: Callable[[], Wants],
         rate: float = 0.0,
+        tracker: MemoryTracker | None = None,
+        way: Way | None = None,
     ) -> None:
         """``wants`` asks the destination which of the pages that were only named it lacks.
         ``rate``: measured bytes per second of the lanes, 0.0 if not measured. Rounds are throttled,
-        so they show less than that."""
+        so they show less than that. ``tracker``: one that was lent, which goes on when the rounds
+        are closed; None: the rounds have their own. ``way``: where ``choose_way`` is not called;
+        None: rounds."""
         self._stop = threading.Event()  # no round for now
         self._pausing = threading.Lock()
         self._paused = False  # whether a capsule of the job will soon be frozen
@@ -99,11 +101,9 @@ class PrecopyRounds:
         self._sooner = float("inf")  # no round except the first continues after this
         self._must_end = False  # whether a deadline may need more than the throttle allows
         self._stopped = self._no_more_rounds
-        self.tracker = MemoryTracker(
-            lambda: [task.pid for task in tasks(resident.sandbox)],
-            untrusted,
-            stopped=lambda: self._stopped(),
-        )
+        self._lent = tracker is not None
+        self.tracker = tracker or follow(resident)
+        self.tracker.stopped = lambda: self._stopped()
         self.lanes = lanes
         self._wants = wants
         by_collectives = resident.rate.usual() > 0
@@ -118,7 +118,7 @@ class PrecopyRounds:
             least=self._speed_needed,
         )
         self._limit = settings.rounds
-        self._way, self._forced = Way.ROUNDS, True
+        self._way, self._forced = way or Way.ROUNDS, True
         self.chosen: Chosen | None = None
         self._listed = 0  # bytes that this round must send
         self._sent = 0  # bytes that the lanes had sent before this round
@@ -330,11 +330,13 @@ class PrecopyRounds:
         self._stopped = stopped
 
     def close(self) -> None:
-        """End the rounds, and the tracking of the job's writes. A second call does no harm."""
+        """End the rounds, and the tracking of the job's writes if the tracker was not lent. A
+        second call does no harm."""
         with contextlib.suppress(LiveshiftError):
             self.stop()
         self.lanes.close()
-        self.tracker.close()
+        if not self._lent:
+            self.tracker.close()
 
 
 def choose_way(
@@ -352,17 +354,6 @@ def choose_way(
     written = measure_writing(resident, 1, SHORT_LOOK_S)
     if written is not None:
         choose(msgspec.structs.replace(plan, written=written))
-
-
-def untrusted(pid: int) -> bool:
-    """Whether a process's memory may change without a trace in the kernel's page tables: a device
-    that has pinned the pages writes to them directly."""
-    try:
-        if gpu_tasks.look(pid, pid, "") is not None:
-            return True
-        return "VmPin:\t       0 kB" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def describe_rounds(done: CopiedAhead) -> str:

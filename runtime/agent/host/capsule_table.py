@@ -11,19 +11,18 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.network import network
-from ....criu_glue.network.overlay import Overlay
 from ....errors import NotFound, Refused
 from ... import messages
 from ...config.cluster import Cluster
 from ...messages import Book
 from . import carried_out, rank_pages
 from .idle_cores import IdleCores
-from .running_capsule import CapsuleFactory, RunningCapsule, watch
+from .running_capsule import CapsuleFactory, RunningCapsule, overlay_of, watch
 
 log = logging.getLogger("liveshift.capsules")
 T = TypeVar("T")
@@ -32,10 +31,18 @@ OUTPUT_POLL_S = 0.03
 
 
 class CapsuleTable:
-    """All capsules here; ``ended`` is called, in the event loop, when a command has ended."""
+    """All capsules here; ``ended`` is called, in the event loop, when a command has ended.
+
+    ``drop_earlier`` removes what migrations hold of a job from before its last rewind, which is the
+    one of the book (Rulings.drop_earlier).
+    """
 
     def __init__(
-        self, cluster: Cluster, host: str, ended: Callable[[RunningCapsule], None]
+        self,
+        cluster: Cluster,
+        host: str,
+        ended: Callable[[RunningCapsule], None],
+        drop_earlier: Callable[[Book], Awaitable[None]],
     ) -> None:
         self.cluster = cluster
         self.host = host
@@ -46,6 +53,7 @@ class CapsuleTable:
         self.network = asyncio.Lock()
         self._forgetting = asyncio.Lock()
         self.ended = ended
+        self._drop_earlier = drop_earlier
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -76,15 +84,70 @@ class CapsuleTable:
             raise NotFound(f"{capsule} is not on {self.host}")
         return found
 
+    def rewinds(self) -> dict[str, int]:
+        """How often each job was rewound, as far as this host knows. Jobs that never were are not
+        named."""
+        known = [(book.job, book.rewinds) for book in self.books.values()]
+        known += [(c.spec.job, c.overlay.rewinds) for c in self.capsules.values()]
+        found: dict[str, int] = {}
+        for job, rewinds in known:
+            if rewinds > found.get(job, 0):
+                found[job] = rewinds
+        return found
+
     def refuse_older(self, request: messages.Reserve) -> None:
-        """Raises Refused when a newer epoch than the one announced is known here already."""
-        known = self.books.get(request.spec.job)
-        address = Overlay(request.book.vni, request.book.subnet).address(request.spec.index)
-        _, epoch = known.where.get(address, ("", 0)) if known else ("", 0)
-        if request.epoch <= epoch:
+        """Raises Refused when a newer epoch than the one announced is known here already, or a
+        later rewind of the job; also while a copy from before the announced rewind is left here.
+
+        The announced epoch itself may be known if it is this host's: a rewind gives an address to
+        its host before the sandbox is reserved. But nothing may have run here under it.
+        """
+        name, book = request.spec.name, request.book
+        known, here = self.books.get(request.spec.job), self.capsules.get(name)
+        if known is not None and book.rewinds < known.rewinds:
+            raise Refused(f"{name} is from before rewind {known.rewinds} of its job")
+        if earlier := self._earlier(book):  # it would speak under the job's new VXLAN id
             raise Refused(
-                f"{request.spec.name} came under epoch {request.epoch}, and {epoch} is known here"
+                f"{earlier[0].spec.name} from before rewind {book.rewinds} of its job is left on"
+                f" {self.host}"
             )
+        address = overlay_of(book).address(request.spec.index)
+        owner, epoch = known.where.get(address, ("", 0)) if known else ("", 0)
+        awaited = owner == self.host and (here is None or here.epoch < epoch)
+        if request.epoch < epoch or (request.epoch == epoch and not awaited):
+            raise Refused(f"{name} came under epoch {request.epoch}, and {epoch} is known here")
+
+    async def end_earlier(self, book: Book) -> None:
+        """End and remove all that is here of the job's capsules from before the rewind that the
+        book is of. Then none of their tasks, namespaces and directories is left. May be repeated.
+
+        Their networks are locked first, so no peer sees that a connection closes. Raises Refused if
+        a task does not end. Its capsule stays in the table, and no other copy of it is built here.
+        """
+        if not book.rewinds:
+            return
+        await self._end_silently(self._earlier(book))
+        await self._drop_earlier(book)
+        earlier = self._earlier(book)  # again: a migration may have let one run meanwhile
+        await self._end_silently(earlier)
+        for resident in earlier:
+            name = resident.spec.name
+            await self.blocking(name, resident.remove)
+            if self.capsules.get(name) is resident:
+                del self.capsules[name]
+
+    def _earlier(self, book: Book) -> list[RunningCapsule]:
+        of_job = [c for c in self.capsules.values() if c.spec.job == book.job]
+        return [c for c in of_job if c.overlay.rewinds < book.rewinds]
+
+    async def _end_silently(self, earlier: Sequence[RunningCapsule]) -> None:
+        """End all of them at once, beside the work that is under way for them, which then fails."""
+        for resident in earlier:
+            resident.leaving = True
+        ends = (asyncio.to_thread(resident.end_silently) for resident in earlier)
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def forget_unknown(self, jobs: set[str]) -> None:
         """Remove what is left of jobs that ended while the orchestrator could not reach this host.
@@ -180,33 +243,39 @@ class CapsuleTable:
             if book is not None:
                 async with self.network:
                     if not self._jobs_of(book.vni):
-                        overlay = Overlay(book.vni, book.subnet)
-                        await asyncio.to_thread(network.lower_overlay, overlay)
+                        await asyncio.to_thread(network.lower_overlay, overlay_of(book))
 
     async def locate(self, request: messages.Locate) -> None:
-        """Enter the addresses that are newer than the known ones; return when they are in force."""
-        await self.make_way(request.book)
+        """Enter the addresses that are newer than the known ones; return when they are in force.
+
+        The first book of a rewind ends the earlier copies here, before any of its addresses count.
+        """
+        book = request.book
+        await self.make_way(book)
+        await self.end_earlier(book)
         async with self.network:
-            book = request.book
             known = self.books.get(book.job)
+            if known is not None and book.rewinds < known.rewinds:
+                return
             newer = {
                 address: (host, epoch)
                 for address, (host, epoch) in book.where.items()
                 if known is None or epoch > known.where.get(address, ("", 0))[1]
             }
-            if not newer:
+            rewound = known is not None and book.rewinds > known.rewinds
+            if not (newer or rewound):
                 return
+            merged = {**(known.where if known else {}), **newer}
             table = {
                 address: None if host == self.host else self.cluster.host(host).address
-                for address, (host, _) in newer.items()
+                for address, (host, _) in (merged if rewound else newer).items()
             }
 
             def enter() -> None:
                 # A restarted agent may read another cluster file than the agent before it.
                 network.locate(self.factory.raise_overlay(book, lay_again=known is None), table)
 
-            merged = {**(known.where if known else {}), **newer}
-            self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
+            self.books[book.job] = Book(book.job, book.vni, book.subnet, merged, book.rewinds)
             try:
                 await asyncio.to_thread(enter)
             except BaseException:  # the next book brings these addresses again

@@ -32,6 +32,11 @@ def facts(criu: Criu | None) -> HostFacts:
     )
 
 
+def memory_for_images() -> int:
+    """Bytes that this host offers to images of capsules of other hosts: half of its memory."""
+    return int(psutil.virtual_memory().total) // 2
+
+
 def memory_offered(limit: int | None) -> int:
     """Bytes that an incoming capsule may take: what is available, at most the host's limit."""
     available = int(psutil.virtual_memory().available)

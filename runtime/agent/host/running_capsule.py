@@ -21,14 +21,15 @@ from ....criu_glue.capsule.mounts import Placement
 from ....criu_glue.capsule.sandboxes import Sandbox, SandboxPlan
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.images import pids
-from ....criu_glue.network import fence, network
+from ....criu_glue.network import fence, network, network_lock
 from ....criu_glue.network.fence import Surroundings
 from ....criu_glue.network.overlay import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
 from ....interposer.page import Page, pages
 from ...config.cluster import Cluster
 from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
-from . import run_time
+from ...model.snapshots import is_restore_name
+from . import run_time, sandbox_owner
 from .run_time import RunTime
 from .usual_rate import UsualRate
 
@@ -48,6 +49,7 @@ class CapsuleNote(msgspec.Struct, frozen=True):
     subnet: str
     init: int
     init_started: int
+    rewinds: int = 0
 
 
 NOTE = "resident"
@@ -64,6 +66,7 @@ class RunningCapsule:
     leaving: bool = False  # a move, not the job, ends it here
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
+    removed: bool = False  # its network and directory are gone, or a later sandbox's
     finished: dict[int, int] = field(default_factory=dict)  # by pid, at the last restore
     rate: UsualRate = field(default_factory=UsualRate)  # of collectives
     computes: UsualRate = field(default_factory=UsualRate)  # of run time, without collectives
@@ -115,6 +118,7 @@ class RunningCapsule:
             command=" ".join(self.spec.argv)[:200],
             gpus=gpus_of({task.pid for task in found}),
             output_trouble=self.output_trouble(),
+            rewinds=self.overlay.rewinds,
         )
 
     def ran_s(self) -> float:
@@ -158,6 +162,7 @@ class RunningCapsule:
             self.overlay.subnet,
             self.sandbox.init,
             self.sandbox.started,
+            self.overlay.rewinds,
         )
         path = self.sandbox.plan.directory / NOTE
         path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
@@ -170,12 +175,38 @@ class RunningCapsule:
         """Delete the note: the capsule does not run here, or not yet."""
         (self.sandbox.plan.directory / NOTE).unlink(missing_ok=True)
 
+    def end_silently(self) -> None:
+        """End the sandbox with its network locked, so that no peer sees a connection close.
+
+        No task of it is left then. Raises Refused if one is left after 10 s.
+        """
+        sandbox = self.sandbox
+        if not sandbox.alive():
+            return
+        with contextlib.suppress(LiveshiftError):  # it has just ended; else its end matters more
+            network_lock.lock(sandbox.init)
+        sandboxes.end(sandbox)
+        if sandbox.alive():
+            raise Refused(
+                f"{self.spec.name} cannot be ended: its process 1 (pid {sandbox.init}) still runs",
+                hint="`ps` shows which of its tasks the kernel holds in state D;"
+                " a restart of the host ends them",
+            )
+
+    def unplug(self) -> None:
+        """Remove the capsule's network, unless a later sandbox has it. May be repeated."""
+        if not self.removed and sandbox_owner.owns(self.sandbox):
+            network.unplug(self.overlay, self.netns, self.spec.index)
+
     def remove(self) -> None:
-        """End the sandbox, and remove its network and directory. A second call does no harm."""
+        """End the sandbox, and remove its network and directory, unless a later sandbox of the
+        capsule has them. A second call does no harm."""
         if self.code is None:  # else its process 1 has ended, and its pid may be in use again
             sandboxes.end(self.sandbox)
-        network.unplug(self.overlay, self.netns, self.spec.index)
-        shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)
+        if not self.removed and sandbox_owner.owns(self.sandbox):
+            network.unplug(self.overlay, self.netns, self.spec.index)
+            shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)
+        self.removed = True
 
 
 @dataclass(frozen=True)
@@ -197,8 +228,7 @@ class CapsuleFactory:
 
     def resident(self, reserve: Reserve, sandbox: Sandbox) -> RunningCapsule:
         """The capsule for which a sandbox is reserved."""
-        overlay = Overlay(reserve.book.vni, reserve.book.subnet)
-        return RunningCapsule(reserve.spec, reserve.epoch, overlay, sandbox)
+        return RunningCapsule(reserve.spec, reserve.epoch, overlay_of(reserve.book), sandbox)
 
     def plan(self, spec: CapsuleSpec) -> SandboxPlan:
         paths = self.cluster.paths
@@ -233,7 +263,8 @@ class CapsuleFactory:
         for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
             note = msgspec.msgpack.decode(path.read_bytes(), type=CapsuleNote)
             sandbox = Sandbox(self.plan(note.spec), note.init, note.init_started)
-            here = RunningCapsule(note.spec, note.epoch, Overlay(note.vni, note.subnet), sandbox)
+            overlay = Overlay(note.vni, note.subnet, note.rewinds)
+            here = RunningCapsule(note.spec, note.epoch, overlay, sandbox)
             found.append(here)  # if it has ended without a code, it went down with this host
         return found
 
@@ -242,7 +273,8 @@ class CapsuleFactory:
         self._need_interposer(spec)
         with self._room(spec, book, locked=False) as plan:
             sandbox = sandboxes.start(plan, spec.argv, spec.env, spec.cwd)
-        resident = RunningCapsule(spec, epoch, Overlay(book.vni, book.subnet), sandbox)
+            sandbox_owner.mark(sandbox)
+        resident = RunningCapsule(spec, epoch, overlay_of(book), sandbox)
         resident.note()
         return resident
 
@@ -265,7 +297,10 @@ class CapsuleFactory:
         with self._room(reserve.spec, reserve.book, locked=True) as plan:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has checked this
+            if is_restore_name(reserve.migration):
+                output.begin_after_rewind(plan.log, reserve.book.rewinds)
             sandbox = sandboxes.build_empty(plan, ROOT_PID, last)
+            sandbox_owner.mark(sandbox)
         return self.resident(reserve, sandbox)
 
     @contextlib.contextmanager
@@ -286,7 +321,7 @@ class CapsuleFactory:
             raise
 
     def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
-        overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
+        overlay, address = overlay_of(book), self.cluster.host(self.host).address
         network.raise_overlay(overlay, address, self._surroundings(), lay_again=lay_again)
         return overlay
 
@@ -303,6 +338,11 @@ class CapsuleFactory:
             agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
             relay=cluster.relay.address if cluster.relay else "",
         )
+
+
+def overlay_of(book: Book) -> Overlay:
+    """The overlay that an address book is about."""
+    return Overlay(book.vni, book.subnet, book.rewinds)
 
 
 def netns_name(capsule: str) -> str:

@@ -70,6 +70,19 @@ def test_output_is_kept_in_order_and_whole(start: Start) -> None:
 
 
 @pytest.mark.root
+def test_output_after_a_rewind_has_offsets_of_its_own(start: Start, plan: SandboxPlan) -> None:
+    """The image brings what was printed before the snapshot, and process 1 writes behind it."""
+    output.begin_after_rewind(plan.log, 2)
+    before = packed([OutputRecord(1, STDOUT, b"before\n")])
+    output.segment(plan.log, 0).write_bytes(before)
+    stands = start(PYTHON, "-Sc", "print('after')")
+    assert ended(stands) == "exit 0"
+    assert output.segments(plan.log) == [0, 2 * output.REWIND]
+    assert said(stands) == "before\nafter\n"
+    assert output.read(plan.log, len(before), 1 << 20)[0] == 2 * output.REWIND
+
+
+@pytest.mark.root
 def test_settling_waits_for_what_a_stopped_task_has_written(start: Start) -> None:
     program = "import os, signal\nwhile True: os.write(1, b'x' * 60000); os.kill(os.getpid(), 19)"
     stands = start(PYTHON, "-Sc", program)

@@ -262,6 +262,31 @@ c, _ = a.accept()
 
 
 @pytest.mark.root
+def test_a_criu_that_is_killed_no_longer_holds_a_tree_that_was_not_pinned(
+    criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
+) -> None:
+    """What is read of the tree after that need not be of one moment."""
+    here = new_sandboxes.counting(COUNTER)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    frozen.check_held()
+    assert criu_in(here)
+    for pid in criu_in(here):
+        os.kill(pid, signal.SIGKILL)
+
+    def lost() -> bool:
+        try:
+            frozen.check_held()
+        except StepFailed as error:
+            return "CRIU was killed while it held the tree" in str(error)
+        return False
+
+    until(lost)
+    frozen.thaw()
+    assert goes_on(here)
+
+
+@pytest.mark.root
 def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
     criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
 ) -> None:

@@ -87,7 +87,7 @@ def test_no_declaration_is_elsewhere() -> None:
     [
         ("uint32_t pages; uint32_t slot;", "uint32_t slot; uint32_t pages;", "extent, slot"),
         ("uint64_t preplaced;\n    char", "char", "fill_report"),
-        ("uint64_t limit, char *why", "uint32_t limit, char *why", "conflicting types"),
+        ("uint64_t limit, bool keeps", "uint32_t limit, bool keeps", "conflicting types"),
         ("void store_close(", "void store_close_all(", "store_close_all"),
         (
             "struct prefill_discard { uint64_t address",

@@ -6,15 +6,16 @@ No root is needed: nothing is tracked, every page that exists is found as at a s
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cffi import FFI
+from stored_pages import page_digest, runs_of, stored
 
 from liveshift.criu_glue.memory.engine import PAGE
 from liveshift.criu_glue.memory.source import source_engine
@@ -37,6 +38,8 @@ class Memory:
         self.start = int(ffi.cast("uintptr_t", ffi.from_buffer(self.map)))
         self.content: dict[int, bytes] = {}
         """By number of the page."""
+        self.dropped: dict[int, bytes] = {}
+        """What was the content of pages that do not exist any more."""
         self.random = random.Random(1)
         for n in range(PAGES):
             kind = self.random.random()
@@ -47,6 +50,10 @@ class Memory:
     def write(self, n: int, content: bytes) -> None:
         self.map[n * PAGE : (n + 1) * PAGE] = content
         self.content[n] = content
+
+    def drop(self, n: int) -> None:
+        self.map.madvise(mmap.MADV_DONTNEED, n * PAGE, PAGE)
+        self.dropped[n] = self.content.pop(n)
 
     def present(self) -> Regions:
         found = Regions()
@@ -73,29 +80,6 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
     made = MemoryStore.create(tmp_path, 2 * PAGES * PAGE)
     yield made
     made.close()
-
-
-def runs_of(chunk: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Address, pages and kind of each run."""
-    (runs,) = struct.unpack_from("<I", chunk, 16)
-    return struct.iter_unpack("<QII", chunk[20 : 20 + 16 * runs])
-
-
-def carried(store: MemoryStore) -> dict[int, bytes]:
-    """All pages of the store's image, by address."""
-    found: dict[int, bytes] = {}
-
-    def take(chunk: memoryview, release: Callable[[], None]) -> None:
-        at = PAGE
-        for address, pages, kind in runs_of(chunk):
-            data = kind == 1
-            for k in range(pages):
-                found[address + k * PAGE] = bytes(chunk[at : at + PAGE]) if data else bytes(PAGE)
-                at += PAGE if data else 0
-        release()
-
-    store.forward(take)
-    return found
 
 
 def send(
@@ -153,7 +137,24 @@ def test_the_store_has_what_the_source_has_read(
 
     store.end({INNER: ProcessTable(1, table.runs())})
     expected = {memory.start + n * PAGE: content for n, content in memory.content.items()}
-    assert carried(store) == expected
+    assert stored(store) == {INNER: expected}
+    assert source_engine.digest([(INNER, sent, table)]) == page_digest({INNER: expected})
+
+
+def test_a_digest_is_of_all_processes_and_of_no_page_that_was_not_sent(store: MemoryStore) -> None:
+    memory, sent, forgotten = Memory(), Sent(), Regions()
+    table, _, _ = send(memory, sent, store, 1, 0, True)
+    pages = {memory.start + n * PAGE: content for n, content in memory.content.items()}
+    both = [(INNER, sent, table), (INNER + 1, sent, table)]
+    assert source_engine.digest(both) == source_engine.digest(reversed(both))
+    assert source_engine.digest(both) == page_digest({INNER: pages, INNER + 1: pages})
+    assert source_engine.digest([]) == page_digest({}) == bytes(16)
+    one = memory.start + min(memory.content) * PAGE
+    sent.forget(one, one + PAGE, forgotten)
+    for unsent in (sent, Sent()):
+        with pytest.raises(OSError, match="digest") as raised:
+            source_engine.digest([(INNER, unsent, table)])
+        assert raised.value.errno == errno.ENODATA
 
 
 def test_a_pre_copy_may_go_on_for_days(store: MemoryStore) -> None:
@@ -183,4 +184,26 @@ def test_what_was_sent_can_be_forgotten(store: MemoryStore) -> None:
     assert pages == half
     sent.clear()
     _, _, pages = send(memory, sent, store, 2, 2, True)
+    assert pages == len(memory.content)
+
+
+def test_pages_that_were_gone_at_the_freeze_can_be_forgotten(store: MemoryStore) -> None:
+    """With 8 MiB there are blocks of which all pages have gone, and blocks of which some have."""
+    memory, sent = Memory(), Sent()
+    send(memory, sent, store, 1, 0, True)
+    gone = [n for n in memory.content if n % 7 == 0 or n < 3 * PAGES // 4 - 100]
+    for n in gone:
+        memory.drop(n)
+    left, _, pages = send(memory, sent, store, 1, 1, True)
+    assert (left.size, pages) == (len(memory.content) * PAGE, 0)
+    sent.keep(left)
+    _, _, pages = send(memory, sent, store, 1, 2, True)
+    assert pages == 0, "what is still there was not forgotten"
+    for n in gone:
+        memory.write(n, memory.dropped[n])
+    _, _, pages = send(memory, sent, store, 1, 3, True)
+    assert pages == len(gone), "they are as they were, and are sent again"
+    sent.keep(Regions())
+    Sent().keep(left)  # neither does it matter to a record of nothing
+    _, _, pages = send(memory, sent, store, 1, 4, True)
     assert pages == len(memory.content)

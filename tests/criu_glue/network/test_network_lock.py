@@ -125,3 +125,28 @@ def test_a_lock_that_came_with_a_restore_drops_no_resets_once_it_is_prepared(
     rules = run([*inside, *listed])
     assert "chain in" in rules
     assert "resets" not in rules
+
+
+@pytest.mark.root
+def test_a_lock_stops_the_ways_for_which_it_was_prepared_last(elsewhere: int) -> None:
+    """A move of a capsule that had a snapshot lets nothing out again."""
+    inside = ["nsenter", "--target", str(elsewhere), "--net", "--", "nft"]
+
+    def stops_output() -> bool:
+        rules = run([*inside, "list", "table", "inet", network_lock.LOCK_TABLE])
+        assert 'iifname "eth0" drop' in rules
+        return 'oifname "eth0" drop' in rules
+
+    network_lock.prepare_lock(elsewhere, ingress_only=True)
+    assert not network_lock.locked(elsewhere)
+    assert not stops_output()
+    network_lock.lock(elsewhere)
+    assert network_lock.locked(elsewhere)
+    network_lock.prepare_lock(elsewhere)
+    assert network_lock.locked(elsewhere), "a closed lock stays as it is"
+    assert not stops_output()
+    network_lock.unlock(elsewhere)
+    for ingress_only in (False, True, False):
+        network_lock.prepare_lock(elsewhere, ingress_only=ingress_only)
+        assert not network_lock.locked(elsewhere)
+        assert stops_output() is not ingress_only

@@ -10,19 +10,25 @@ import signal
 import struct
 import termios
 import time
+from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
 from cli_harness import DEADLINE, Call, Starter, Terminal, ended
+from rich.console import Console
 
 from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.launcher.show import status_tables
 from liveshift.runtime.messages import (
     GetEvents,
     GetMigration,
     GetStatus,
     GpuSeat,
+    JobRow,
+    ProtectionRow,
     RunJob,
+    Status,
 )
 
 # ---- logs ---------------------------------------------------------------------------------------
@@ -116,6 +122,35 @@ def test_status_shows_jobs_hosts_and_moves(gpt: Any, call: Call) -> None:
     assert "freezing ━━━━━───── 50 % 123 MB of 246 MB 0.5" in moving
     assert "train" not in out
     assert "train" in call("status", "-o", "wide")[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (ProtectionRow(), "– train"),
+        (
+            ProtectionRow(30.0, "s17", 12.4, 1_200_000_000, ["h2", "h3"]),
+            "s17, 12 s ago, on h2, h3 (1.20 GB)",
+        ),
+        (ProtectionRow(30.0, why_not="h2 has no room"), "no: h2 has no room"),
+        (
+            ProtectionRow(30.0, "s17", 12.4, 0, ["h2"], why_not="h2, which keeps s17, is not up"),
+            "s17, 12 s ago, on h2 (0 B); h2, which keeps s17, is not up",
+        ),
+    ],
+)
+def test_wide_status_shows_whether_a_job_is_protected(row: ProtectionRow, words: str) -> None:
+    job = JobRow("gpt", "running", "train", 0, 0.0, 12.3, None, [], row)
+    status = Status("c", 1.0, [job], [], [])
+    shown = {}
+    for wide in (True, False):
+        written = StringIO()
+        Console(width=400, file=written).print(status_tables.jobs(status, wide=wide))
+        shown[wide] = " ".join(written.getvalue().split())
+    assert words in shown[True]
+    assert "protected" in shown[True]
+    assert "protected" not in shown[False]
+    assert "s17" not in shown[False]
 
 
 def test_status_shows_gpus_where_there_are_any(gpt: Any, call: Call) -> None:

@@ -65,6 +65,19 @@ def test_run_asks_for_a_ranks_variables_only_when_told_to(double: Any, call: Cal
     assert double.wait_for(RunJob, 2).env_ranks
 
 
+def test_run_passes_on_how_often_snapshots_are_taken(double: Any, call: Call) -> None:
+    for number, (words, every) in enumerate(
+        [((), 0.0), (("--snapshot-every", "2.5m"), 150.0), (("--snapshot-every", "off"), -1.0)],
+        start=1,
+    ):
+        assert call("run", "-d", *words, "--", "train")[0] == 0
+        assert double.wait_for(RunJob, number).snapshot_every == every
+    for wrong in ("soon", "0", "0.5", "-1", "auto"):
+        code, out, err = call("run", "-d", "--snapshot-every", wrong, "--", "train")
+        assert (code, out) == (2, "")
+        assert err
+
+
 def test_run_passes_on_how_long_ranks_wait_for_each_other(double: Any, call: Call) -> None:
     assert call("run", "-d", "--", "train")[0] == 0
     assert double.wait_for(RunJob).collective == 0

@@ -176,6 +176,9 @@ class TestClusterFile:
         made = plan.cluster("a", 1, tmp_path, tables=given)
         assert (made.wire.streams, made.wire.compress) == (8, Compress.NEVER)
         assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
+        for text, seconds in (("2", 2.0), ("1.5", 1.5), ("off", None)):
+            made = plan.cluster("a", 1, tmp_path, tables={"snapshots": {"every": text}})
+            assert made.snapshots.every == seconds
         made = plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "2MiB", "keep": "3"}})
         assert (made.logs.max, made.logs.keep) == (2 << 20, 3)
         with pytest.raises(WrongUsage, match=r'logs.max: found "9KiB", expected a size from "1MB"'):

@@ -14,12 +14,15 @@ import pytest
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent import destination_handlers, source_handlers
+from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
 from liveshift.runtime.agent.destination_handlers import DestinationHandlers
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.source_handlers import SourceHandlers
 
 T = TypeVar("T")
-PRECOPY: Any = SimpleNamespace(capsule="gpt/1", migration="m1", verify=False, plain="")
+PRECOPY: Any = SimpleNamespace(
+    capsule="gpt/1", migration="m1", destination="h2", endpoint="", verify=False, plain=""
+)
 FREEZE = messages.Freeze("m1", "gpt/1", 10.0)
 RESTORE: Any = SimpleNamespace(capsule="gpt/1", migration="m1", epoch=9, deadline=10.0)
 
@@ -77,6 +80,7 @@ class Scene(MigrationRegistry):
         self._busy = set()
         self._capsule_table = me
         self.outgoing, self.incoming = {}, {}
+        self.snapshots = SnapshotSessions()
         self.done: list[str] = []
         self.criu = cast(Any, "criu")
         self.capsule: Any = SimpleNamespace(
@@ -103,7 +107,7 @@ class Scene(MigrationRegistry):
             raise self.devices_fail
         return None
 
-    def open_sender(self, _request: object) -> Any:
+    def open_sender(self, *_: object) -> Any:
         return None
 
     def resident(self, capsule: str) -> Any:
@@ -159,6 +163,26 @@ def test_a_capsule_that_another_migration_holds_is_not_precopied(scene: Scene) -
     with pytest.raises(Refused, match="gpt/1 is held by m0 still"):
         asyncio.run(scene.source.precopy(PRECOPY))
     assert list(scene.outgoing) == ["m0"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_snapshots_give_the_memory_back_before_a_precopy(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    async def end(capsule: str) -> None:
+        scene.done.append(f"{capsule} given back")
+        assert "m1" in scene.outgoing, "so that no snapshot begins from here on"
+        if fails:
+            raise StepFailed("memory", "it is still followed")
+
+    monkeypatch.setattr(scene.snapshots, "end", end)
+    if fails:
+        with pytest.raises(StepFailed):
+            asyncio.run(scene.source.precopy(PRECOPY))
+    else:
+        asyncio.run(scene.source.precopy(PRECOPY))
+    assert scene.done == ["gpt/1 given back", "precopy"][: 2 - fails]
+    assert not scene.is_busy("m1")
 
 
 @pytest.mark.parametrize("how", ["helper", "another", "ended"])

@@ -12,11 +12,13 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
+from liveshift.criu_glue.network.overlay import Overlay
+from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import OutgoingNote, write_note
+from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.rulings import Rulings
 from liveshift.runtime.model.ownership import Ruling
@@ -47,13 +49,17 @@ class Scene(MigrationRegistry):
         self._busy = set()
         self._capsule_table = cast(Any, self)
         self.outgoing, self.incoming = {}, {}
+        self.snapshots = SnapshotSessions()
         self.done: list[str] = []
         self.fails = ""
         self.alive = True
         self.resident: Any = SimpleNamespace(
-            spec=SimpleNamespace(name="gpt/1"),
+            spec=SimpleNamespace(name="gpt/1", job="gpt"),
+            overlay=Overlay(7, "10.99.7.0/24", 1),
             epoch=5,
             code=None,
+            leaving=False,
+            end_silently=self.note("end"),
             sandbox=SimpleNamespace(alive=lambda: self.alive),
             note=self.note("noted"),
         )
@@ -62,7 +68,7 @@ class Scene(MigrationRegistry):
         gpus = SimpleNamespace(refresh=lambda: self.done.append("GPUs looked at"))
         self.devices = cast(Any, SimpleNamespace(gpus=gpus, left=lambda *_: None))
         self.network = asyncio.Lock()
-        timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0)
+        timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0, prepare=0.2)
         paths = SimpleNamespace(run=images.parent)
         self.cluster = SimpleNamespace(timeouts=timeouts, paths=paths)
         self.factory = SimpleNamespace(images=lambda name: images / name)
@@ -154,7 +160,7 @@ def test_each_ruling_on_the_sources_copy(
     assert scene.resident.epoch == (7 if ruling is Ruling.RUN else 5)
     assert ("gpt/1" in scene.capsules) is (done != ["finish"]), "one that has moved is not here"
     (claim,) = scene.claims
-    assert (claim.side, claim.epoch, claim.ready) == ("leaving", 5, True)
+    assert (claim.side, claim.epoch, claim.ready, claim.rewinds) == ("leaving", 5, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ def test_each_ruling_on_the_destinations_copy(scene: Scene, ruling: Ruling) -> N
     assert scene.done == (["forget", "discard"] if over else [])
     assert ("m1" in scene.incoming) is not over
     (claim,) = scene.claims
-    assert (claim.side, claim.ready) == ("coming", False)
+    assert (claim.side, claim.ready, claim.rewinds) == ("coming", False, 1)
 
 
 def test_a_removal_that_fails_is_tried_again(scene: Scene) -> None:
@@ -306,6 +312,78 @@ def test_it_claims_with_every_heartbeat_whatever_happens(
     asyncio.run(asyncio.wait_for(claim(), 20))
 
 
+# ---- after a rewind ----------------------------------------------------------------------------
+
+
+def book(rewinds: int = 2, job: str = "gpt") -> messages.Book:
+    return messages.Book(job, 7, "10.99.7.0/24", {}, rewinds)
+
+
+@pytest.mark.parametrize(
+    ("promised", "done"),
+    [(True, ["abandon", "end", "finish"]), (False, ["abandon", "end", "thaw"])],
+)
+def test_what_leaves_from_before_a_rewind_ends_without_a_ruling(
+    scene: Scene, promised: bool, done: list[str]
+) -> None:
+    scene.leaves(promised=promised)
+    scene.ruled = Unreachable("the orchestrator is silent")
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert (scene.done, scene.outgoing, scene.claims) == (done, {}, [])
+    assert scene.resident.leaving
+
+
+def test_what_comes_from_before_a_rewind_is_discarded(scene: Scene) -> None:
+    scene.comes()
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert (scene.done, scene.incoming, scene.claims) == (["end", "forget", "discard"], {}, [])
+
+
+@pytest.mark.parametrize("other", [book(rewinds=1), book(job="other")])
+def test_the_copies_of_the_rewind_and_other_jobs_stay(scene: Scene, other: messages.Book) -> None:
+    scene.leaves()
+    asyncio.run(scene.rulings.drop_earlier(other))
+    assert (scene.done, list(scene.outgoing)) == ([], ["m1"])
+
+
+def test_the_work_on_an_earlier_copy_ends_first(scene: Scene) -> None:
+    scene.leaves()
+
+    async def both() -> None:
+        with scene.working("m1"):
+            order = asyncio.create_task(scene.rulings.drop_earlier(book()))
+            await asyncio.sleep(0.05)
+            assert (scene.done, order.done()) == (["abandon", "end"], False)
+        await order
+
+    asyncio.run(both())
+    assert (scene.done[-1], scene.outgoing) == ("finish", {})
+
+
+def test_work_on_an_earlier_copy_that_does_not_end_is_named(scene: Scene) -> None:
+    scene.leaves()
+
+    async def busy() -> None:
+        with scene.working("m1"):
+            await scene.rulings.drop_earlier(book())
+
+    with pytest.raises(Refused, match=r"m1 still works on gpt/1, 0\.1 s after gpt/1 was ended"):
+        asyncio.run(busy())
+    assert list(scene.outgoing) == ["m1"]
+
+
+@pytest.mark.parametrize("fails", ["end", "finish"])
+def test_an_earlier_copy_that_cannot_be_removed_is_tried_again(scene: Scene, fails: str) -> None:
+    scene.leaves()
+    scene.fails = fails
+    with pytest.raises(StepFailed, match="it failed"):
+        asyncio.run(scene.rulings.drop_earlier(book()))
+    assert (list(scene.outgoing), scene.not_busy()) == (["m1"], {"m1"})
+    scene.fails = ""
+    asyncio.run(scene.rulings.drop_earlier(book()))
+    assert scene.outgoing == {}
+
+
 # ---- after a restart ---------------------------------------------------------------------------
 
 
@@ -355,6 +433,16 @@ def test_what_is_left_of_a_capsule_that_is_gone_is_removed(
     recovers.run()
     assert (scene.outgoing, scene.incoming) == ({}, {})
     assert not (scene.images / "m1").exists()
+
+
+def test_images_that_are_held_for_others_are_no_migrations(
+    scene: Scene, recovers: Recovers
+) -> None:
+    held = scene.images / "held/gpt.1/s17"
+    held.mkdir(parents=True)
+    recovers.run()
+    assert held.exists()
+    assert "held" not in {*scene.outgoing, *scene.incoming}
 
 
 @pytest.mark.parametrize("epoch", [3, 5])

@@ -42,7 +42,8 @@ class Scene(MigrationRegistry):
         self.may_go = threading.Event()
         self.may_go.set()
         self.discarded = 0
-        resident = SimpleNamespace(spec=SimpleNamespace(name="gpt/0"), epoch=15)
+        overlay = SimpleNamespace(rewinds=0)
+        resident = SimpleNamespace(spec=SimpleNamespace(name="gpt/0"), epoch=15, overlay=overlay)
         left = SimpleNamespace(migration="m16", resident=resident, discard=self.discard)
         self.incoming = {"m16": cast(Any, left)}
         self.outgoing = {}

@@ -26,6 +26,7 @@ from liveshift.runtime.config.cluster import (
     HostSettings,
     Paths,
     PrecopySettings,
+    SnapshotSettings,
     Spare,
     Timeouts,
     Verify,
@@ -114,6 +115,20 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
         rounds=3,
     )
     assert told.digest != cluster.digest
+
+
+def test_there_are_no_snapshots_unless_told_otherwise() -> None:
+    cluster = parse(SMALL).cluster
+    assert cluster.snapshots == SnapshotSettings(every=None, memory=None)
+    assert cluster.domains == {}
+    table = '[snapshots]\nevery = 150\nmemory = "4GiB"\n'
+    told = parse(SMALL + 'domain = "rack-1"\n' + table).cluster
+    assert told.snapshots == SnapshotSettings(every=150.0, memory=4 << 30)
+    assert told.domains == {"h1": "domain rack-1"}
+    assert told.digest != cluster.digest
+    off = parse(SMALL + '[snapshots]\nevery = "off"\n').cluster
+    assert off.digest == cluster.digest
+    assert 'every = "off"' in dump(off)
 
 
 def test_unknown_host_is_answered_with_those_there_are() -> None:

@@ -33,7 +33,7 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
         'address = "10.88.0.11"',
         'address = "10.88.0.11"\nslot = 2',
         "11: hosts.h1.slot: found an unknown key, expected one of address, data_port, pages_port,"
-        ' slots, spare, memory (did you mean "slots"?)',
+        ' slots, spare, memory, domain (did you mean "slots"?)',
     ),
     (
         'address = "10.88.0.11"',
@@ -76,7 +76,8 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
         "[host.h1]\n",
         "9: host: found an unknown table, expected one of cluster, hosts, network, files, "
         "env, paths,"
-        ' gpu, wire, precopy, within, jobs, logs, timeouts, access (did you mean "hosts"?)',
+        " gpu, wire, precopy, snapshots, within, jobs, logs, timeouts, access (did you mean"
+        ' "hosts"?)',
     ),
     (
         'name = "prod"',
@@ -271,6 +272,16 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
         "[precopy]\nslowdown = 0.2\n[cluster]",
         "2: precopy.slowdown: found an unknown key, expected one of enabled, way, slow_down,"
         ' max_pause, rounds (did you mean "slow_down"?)',
+    ),
+    (
+        "[cluster]",
+        "[snapshots]\nevery = 0.5\n[cluster]",
+        '2: snapshots.every: found 0.5, expected a number of seconds from 1 to 86400, or "off"',
+    ),
+    (
+        "[cluster]",
+        '[snapshots]\nevery = "often"\n[cluster]',
+        '2: snapshots.every: found "often", expected a number of seconds from 1 to 86400, or "off"',
     ),
     ("[cluster]", "files = 3\n[cluster]", "1: files: found 3, expected a table [files]"),
     (

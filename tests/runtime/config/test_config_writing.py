@@ -25,6 +25,7 @@ from liveshift.runtime.config.cluster import (
     HostSettings,
     Paths,
     PrecopySettings,
+    SnapshotSettings,
     Spare,
     Timeouts,
     Verify,
@@ -72,6 +73,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
             slots=draw(st.integers(1, 64)),
             spare=draw(st.sampled_from([Spare.FLOATING, Spare.NONE])),
             memory=draw(st.none() | st.integers(1, 2**63 - 1)),
+            domain=draw(st.just("") | labels),
         )
         for index, name in enumerate(names)
     ]
@@ -108,6 +110,10 @@ def clusters(draw: st.DrawFn) -> Cluster:
             slow_down=draw(st.none() | st.floats(0.01, 0.9)),
             max_pause=draw(st.none() | st.floats(0.01, 86400.0)),
             rounds=draw(st.integers(1, 1000)),
+        ),
+        snapshots=SnapshotSettings(
+            every=draw(st.none() | st.floats(1.0, 86400.0)),
+            memory=draw(st.none() | st.integers(1, 2**63 - 1)),
         ),
         within=WithinSettings(
             maintenance=draw(st.none() | st.floats(0.01, 86400.0)),

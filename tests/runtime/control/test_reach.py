@@ -38,6 +38,18 @@ async def said(uplink: Uplink) -> Unreachable:
     return caught.value
 
 
+def test_a_kernel_answers_whether_a_daemon_listens_or_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert asyncio.run(reach.answers(address, 5.0))
+    assert asyncio.run(reach.answers(address, 5.0)), "it refuses the connection now"
+
+
+def test_a_host_that_is_not_there_does_not_answer() -> None:
+    """192.0.2.0/24 is for documentation (RFC 5737): no host has such an address."""
+    assert not asyncio.run(reach.answers("192.0.2.1:7401", 0.2))
+
+
 def test_nobody_listens(key_directory: Path) -> None:
     address = free_address()
 

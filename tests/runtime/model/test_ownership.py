@@ -7,7 +7,17 @@ import itertools
 
 import pytest
 
-from liveshift.runtime.model.ownership import Owner, Ruling, Side, is_stray, may_pass, rule
+from liveshift.runtime.model.ownership import (
+    Owner,
+    Ruling,
+    Side,
+    is_stray,
+    last_whole,
+    may_pass,
+    may_restore,
+    rule,
+    rule_held,
+)
 from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
 
 WAIT, RUN, END = Ruling.WAIT, Ruling.RUN, Ruling.END
@@ -135,6 +145,66 @@ def test_ownership_passes_from_who_was_not_told_to_run_or_stands_still() -> None
 )
 def test_strays(host: str, epoch: int, moving: bool, stray: bool) -> None:
     assert is_stray(host, epoch, Owner("b", 3, True), moving) is stray
+
+
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_copy_of_before_a_rewind_ends(side: Side, step: MigrationStep | None) -> None:
+    for host, epoch, granted in itertools.product("ab", (1, 2, 3), (False, True)):
+        owner = Owner("a", 2, granted)
+        now = rule(side, host, epoch, owner, step)
+        for copy_rewinds in (0, 1, 2, 3):
+            ruling = rule(side, host, epoch, owner, step, copy_rewinds=copy_rewinds, job_rewinds=2)
+            assert ruling is (END if copy_rewinds < 2 else now)
+
+
+@pytest.mark.parametrize(
+    ("host", "epoch", "moving", "copy_rewinds", "stray"),
+    [
+        ("b", 1, False, 1, True),  # a survivor's host owns the capsule again, but not this copy
+        ("b", 3, False, 1, True),
+        ("a", 2, True, 1, True),  # no migration outlives a rewind
+        ("b", 3, False, 2, False),
+        ("a", 2, True, 2, False),
+        ("a", 2, False, 2, True),
+        ("b", 3, False, 3, False),  # the journal may be the one that is behind
+    ],
+)
+def test_strays_of_before_a_rewind(
+    host: str, epoch: int, moving: bool, copy_rewinds: int, stray: bool
+) -> None:
+    owner = Owner("b", 3, True)
+    found = is_stray(host, epoch, owner, moving, copy_rewinds=copy_rewinds, job_rewinds=2)
+    assert found is stray
+
+
+@pytest.mark.parametrize(
+    ("number", "newest", "taking", "ruling"),
+    [
+        (3, 3, 0, WAIT),
+        (4, 3, 4, WAIT),  # it comes
+        (3, 3, 4, WAIT),  # the one before is kept until then
+        (3, 4, 0, END),
+        (4, 3, 0, END),  # it was given up
+        (1, 0, 0, END),
+        (1, 0, 1, WAIT),
+    ],
+)
+def test_images_of_snapshots(number: int, newest: int, taking: int, ruling: Ruling) -> None:
+    assert rule_held(number, newest, taking) is ruling
+
+
+def test_a_rewind_waits_for_one_host_of_the_job_as_it_last_ran() -> None:
+    ran = [Owner("a", 1, True), Owner("b", 1, True), Owner("b", 2, True)]
+    assert last_whole(ran, ()) == {"a", "b"}
+    assert last_whole(ran, {"z"}) == {"a", "b"}
+    begun = [Owner("c", 3, True), Owner("b", 3, False)]
+    assert last_whole(begun, {"a", "b"}) == {"a", "b"}, "the rewind before never ran as a whole"
+    assert last_whole(begun, ()) == set(), "and of what ran before it one copy has ended"
+    assert not may_restore({"a", "b"}, ())
+    assert not may_restore({"a", "b"}, {"c"})
+    assert may_restore({"a", "b"}, {"c", "b"})
+    assert may_restore((), ())
 
 
 def test_every_step_leads_to_an_end() -> None:

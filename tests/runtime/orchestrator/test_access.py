@@ -28,8 +28,8 @@ from api_scene import (
 from liveshift.errors import NotPermitted, Refused
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Principal, Role
+from liveshift.runtime.journal.journal import Journal
 from liveshift.runtime.messages import Message, RunJob
-from liveshift.runtime.orchestrator.journal import Journal
 
 __all__ = ["people", "scene"]
 

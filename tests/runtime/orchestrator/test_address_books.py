@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from orchestrator_scene import FACTS, board, brain, says
 
 from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.messages import Books, Heartbeat, Register
+from liveshift.runtime.messages import Books, CapsuleState, Heartbeat, Register
 from liveshift.runtime.model.jobs import KILLED
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 from liveshift.runtime.orchestrator.status import status
@@ -58,6 +59,9 @@ def test_the_book_changes_with_the_owners(brain: Orchestrator) -> None:
     first = job.book()
     assert first.where == {"10.99.0.1": ("h0", 1), "10.99.0.2": ("h1", 1)}
     assert job.book() is first
+    job.rewinds = 1
+    assert job.book() == msgspec.structs.replace(first, rewinds=1)
+    job.rewinds = 0
     move_to_h2(brain)
     assert job.book().where == {"10.99.0.1": ("h0", 1), "10.99.0.2": ("h2", 2)}
     assert first.where["10.99.0.2"] == ("h1", 1), "what was said stays as it was"
@@ -129,3 +133,24 @@ def test_a_hello_with_another_digest_is_a_host_with_another_file(brain: Orchestr
     assert other_files(brain) == ["h1"]
     register(brain, "h1", "second")
     assert other_files(brain) == [], "its agent has taken up the orchestrator's"
+
+
+def test_a_copy_of_before_a_rewind_is_ended_also_on_the_owner_s_host(
+    brain: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(brain.endings, "end_stray", lambda *stray: ended.append(stray))
+    register(brain, "h1")
+    job, capsule = brain.fleet.jobs["a"], brain.fleet.jobs["a"].capsules["a/1"]
+
+    def heartbeat(epoch: int, rewinds: int) -> None:
+        state = CapsuleState("a/1", epoch, 3, 1, 1, 1.0, [0], "x", rewinds=rewinds)
+        says(brain, "h1", Heartbeat("h1", 1, [state]))
+
+    job.rewinds, capsule.epoch = 1, 3
+    heartbeat(1, 0)
+    assert (ended, capsule.seen) == ([("h1", "a/1", 1)], None)
+    heartbeat(1, 1)
+    heartbeat(3, 1)
+    assert ended == [("h1", "a/1", 1)]
+    assert capsule.seen is not None

@@ -18,6 +18,7 @@ from orchestrator_scene import FACTS
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
+from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.messages import (
     CapsuleState,
     Claim,
@@ -29,7 +30,7 @@ from liveshift.runtime.messages import (
     RunJob,
     SignalJob,
 )
-from liveshift.runtime.orchestrator.journal_file import JournalError
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 RUN = RunJob("a", 2, ["true"], {}, "/", 0, [])
@@ -143,6 +144,28 @@ def test_nothing_is_decided_while_what_the_hosts_told_cannot_be_written(
         says(restored, "h1", messages.CapsuleEnded("a/1", 1, 0))
     register(restored, "h2", {"a/1": 2})
     assert owners(restored) == {"a/0": ("h0", 1, None), "a/1": ("h2", 2, None)}
+
+
+def test_a_count_of_rewinds_that_hosts_know_is_not_used_again(
+    restored: Orchestrator, tmp_path: Path
+) -> None:
+    """The backup knows neither the rewinds since, nor which snapshots the holders still have."""
+    tables = restored.fleet.journal.snapshots
+    number = tables.begin_snapshot("a")
+    owners = {"a/0": ("h0", 1), "a/1": ("h1", 1)}
+    tables.complete_snapshot(Generation(number, "a", "", 5.0, 0, owners, {}))
+    restored.fleet.jobs["a"].newest = tables.newest("a")
+    register(restored, "h0", {"a/0": 5}, rewinds={"a": 2})
+    register(restored, "h1", {"a/1": 3}, rewinds={"a": 1, "b": 4})
+    assert restored.fleet.jobs["a"].rewinds == 0
+    register(restored, "h2", {"a/1": 5}, rewinds={"a": 2})
+    job = restored.fleet.jobs["a"]
+    assert (job.rewinds, job.newest, job.book().rewinds) == (2, None, 2)
+    restored.fleet.journal.file.close()
+    again = brain_on(tmp_path).fleet
+    assert (again.jobs["a"].rewinds, again.jobs["a"].newest) == (2, None)
+    assert again.journal.snapshots.rewinds("b") == 4
+    assert again.journal.snapshots.begin_snapshot("a") == number + 1001
 
 
 def test_it_is_a_journal_like_any_other_afterwards(restored: Orchestrator, tmp_path: Path) -> None:

@@ -9,18 +9,22 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from journal_rows import row
 from orchestrator_parts import Parts, parts
 
-from liveshift.errors import Refused, Unreachable
+from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.journal.journal import Journal
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model import run_spec
 from liveshift.runtime.model.ownership import Side
+from liveshift.runtime.model.snapshots import HELD, Generation
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.agents import Agents
-from liveshift.runtime.orchestrator.journal import Journal
+from liveshift.runtime.orchestrator.fleet import Fleet
 
 __all__ = ["parts"]
 
@@ -101,6 +105,89 @@ def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone
     assert parts.claims.rule("h1", claim(Side.COMING, 1, capsule="bert/1")) == messages.Ruled(
         "wait", 0
     )
+
+
+def test_a_copy_of_before_a_rewind_ends_and_one_of_now_runs(parts: Parts) -> None:
+    """Also where its host owns the capsule again: it stayed there."""
+    fleet, capsule = seen(parts)
+    job, tables = fleet.jobs["gpt"], fleet.journal.snapshots
+    fleet.journal.save_migration(1, row(1, state="failed"))
+    snapshot = snapshot_taken(fleet)
+    earlier, now = claim(Side.LEAVING, 1), claim(Side.COMING, 3)
+    assert parts.claims.rule("h1", earlier) == messages.Ruled("run", 1)
+    rewind = tables.rewind("gpt", snapshot, {"gpt/0": "h2", "gpt/1": "h1"}, "h0 is lost")
+    job.rewinds = rewind.rewinds
+    for each in job.capsules.values():
+        each.host, each.epoch = rewind.owners[each.name]
+        each.granted = False
+    assert parts.claims.rule("h1", earlier) == messages.Ruled("end", 3)
+    assert parts.claims.rule("h1", now) == messages.Ruled("end", 3), "made under no rewind"
+    assert in_the_file(fleet) == ("h1", 3, 0)
+    restored = msgspec.structs.replace(now, migration="r1.1", rewinds=1)
+    waits = msgspec.structs.replace(restored, ready=False)
+    assert parts.claims.rule("h1", waits) == messages.Ruled("wait", 3)
+    assert parts.claims.rule("h1", restored) == messages.Ruled("run", 3)
+    assert in_the_file(fleet) == ("h1", 3, 1)
+    assert capsule.granted
+
+
+def snapshot_taken(fleet: Any) -> int:
+    """Take a snapshot of gpt; return its number."""
+    number: int = fleet.journal.snapshots.begin_snapshot("gpt")
+    owners = {c.name: (c.host, c.epoch) for c in fleet.jobs["gpt"].capsules.values()}
+    fleet.journal.snapshots.complete_snapshot(
+        Generation(number, "gpt", "", 5.0, 0, owners, {name: ["h2"] for name in owners})
+    )
+    return number
+
+
+def test_an_image_is_held_until_a_newer_snapshot_is_complete(parts: Parts) -> None:
+    fleet, _ = seen(parts)
+    job = fleet.jobs["gpt"]
+
+    def ruling(image: str, capsule: str = "gpt/1") -> str:
+        held = messages.Claim(image, capsule, HELD, 1, ready=False)
+        found: str = parts.claims.rule("h2", held).ruling
+        return found
+
+    assert ruling("s1.1") == "end"
+    job.taking = 1
+    assert ruling("s1.1") == "wait"
+    snapshot_taken(fleet)
+    job.newest, job.taking = fleet.journal.snapshots.newest("gpt"), 2
+    assert [ruling(f"s{n}.1") for n in (1, 2, 3)] == ["wait", "wait", "end"]
+    snapshot_taken(fleet)
+    job.newest, job.taking = fleet.journal.snapshots.newest("gpt"), 0
+    assert [ruling(f"s{n}.1") for n in (1, 2)] == ["end", "wait"]
+    job.state = "ending"
+    assert ruling("s2.1") == "wait", "it may not have ended everywhere"
+    job.state = "ended"
+    assert ruling("s2.1") == "end"
+    with pytest.raises(LiveshiftError, match='h2 claims an image "m1", which has no number'):
+        ruling("m1")
+    assert ruling("s9.0", "bert/0") == "wait", "no journal of this cluster may know it"
+    fleet.journal.remove_job("gpt")
+    del fleet.jobs["gpt"]
+    assert ruling("s2.1") == "end"
+
+
+def test_an_orchestrator_finds_counts_and_snapshots_again(parts: Parts) -> None:
+    fleet, _ = seen(parts)
+    snapshot = snapshot_taken(fleet)
+    fleet.journal.snapshots.begin_snapshot("gpt")
+    plan = {"gpt/0": "h2", "gpt/1": "h1"}
+    fleet.journal.snapshots.rewind("gpt", snapshot, plan, "h0 is lost")
+    run = fleet.jobs["gpt"].request
+    fleet.journal.file.write("UPDATE jobs SET spec = ?", (run_spec.encode(run, 0),))
+    again = Fleet(fleet.cluster).jobs["gpt"]
+    assert (again.state, again.rewinds, again.taking) == ("rewinding", 1, 0)
+    assert again.newest is not None
+    assert again.newest.number == snapshot
+    assert again.book().rewinds == 1
+    assert {c.name: (c.host, c.epoch, c.granted) for c in again.capsules.values()} == {
+        "gpt/0": ("h2", 3, False),
+        "gpt/1": ("h1", 3, False),
+    }
 
 
 def test_what_cannot_move_is_refused_before_anything_is_written(parts: Parts) -> None:

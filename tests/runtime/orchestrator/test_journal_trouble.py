@@ -19,13 +19,13 @@ from full_journal import empty, fill
 from journal_rows import journal, path, row
 from orchestrator_parts import Parts, parts
 
+from liveshift.runtime.journal.journal import Journal
+from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.messages import Prediction, Rounds
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.journal_file import JournalError
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["journal", "parts", "path"]

@@ -17,13 +17,13 @@ from full_journal import empty, fill
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.runtime import messages
+from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.journal_file import JournalError
 from liveshift.runtime.orchestrator.stopping import Stopping
 
 GRACE = "[timeouts]\ngrace = 0.3\nheartbeat = 0.05\nsuspicion = 5\n"

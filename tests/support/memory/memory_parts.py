@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import xxhash
@@ -17,6 +17,8 @@ from image_edits import decode, encode
 
 from liveshift.criu_glue.images.image_kinds import ImageFile
 from liveshift.criu_glue.images.protobuf import ProtobufMessage
+from liveshift.criu_glue.memory.engine import CHUNK
+from liveshift.criu_glue.memory.store.image_view import ImageView
 from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable
 
 PAGE = 4096
@@ -100,6 +102,39 @@ def keep(memory: Mapping[int, Pages], directory: Path) -> MemoryStore:
             store.write(each)
     store.end(table(memory))
     return store
+
+
+def content(image: MemoryStore | ImageView) -> dict[int, Pages]:
+    """What an image consists of, as it would be passed on."""
+    found: dict[int, Pages] = {}
+
+    def take(chunk: memoryview, release: Callable[[], None]) -> None:
+        assert len(chunk) <= CHUNK, "more than the wire takes"
+        pid, _, _, runs = struct.unpack_from("<IIII", chunk, 4)
+        at = PAGE
+        for n in range(runs):
+            address, pages, kind = struct.unpack_from("<QII", chunk, 20 + 16 * n)
+            for k in range(pages):
+                data = ZEROS if kind == ZERO else bytes(chunk[at : at + PAGE])
+                found.setdefault(pid, {})[address + k * PAGE] = data
+                at += 0 if kind == ZERO else PAGE
+        release()
+
+    image.forward(take)
+    return found
+
+
+def digest(memory: Mapping[int, Pages]) -> bytes:
+    """The digest of all pages, as digest.h defines it."""
+    half = (1 << 64) - 1
+    low = high = 0
+    for pid, pages in memory.items():
+        for address, data in pages.items():
+            seen = xxhash.xxh3_128_intdigest(data)
+            mixed = struct.pack("<QQQQ", pid, address, seen & half, seen >> 64)
+            mix = xxhash.xxh3_128_intdigest(mixed)
+            low, high = low + mix & half, high + (mix >> 64) & half
+    return struct.pack("<QQ", low, high)
 
 
 def part(images: Path) -> dict[int, Pages]:

@@ -4,13 +4,37 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol, TypeVar
 
-from model_state import Budget, State, Violation
-from ownership_model import Model
+S = TypeVar("S", bound=Hashable)
 
 CALM = 400  # steps within which rest has to be reached once faults stop
+
+
+class Model(Protocol[S]):
+    """What is explored. ``trying``: what was tried when a Violation was raised."""
+
+    trying: str
+
+    def changes(self, s: S) -> Iterator[tuple[str, S]]:
+        """All that may happen next, with a label. Raises Violation."""
+
+    def calm(self, s: S) -> Iterable[S]:
+        """The states, without faults to come, from which rest must be reached."""
+
+    def next_in_peace(self, s: S, asked: S | None) -> tuple[str, S]:
+        """What happens next when nothing fails; an empty label for nothing. Raises Violation.
+        ``asked``: the state in which the agents asked last, of which nothing may have come."""
+
+    def at_rest(self, s: S) -> str | None:
+        """What is wrong with a state in which nothing happens any more."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
 
 
 @dataclass
@@ -25,11 +49,11 @@ class Found:
         return "\n".join([f"{self.states} states: {self.violation}", *self.trace])
 
 
-def explore(model: Model, start: State, most: int = 10**9, rest: bool = True) -> Found:
+def explore(model: Model[S], start: S, most: int = 10**9, rest: bool = True) -> Found:
     """Every state that can be reached (``most``: as many), breadth first: the trace is shortest."""
-    came: dict[State, tuple[State, str] | None] = {start: None}
+    came: dict[S, tuple[S, str] | None] = {start: None}
     queue = deque([start])
-    calm: set[State] = set()
+    calm: set[S] = set()
     while queue:
         state = queue.popleft()
         if rest and (why := unrest(model, state, calm)):
@@ -50,7 +74,7 @@ def explore(model: Model, start: State, most: int = 10**9, rest: bool = True) ->
     return Found(len(came))
 
 
-def trace(came: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
+def trace(came: dict[S, tuple[S, str] | None], state: S) -> tuple[str, ...]:
     labels = []
     while (step := came[state]) is not None:
         state = step[0]
@@ -58,20 +82,19 @@ def trace(came: dict[State, tuple[State, str] | None], state: State) -> tuple[st
     return tuple(reversed(labels))
 
 
-def unrest(model: Model, state: State, calm: set[State]) -> list[str]:
+def unrest(model: Model[S], state: S, calm: set[S]) -> list[str]:
     """Why the state does not come to rest without faults, with what is in flight taken or lost."""
-    for start in (state, state._replace(net=frozenset())):
-        why = _unrest(model, model.tidy(start), calm)
+    for start in model.calm(state):
+        why = _unrest(model, start, calm)
         if why:
             return why
     return []
 
 
-def _unrest(model: Model, state: State, calm: set[State]) -> list[str]:
-    state = state._replace(budget=Budget(moves=0))
+def _unrest(model: Model[S], state: S, calm: set[S]) -> list[str]:
     labels: list[str] = []
-    seen: list[State] = []
-    asked: State | None = None
+    seen: list[S] = []
+    asked: S | None = None
     while len(labels) < CALM:
         if state in calm:
             calm.update(seen)
@@ -93,10 +116,10 @@ def _unrest(model: Model, state: State, calm: set[State]) -> list[str]:
     return [*labels[:30], "it never comes to rest"]
 
 
-def wander(model: Model, start: State, choose: Random, most: int = 250) -> Found:
+def wander(model: Model[S], start: S, choose: Random, most: int = 250) -> Found:
     """One walk, at random, and back to rest from where it ends or from a state on its way."""
     labels: list[str] = []
-    state, calm = start, set[State]()
+    state, calm = start, set[S]()
     look = choose.randrange(most)
     for step in range(most):
         try:
@@ -116,7 +139,7 @@ def wander(model: Model, start: State, choose: Random, most: int = 250) -> Found
     return Found(len(labels))
 
 
-def follow(model: Model, state: State, labels: list[str]) -> State:
+def follow(model: Model[S], state: S, labels: list[str]) -> S:
     """Where certain changes lead, each the first whose label begins so."""
     for label in labels:
         state = next(after for found, after in model.changes(state) if found.startswith(label))

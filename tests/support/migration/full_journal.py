@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from liveshift.runtime.orchestrator.journal import Journal
-from liveshift.runtime.orchestrator.journal_file import JournalError
+from liveshift.runtime.journal.journal import Journal
+from liveshift.runtime.journal.journal_file import JournalError
 
 
 def fill(journal: Journal) -> None:

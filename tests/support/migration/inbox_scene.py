@@ -13,6 +13,7 @@ import xxhash
 
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.trees import Tree
+from liveshift.runtime.agent.arrival.image_place import SandboxPlace
 from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.model import manifest
 from liveshift.runtime.model.manifest import Manifest
@@ -60,7 +61,8 @@ class Host:
 
     def again(self) -> Inbox:
         resident: Any = self.resident
-        return Inbox(self.images, resident, (str(self.carried),), None, 0, self.ahead)
+        place = SandboxPlace(self.images, resident, (str(self.carried),))
+        return Inbox(place, None, 0, self.ahead)
 
     def landed(self) -> Inbox:
         """As an agent that was started anew has it."""

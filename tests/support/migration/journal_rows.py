@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from liveshift.runtime.journal.journal import Journal
 from liveshift.runtime.messages import MigrationRow, Phase
-from liveshift.runtime.orchestrator.journal import Journal
 
 OWNERS = {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exploring import Violation
 from model_state import (
     Arrival,
     Change,
     Host,
     Protocol,
     State,
-    Violation,
     put,
     put_all,
     put_arrival,

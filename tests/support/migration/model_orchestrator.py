@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from exploring import Violation
 from model_state import (
     Change,
     Message,
     Protocol,
     State,
-    Violation,
     Wait,
     ask,
     over,

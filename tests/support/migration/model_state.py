@@ -14,13 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from exploring import Violation
+
 from liveshift.runtime.model import ownership
 from liveshift.runtime.model.ownership import Owner, Ruling, Side
 from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 from liveshift.criu_glue.capsule import output as capsule_output
 from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.images import file_locks
-from liveshift.criu_glue.network import network, network_lock
+from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.survey import epoll_sets
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.departure import (
@@ -54,8 +54,7 @@ class Scene:
             epoch=3,
             still=True,
             leaving=False,
-            overlay="overlay",
-            netns="ls-gpt.1",
+            unplug=self.note("unplugged"),
             remove=self.note("removed"),
         )
         self.factory: Any = SimpleNamespace(
@@ -99,10 +98,9 @@ class Scene:
         patch(capsule_output, "settle", lambda _sandbox: None)
         patch(carried_out, "remember", self.note("remembered"))
         patch(frozen_capsule, "has_cuda", lambda _resident: False)
-        patch(network, "unplug", self.note("unplugged"))
         patch(FrozenTree, "take_up", lambda _tree: self.note("taken up")())
         for name in ("prepare_lock", "lock", "unlock"):
-            noted = lambda pid, name=name: self.note(f"{name} {pid}")()  # noqa: E731
+            noted = lambda pid, name=name, **_: self.note(f"{name} {pid}")()  # noqa: E731
             patch(network_lock, name, noted)
 
     def equip(self, outgoing: OutgoingMigration) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exploring import Violation
 from model_hosts import Hosts
 from model_orchestrator import FITS, Orchestrator
 from model_state import (
@@ -22,7 +23,6 @@ from model_state import (
     Host,
     Message,
     State,
-    Violation,
     put,
     reachable,
     spend,
@@ -119,6 +119,10 @@ class Model(Orchestrator, Hosts):
         return s._replace(net=s.net.difference(gone)) if gone else s
 
     # ---- without faults ------------------------------------------------------------------------
+
+    def calm(self, s: State) -> Iterator[State]:
+        for start in (s, s._replace(net=frozenset())):
+            yield self.tidy(start)._replace(budget=Budget(moves=0))
 
     def next_in_peace(self, s: State, asked: State | None) -> Change:
         """What happens next when nothing fails: what is in flight first, then a heartbeat, then

@@ -24,6 +24,7 @@ from memory_parts import (
     Pages,
     chunk,
     chunks,
+    content,
     keep,
     packed,
     page,
@@ -47,26 +48,6 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
     made = MemoryStore.create(tmp_path, 4 << 20)
     yield made
     made.close()
-
-
-def content(store: MemoryStore) -> dict[int, Pages]:
-    """What the image consists of, as the store would pass it on."""
-    found: dict[int, Pages] = {}
-
-    def take(chunk: memoryview, release: object) -> None:
-        assert len(chunk) <= CHUNK, "more than the wire takes"
-        pid, _, _, runs = struct.unpack_from("<IIII", chunk, 4)
-        at = PAGE
-        for n in range(runs):
-            address, pages, kind = struct.unpack_from("<QII", chunk, 20 + 16 * n)
-            for k in range(pages):
-                data = ZEROS if kind == ZERO else bytes(chunk[at : at + PAGE])
-                found.setdefault(pid, {})[address + k * PAGE] = data
-                at += 0 if kind == ZERO else PAGE
-        release()  # type: ignore[operator]
-
-    store.forward(take)
-    return found
 
 
 def test_what_came_is_what_there_is_however_often_it_came(store: MemoryStore) -> None:

@@ -62,14 +62,14 @@ def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
     assert again.complete
     assert again.manifest == sent
     assert (
-        again.came
-        == host.inbox.came
+        again.place.came
+        == host.inbox.place.came
         == {
             "tmp": {".", "\udcff"},
             str(host.carried): {".", "model.pt", "\udcff"},
         }
     )
-    assert again.written == host.inbox.written
+    assert again.place.written == host.inbox.place.written
     assert again.bytes == host.inbox.bytes
     for inbox in (host.inbox, again):
         with pytest.raises(StepFailed, match="takes no more data"):
@@ -126,8 +126,8 @@ def test_what_was_gone_again_at_the_standstill_has_not_come(host: Host) -> None:
     host.send_tree(f"tree:1:carried:{host.carried}")
     removed = {f"carried:{host.carried}": ["gone"], "shm": ["never came"]}
     host.finish(removed=manifest.as_bytes(removed))
-    assert host.inbox.came == {str(host.carried): {".", "kept"}}
-    assert host.landed().came == host.inbox.came
+    assert host.inbox.place.came == {str(host.carried): {".", "kept"}}
+    assert host.landed().place.came == host.inbox.place.came
 
 
 def test_streams_must_end(host: Host) -> None:
@@ -307,6 +307,36 @@ def test_pages_of_two_lanes_are_stored_at_the_same_time(
         "memory:1": len(chunk),
         "memory:2": len(chunk),
     }
+
+
+def test_a_closed_inbox_waits_for_the_threads_that_still_write_pages(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that one of them brings late must not come into another image."""
+    host.inbox.memory_limit = 1 << 30
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def slow(_store: MemoryStore, _chunk: memoryview) -> None:
+        begun.set()
+        go_on.wait(20)
+        order.append("written")
+
+    def close() -> None:
+        host.inbox.close()
+        go_on.set()
+        host.inbox.wait_for_writers()
+        order.append("waited")
+
+    monkeypatch.setattr(MemoryStore, "write", slow)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(host.inbox.pages.write, 1, pages(8), b"tag")
+        assert begun.wait(20)
+        close()
+        written.result(20)
+    assert order == ["written", "waited"]
+    with pytest.raises(StepFailed, match="takes no pages"):
+        host.inbox.pages.write(1, pages(8), b"tag")
+    host.inbox.wait_for_writers()
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:

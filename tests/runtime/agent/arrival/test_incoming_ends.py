@@ -59,7 +59,7 @@ def test_what_is_gone_at_the_source_goes_here_too_if_it_came_from_there(scene: S
     tmp.mkdir()
     for name in ("came", "was here"):
         (tmp / name).touch()
-    scene.here.inbox.written = {"tmp": {"came"}}
+    scene.here.inbox.place.written = {"tmp": {"came"}}
     scene.manifest.gone = lambda: {"tmp": ["came", "was here"]}
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert [path.name for path in tmp.iterdir()] == ["was here"]
@@ -258,7 +258,7 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
         (carried / name).write_text(f"{name} of carried")
     (plan.log / "0").write_text("said")
     (here.images / "core-1.img").write_text("a core")
-    here.inbox.carried, here.inbox.came = (str(carried),), {str(carried): {"came"}}
+    here.inbox.place.carried, here.inbox.place.came = (str(carried),), {str(carried): {"came"}}
     monkeypatch.setattr(here.inbox, "path", lambda _kind, name: plan.log / name)
     here.inbox.memory = SimpleNamespace(forward=lambda _: sent.append("pages"), table=[7])
     streams = here.inbox.manifest.streams

@@ -100,7 +100,8 @@ def test_a_complete_image_in_a_room_that_stands_is_taken_up(scene: Scene) -> Non
     here.check_may_restore(1)  # its sandbox stands, and no attempt has failed
     assert here.phase is IncomingPhase.COMPLETE
     assert here.gpus_promised == ["GPU-y"], "they stay promised"
-    assert (here.inbox.came, here.inbox.written) == ({"/data": {"came"}}, {"tmp": {"put"}})
+    place = here.inbox.place
+    assert (place.came, place.written) == ({"/data": {"came"}}, {"tmp": {"put"}})
     assert scene.trees == [here.images], "the tree goes on where the first agent has left it"
     assert here.granted == 0
 

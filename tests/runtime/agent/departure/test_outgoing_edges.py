@@ -16,6 +16,7 @@ from liveshift.errors import LiveshiftError, Refused, StepFailed
 from liveshift.runtime.agent.departure import (
     outgoing_memory,
     outgoing_migration,
+    wire_dump,
 )
 from liveshift.runtime.agent.departure.outgoing_memory import OutgoingMemory, OutgoingWire
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
@@ -289,7 +290,7 @@ def test_a_note_that_cannot_be_written_stops_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(outgoing_migration, "write_note", full)
+    monkeypatch.setattr(wire_dump, "write_note", full)
     with pytest.raises(OSError, match="no space"):
         scene.outgoing.freeze(NO_CRIU, 10.0)
     assert scene.steps == ["thaw", "devices back"]
@@ -302,7 +303,7 @@ def test_device_memory_that_does_not_arrive_ends_the_freeze(
     pump = SimpleNamespace(
         bytes=9, finish=scene.note("device memory sent"), stop=scene.note("pump stopped")
     )
-    monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
+    monkeypatch.setattr(wire_dump, "Pump", lambda *_: pump)
     scene.fails = "device memory sent"
     assert scene.freeze()[-4:] == ["pump stopped", *UNDONE, "devices back"]
     assert phase(scene.outgoing) is OutgoingPhase.RETURNED

@@ -15,14 +15,14 @@ import pytest
 from outgoing_scene import INIT, LOCKED, NO_CRIU, OPENED, PREPARED, Scene, scene
 
 from liveshift.criu_glue.capsule import output, sandboxes
-from liveshift.criu_glue.network import network, network_lock
+from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime.agent.departure import (
     frozen_capsule,
     outgoing_files,
     outgoing_memory,
-    outgoing_migration,
+    wire_dump,
 )
 from liveshift.runtime.agent.departure.outgoing_files import OutgoingFiles
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
@@ -266,21 +266,19 @@ def test_files_that_have_changed_go_again_and_those_that_went_are_named(
     assert b"going" not in streams["tree:2:tmp"]
 
 
-def test_one_that_has_gone_leaves_nothing_here(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_has_gone_leaves_nothing_here(scene: Scene) -> None:
     gone: Any = scene.outgoing
     gone._frozen.devices = Devices(scene)
     resident = gone.resident
     resident.remove = lambda: scene.done.append(f"removed, leaving={resident.leaving}")
-    monkeypatch.setattr(network, "unplug", lambda *a: scene.done.append(f"unplug {a}"))
+    resident.unplug = lambda: scene.done.append("unplugged")
     gone._images.mkdir(parents=True)
     scene.freeze()
     rounds, _ = with_memory(gone)
     scene.done.clear()
     gone.finish()
     assert scene.done == [
-        "unplug ('overlay', 'ls-gpt.1', 1)",
+        "unplugged",
         "removed, leaving=True",
         "release after the promise",
         "devices dropped",
@@ -440,9 +438,9 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: delta)
     pump = SimpleNamespace(bytes=9, finish=finished("pump", 9), stop=scene.note("pump ends"))
-    monkeypatch.setattr(outgoing_migration, "Pump", lambda *_: pump)
+    monkeypatch.setattr(wire_dump, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
-    monkeypatch.setattr(outgoing_migration, "SmallImagePacker", lambda _: packer)
+    monkeypatch.setattr(wire_dump, "SmallImagePacker", lambda _: packer)
     gone._sender.streams = {"tree:1:tmp": 100, "image:x": 50, "output": 3}
     sizes: list[int] = []
     gone._sender.send_manifest = lambda *a: sizes.append(a[1])

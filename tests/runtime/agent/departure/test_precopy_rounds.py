@@ -28,7 +28,7 @@ from liveshift.runtime.wire.wants import Wants
 class Counted(PrecopyRounds):
     """Whose rounds send nothing and are counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracker: Any = None, way: Way | None = None) -> None:
         self.stops: list[int] = []
         resident: Any = SimpleNamespace(
             collectives=lambda: 0,
@@ -40,7 +40,7 @@ class Counted(PrecopyRounds):
         reporter: Any = SimpleNamespace(
             done=lambda: None, stopping=self.stops.append, listed=lambda _: None
         )
-        super().__init__(resident, lanes, Settings(), reporter, list)
+        super().__init__(resident, lanes, Settings(), reporter, list, 0.0, tracker, way)
         self.count = 0
         self.fails: Exception | None = None
         self.finds: list[int] = []
@@ -217,6 +217,31 @@ def test_a_round_asks_once() -> None:
     made._arrive()
     assert made._send_wanted() == 2 * 4096
     assert made.sent == LACKS[:1]
+    made.close()
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_a_tracker_that_was_lent_outlives_the_rounds(
+    monkeypatch: pytest.MonkeyPatch, lent: bool
+) -> None:
+    closed: list[str] = []
+    tracker: Any = SimpleNamespace(stopped=None, close=lambda: closed.append("closed"))
+    monkeypatch.setattr(precopy, "follow", lambda _: tracker)
+    made = Counted(tracker if lent else None)
+    assert not tracker.stopped(), "it asks these rounds whether it must stop"
+    made.close()
+    assert tracker.stopped()
+    assert closed == ([] if lent else ["closed"])
+
+
+def test_a_way_that_was_given_needs_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precopy, "BETWEEN_ROUNDS_S", 0.002)
+    made = Counted(way=Way.ROUND)
+    made.finds = [1000, 500, 250]
+    assert made.run(float("inf")).rounds == 1
+    made.iterate_until_freeze()
+    assert not made.go_round()
+    assert made.run(float("inf")).rounds == 2, "a further one is made if it is asked for"
     made.close()
 
 

@@ -38,6 +38,10 @@ class Capsule:
         self.done.append("remove")
 
 
+async def no_migrations(book: Book) -> None:
+    """None of them holds anything."""
+
+
 @pytest.fixture
 def done() -> list[str]:
     return []
@@ -46,9 +50,8 @@ def done() -> list[str]:
 @pytest.fixture
 def capsule_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: list[str]) -> CapsuleTable:
     """It has the book of a job that has ended, in subnet 7."""
-    made = CapsuleTable(
-        config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster, "h0", lambda _: None
-    )
+    cluster = config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster
+    made = CapsuleTable(cluster, "h0", lambda _: None, no_migrations)
     made.books["old"] = Book("old", 7, SUBNET, {"10.99.6.1": ("h0", 1)})
     monkeypatch.setattr(network, "lower_overlay", lambda overlay: done.append("lower"))
     monkeypatch.setattr(network, "locate", lambda overlay, table: done.append("locate"))

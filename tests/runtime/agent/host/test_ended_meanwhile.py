@@ -16,7 +16,7 @@ import pytest
 
 from liveshift.criu_glue.capsule.tree import inner_pid
 from liveshift.criu_glue.survey import gpu_tasks
-from liveshift.runtime.agent.departure import precopy
+from liveshift.runtime.agent.departure.capsule_tracker import untrusted
 from liveshift.runtime.agent.host import running_capsule
 from liveshift.runtime.agent.host.running_capsule import RunningCapsule
 
@@ -57,4 +57,4 @@ def test_a_round_trusts_the_page_tables_of_what_has_ended(monkeypatch: pytest.Mo
         raise ProcessLookupError(3, "No such process")
 
     monkeypatch.setattr(gpu_tasks, "look", ended)
-    assert precopy.untrusted(os.getpid()) is False
+    assert untrusted(os.getpid()) is False

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.runtime.orchestrator import journal_file
-from liveshift.runtime.orchestrator.journal_file import JournalError, JournalFile
+from liveshift.runtime.journal import journal_file
+from liveshift.runtime.journal.journal_file import JournalError, JournalFile
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (n)"
 MB = 1 << 20

@@ -20,6 +20,7 @@ import msgspec
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
+from . import snapshot_tables
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -32,14 +33,15 @@ MOST_TEXT = 1000
 
 NUMBERED = re.compile(r"job([0-9]{1,9})")
 
-VERSION = 3
+VERSION = 4
 """The format that we write: the tables, and the structures in their blobs (PRAGMA user_version)."""
 
-READABLE = (2, VERSION)
+READABLE = (2, 3, VERSION)
 """The formats that we can read. Fields that an older format lacks get defaults; missing tables are
 created."""
 
-SCHEMA = """
+SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS jobs (
     name TEXT PRIMARY KEY, vni INTEGER UNIQUE, subnet TEXT, spec BLOB, started REAL,
     state TEXT, code INTEGER);
@@ -56,6 +58,8 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
     migration INTEGER);
 """
+    + snapshot_tables.SCHEMA
+)
 
 
 class Journal:
@@ -64,6 +68,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
         self.together = self.file.together
+        self.snapshots = snapshot_tables.SnapshotTables(self.file)
 
     # ---- jobs ----
 
@@ -100,6 +105,7 @@ class Journal:
             )
             self.file.write("DELETE FROM jobs WHERE name = ?", (name,))
             self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
+            self.snapshots.remove_job(name)
 
     def end_unknown(self, job: str, epoch: int) -> None:
         """Record the end of a job that is not in this journal. Its number jobN is not used again,

@@ -17,9 +17,9 @@ from journal_rows import OWNERS, journal, path, row
 from sanitizers import compile_c
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.orchestrator import journal as journals
-from liveshift.runtime.orchestrator.journal import SCHEMA, VERSION, Journal
-from liveshift.runtime.orchestrator.journal_file import JournalError
+from liveshift.runtime.journal import journal as journals
+from liveshift.runtime.journal.journal import SCHEMA, VERSION, Journal
+from liveshift.runtime.journal.journal_file import JournalError
 
 __all__ = ["journal", "path"]
 
@@ -110,7 +110,9 @@ def test_a_journal_of_another_format_is_refused(journal: Journal, path: Path, nu
     with sqlite3.connect(path) as other:
         other.execute(f"PRAGMA user_version={number}")
     other.close()
-    with pytest.raises(LiveshiftError, match=f"has format {number}, this version reads 2 and 3"):
+    with pytest.raises(
+        LiveshiftError, match=f"has format {number}, this version reads 2 and 3 and 4"
+    ):
         Journal(path)
 
 
@@ -147,7 +149,7 @@ def test_what_was_committed_outlives_a_killed_process(path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from liveshift.runtime.orchestrator.journal import Journal\n"
+        "from liveshift.runtime.journal.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "journal.add_job('gpt', 1, '10.99.0.0/24', b'', {'gpt/0': (0, 'h0'), 'gpt/1': (1, 'h1')})\n"
         "journal.commit('gpt/1', 'h2', 2)\n"
@@ -366,7 +368,7 @@ int fsync(int fd) { atomic_fetch_add(&count, 1); return (int)syscall(SYS_fsync, 
 WRITES = """
 import ctypes, sys
 from pathlib import Path
-from liveshift.runtime.orchestrator.journal import Journal
+from liveshift.runtime.journal.journal import Journal
 from liveshift.runtime.messages import MigrationRow
 journal = Journal(Path(sys.argv[1]))
 syncs = ctypes.CDLL(None).syncs

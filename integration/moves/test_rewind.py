@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host of a job loses its power, and the job goes on from its newest snapshot, bit for bit.
+
+A host that is only silent towards the orchestrator leads to no rewind. Each rank writes its steps
+at the place in its file that the snapshot has. So after a rewind they replace those that were
+written since, and for a while a line of before is cut in the middle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from lab_session import LONG, LabSession, NewLab, eventually
+from moving_job import AFTER, Job, Step
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+from liveshift.runtime.config.cluster import load
+from liveshift.runtime.messages import Event
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+EVERY_S = 2.0
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    """Two hosts run the job, two may hold its images."""
+    return new_lab("--hosts", "4", "--snapshots", f"every={EVERY_S:g}")
+
+
+@pytest.fixture
+def job(lab: LabSession) -> Iterator[Job]:
+    """A DDP job of two on h0 and h1, in training, with a snapshot. All hosts run afterwards."""
+    started = lab.start(f"rewound{next(_numbers)}", LONG, nnodes=2)
+    started.wait_step(10)
+    eventually(lambda: events(started, "protected"), "the first snapshot", 30)
+    yield started
+    for host in lab.lab.hosts:
+        if lab.lab.machine(host).init is None:
+            boot(lab, host)
+
+
+def events(job: Job, kind: str) -> list[Event]:
+    return [event for event in job.session.history(job.name) if event.kind == kind]
+
+
+def suspicion(lab: LabSession) -> float:
+    return load(lab.lab.config).timeouts.suspicion
+
+
+def boot(lab: LabSession, host: str) -> None:
+    labs.boot_host(lab.lab, host)
+    lab.start_agent(host)
+    eventually(lambda: lab.host(host).state == "up", f"{host} to be up", 20)
+
+
+def steps(job: Job, rank: int) -> list[Step]:
+    """The steps that are whole in the rank's file."""
+    found = []
+    for line in (job.out / f"rank{rank}.jsonl").read_text(errors="replace").splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [step for step in found if isinstance(step, dict) and "sha256" in step]
+
+
+def steps_since(job: Job, rank: int, since: float) -> list[float]:
+    """When the steps of after that time were made, in order."""
+    return sorted(step["time"] for step in steps(job, rank) if step["time"] > since)
+
+
+def wait_steps(job: Job, since: float, count: int) -> None:
+    """Wait until both ranks have made so many steps after that time."""
+    for rank in range(2):
+        eventually(partial(_has_steps, job, rank, since, count), f"steps of rank {rank}")
+
+
+def _has_steps(job: Job, rank: int, since: float, count: int) -> bool:
+    return len(steps_since(job, rank, since)) >= count
+
+
+def wait_rewound(job: Job, times: int) -> None:
+    eventually(lambda: len(events(job, "rewound")) == times, f"rewind {times}")
+
+
+def assert_nothing_left(lab: LabSession, host: str, job: Job) -> None:
+    """No sandbox, no network namespace, no process of the job is on the host."""
+    inside = labs.entry(lab.lab.machine(host))
+    script = "ip netns list; ls /var/lib/liveshift/capsules"
+
+    def left() -> list[str]:
+        said = subprocess.run([*inside, "sh", "-c", script], capture_output=True, text=True)
+        return [line for line in said.stdout.split() if job.name in line]
+
+    eventually(lambda: not left(), f"nothing of {job.name} to be left on {host}", 20)
+    assert all(job.seen(rank).host != host for rank in range(2))
+
+
+@pytest.mark.parametrize(("rank", "seed"), [(1, 1), (0, 2), (1, 3), (0, 4)])
+def test_a_job_goes_on_when_a_host_loses_power(
+    lab: LabSession, job: Job, references: References, rank: int, seed: int
+) -> None:
+    victim, before = job.seen(rank).host, len(steps(job, 0))
+    time.sleep(random.Random(seed).uniform(0, EVERY_S))
+    cut = time.time()
+    labs.kill_host(lab.lab, victim)
+    (written,) = eventually(
+        lambda: [e for e in events(job, "rewinding") if "goes back" in e.text], "the rewind", 30
+    )
+    (rewound,) = eventually(lambda: events(job, "rewound"), "the job to run again", 60)
+    wait_steps(job, written.time, AFTER)
+    went_on = max(steps_since(job, each, written.time)[0] for each in range(2))
+    print(
+        f"rank {rank} on {victim}, seed {seed}: {written.time - cut:.2f} s to the decision,"
+        f" {went_on - cut:.2f} s to the first new step; {rewound.text}"
+    )
+    assert victim in written.text
+    assert "training are repeated" in rewound.text
+    now = [job.seen(each).host for each in range(2)]
+    assert now[rank] not in (victim, now[1 - rank])
+    assert lab.host(victim).state == "lost"
+    assert next(row for row in lab.status().jobs if row.name == job.name).state == "running"
+    assert "was rewound here" in job.output()
+
+    boot(lab, victim)
+    assert_nothing_left(lab, victim, job)
+    assert job.name not in " ".join(lab.host(victim).capsules)
+    eventually(lambda: len(steps(job, 0)) > before + 60, "the file to be overwritten", 60)
+    job.assert_begins_like_never_moved(references)
+    assert len(events(job, "rewound")) == 1, "the host that came back changed nothing"
+
+
+def test_a_rewound_job_is_protected_again(lab: LabSession, job: Job) -> None:
+    """A second host dies, and so does the copy that the first rewind has made."""
+    for count in (1, 2):
+        victim = job.seen(1).host
+        labs.kill_host(lab.lab, victim)
+        wait_rewound(job, count)
+        wait_steps(job, time.time(), 3 * AFTER)
+        boot(lab, victim)
+        time.sleep(3 * EVERY_S)  # the next snapshot, with holders that fit now
+    wait_steps(job, time.time(), AFTER)
+    job.stop()
+
+
+def test_an_agent_that_is_away_leads_to_no_rewind(lab: LabSession, job: Job) -> None:
+    lab.stop_agent("h1")
+    time.sleep(3 * suspicion(lab))
+    lab.start_agent("h1")
+    job.go_on(AFTER)
+    assert not events(job, "rewinding")
+    job.stop()
+
+
+@pytest.mark.parametrize("host", ["h0", "h1"])
+def test_a_host_cut_off_from_the_orchestrator_alone_leads_to_no_rewind(
+    lab: LabSession, job: Job, host: str
+) -> None:
+    labs.separate(lab.lab, host, "ctl")
+    try:
+        time.sleep(3 * suspicion(lab))
+        assert lab.host(host).state == "lost"
+        job.go_on(AFTER)
+    finally:
+        labs.rejoin(lab.lab, host, "ctl")
+    eventually(lambda: lab.host(host).state == "up", f"{host} to be heard", 20)
+    job.go_on(AFTER)
+    assert not events(job, "rewinding")
+    job.stop()

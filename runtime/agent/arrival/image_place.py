@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the streams of an image go at the host that receives it.
+
+A destination has built a sandbox: it unpacks directories there and writes the output into its log.
+A holder (agent/holding/) has no sandbox, and keeps the streams as they come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from ....criu_glue.files.rights import User
+from ....criu_glue.files.unpacking import Unpacker
+from ....errors import StepFailed
+from ...model.manifest import Names
+from ..host.running_capsule import RunningCapsule
+
+Sink = tuple[Callable[[memoryview], None], Callable[[], object]]
+"""Takes the bytes of a stream, and its end."""
+
+
+class ImagePlace(Protocol):
+    """The place of one image. ``migration``: its name on the wire. ``capsule``: the capsule that
+    the manifest must name. ``images``: the directory of CRIU's images and of the manifest."""
+
+    migration: str
+    capsule: str
+    images: Path
+    came: Names  # carried path → names that came
+    written: Names  # tree → names written here
+
+    def output(self, name: str) -> Path:
+        """The file for a part of the capsule's output."""
+
+    def tree(self, stream: str, tree: str) -> Sink:
+        """Begin to take a directory; raises StepFailed for one that no image has."""
+
+    def check_tree(self, tree: str) -> None:
+        """Raises StepFailed for a directory that no image has."""
+
+    def close(self) -> None:
+        """Close all directories that have not ended. A second call does no harm."""
+
+
+class SandboxPlace:
+    """The sandbox of a capsule that comes here. ``images`` has the name of the migration.
+    ``carried``: the paths of this host's cluster file, the only ones for which a source may send a
+    directory."""
+
+    def __init__(self, images: Path, resident: RunningCapsule, carried: tuple[str, ...]) -> None:
+        self.migration = images.name
+        self.capsule = resident.spec.name
+        self.images = images
+        self.carried = carried
+        self.came: Names = {}
+        self.written: Names = {}
+        self._resident = resident
+        self._unpackers: dict[str, Unpacker] = {}
+
+    def output(self, name: str) -> Path:
+        return self._resident.sandbox.plan.log / name
+
+    def top(self, tree: str) -> Path:
+        """The directory of a tree on this host; raises StepFailed for a tree that no image has."""
+        plan = self._resident.sandbox.plan
+        if tree == "tmp":
+            return plan.tmp
+        if tree == "shm":
+            return self._resident.sandbox.root / "dev/shm"
+        if tree == "open":
+            return Path("/")
+        kind, _, path = tree.partition(":")
+        if kind == "carried" and path in self.carried:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            return Path(path)
+        raise not_carried(tree)
+
+    def check_tree(self, tree: str) -> None:
+        self.top(tree)
+
+    def tree(self, stream: str, tree: str) -> Sink:
+        plan = self._resident.sandbox.plan
+        unpacker = self._unpackers[stream] = Unpacker(
+            self.top(tree),
+            sparing=tree.startswith("carried:"),
+            user=User(plan.uid, plan.gid, plan.groups),
+            as_user=tree == "open",
+        )
+        return unpacker.write, partial(self._end_tree, stream, tree)
+
+    def _end_tree(self, stream: str, tree: str) -> None:
+        unpacker = self._unpackers.pop(stream)
+        unpacker.finish()
+        self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
+        self.written.setdefault(tree, set()).update(unpacker.written)
+
+    def close(self) -> None:
+        for unpacker in self._unpackers.values():
+            with contextlib.suppress(Exception):
+                unpacker.finish()
+        self._unpackers.clear()
+
+
+def not_carried(tree: str) -> StepFailed:
+    return StepFailed(
+        "ship",
+        f"an image brings the directory {tree[:200]!a}, which is not carried to this host",
+        hint="files.carried must be the same in the cluster file of every host",
+    )
+
+
+def create(path: Path) -> int:
+    """Make a file that was not there; return a descriptor that appends to it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)
+
+
+def append(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]

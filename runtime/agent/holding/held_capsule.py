@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All generations of one capsule at its holder. One is kept while the next one comes.
+
+The order: ``expect`` makes an inbox; the receiver's threads fill it; ``held`` compares the memory
+with the source's, and keeps the generation; ``drop`` removes the one before. Only the orchestrator
+knows which generation is complete at all holders, so nothing kept is removed without ``drop``. What
+has come and was not kept is given up when a further generation is expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ....criu_glue.memory.store.held_store import GENERATIONS, HeldStore
+from ....errors import LiveshiftError, NotFound, Refused, StepFailed
+from ...messages import Frozen
+from ...wire import Lanes, Sender
+from ..arrival.inbox import Inbox
+from .held_generation import HeldGeneration
+from .held_note import HeldNote
+
+log = logging.getLogger("liveshift.holding")
+
+_BLOCK = 512  # st_blocks counts these (stat(2))
+_DIRECTORY = re.compile(r"s([0-9]{1,18})")
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """A generation that is kept. ``image_bytes``: sent while the job was frozen. ``bytes``: memory
+    that all generations of the capsule take on this host."""
+
+    number: int
+    image_bytes: int
+    bytes: int
+
+
+class HeldCapsule:
+    """The generations in ``directory``. ``carried``: see HeldPlace. ``budget``: bytes of memory
+    that this host offers to generations.
+
+    Methods block; any thread may call them.
+    """
+
+    def __init__(self, directory: Path, carried: tuple[str, ...], budget: int) -> None:
+        self.directory = directory
+        self._carried = carried
+        self._budget = budget
+        self._generations: dict[int, HeldGeneration] = {}
+        self._leaving: set[HeldGeneration] = set()  # dropped, and still sent on
+        self._store: HeldStore | None = None  # None while there is no generation
+        self._lock = threading.RLock()
+
+    @classmethod
+    def recover(cls, directory: Path, carried: tuple[str, ...], budget: int) -> Self:
+        """The generations that an earlier agent has kept. All else in the directory is removed, and
+        the directory too if nothing is left."""
+        here = cls(directory, carried, budget)
+        places = {number: path for path in directory.iterdir() if (number := _number(path))}
+        came = {n: found for n, path in places.items() if (found := HeldGeneration.recover(path))}
+        kept: list[int] = []
+        if came:
+            try:
+                here._store = HeldStore.load(directory)
+                kept = here._store.kept
+            except LiveshiftError as error:
+                log.error("the memory in %s is lost: %s", directory, error)
+        here._generations = {n: generation for n, generation in came.items() if n in kept}
+        for number in kept:
+            if number not in here._generations and here._store is not None:
+                here._store.drop(number)
+        for number, path in places.items():
+            if number not in here._generations:
+                shutil.rmtree(path, ignore_errors=True)
+        here._close_if_empty()
+        return here
+
+    # ---- what there is -------------------------------------------------------------------------
+
+    @property
+    def generations(self) -> list[HeldGeneration]:
+        """All that are kept and the one that comes, the newest one last."""
+        return [generation for _, generation in sorted(self._generations.copy().items())]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is here. Then the directory is removed too."""
+        with self._lock:  # its removal may be under way, and another capsule object may make it
+            return not self._generations and not self._leaving
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory that were announced for the newest generation."""
+        return max((g.note.needed for g in self.generations[-1:]), default=0)
+
+    def used(self) -> int:
+        """Bytes of memory that all generations take."""
+        size = 0
+        for folder, _, names in os.walk(self.directory):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # it is being removed
+                    size += (Path(folder) / name).lstat().st_blocks * _BLOCK
+        return size
+
+    # ---- a generation that comes ---------------------------------------------------------------
+
+    def expect(self, note: HeldNote) -> Inbox:
+        """Make the inbox for a further generation; a repeated request gets the same one.
+
+        Gives up a generation that was not kept. Raises Refused if this generation is not newer than
+        all others, or if two are kept: only a ruling says which of them is needed. Raises
+        StepFailed if the memory or the directory cannot be made.
+        """
+        with self._lock:
+            known = self._generations.get(note.number)
+            if known is not None and known.inbox is not None:
+                return known.inbox
+            if (newest := max(self._generations, default=0)) >= note.number:
+                raise Refused(
+                    f"{note.migration} cannot come: s{newest} of {note.spec.name} is here already"
+                )
+            for unkept in [g for g in self.generations if not g.kept]:
+                del self._generations[unkept.number]
+                self._remove(unkept)
+            if len(self._generations) + len(self._leaving) >= GENERATIONS:
+                names = " and ".join(f"s{g.number}" for g in [*self.generations, *self._leaving])
+                raise Refused(
+                    f"{note.migration} cannot come: {names} of {note.spec.name} are held here",
+                    hint="one of them is dropped with the next heartbeats; try again then",
+                )
+            try:
+                return self._begin(note)
+            finally:
+                self._close_if_empty()
+
+    def stands(self, number: int) -> tuple[int, int]:
+        """The generation at which the store stood when ``number`` was expected, and the highest
+        incarnation of a process in it. (0, 1): at none, so all memory must come.
+
+        Raises NotFound if there is no generation ``number``, StepFailed if that other one is gone.
+        """
+        with self._lock:
+            if not (base := self._find(number).base):
+                return 0, 1
+            with self._open().view(base) as view:
+                return base, max(view.incarnations().values(), default=1)
+
+    def _begin(self, note: HeldNote) -> Inbox:
+        store = self._open(note.limit_bytes)
+        base = max(self._generations, default=0)
+        # Also if nothing has come since that generation was kept: the store has pages that its
+        # tables do not name, and the source has forgotten these (MemoryTracker.image_complete).
+        store.revert(base)
+        generation = HeldGeneration(note, self.directory / f"s{note.number}", base)
+        inbox = generation.begin(store, self._carried)
+        self._generations[note.number] = generation
+        return inbox
+
+    def held(self, number: int, digest: bytes) -> HeldState:
+        """Compare the memory with the source's and keep the generation, unless that was done.
+
+        ``digest``: as in HeldStore.keep. Raises NotFound if there is no such generation, and
+        StepFailed if it is not complete. Raises StepFailed too if its memory is not the source's;
+        then the generation is removed.
+        """
+        with self._lock:
+            generation = self._find(number)
+            if not generation.complete:
+                raise StepFailed("hold", f"the image {generation.note.migration} is not complete")
+            if not generation.kept:
+                try:
+                    generation.keep(self._open(), digest)
+                except BaseException:
+                    self.drop(number)
+                    raise
+            return HeldState(number, generation.manifest.image_bytes, self.used())
+
+    # ---- what is kept --------------------------------------------------------------------------
+
+    def describe(self, number: int) -> tuple[HeldNote, int]:
+        """The note of a generation that is kept, and how many bytes :meth:`forward` sends. Raises
+        NotFound if it is not kept here, StepFailed if it cannot be read."""
+        with self._lock:
+            generation = self._find_kept(number)
+            try:
+                return generation.note, generation.size(self._open())
+            except OSError as error:
+                raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
+
+    def forward(self, number: int, sender: Sender, lanes: Lanes) -> Frozen:
+        """Send a generation that is kept to a host that restores it; it stays as it is.
+
+        Raises NotFound if it is not kept here, StepFailed if it cannot be sent.
+        """
+        with self._lock:
+            generation, store = self._find_kept(number), self._open()
+            generation.users += 1
+        try:
+            return generation.forward(store, sender, lanes)
+        except OSError as error:
+            raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
+        finally:
+            with self._lock:
+                generation.users -= 1
+                if generation in self._leaving and not generation.users:
+                    self._leaving.discard(generation)
+                    self._end(generation)
+
+    def drop(self, number: int) -> None:
+        """Remove a generation, at once or when it is not sent on any more. It does nothing if there
+        is none. With the last one the memory and the directory go too."""
+        with self._lock:
+            if (generation := self._generations.pop(number, None)) is None:
+                return
+            generation.dropped = True
+            if generation.users:
+                self._leaving.add(generation)
+            else:
+                self._end(generation)
+
+    def close(self) -> None:
+        """Close all that is open, and leave all files to the next agent."""
+        with self._lock:
+            for generation in self.generations:
+                generation.close()
+            if self._store is not None:
+                self._store.close()
+
+    # ---- parts of these; the caller has the lock -----------------------------------------------
+
+    def _find(self, number: int) -> HeldGeneration:
+        if (generation := self._generations.get(number)) is None:
+            raise NotFound(f"s{number} is not in {self.directory} (any more)")
+        return generation
+
+    def _find_kept(self, number: int) -> HeldGeneration:
+        if not (generation := self._find(number)).kept:
+            raise NotFound(f"the image {generation.note.migration} was not kept")
+        return generation
+
+    def _open(self, limit: int = 0) -> HeldStore:
+        """The store. A new one takes what this host offers: the capsule may grow, and a store whose
+        limit is too low would have to be made anew, without what it keeps."""
+        if self._store is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._store = HeldStore.create(self.directory, max(limit, self._budget))
+        return self._store
+
+    def _end(self, generation: HeldGeneration) -> None:
+        self._remove(generation)
+        if all(g.kept for g in self.generations):
+            base = max(self._generations, default=0)
+            if generation.number > base > 0:  # what came for it must go
+                self._open().revert(base)
+        self._close_if_empty()
+
+    def _remove(self, generation: HeldGeneration) -> None:
+        generation.close()
+        generation.remove()
+        if self._store is not None:
+            self._store.drop(generation.number)
+
+    def _close_if_empty(self) -> None:
+        if self.empty:
+            if self._store is not None:
+                self._store.close()
+            self._store = None
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _number(path: Path) -> int:
+    """The number of the generation in this directory; 0: it is another file."""
+    found = _DIRECTORY.fullmatch(path.name)
+    return int(found[1]) if found else 0

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One generation of one capsule at its holder: an image that comes, or one that is kept.
+
+Its directory has CRIU's images, the manifest, the note, and what HeldPlace makes. They stay as they
+came, so the image can be restored any number of times, on any host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from ....criu_glue.memory.store.held_store import HeldStore
+from ....errors import LiveshiftError, NotFound, StepFailed
+from ...messages import Frozen
+from ...model import manifest
+from ...model.manifest import Manifest
+from ...wire import PAGE_TABLE, Lanes, Sender
+from ...wire.small_images import SmallImagePacker
+from ..arrival.forwarding import forward_file
+from ..arrival.inbox import Inbox
+from .held_note import HeldNote, read_note, write_note
+from .held_place import HeldPlace, output_file, tree_file
+
+log = logging.getLogger("liveshift.holding")
+
+
+class HeldGeneration:
+    """``base``: the generation whose memory the store had when this one began. A source that knows
+    what it has sent for just that one may leave the same out; any other source must send all."""
+
+    def __init__(self, note: HeldNote, images: Path, base: int = 0) -> None:
+        self.note = note
+        self.images = images
+        self.base = base
+        self.inbox: Inbox | None = None
+        """Takes the image; None once it is kept."""
+        self.users = 0  # threads that send it on
+        self.dropped = False  # they must stop
+        self._kept: Manifest | None = None
+
+    def begin(self, store: HeldStore, carried: tuple[str, ...]) -> Inbox:
+        """Make the directory and the inbox. Raises StepFailed with nothing left behind."""
+        note = self.note
+        place = HeldPlace(self.images, note.migration, note.spec.name, carried)
+        try:
+            place.make()
+            write_note(self.images, note)
+        except OSError as error:
+            self.remove()
+            raise StepFailed("hold", f"{self.images} cannot be made: {error}") from error
+        self.inbox = Inbox(place, None, note.limit_bytes, None, memory=store)
+        return self.inbox
+
+    @classmethod
+    def recover(cls, images: Path) -> Self | None:
+        """One that came completely to an earlier agent, which may have kept its memory or not; None
+        if it has not come completely."""
+        if (note := read_note(images)) is None:
+            return None
+        here = cls(note, images)
+        try:
+            here._kept = manifest.load(images).manifest
+        except LiveshiftError as error:
+            if not isinstance(error, NotFound):
+                log.error("the image in %s is lost: %s", images, error)
+            return None
+        return here
+
+    @property
+    def number(self) -> int:
+        return self.note.number
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole image has come. Its memory is not compared with the source's yet."""
+        return self.kept or (self.inbox is not None and self.inbox.complete)
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is complete, and its memory is the source's."""
+        return self._kept is not None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of one that is kept."""
+        assert self._kept is not None
+        return self._kept
+
+    def keep(self, store: HeldStore, digest: bytes) -> None:
+        """Keep it, with the memory that has come, once it is complete. Raises StepFailed if the
+        memory has another ``digest`` than the source's."""
+        assert self.inbox is not None
+        store.keep(self.number, digest)
+        self._kept = self.inbox.manifest
+        self.inbox.close()
+        self.inbox = None
+
+    def size(self, store: HeldStore) -> int:
+        """Bytes that :meth:`forward` sends, to within the note. Raises StepFailed, OSError."""
+        files = sum(path.stat().st_size for path in self.images.rglob("*") if path.is_file())
+        with store.view(self.number) as view:
+            return files + view.size + len(msgspec.msgpack.encode(view.table))
+
+    def forward(self, store: HeldStore, sender: Sender, lanes: Lanes) -> Frozen:
+        """Send the image to another host, as its source did. Raises StepFailed, also if it is
+        dropped meanwhile."""
+        found, images = self.manifest, self.images
+        packer = SmallImagePacker(sender.send)
+        for path in sorted(images.glob("*.img")):
+            self._check()
+            forward_file(functools.partial(packer, path.name), path)
+        packer.finish()
+        for stream in found.streams:
+            kind, _, name = stream.partition(":")
+            if kind == "output":
+                self._check()
+                forward_file(functools.partial(sender.send, stream), output_file(images, name))
+        self._forward_memory(store, sender, lanes)
+        # What the first pass has brought must be there before the second one changes it.
+        for pass_ in ("tree:1:", "tree:2:"):
+            for stream in (s for s in found.streams if s.startswith(pass_)):
+                self._check()
+                forward_file(functools.partial(sender.send, stream), tree_file(images, stream))
+        sender.send_manifest(
+            found.capsule,
+            found.image_bytes,
+            found.pipes,
+            found.gone(),
+            lanes.end(),
+            found.epoll,
+        )
+        sender.finish()
+        return Frozen(found.image_bytes, [])
+
+    def _forward_memory(self, store: HeldStore, sender: Sender, lanes: Lanes) -> None:
+        def send(chunk: memoryview, release: Callable[[], None]) -> None:
+            try:
+                self._check()
+            except StepFailed:
+                release()
+                raise
+            lanes.pages(chunk, release)
+
+        with store.view(self.number) as view:
+            view.forward(send)
+            lanes.finish()
+            sender.send(PAGE_TABLE, msgspec.msgpack.encode(view.table))
+        sender.send(PAGE_TABLE, b"")
+
+    def _check(self) -> None:
+        if self.dropped:
+            raise StepFailed("ship", f"the image {self.note.migration} is not held any more")
+
+    def close(self) -> None:
+        """Take nothing more. After this no thread writes into the store for this generation."""
+        if self.inbox is not None:
+            self.inbox.close()
+            self.inbox.wait_for_writers()
+
+    def remove(self) -> None:
+        """Remove the directory. The manifest goes first: without it no agent takes this up."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (self.images / manifest.FILE).unlink()
+        shutil.rmtree(self.images, ignore_errors=True)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All images that this host holds, by their names on the wire, and the memory that they may take.
+
+They lie in a directory beside those of migrations, on the same tmpfs. It is there only while there
+are images. An agent that is restarted takes them up; a host that is restarted has lost them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import Self
+
+from .... import units
+from ....errors import LiveshiftError, NotFound, Refused
+from ..arrival.inbox import Inbox
+from ..host.running_capsule import CapsuleFactory
+from .held_capsule import HeldCapsule
+from .held_generation import HeldGeneration
+from .held_note import HeldNote
+
+log = logging.getLogger("liveshift.holding")
+
+HELD = "held"
+"""The name of the directory. No migration has this name."""
+
+
+class HeldImages:
+    """The images in ``directory``. ``carried``: see HeldPlace. ``budget``: bytes of memory that
+    this host offers to them (snapshots.memory).
+
+    Methods block, except ``generations`` and ``find``; any thread may call them.
+    """
+
+    def __init__(self, directory: Path, host: str, carried: tuple[str, ...], budget: int) -> None:
+        self._directory = directory
+        self._host = host
+        self._carried = carried
+        self._budget = budget
+        self._capsules: dict[str, HeldCapsule] = {}  # by name, "gpt/1"
+        self._lock = threading.Lock()
+
+    @classmethod
+    def recover(cls, factory: CapsuleFactory, budget: int) -> Self:
+        """What an earlier agent has held. What it had not kept is removed."""
+        here = cls(factory.images(HELD), factory.host, factory.placement.carried, budget)
+        for path in sorted(here._directory.iterdir()) if here._directory.exists() else []:
+            try:
+                capsule = HeldCapsule.recover(path, here._carried, budget)
+            except (OSError, LiveshiftError) as error:  # the agent must start
+                log.error("the images in %s are lost: %s", path, error)
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            for generation in capsule.generations:
+                here._capsules[generation.note.spec.name] = capsule
+                log.warning("%s: it is held here still", generation.note.migration)
+        here._tidy()
+        return here
+
+    def generations(self) -> list[HeldGeneration]:
+        """All that are here, for claims: those that are kept and those that come."""
+        capsules = self._capsules.copy().values()
+        return [generation for capsule in capsules for generation in capsule.generations]
+
+    def find(self, migration: str) -> tuple[HeldCapsule, int]:
+        """The capsule and the number of the image of that name. Raises NotFound."""
+        for capsule in self._capsules.copy().values():
+            for generation in capsule.generations:
+                if generation.note.migration == migration:
+                    return capsule, generation.number
+        raise NotFound(f"{self._host} does not hold the image {migration} (any more)")
+
+    def expect(self, note: HeldNote) -> Inbox:
+        """Make the inbox for an image; see HeldCapsule.expect. Raises Refused also if the image
+        does not fit into what this host offers."""
+        with self._lock:
+            self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
+            name = note.spec.name
+            capsule = self._capsules.get(name)
+            if capsule is None:
+                # One directory for each capsule: no job has a dot in its name.
+                directory = self._directory / name.replace("/", ".")
+                capsule = HeldCapsule(directory, self._carried, self._budget)
+            self._check_fits(note, capsule)
+            try:
+                inbox = capsule.expect(note)
+            finally:
+                self._tidy()
+            self._capsules[name] = capsule
+            return inbox
+
+    def budget_left(self) -> int:
+        """Bytes of memory that this host offers to further images. Below 0, the images take more
+        than was announced for them."""
+        return self._budget - sum(_taken(c) for c in self._capsules.copy().values())
+
+    def _check_fits(self, note: HeldNote, capsule: HeldCapsule) -> None:
+        others = sum(_taken(c) for c in self._capsules.values() if c is not capsule)
+        if others + note.needed <= self._budget:
+            return
+        left, enough = max(0, self._budget - others), others + note.needed
+        raise Refused(
+            f"{self._host} cannot hold {note.migration} of {note.spec.name}: it takes"
+            f" {units.size(note.needed)}, and {units.size(left)} of the {units.size(self._budget)}"
+            f" that {self._host} offers to snapshots are left",
+            hint=f"it fits if snapshots.memory is {units.size(enough)} there, or more",
+        )
+
+    def drop(self, migration: str) -> None:
+        """Remove the image of that name, if there is one; see HeldCapsule.drop."""
+        try:
+            capsule, number = self.find(migration)
+        except NotFound:
+            return
+        capsule.drop(number)
+        with self._lock:  # a capsule that makes its directory below this one has the lock
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove the directory if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+
+    def close(self) -> None:
+        """Close all that is open, and leave all files to the next agent."""
+        for capsule in self._capsules.copy().values():
+            capsule.close()
+
+
+def _taken(capsule: HeldCapsule) -> int:
+    return 0 if capsule.empty else max(capsule.needed, capsule.used())

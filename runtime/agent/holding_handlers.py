@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host as a holder of images: it answers the orchestrator's requests from Hold to ForwardHeld.
+At every heartbeat it asks for a ruling on each image.
+
+holding/ does the work. Only a ruling ends an image that is kept (ownership.rule_held), so no order
+to drop one can be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+
+from ...criu_glue.survey.found import Survey
+from ...errors import LiveshiftError
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..model.ownership import Ruling
+from ..model.preflight_findings import refuse
+from ..model.snapshots import HELD as HELD_SIDE
+from ..model.snapshots import snapshot_of
+from ..wire import LANES
+from . import preflight
+from .arrival.restore_attempt import SendClaim
+from .holding.held_generation import HeldGeneration
+from .holding.held_images import HELD, HeldImages
+from .holding.held_note import HeldNote
+from .host import host_facts
+from .host.capsule_table import CapsuleTable
+from .migration_registry import MigrationRegistry
+
+log = logging.getLogger("liveshift.holding")
+
+
+class HoldingHandlers:
+    """Answers Hold, CheckHeld, GetHeld and ForwardHeld. ``budget``: bytes of memory that this host
+    offers to images. No image is here before :meth:`recover`."""
+
+    def __init__(
+        self,
+        capsule_table: CapsuleTable,
+        registry: MigrationRegistry,
+        send_claim: SendClaim,
+        budget: int,
+    ) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
+        self._send_claim = send_claim
+        self._budget = budget
+        self._own = capsule_table.cluster.host(capsule_table.host)
+        factory = capsule_table.factory
+        carried = factory.placement.carried
+        self._images = HeldImages(factory.images(HELD), factory.host, carried, budget)
+        # By capsule. A repeated request waits for the first one.
+        self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._forwarding: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def recover(self) -> None:
+        """Go on with the images that an earlier agent has kept."""
+        factory = self._capsule_table.factory
+        self._images = await asyncio.to_thread(HeldImages.recover, factory, self._budget)
+
+    def close(self) -> None:
+        """Close all files, and leave them to the next agent."""
+        self._images.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an image comes or is sent on. A restart of the agent would lose that."""
+        comes = any(not generation.kept for generation in self._images.generations())
+        return comes or any(lock.locked() for lock in self._forwarding.values())
+
+    # ---- a snapshot ----------------------------------------------------------------------------
+
+    async def hold(self, request: messages.Hold) -> messages.Holding:
+        """Check that the image fits here, and take it from the source from now on."""
+        image, name = request.image, request.spec.name
+        note = _note(request)
+        async with self._preparing[name]:
+            here = [g for g in self._images.generations() if g.note.spec.name == name]
+            repeated = any(g.note.migration == image for g in here)
+            if not repeated:
+                await asyncio.to_thread(self._check, request, here)
+            inbox = await asyncio.to_thread(self._images.expect, note)
+            for given_up in (g for g in here if not g.kept and g.note.migration != image):
+                self._registry.receiver.forget(given_up.note.migration)
+            if not repeated:
+                self._registry.receiver.expect(
+                    image, request.source, inbox, request.limit_bytes, inbox.pages, LANES
+                )
+            capsule, number = self._images.find(image)
+            base, least = await asyncio.to_thread(capsule.stands, number)
+        return messages.Holding(f"tcp://{self._own.data}", base, least)
+
+    def _check(self, request: messages.Hold, here: list[HeldGeneration]) -> None:
+        """Raise Refused if this host could not restore the capsule. For a further image only what
+        may have changed at the source is looked at: the other checks run programs, and a snapshot
+        comes every few seconds."""
+        if any(generation.kept for generation in here):
+            refuse(request.survey.problems, at_source=bool(request.survey.problems))
+            return
+        paths = self._capsule_table.cluster.paths
+        preflight.check(
+            request.survey,
+            request.facts,
+            self._registry.facts,
+            self._registry.criu,
+            host_facts.memory_offered(self._own.memory),
+            ahead=True,
+            host=self._capsule_table.host,
+            capsules=paths.state,
+            images=paths.run / "images",
+        )
+
+    async def check(self, request: messages.CheckHeld) -> messages.Held:
+        """Keep an image, if its memory is the source's."""
+        capsule, number = self._images.find(request.image)
+        try:
+            state = await asyncio.to_thread(capsule.held, number, request.digest)
+        finally:
+            if not self._comes(request.image):
+                self._registry.receiver.forget(request.image)
+        return messages.Held(state.bytes)
+
+    def _comes(self, image: str) -> bool:
+        found = self._images.generations()
+        return any(g.note.migration == image and not g.kept for g in found)
+
+    # ---- a rewind ------------------------------------------------------------------------------
+
+    async def facts(self, request: messages.GetHeld) -> messages.HeldFacts:
+        capsule, number = self._images.find(request.image)
+        note, size = await asyncio.to_thread(capsule.describe, number)
+        return messages.HeldFacts(note.survey, note.facts, size)
+
+    async def forward(self, request: messages.ForwardHeld) -> messages.Frozen:
+        """Send an image to a host that restores it; it stays here as it is."""
+        async with self._forwarding[request.capsule]:
+            capsule, number = self._images.find(request.image)
+            registry, to = self._registry, request.destination
+            with (
+                contextlib.closing(
+                    registry.open_sender(request.migration, to, request.endpoint)
+                ) as sender,
+                contextlib.closing(registry.open_lanes(sender)) as lanes,
+            ):
+                frozen = await asyncio.to_thread(capsule.forward, number, sender, lanes)
+        await reached("rewind.forwarded")
+        return frozen
+
+    # ---- without requests ----------------------------------------------------------------------
+
+    async def keep_claiming(self) -> None:
+        """Once per heartbeat, send a claim for each image, and remove those that are over."""
+        while True:
+            await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
+            notes = [generation.note for generation in self._images.generations()]
+            await asyncio.gather(*map(self._settle, notes))
+
+    async def _settle(self, note: HeldNote) -> None:
+        try:
+            await self.claim(note)
+        except LiveshiftError as error:
+            log.warning("%s is not settled yet: %s", note.migration, error)
+        except Exception:
+            log.exception("%s is not settled yet", note.migration)
+
+    async def claim(self, note: HeldNote) -> None:
+        """Send a claim for an image and apply the ruling."""
+        image, name = note.migration, note.spec.name
+        claim = messages.Claim(
+            image, name, HELD_SIDE, note.epoch, ready=False, rewinds=note.rewinds
+        )
+        ruled = await self._send_claim(claim)
+        if Ruling(ruled.ruling) is Ruling.END:
+            self._registry.receiver.forget(image)
+            await asyncio.to_thread(self._images.drop, image)
+
+
+def _note(request: messages.Hold) -> HeldNote:
+    number = snapshot_of(request.image)
+    if number is None:
+        raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
+    return HeldNote(
+        request.image,
+        number,
+        request.source,
+        request.spec,
+        request.survey,
+        request.facts,
+        request.epoch,
+        request.rewinds,
+        request.limit_bytes,
+        _image_bytes(request.survey),
+    )
+
+
+def _image_bytes(survey: Survey) -> int:
+    """Bytes of memory that an image of the capsule takes here. Its files lie in memory too."""
+    files = survey.single_size + survey.output + sum(each.size for each in survey.along)
+    return survey.resident + survey.shared_memory + survey.nameless + files

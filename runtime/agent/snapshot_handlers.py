@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host as the source of snapshots: it answers the orchestrator's requests from StartSnapshot to
+CloseSnapshot, and the one that ends copies from before a rewind.
+
+departure/outgoing_snapshot.py does the work. These requests do not wait for other work on the same
+capsule (CapsuleTable.blocking): a thaw must interrupt what is under way, and steps of one snapshot
+take turns by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import LiveshiftError, NotFound
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..model.snapshots import snapshot_of
+from .departure.capsule_tracker import CapsuleTracker
+from .departure.outgoing_memory import OutgoingWire
+from .departure.outgoing_snapshot import OutgoingSnapshot
+from .host.capsule_table import CapsuleTable
+from .migration_registry import MigrationRegistry
+
+log = logging.getLogger("liveshift.snapshot")
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A StartSnapshot in the words of the source (outgoing_snapshot.SnapshotRequest)."""
+
+    generation: int
+    destination: str
+    stands: int
+    least: int
+    deadline: float
+
+
+class SnapshotHandlers:
+    """Answers StartSnapshot, LockCapsule, DumpCapsule, ThawCapsule, CloseSnapshot and EndEarlier.
+
+    ``silence``: seconds since the orchestrator was last heard.
+    """
+
+    def __init__(
+        self,
+        capsule_table: CapsuleTable,
+        registry: MigrationRegistry,
+        silence: Callable[[], float],
+    ) -> None:
+        self._capsule_table = capsule_table
+        self._registry = registry
+        self._sessions = registry.snapshots
+        self._silence = silence
+
+    # ---- requests of the orchestrator ----------------------------------------------------------
+
+    async def start(self, request: messages.StartSnapshot) -> messages.Moved:
+        """Begin a session, and send what can go ahead; an earlier session of the capsule ends."""
+        asked = time.monotonic()
+        ahead = _ahead(request)
+        self._registry.dumper()  # refuse now, not at the boundary
+        await self._sessions.make_way(self._registry.free(request.capsule))
+        resident = self._registry.free(request.capsule)  # again: a migration may have begun
+
+        def make(tracker: CapsuleTracker) -> OutgoingSnapshot:
+            registry, image = self._registry, request.image
+            sender = registry.open_sender(image, request.holder, request.endpoint)
+            wire = OutgoingWire(sender, registry.open_lanes, _no_report)
+            factory = self._capsule_table.factory
+            return OutgoingSnapshot(image, resident, factory, wire, tracker)
+
+        snapshot = self._sessions.begin(resident, make)
+        return await asyncio.to_thread(snapshot.send_ahead, ahead, asked)
+
+    async def lock(self, request: messages.LockCapsule) -> None:
+        self._registry.running(request.capsule)
+        snapshot = self._of(request.image, request.capsule)
+        snapshot.check_may_lock()
+        await self._capsule_table.hold_signals(snapshot.resident)
+        await asyncio.to_thread(snapshot.lock, request.deadline)
+
+    async def dump(self, request: messages.DumpCapsule) -> messages.Frozen:
+        criu = self._registry.dumper()
+        snapshot = self._of(request.image, request.capsule)
+        return await asyncio.to_thread(snapshot.dump, criu, request.deadline)
+
+    async def thaw(self, request: messages.ThawCapsule) -> None:
+        """Return once the capsule runs. The session is closed in the background."""
+        snapshot = self._sessions.find(request.image, request.capsule)
+        if snapshot is not None:
+            await asyncio.to_thread(snapshot.thaw)
+
+    async def close(self, request: messages.CloseSnapshot) -> messages.SnapshotClosed:
+        snapshot = self._sessions.find(request.image, request.capsule)
+        if snapshot is None:
+            return messages.SnapshotClosed(b"")
+        await asyncio.to_thread(snapshot.close)
+        return messages.SnapshotClosed(snapshot.digest)
+
+    async def end_earlier(self, request: messages.EndEarlier) -> None:
+        """The book itself ends the copies (CapsuleTable.locate)."""
+        await self._capsule_table.locate(messages.Locate(request.book))
+        await reached("rewind.ended")
+
+    async def end(self, request: messages.End) -> None:
+        """End a capsule. A snapshot of it is given up first, without a wait."""
+        self._sessions.abandon(request.capsule)
+        await self._capsule_table.end_capsule(request)
+
+    def _of(self, image: str, capsule: str) -> OutgoingSnapshot:
+        """The snapshot; raises NotFound if this agent has no such session, for example because it
+        was restarted: then the capsule was unlocked meanwhile."""
+        snapshot = self._sessions.find(image, capsule)
+        if snapshot is None:
+            raise NotFound(f"{self._capsule_table.host} has no snapshot {image} of {capsule}")
+        return snapshot
+
+    # ---- without requests ----------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Give snapshots up while the orchestrator is silent, as gates are opened then. End the
+        sessions of capsules that are gone."""
+        await asyncio.gather(self._watch_silence(), self._end_gone())
+
+    async def _watch_silence(self) -> None:
+        timeouts = self._capsule_table.cluster.timeouts
+        while True:
+            await asyncio.sleep(timeouts.heartbeat)
+            if self._silence() > 2 * timeouts.suspicion and self._sessions.busy:
+                log.warning("the orchestrator is silent, so snapshots are given up")
+                self._sessions.abandon_all()
+
+    async def _end_gone(self) -> None:
+        while True:
+            await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
+            await self._sessions.end_gone(self._capsule_table.capsules)
+
+
+def _ahead(request: messages.StartSnapshot) -> Ahead:
+    number = snapshot_of(request.image)
+    if number is None:
+        raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
+    return Ahead(number, request.holder, request.base, request.least, request.deadline)
+
+
+def _no_report(_report: messages.Progressed) -> None:
+    """Nobody waits for the progress of a snapshot: the job trains."""

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the journal about snapshots and rewinds: which snapshot of a job is complete, how
+often the job was rewound, and which rewind is under way.
+
+Two writes decide: :meth:`SnapshotTables.complete_snapshot` makes a snapshot the one to which the
+job goes back, and :meth:`SnapshotTables.rewind` takes all its capsules back at once. Each is one
+transaction, and checks in it that nothing has changed since it was prepared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from ...errors import LiveshiftError
+from ..model.ownership import REWIND_EPOCHS, Owner, last_whole
+from ..model.snapshots import Generation
+from .journal_file import JournalFile
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS snapshots (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, state TEXT, row BLOB);
+CREATE TABLE IF NOT EXISTS rewinds (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, state TEXT, row BLOB);
+CREATE TABLE IF NOT EXISTS rewound (job TEXT PRIMARY KEY, count INTEGER);
+"""
+"""AUTOINCREMENT: SQLite never gives a number twice, even if its row is gone
+(https://www.sqlite.org/autoinc.html). ``snapshots.state``: taking or complete. ``rewinds.state``:
+ending (earlier copies end, nothing is restored yet), restoring, done, or replaced by a later one.
+"""
+
+
+@dataclass(frozen=True)
+class RewindRow:
+    """A rewind of a job, as it was written.
+
+    ``number`` counts the rewinds of all jobs, ``rewinds`` those of this one. ``generation``: the
+    number of the snapshot. ``owners``: the new host and epoch of each capsule. ``before``: the
+    hosts of which one must have ended its earlier copies first (ownership.may_restore). ``time``:
+    seconds since 1970 (time.time()).
+    """
+
+    number: int
+    job: str
+    generation: int
+    rewinds: int
+    owners: dict[str, tuple[str, int]]
+    before: list[str]
+    why: str
+    time: float
+
+
+class SnapshotTables:
+    """These tables; ``file`` also has those of :class:`.journal.Journal`, jobs and capsules."""
+
+    def __init__(self, file: JournalFile) -> None:
+        self._file = file
+
+    # ---- snapshots ----
+
+    def begin_snapshot(self, job: str) -> int:
+        """Record that a snapshot is begun, and return its number: no earlier one had it."""
+        with self._file.together():
+            number = self._last_number("snapshots") + 1
+            self._file.write("INSERT INTO snapshots VALUES (?, ?, 'taking', x'')", (number, job))
+        return number
+
+    def complete_snapshot(self, generation: Generation) -> None:
+        """Make a snapshot the newest one of its job; earlier ones are dropped.
+
+        Raises LiveshiftError, and changes nothing, if the snapshot was given up, if the job does
+        not run any more or was rewound, or if a capsule has ended or belongs to another host or
+        epoch than when it was frozen.
+        """
+        number, job = generation.number, generation.job
+        with self._file.together():
+            found = self._file.rows("SELECT state FROM jobs WHERE name = ?", (job,))
+            if found != [("running",)] or self.rewinds(job) != generation.rewinds:
+                raise LiveshiftError(f"{job} was rewound or has ended since s{number} was begun")
+            if self._owners(job) != generation.owners:
+                raise LiveshiftError(f"a capsule of {job} has moved or ended since s{number}")
+            done = self._file.write(
+                "UPDATE snapshots SET state = 'complete', row = ?"
+                " WHERE number = ? AND job = ? AND state = 'taking'",
+                (msgspec.msgpack.encode(generation), number, job),
+            )
+            if done != 1:
+                raise LiveshiftError(f"s{number} of {job} is not being taken any more")
+            self._file.write("DELETE FROM snapshots WHERE job = ? AND number < ?", (job, number))
+
+    def give_up_snapshot(self, number: int) -> None:
+        """Record that a snapshot was not completed. Repeatable."""
+        self._file.write("DELETE FROM snapshots WHERE number = ? AND state = 'taking'", (number,))
+
+    def give_up_snapshots(self) -> None:
+        """Give up all snapshots that an earlier orchestrator has left under way."""
+        self._file.write("DELETE FROM snapshots WHERE state = 'taking'")
+
+    def snapshots_under_way(self) -> list[tuple[int, str]]:
+        """List the snapshots that are neither complete nor given up: number and job."""
+        return self._file.rows("SELECT number, job FROM snapshots WHERE state = 'taking'")
+
+    def newest(self, job: str) -> Generation | None:
+        """Return the newest complete snapshot of a job."""
+        query = (
+            "SELECT row FROM snapshots WHERE job = ? AND state = 'complete'"
+            " ORDER BY number DESC LIMIT 1"
+        )
+        found = self._file.rows(query, (job,))
+        return msgspec.msgpack.decode(found[0][0], type=Generation) if found else None
+
+    # ---- rewinds ----
+
+    def rewinds(self, job: str) -> int:
+        """Return how often the job was rewound. A later job of the same name goes on from there: a
+        host that missed the end of the earlier one must not take its count for a newer one."""
+        query = "SELECT COALESCE(MAX(count), 0) FROM rewound WHERE job = ?"
+        return int(self._file.rows(query, (job,))[0][0])
+
+    def rewind(self, job: str, generation: int, plan: Mapping[str, str], why: str) -> RewindRow:
+        """Take all capsules of a job back to snapshot ``generation``; ``plan``: capsule → host.
+
+        Before it returns, only the present owners may run the capsules; afterwards only those of
+        the plan may, each once it has the grant. Raises LiveshiftError, and changes nothing, if
+        that is not the job's newest complete snapshot, if the plan does not name exactly the job's
+        capsules, or if one of them or the job has ended.
+        """
+        with self._file.together():
+            newest = self.newest(job)
+            if newest is None or newest.number != generation:
+                raise LiveshiftError(f"s{generation} is not the newest snapshot of {job} any more")
+            owners = self._owners(job)
+            if owners.keys() != plan.keys():
+                raise LiveshiftError(f"{job} cannot be rewound: a capsule has ended")
+            new = {c: (plan[c], epoch + REWIND_EPOCHS) for c, (_, epoch) in owners.items()}
+            before = sorted(last_whole(self._granted(job), self.before(job)))
+            number, count = self._last_number("rewinds") + 1, self.rewinds(job) + 1
+            row = RewindRow(number, job, generation, count, new, before, why, time.time())
+            self._write_rewind(row)
+        return row
+
+    def _write_rewind(self, row: RewindRow) -> None:
+        done = self._file.write(
+            "UPDATE jobs SET state = 'rewinding'"
+            " WHERE name = ? AND state IN ('running', 'rewinding')",
+            (row.job,),
+        )
+        if done != 1:
+            raise LiveshiftError(f"{row.job} cannot be rewound: it has ended, or is being ended")
+        self._file.write("INSERT OR REPLACE INTO rewound VALUES (?, ?)", (row.job, row.rewinds))
+        self._file.write_all(
+            "UPDATE capsules SET host = ?, epoch = ?, granted = 0 WHERE name = ?",
+            [(host, epoch, name) for name, (host, epoch) in row.owners.items()],
+        )
+        self._file.write(
+            "UPDATE rewinds SET state = 'replaced' WHERE job = ? AND state != 'done'", (row.job,)
+        )
+        self._file.write(
+            "INSERT INTO rewinds VALUES (?, ?, 'ending', ?)",
+            (row.number, row.job, msgspec.msgpack.encode(row)),
+        )
+
+    def before(self, job: str) -> list[str]:
+        """Return the hosts of which one must end its earlier copies before the job may be restored;
+        empty if one has, or if no rewind is under way."""
+        query = "SELECT row FROM rewinds WHERE job = ? AND state = 'ending'"
+        found = self._file.rows(query, (job,))
+        return msgspec.msgpack.decode(found[0][0], type=RewindRow).before if found else []
+
+    def begin_restoring(self, number: int) -> None:
+        """Record that one earlier copy has certainly ended. Only after this may a capsule of the
+        rewind be restored, by this orchestrator or a later one. Repeatable."""
+        self._file.write(
+            "UPDATE rewinds SET state = 'restoring' WHERE number = ? AND state = 'ending'",
+            (number,),
+        )
+
+    def end_rewind(self, row: RewindRow) -> None:
+        """Record that all capsules run again. The job runs, unless it is being ended meanwhile.
+        Changes nothing if a later rewind has replaced this one. Repeatable."""
+        with self._file.together():
+            done = self._file.write(
+                "UPDATE rewinds SET state = 'done' WHERE number = ? AND state = 'restoring'",
+                (row.number,),
+            )
+            if done:
+                self._file.write(
+                    "UPDATE jobs SET state = 'running' WHERE name = ? AND state = 'rewinding'",
+                    (row.job,),
+                )
+
+    def rewinds_under_way(self) -> list[tuple[RewindRow, bool]]:
+        """List the rewinds that have not ended, each with whether it may restore capsules."""
+        query = "SELECT row, state FROM rewinds WHERE state IN ('ending', 'restoring')"
+        return [
+            (msgspec.msgpack.decode(row, type=RewindRow), state == "restoring")
+            for row, state in self._file.rows(query)
+        ]
+
+    # ---- the job, and a journal that was put back ----
+
+    def remove_job(self, job: str) -> None:
+        """Forget a job's snapshots and rewinds, but not how often it was rewound."""
+        with self._file.together():
+            self._file.write("DELETE FROM snapshots WHERE job = ?", (job,))
+            self._file.write("DELETE FROM rewinds WHERE job = ?", (job,))
+
+    def catch_up(self, counts: Mapping[str, int], skipped: int) -> None:
+        """Correct a journal that was put back from a backup, once all hosts have reported.
+
+        ``counts``: the highest count of rewinds that a host knows, by job. The journal's may be
+        lower, and then the next rewind would use a count twice. All snapshots are dropped: holders
+        may have dropped those that the backup names. The next ``skipped`` numbers are not used, as
+        hosts may hold images under them.
+        """
+        with self._file.together():
+            for job, count in counts.items():
+                if count > self.rewinds(job):
+                    self._file.write("INSERT OR REPLACE INTO rewound VALUES (?, ?)", (job, count))
+            self._file.write("DELETE FROM snapshots")
+            for table in ("snapshots", "rewinds"):
+                last = self._last_number(table) + skipped
+                self._file.write(f"INSERT INTO {table} (number) VALUES (?)", (last,))  # noqa: S608
+                self._file.write(f"DELETE FROM {table} WHERE number = ?", (last,))  # noqa: S608
+
+    # ---- what both need ----
+
+    def _owners(self, job: str) -> dict[str, tuple[str, int]]:
+        """The host and epoch of each capsule that has not ended."""
+        query = "SELECT name, host, epoch FROM capsules WHERE job = ? AND code IS NULL"
+        return {name: (host, epoch) for name, host, epoch in self._file.rows(query, (job,))}
+
+    def _granted(self, job: str) -> list[Owner]:
+        rows = self._file.rows("SELECT host, epoch, granted FROM capsules WHERE job = ?", (job,))
+        return [Owner(host, epoch, bool(granted)) for host, epoch, granted in rows]
+
+    def _last_number(self, table: str) -> int:
+        """The highest number that a row of the table has ever had; 0 if there was none."""
+        query = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = ?"
+        return int(self._file.rows(query, (table,))[0][0])

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages by which the orchestrator takes snapshots of a job, and takes a job back to one.
+
+``image`` names a capsule's image in a snapshot, such as s17.0 (model/snapshots.py), also on the
+wire. A source keeps a *session* for it, from StartSnapshot until CloseSnapshot. It thaws by itself
+after an error, after ``deadline`` seconds behind the lock, and when the orchestrator is silent. A
+session that is over refuses to lock and to dump. That can only fail the snapshot: the capsule's
+owner stays the same.
+"""
+
+from __future__ import annotations
+
+from ...criu_glue.survey.found import Survey
+from .base import Answer, Message
+from .records import Book, CapsuleSpec, HostFacts
+
+# ---- a snapshot, to a holder -------------------------------------------------------------------
+
+
+class Hold(Message, frozen=True):
+    """Preflight at a holder, then an inbox for an image; answers Holding.
+
+    The holder keeps the capsule's newest complete image beside it. ``epoch`` and ``rewinds`` of the
+    copy go into the claims for the image. ``limit_bytes``: the holder takes at most so many bytes.
+    """
+
+    image: str
+    spec: CapsuleSpec
+    survey: Survey
+    facts: HostFacts
+    source: str
+    epoch: int
+    rewinds: int
+    limit_bytes: int
+
+
+class Holding(Answer, frozen=True):
+    """``base``: the number of the snapshot at which the holder's store of the capsule's memory
+    stands; 0 if it has none. Only pages written since then need to come. ``least``: the highest
+    incarnation in the store, which drops pages that come under lower ones."""
+
+    endpoint: str
+    base: int
+    least: int
+
+
+class CheckHeld(Message, frozen=True):
+    """Compare the pages of an image that has come with the source's, and keep it; answers Held.
+
+    ``digest``: as in SnapshotClosed, not empty. Raises NotFound if the image is not here, and
+    StepFailed if it is incomplete or a page differs; the holder then drops an image that differs.
+    """
+
+    image: str
+    capsule: str
+    digest: bytes
+
+
+class Held(Answer, frozen=True):
+    """The image is whole, and the holder keeps it until a ruling ends it. ``bytes``: the memory
+    that the holder's images of the capsule take together, since they share pages."""
+
+    bytes: int
+
+
+# ---- a snapshot, to a source -------------------------------------------------------------------
+
+
+class StartSnapshot(Message, frozen=True):
+    """Open the wire, and send directories, output and memory while the job runs; answers Moved.
+
+    ``base``, ``least``: as in Holding. The source leaves out pages only if the last session for
+    this holder was of that snapshot: after any other one, the holder has dropped what came. An
+    earlier session of the capsule is ended first. ``deadline``: seconds for all this.
+    """
+
+    image: str
+    capsule: str
+    holder: str
+    endpoint: str
+    base: int
+    least: int
+    deadline: float
+
+
+class LockCapsule(Message, frozen=True):
+    """Lock the capsule's network, and keep it locked until the capsule is thawed; answers None."""
+
+    image: str
+    capsule: str
+    deadline: float
+
+
+class DumpCapsule(Message, frozen=True):
+    """Freeze a locked capsule, and dump it into the wire; answers Frozen.
+
+    The orchestrator sends it only after all capsules of the job have answered LockCapsule: so no
+    image has an effect of what another capsule did after its own. The source promises nothing.
+    """
+
+    image: str
+    capsule: str
+    deadline: float
+
+
+class ThawCapsule(Message, frozen=True):
+    """Let the capsule run again, however far its session is; answers None once its tasks run and
+    its network is open. Repeatable, and without effect where there is no session."""
+
+    image: str
+    capsule: str
+
+
+class CloseSnapshot(Message, frozen=True):
+    """End a session, and thaw the capsule if it is not yet; answers SnapshotClosed. It computes the
+    digest, so it is sent outside of the pause. Repeatable."""
+
+    image: str
+    capsule: str
+
+
+class SnapshotClosed(Answer, frozen=True):
+    """``digest``: of the memory in the image, for CheckHeld. It is empty if the holder does not
+    have the whole image, or if there is no such session (any more): the snapshot has failed."""
+
+    digest: bytes
+
+
+# ---- a rewind ----------------------------------------------------------------------------------
+
+
+class GetHeld(Message, frozen=True):
+    """What a holder knows of an image; answers HeldFacts. Raises NotFound if it has no complete
+    one: then the job cannot be taken back to it."""
+
+    image: str
+    capsule: str
+
+
+class HeldFacts(Answer, frozen=True):
+    """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send, on all
+    lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
+    output in it."""
+
+    survey: Survey
+    facts: HostFacts
+    image_bytes: int
+
+
+class ForwardHeld(Message, frozen=True):
+    """Send a held image to a host that has reserved a sandbox, perhaps to the holder itself;
+    answers Frozen without phases.
+
+    ``migration``: the name under which it is reserved, such as r4.0. The held image stays as it is.
+    """
+
+    image: str
+    migration: str
+    capsule: str
+    destination: str
+    endpoint: str
+
+
+class EndEarlier(Message, frozen=True):
+    """End all that this host has of a job from before a rewind, then enter the book; answers None.
+
+    That is: what runs, arrives, leaves or has a session and was made under fewer rewinds than
+    ``book.rewinds``. The host answers once its sandboxes are removed: they are removed by the
+    capsule's name, and a new one will have that name. Repeatable; copies of this count stay.
+    """
+
+    book: Book

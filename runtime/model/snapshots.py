@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of whole jobs: what one consists of, which hosts hold it, and where a rewind puts the
+capsules. Pure functions; those that choose return their reason in words if they find nothing.
+
+A holder has no capsule of the job and shares no failure domain with one that has. So the death of
+any one host takes either capsules or images, never both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+HELD = "held"
+"""The side of a claim for a held image. It is no ownership.Side: such an image never runs."""
+
+IMAGE = re.compile(r"s([1-9][0-9]{0,17})\.[0-9]{1,9}")
+"""The name of a capsule's image in a snapshot. SQLite's integers have 64 bits."""
+
+
+RESTORE = re.compile(r"r[1-9][0-9]{0,17}\.[0-9]{1,9}")
+"""The name under which a rewind restores a capsule."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A complete snapshot of a job; the journal keeps it in this form.
+
+    ``number`` counts the snapshots of all jobs. ``boundary``: where all ranks were, in words.
+    ``time``: of the boundary, in seconds since 1970 (time.time()). ``rewinds``: how often the job
+    had been rewound. ``owners``: the host and epoch of each capsule. ``holders``: the hosts that
+    hold the image of each capsule. ``bytes``: memory that all images take.
+    """
+
+    number: int
+    job: str
+    boundary: str
+    time: float
+    rewinds: int
+    owners: dict[str, tuple[str, int]]
+    holders: dict[str, list[str]]
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"s{self.number}"
+
+
+def image_name(snapshot: int, index: int) -> str:
+    """The name of a capsule's image on the wire, in claims and on the disk, such as s17.0."""
+    return f"s{snapshot}.{index}"
+
+
+def snapshot_of(image: str) -> int | None:
+    """The number of the snapshot to which an image of that name belongs; None for other names."""
+    found = IMAGE.fullmatch(image)
+    return int(found[1]) if found else None
+
+
+def restore_name(rewind: int, index: int) -> str:
+    """The name under which a rewind restores a capsule, such as r4.0. It takes the place of a
+    migration's name; ``rewind`` counts the rewinds of all jobs."""
+    return f"r{rewind}.{index}"
+
+
+def is_restore_name(name: str) -> bool:
+    """Whether a Reserve under this name is for a rewind, and not for a migration."""
+    return RESTORE.fullmatch(name) is not None
+
+
+class HostSeen(Protocol):
+    """What these decisions need of a host; orchestrator.spares.HostView has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spare(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def takes_work(self) -> bool: ...
+
+
+def choose_holders(
+    hosts: Iterable[HostSeen],
+    owners: Mapping[str, str],
+    domains: Mapping[str, str],
+    before: Mapping[str, str],
+) -> dict[str, str] | str:
+    """Return a holder for the image of each capsule, or in words why there is none.
+
+    ``owners``: the host of each capsule of the job. ``domains``: the failure domain of each host; a
+    host that is not in it is a domain of its own. ``before``: the earlier holder of each capsule;
+    it stays, because it needs only the pages written since. Otherwise hosts that could take a lost
+    capsule come first, and the images are spread over them.
+    """
+    known = list(hosts)
+    refused = {host.name: _why_no_holder(host, owners, domains) for host in known}
+    able = [host for host in known if not refused[host.name]]
+    if not able:
+        reasons = "; ".join(f"{name} {why}" for name, why in refused.items())
+        return f"no host can hold its snapshots: {reasons}"
+    names = {host.name for host in able}
+    load: Counter[str] = Counter()
+    chosen: dict[str, str] = {}
+    for capsule in owners:
+        holder = before.get(capsule, "")
+        if holder not in names:
+            holder = min(able, key=lambda host: (host.free <= 0, load[host.name], _rank(host))).name
+        load[holder] += 1
+        chosen[capsule] = holder
+    return chosen
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rewind restores a capsule, and which holder sends the image."""
+
+    host: str
+    holder: str
+
+
+def rewind_plan(
+    hosts: Iterable[HostSeen],
+    generation: Generation,
+    owners: Mapping[str, str],
+    lost: Collection[str],
+) -> dict[str, Place] | str:
+    """Return where each capsule goes back to, or in words why the job cannot be rewound now.
+
+    ``owners``: the host of each capsule. ``lost``: the capsules whose hosts are lost or came back
+    without them. The others stay. A lost capsule goes to its holder if that has a free slot, so
+    that its image does not cross the network, else where a move would go.
+    """
+    known = {host.name: host for host in hosts}
+    left = {name: host.free for name, host in known.items()}
+    plan = {}
+    for capsule, owner in owners.items():
+        holders = generation.holders.get(capsule, [])
+        up = [name for name in holders if name in known and known[name].up]
+        if not up:
+            where = ", ".join(holders) or "no host"
+            return (
+                f"no host that holds {capsule} is up: the image of {generation.name} is on {where}"
+            )
+        if capsule not in lost and owner in known and known[owner].up:
+            plan[capsule] = Place(owner, up[0])
+            continue
+        able = [host for host in known.values() if _receives(host) and left[host.name] > 0]
+        if not able:
+            return f"no host has room for {capsule}, which was on {owner}"
+        best = min(able, key=lambda host: (host.name not in up, _rank(host)))
+        left[best.name] -= 1
+        plan[capsule] = Place(best.name, best.name if best.name in up else up[0])
+    return plan
+
+
+def _receives(host: HostSeen) -> bool:
+    return host.takes_work and host.spare != "none"
+
+
+def _rank(host: HostSeen) -> tuple[bool, float, str]:
+    """The order in which hosts are taken: dedicated spares, then the emptiest, as for a move."""
+    return host.spare != "dedicated", host.used / max(1, host.slots), host.name
+
+
+def _why_no_holder(
+    host: HostSeen, owners: Mapping[str, str], domains: Mapping[str, str]
+) -> str | None:
+    if host.name in owners.values():
+        return "runs a capsule of the job"
+    domain = domains.get(host.name, host.name)
+    beside = next((name for name in owners.values() if domains.get(name, name) == domain), None)
+    if beside is not None:
+        return f"is in one failure domain with {beside}, which runs a capsule of the job"
+    if not host.up:
+        return "is not up"
+    if not host.takes_work:
+        return "is tainted or cordoned"
+    return "receives nothing (spare = none)" if host.spare == "none" else None

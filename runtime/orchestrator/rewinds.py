@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices that a protected job has lost a host, and takes the job back to its newest snapshot.
+
+A job is *protected* here while it has a complete snapshot of all its capsules, and none of them has
+ended. What dies of a lost host is then no end of the job: :meth:`Rewinds.takes_back`. If no rewind
+is possible yet (no holder is up, no host has room), nothing is ended, and the job waits. It goes on
+by itself if the host comes back with its capsules.
+
+snapshot/lookout.py says which hosts are lost, snapshot/rewind.py has the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+
+from ...errors import LiveshiftError, NotFound
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..daemon.tasks import Tasks
+from ..journal.snapshot_tables import RewindRow
+from ..model.jobs import KILLED, Capsule, Job
+from ..model.snapshots import Place, image_name, rewind_plan
+from ..quiesce.gates import Gates
+from ..snapshot.lookout import Lookout
+from ..snapshot.rewind import Rewind, RewindEnd
+from .address_book import AddressBook
+from .agents import Agents
+from .context import OrchestratorContext
+from .endings import Endings
+from .fleet import Fleet
+from .spares import choose_destination
+
+log = logging.getLogger("liveshift.rewinds")
+
+
+class Rewinds:
+    """All rewinds of the cluster; it implements RewindContext. ``gates`` are those of the
+    migrations, too."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        agents: Agents,
+        address_book: AddressBook,
+        context: OrchestratorContext,
+        gates: Gates,
+        endings: Endings,
+    ) -> None:
+        self.cluster = fleet.cluster
+        self._fleet = fleet
+        self._gates = gates
+        self._endings = endings
+        self._protection = fleet.journal.snapshots
+        # RewindContext says what each of these does.
+        self.request = agents.request
+        self.is_up = fleet.is_up
+        self.publish = address_book.publish
+        self.commit = context.commit
+        self._rows: dict[str, RewindRow] = {}  # by job: its last rewind, until that is done
+        self._following: set[str] = set()  # jobs on which a task works
+        self._noted: dict[str, str] = {}  # by job: why it waits
+        self._gone: set[int] = set()  # snapshots of which an image is gone
+        self._wake = asyncio.Event()
+        self._tasks = Tasks()
+        self._lookout = lookout = Lookout(fleet.cluster, self._heard, self._paused, self._wake.set)
+        self.note_heartbeat = lookout.note_heartbeat
+        self.lacks = lookout.lacks
+        self.why_again = lookout.why
+
+    # ---- what the orchestrator reports ---------------------------------------------------------
+
+    def takes_back(self, job: Job, capsule: Capsule, code: int) -> bool:
+        """Whether the end of a capsule's command is not recorded now, as it may be the work of a
+        lost host. Its agent then reports it again with every heartbeat, until it is known."""
+        if code == 0 or job.state != "running" or not self.protected(job):
+            return False
+        pending = job.name in self._following or self._lookout.lacking(job)
+        return bool(pending) or self._lookout.suspects(job)
+
+    def host_lost(self, host: str, job: Job, capsule: Capsule) -> bool:
+        """Take it that a host does not have a capsule which it was let run. Returns False if the
+        job cannot be rewound: then the capsule has ended."""
+        if not self.protected(job):
+            return False
+        self.lacks(capsule, f"{host} came back without {capsule.name}")
+        return True
+
+    def under_way(self) -> bool:
+        return any(job.state == "rewinding" for job in self._fleet.jobs.values())
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        for row, _ in self._protection.rewinds_under_way():
+            self._rows[row.job] = row
+        while True:
+            for job in list(self._fleet.jobs.values()):
+                if job.name not in self._following:
+                    self._look_at(job)
+            self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self.cluster.timeouts.heartbeat / 2)
+
+    def _look_at(self, job: Job) -> None:
+        if job.state == "rewinding":
+            self._spawn(job)
+        elif job.name in self._rows:
+            if job.state == "ending":
+                self._end_unrestored(job)
+            del self._rows[job.name]
+        elif self.protected(job) and not any(c.migration for c in job.capsules.values()):
+            if self.why_again(job):
+                self._spawn(job)
+            else:
+                self._noted.pop(job.name, None)
+
+    def _spawn(self, job: Job) -> None:
+        self._following.add(job.name)
+        self._tasks.spawn(self._follow(job))
+
+    async def _follow(self, job: Job) -> None:
+        try:
+            if self.why_again(job):
+                await self._begin(job)
+            else:
+                await self._go_on(job)
+        except Exception as error:  # the next attempt comes with the loop
+            if not isinstance(error, LiveshiftError):
+                log.exception("%s: an internal error in its rewind", job.name)
+            self._wait(job, str(error))
+            await asyncio.sleep(self.cluster.timeouts.heartbeat)
+        finally:
+            self._following.discard(job.name)
+
+    # ---- a rewind ------------------------------------------------------------------------------
+
+    async def _begin(self, job: Job) -> None:
+        """Plan a rewind, see that the images are there, write it, and carry it out."""
+        generation, lost = job.newest, self._lookout.lost(job)
+        if generation is None:
+            self._give_up(job, "no snapshot of it is left")
+            return
+        why = self.why_again(job)
+        owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
+        plan = rewind_plan(self._fleet.views(), generation, owners, lost)
+        if isinstance(plan, str):
+            raise LiveshiftError(plan)
+        if gone := await self._images_gone(job, generation.number, plan):
+            self._gone.add(generation.number)
+            self._give_up(job, gone)
+            return
+        again = rewind_plan(self._fleet.views(), generation, owners, self._lookout.lost(job))
+        if again != plan or job.newest is not generation or not self.why_again(job):
+            return  # something has changed meanwhile: look again
+        if not self.protected(job) or any(c.migration for c in job.capsules.values()):
+            return
+        noticed = self._lookout.silence(job)
+        row = self._protection.rewind(
+            job.name, generation.number, {c: place.host for c, place in plan.items()}, why
+        )
+        self._enter(job, row)
+        self.note(job, "rewinding", f"goes back to {generation.name}: {why}")
+        log.warning("%s goes back to %s: %s", job.name, generation.name, why)
+        await reached("rewind.committed")
+        rewind = Rewind(self, job, generation, row, owners.values(), noticed)
+        self._ended(job, rewind, await rewind.run())
+
+    async def _go_on(self, job: Job) -> None:
+        """Go on with the rewind that an earlier orchestrator has left, or that had to wait."""
+        row, generation = self._rows.get(job.name), job.newest
+        if row is None or generation is None or generation.number != row.generation:
+            self._give_up(job, "the journal was put back, and does not know the snapshot any more")
+            return
+        rewind = Rewind(self, job, generation, row, row.before)
+        self._ended(job, rewind, await rewind.recover())
+
+    def _enter(self, job: Job, row: RewindRow) -> None:
+        """Bring the memory to what the journal says since the write."""
+        if (snapshot := self._fleet.snapshots.get(job.name)) is not None:
+            snapshot.abandon("the job is rewound")
+        job.rewinds, job.state = row.rewinds, "rewinding"
+        for name, (host, epoch) in row.owners.items():
+            capsule = job.capsules[name]
+            capsule.host, capsule.epoch, capsule.granted, capsule.seen = host, epoch, False, None
+            self._lookout.begin_anew(capsule)
+        self._rows[job.name] = row
+        self._noted.pop(job.name, None)
+
+    async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
+        """Say which image of the plan its holder does not have any more; "" if they have all.
+        Raises LiveshiftError if a holder does not say."""
+
+        async def look(capsule: Capsule) -> str:
+            image = image_name(number, capsule.index)
+            get = messages.GetHeld(image, capsule.name)
+            try:
+                limit = self.cluster.timeouts.prepare
+                await self.request(plan[capsule.name].holder, get, limit)
+            except NotFound as gone:
+                return f"{image}, the image of {capsule.name}, is gone: {gone}"
+            return ""
+
+        found = await asyncio.gather(*map(look, job.capsules.values()))
+        return next(filter(None, found), "")
+
+    def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
+        if end is RewindEnd.LOST:
+            self._give_up(job, str(rewind.error))
+        elif end is RewindEnd.JOB_ENDS:
+            self._end_unrestored(job)
+
+    # ---- jobs that cannot be rewound -----------------------------------------------------------
+
+    def _give_up(self, job: Job, why: str) -> None:
+        """End what is certainly lost. A capsule whose host is only silent may still come back."""
+        self._wait(job, f"cannot be taken back: {why}")
+        lacking = self._lookout.lacking(job)
+        for capsule in list(job.capsules.values()):
+            if capsule.code is None and (capsule.name in lacking or not capsule.granted):
+                self._endings.capsule_ended(job, capsule, KILLED)
+                self.note(job, "lost", f"{capsule.name} is lost: {why}")
+        if job.state == "rewinding" and not self.why_again(job):  # all of it runs
+            self._fleet.journal.set_job(job.name, "running", job.code)
+            job.state = "running"
+
+    def _end_unrestored(self, job: Job) -> None:
+        """End the capsules of a job that is being ended which run nowhere: no signal reaches them,
+        and from now on each of their claims is ruled "end"."""
+        for capsule in list(job.capsules.values()):
+            if capsule.code is None and not capsule.granted and not capsule.migration:
+                self._endings.capsule_ended(job, capsule, KILLED)
+
+    def _wait(self, job: Job, why: str) -> None:
+        """Note why a job is not taken back (yet), each reason once in a row."""
+        if self._noted.get(job.name) != why:
+            self._noted[job.name] = why
+            log.warning("%s: %s", job.name, why)
+            self.note(job, "rewinding", f"waits: {why}")
+
+    # ---- the rest of RewindContext -------------------------------------------------------------
+
+    def protected(self, job: Job) -> bool:
+        """Whether the job could be rewound, as far as its own state goes."""
+        newest = job.newest
+        return (
+            newest is not None
+            and newest.number not in self._gone
+            and newest.owners.keys() == job.capsules.keys()
+            and job.state in ("running", "rewinding")
+            and all(capsule.code is None for capsule in job.capsules.values())
+        )
+
+    def before(self, job: Job) -> list[str]:
+        return self._protection.before(job.name)
+
+    def note(self, job: Job, kind: str, text: str) -> None:
+        self._fleet.journal.note(job.name, kind, text)
+
+    def begin_restoring(self, row: RewindRow) -> None:
+        self._protection.begin_restoring(row.number)
+
+    def end_rewind(self, row: RewindRow) -> None:
+        self._protection.end_rewind(row)
+        self._rows.pop(row.job, None)
+        job = self._fleet.jobs.get(row.job)
+        if job is not None and job.state == "rewinding":
+            job.state = "running"
+
+    def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
+        views = [view for view in self._fleet.views() if view.name not in avoid]
+        return choose_destination(views, capsule.name, capsule.host, "")[0].name
+
+    async def open_gates(self, job: Job) -> str:
+        return await self._gates.open(job, self.cluster.timeouts)
+
+    def _heard(self) -> dict[str, float]:
+        return {name: state.heard for name, state in self._fleet.hosts.items()}
+
+    def _paused(self, job: Job) -> bool:
+        """Whether a move or a snapshot holds the job's ranks at their gates."""
+        snapshot = self._fleet.snapshots.get(job.name)
+        if snapshot is not None and not snapshot.released.is_set():
+            return True
+        moves = self._fleet.under_way()
+        return any(each.job is job and each.holds_gates for each in moves)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One capsule's part in a snapshot: the requests to its source and to the holder of its image."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TypeVar
+
+from ...errors import Refused, StepFailed
+from .. import messages
+from ..config.cluster import Cluster
+from ..config.timeouts import Timeouts
+from ..messages import Message
+from ..messages.answers import expected
+from ..migration.context import limit_bytes
+from ..model.jobs import Capsule, Job
+from .context import SnapshotContext
+
+log = logging.getLogger("liveshift.snapshot")
+M = TypeVar("M", bound=Message)
+
+
+class CapsuleImage:
+    """The image ``image`` of a capsule, which goes from its host to ``holder``.
+
+    Its requests go to the host that had the capsule at the beginning, since the session is there.
+    """
+
+    def __init__(
+        self,
+        context: SnapshotContext,
+        image: str,
+        job: Job,
+        capsule: Capsule,
+        holder: str,
+        limits: Timeouts,
+    ) -> None:
+        self.name = capsule.name
+        self.host = capsule.host
+        self.epoch = capsule.epoch
+        self.holder = holder
+        self.begun = False
+        """Whether the source may have a session."""
+        self.thawed = False
+        self.refused = False
+        """Whether the holder has refused the image."""
+        self.digest = b""
+        """After :meth:`close`: as in SnapshotClosed."""
+        self._context = context
+        self._image = image
+        self._job = job
+        self._capsule = capsule
+        self._limits = limits
+
+    async def send_ahead(self) -> None:
+        """Survey the capsule, prepare its holder, and send what can go while the job trains."""
+        limits = self._limits
+        inspect = messages.Inspect(self.name)
+        inspected = await self._request(self.host, inspect, limits.prepare, messages.Inspected)
+        _check_supported(self.name, inspected, self._context.cluster)
+        hold = messages.Hold(
+            image=self._image,
+            spec=self._job.spec(self._capsule, self._context.cluster),
+            survey=inspected.survey,
+            facts=inspected.facts,
+            source=self.host,
+            epoch=self.epoch,
+            rewinds=self._job.rewinds,
+            limit_bytes=limit_bytes(inspected),
+        )
+        try:
+            holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)
+        except Refused:
+            self.refused = True
+            raise
+        self.begun = True  # before it is sent: the answer may be lost
+        start = messages.StartSnapshot(
+            image=self._image,
+            capsule=self.name,
+            holder=self.holder,
+            endpoint=holding.endpoint,
+            base=holding.base,
+            least=holding.least,
+            deadline=limits.precopy - limits.suspicion,
+        )
+        await self._request(self.host, start, limits.precopy, messages.Moved)
+
+    async def lock(self, left: float) -> None:
+        """Lock the network, for ``left`` seconds at most; the tasks run on behind the lock."""
+        lock = messages.LockCapsule(self._image, self.name, left)
+        await self._context.request(self.host, lock, self._limits.answer(left))
+
+    async def dump(self, left: float) -> None:
+        """Dump the locked capsule within ``left`` seconds, and thaw it at once."""
+        dump = messages.DumpCapsule(self._image, self.name, left)
+        await self._request(self.host, dump, self._limits.answer(left), messages.Frozen)
+        await self.thaw()
+
+    async def thaw(self) -> None:
+        """Let the capsule go on; never raises. A source that is not reached within twice
+        timeouts.suspicion goes on by itself, because the orchestrator is silent."""
+        limits = self._limits
+        thaw = messages.ThawCapsule(self._image, self.name)
+        until = time.monotonic() + 2 * limits.suspicion
+        while True:
+            try:
+                await self._context.request(self.host, thaw, limits.answer(limits.suspicion))
+                break
+            except Exception as error:
+                log.warning("%s: the thaw of %s: %s", self._image, self.name, error)
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(limits.heartbeat)
+        self.thawed = True
+
+    async def close(self) -> None:
+        """End the session, and learn the digest of what was sent; never raises."""
+        request, limit = messages.CloseSnapshot(self._image, self.name), self._limits.prepare
+        try:
+            closed = await self._request(self.host, request, limit, messages.SnapshotClosed)
+            self.digest = closed.digest
+        except Exception as error:
+            log.warning("%s: the end of the session of %s: %s", self._image, self.name, error)
+
+    async def check_held(self) -> int:
+        """Let the holder compare what it has with what was sent; returns the bytes that it takes
+        there. Raises StepFailed if they differ."""
+        if not self.digest:
+            why = f"{self.host} has not sent the whole image of {self.name} to {self.holder}"
+            raise StepFailed("snapshot", why)
+        check = messages.CheckHeld(self._image, self.name, self.digest)
+        held = await self._request(self.holder, check, self._limits.prepare, messages.Held)
+        return held.bytes
+
+    async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
+        answer = await self._context.request(host, message, timeout)
+        return expected(expect, host, message, answer)
+
+
+def _check_supported(capsule: str, inspected: messages.Inspected, cluster: Cluster) -> None:
+    """Raise Refused if the capsule cannot be taken back to an image yet."""
+    carried = {str(path) for path in cluster.files.carried}
+    # along.measure counts the directory itself.
+    filled = [each.path for each in inspected.survey.along if each.files > 1]
+    filled = [path for path in filled if path in carried]
+    why, hint = "", "the job trains on without snapshots; it can move"
+    if inspected.gpu is not None:
+        why = "it uses a GPU, and device memory has no snapshots yet"
+    elif inspected.full_dump:
+        why = f"its memory cannot be copied while it trains: {inspected.full_dump}"
+    elif filled:
+        why = f"{', '.join(filled)} is carried and has files"
+        hint = "list it under files.shared, or keep it empty"
+    if why:
+        raise Refused(f"{capsule} can have no snapshot: {why}", hint=hint)

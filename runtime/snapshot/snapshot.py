@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One snapshot of a job: :meth:`Snapshot.run` has all steps in order.
+
+The image of each capsule goes to a holder, and the capsule runs on where it is. All images
+together are one consistent cut, because of one order: *no source dumps before the networks of all
+capsules are locked*. A source keeps its lock from its answer to LockCapsule until its thaw, and
+refuses to dump after a thaw. So there is a moment at which all are locked, and no capsule receives
+anything between that moment and its own dump. That also holds for the connections of a job that is
+frozen without a boundary. A source may thaw as soon as its own image is complete: what it sends
+then reaches no capsule that is not dumped yet.
+
+No host promises anything, and no ownership changes. So every failure has one answer: thaw all, open
+the gates, and keep the snapshot before this one. The snapshot counts only after one durable write,
+which comes when each holder has compared the pages with its source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TypeVar
+
+from ...errors import LiveshiftError, Refused, StepFailed
+from ..cost.model import max_pause
+from ..daemon.faultpoints import reached
+from ..migration.context import NoBoundary
+from ..model.jobs import Job
+from ..model.snapshots import Generation, image_name
+from .capsule_image import CapsuleImage
+from .context import SnapshotContext
+
+log = logging.getLogger("liveshift.snapshot")
+T = TypeVar("T")
+
+
+class Snapshot:
+    """A snapshot that is under way or over; ``number`` is the one that the journal gave to it.
+
+    ``holders``: the holder of each capsule's image. :meth:`run` and :meth:`recover` never raise:
+    ``generation`` is what they have completed, else ``error`` says why there is nothing.
+    """
+
+    def __init__(
+        self, context: SnapshotContext, number: int, job: Job, holders: Mapping[str, str]
+    ) -> None:
+        self.number = number
+        self.name = f"s{number}"
+        self.job = job
+        self.generation: Generation | None = None
+        self.error: LiveshiftError | None = None
+        self.released = asyncio.Event()
+        """Set while this snapshot does not hold the job's gates."""
+        self.released.set()
+        self.seconds: dict[str, float] = {}
+        """The parts of the pause: quiesce, lock, dump, reopen."""
+        self._context = context
+        try:
+            self._limits = job.timeouts(context.cluster)
+        except Refused:  # run() says so; recover() must thaw what there is all the same
+            self._limits = context.cluster.timeouts
+        self._parts = [
+            CapsuleImage(
+                context,
+                image_name(number, capsule.index),
+                job,
+                capsule,
+                holders.get(capsule.name, ""),
+                self._limits,
+            )
+            for capsule in job.capsules.values()
+        ]
+        self._rewinds = job.rewinds
+        self._boundary = ""
+        self._time = 0.0
+        self._until = 0.0  # monotonic time at which the pause must be over
+        self._work: asyncio.Future[None] | None = None  # what an abandon interrupts
+        self._abandoned: Refused | None = None
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds from the first closed gate until all gates were open again."""
+        return sum(self.seconds.values())
+
+    @property
+    def refused(self) -> set[str]:
+        """The holders that have refused an image."""
+        return {part.holder for part in self._parts if part.refused}
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it has ended because :meth:`abandon` was called."""
+        return self.error is not None and self.error is self._abandoned
+
+    async def run(self) -> None:
+        """Do all steps of the snapshot, in order."""
+        try:
+            await self._unless_abandoned()
+        except Exception as error:
+            self.error = _as_ours(error)
+        await self._let_go()
+        await self._close()  # after a failure too: it ends the sessions
+        if self.error is not None:
+            return
+        try:
+            await self._complete()
+        except Exception as error:
+            self.error = _as_ours(error)
+
+    async def recover(self) -> None:
+        """Undo a snapshot that an earlier orchestrator has left under way, however far it was."""
+        self.error = StepFailed("snapshot", "the orchestrator was restarted")
+        for part in self._parts:
+            part.begun = True
+        if not self._context.at_gates(self.job):  # else that migration opens them
+            self.released.clear()  # it may have closed them
+        await self._let_go()
+        await self._close()
+
+    def abandon(self, why: str) -> None:
+        """Give the snapshot up, unless all its capsules have been dumped already. It ends a little
+        later, as a failed one does."""
+        if self.error is not None or self._abandoned is not None:
+            return
+        if self._work is None or self._work.cancel():
+            self._abandoned = Refused(f"given up: {why}")
+
+    # ---- the steps, in order -------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        self.job.timeouts(self._context.cluster)  # raises Refused if they do not fit
+        await self._all(CapsuleImage.send_ahead)
+        self._check_job()
+        with self._timed("quiesce"):
+            await self._close_gates()
+        pause = max_pause(self._context.cluster.precopy, self._limits)
+        self._until = time.monotonic() + pause
+        with self._timed("lock"):
+            left = self._left()
+            await self._all(lambda part: part.lock(left))
+        self._time = time.time()
+        with self._timed("dump"):
+            rest = self._left()
+            await self._all(lambda part: part.dump(rest))
+
+    async def _close_gates(self) -> None:
+        """Bring the job to a boundary; a job that talks over TCP only may be frozen without one."""
+        if move := self._context.at_gates(self.job):
+            raise Refused(f"{move} holds the ranks of {self.job.name}")
+        self.released.clear()  # with no await since the look: now no migration closes them
+        try:
+            self._boundary = await self._context.close_gates(self.job)
+        except NoBoundary as error:
+            if not error.only_tcp:
+                raise
+            self._boundary = f"frozen in place: {error}"
+
+    async def _complete(self) -> None:
+        """Let the holders compare what they have; then make the snapshot the newest one."""
+        sizes = await self._all(CapsuleImage.check_held)
+        generation = Generation(
+            self.number,
+            self.job.name,
+            self._boundary,
+            self._time,
+            self._rewinds,
+            {part.name: (part.host, part.epoch) for part in self._parts},
+            {part.name: [part.holder] for part in self._parts},
+            sum(sizes),
+        )
+        self._context.complete(generation)
+        self.generation = generation
+        await reached("snapshot.complete")
+
+    # ---- its end, whatever has happened --------------------------------------------------------
+
+    async def _let_go(self) -> None:
+        """Thaw what is not thawed yet, then open the gates that were closed; never raises."""
+        left = [part for part in self._parts if part.begun and not part.thawed]
+        await asyncio.gather(*(part.thaw() for part in left))
+        if self.released.is_set():
+            return
+        with self._timed("reopen"):
+            try:
+                if remark := await self._context.open_gates(self.job):
+                    log.info("%s of %s: %s", self.name, self.job.name, remark)
+            except Exception:
+                log.exception("%s: the gates of %s stay closed", self.name, self.job.name)
+            finally:
+                self.released.set()
+
+    async def _close(self) -> None:
+        """End the sessions; never raises."""
+        await asyncio.gather(*(part.close() for part in self._parts if part.begun))
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    async def _unless_abandoned(self) -> None:
+        """Take the images; raises the Refused of an abandon."""
+        self._work = asyncio.ensure_future(self._take())
+        if self._abandoned is not None:
+            self._work.cancel()
+        try:
+            await self._work
+        except asyncio.CancelledError:
+            if self._abandoned is None:
+                raise  # the orchestrator itself ends
+            raise self._abandoned from None
+
+    async def _all(self, step: Callable[[CapsuleImage], Awaitable[T]]) -> list[T]:
+        """Do a step for all capsules at once. After an error in one of them, all have ended."""
+        tasks = [asyncio.ensure_future(step(part)) for part in self._parts]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _check_job(self) -> None:
+        """Raise StepFailed if the job is not what it was when the snapshot began."""
+        living = [c for c in self.job.capsules.values() if c.code is None]
+        now = {c.name: (c.host, c.epoch) for c in living}
+        same = (self.job.state, self.job.rewinds) == ("running", self._rewinds)
+        if not same or now != {part.name: (part.host, part.epoch) for part in self._parts}:
+            why = f"{self.job.name} has changed since {self.name} began"
+            raise StepFailed("snapshot", why)
+
+    def _left(self) -> float:
+        """Seconds left of the longest pause; raises StepFailed if it is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise StepFailed(
+                "snapshot",
+                f"{self.name} would pause {self.job.name} for too long",
+                hint="precopy.max_pause limits the pause",
+            )
+        return left
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.monotonic() - began
+
+
+def _as_ours(error: Exception) -> LiveshiftError:
+    """Return a LiveshiftError as it is; log any other error and wrap it into a StepFailed."""
+    if isinstance(error, LiveshiftError):
+        return error
+    log.exception("a snapshot met an internal error", exc_info=error)
+    return StepFailed("snapshot", f"internal error: {type(error).__name__}: {error}")

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host does as a holder of images: the orchestrator's requests, and the claims that end what
+is not needed. Stores, files and the wire are real; capsules and orchestrator are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import memory_parts
+import msgspec
+import pytest
+from held_scene import CORE, LOG, MB, SPEC, Memory, Source, some_memory
+from inbox_scene import Host
+from memory_parts import PAGE
+from preflight_scene import HERE, NOTHING
+from waits import until_async
+from wire_ends import LIMIT, key_directory, receiver
+
+from liveshift.errors import LiveshiftError, NotFound, Refused, SourceRefused, StepFailed
+from liveshift.runtime import messages
+from liveshift.runtime.agent import preflight
+from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.agent.holding_handlers import HoldingHandlers
+from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
+from liveshift.runtime.agent.migration_registry import MigrationRegistry
+from liveshift.runtime.config.cluster import Files, Paths
+from liveshift.runtime.config.tables import WireSettings
+from liveshift.runtime.wire import LANES, PAGE_TABLE
+
+__all__ = ["key_directory"]
+
+SURVEY = replace(NOTHING, resident=8 * MB, shared_memory=0)
+FIRST = some_memory()
+BUDGET = 64 * MB
+
+
+def hold(number: int, survey: Any = SURVEY) -> messages.Hold:
+    return messages.Hold(f"s{number}.1", SPEC, survey, HERE, "h0", 3, 1, 64 * MB)
+
+
+def check(number: int, memory: Memory = FIRST) -> messages.CheckHeld:
+    return messages.CheckHeld(f"s{number}.1", "gpt/1", memory_parts.digest(memory))
+
+
+class Scene(MigrationRegistry):
+    """A holder, and its wire."""
+
+    def __init__(self, top: Path, key_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._busy = set()
+        self.facts, self.criu = HERE, None
+        self.receiver, self.endpoint = receiver(key_directory)
+        own = SimpleNamespace(
+            address="127.0.0.1",
+            data=self.receiver.address,
+            pages=self.receiver.pages.address,
+            memory=None,
+        )
+        cluster: Any = SimpleNamespace(
+            paths=Paths(state=top / "state", run=top / "run", keys=key_directory),
+            files=Files(),
+            wire=WireSettings(streams=2),
+            timeouts=SimpleNamespace(heartbeat=0.01, suspicion=5.0),
+            host=lambda _name: own,
+        )
+        factory = CapsuleFactory(cluster, "h1")
+        table = SimpleNamespace(host="h1", cluster=cluster, factory=factory)
+        self.table = self._capsule_table = cast(Any, table)
+        self.ruled: messages.Ruled | LiveshiftError = messages.Ruled("wait", 3)
+        self.claims: list[messages.Claim] = []
+        self.checked = 0
+        monkeypatch.setattr(preflight, "check", self._check)
+        self.handlers = self.again()
+
+    def again(self) -> HoldingHandlers:
+        """As an agent that was started anew has it."""
+        self.handlers = HoldingHandlers(self.table, self, self._claimed, BUDGET)
+        asyncio.run(self.handlers.recover())
+        return self.handlers
+
+    def _check(self, *_: object, **__: object) -> list[tuple[str, str]]:
+        self.checked += 1
+        return []
+
+    async def _claimed(self, claim: messages.Claim) -> messages.Ruled:
+        self.claims.append(claim)
+        if isinstance(self.ruled, LiveshiftError):
+            raise self.ruled
+        return self.ruled
+
+    def hold(self, number: int, survey: Any = SURVEY) -> messages.Holding:
+        return asyncio.run(self.handlers.hold(hold(number, survey)))
+
+    def check(self, number: int, memory: Memory = FIRST) -> messages.Held:
+        return asyncio.run(self.handlers.check(check(number, memory)))
+
+    def take(self, number: int, memory: Memory = FIRST, incarnation: int = 1) -> None:
+        """Take an image that was announced, under this incarnation of the processes."""
+        inbox = self.inbox(number)
+        source = Source(inbox)
+        source.send_pages(memory, incarnation)
+        source.send(CORE, b"registers")
+        source.send(LOG, b"lines")
+        inbox.pages.write(1, memoryview(b""), b"end")
+        table = memory_parts.table(memory, incarnation)
+        source.send(PAGE_TABLE, msgspec.msgpack.encode(table))
+        source.finish()
+
+    def keep(self, number: int, incarnation: int = 1) -> messages.Holding:
+        holding = self.hold(number)
+        self.take(number, incarnation=incarnation)
+        self.check(number)
+        return holding
+
+    def inbox(self, number: int) -> Inbox:
+        found = self.handlers._images.generations()
+        inbox = next(g.inbox for g in found if g.number == number)
+        assert inbox is not None
+        return inbox
+
+    @property
+    def announced(self) -> list[str]:
+        """The images that the receiver takes."""
+        return sorted(self.receiver._open)
+
+    @property
+    def numbers(self) -> list[tuple[int, bool]]:
+        """The generations that are here, and whether each is kept."""
+        return [(g.number, g.kept) for g in self.handlers._images.generations()]
+
+
+@pytest.fixture
+def scene(key_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="ls-held-", dir="/dev/shm") as place:
+        made = Scene(Path(place), key_directory, monkeypatch)
+        yield made
+        made.handlers.close()
+
+
+# ---- a snapshot --------------------------------------------------------------------------------
+
+
+def test_an_image_is_announced_then_compared_and_kept(scene: Scene) -> None:
+    assert scene.hold(17) == messages.Holding(scene.endpoint, 0, 1)
+    assert (scene.announced, scene.handlers.busy) == (["s17.1"], True)
+    scene.take(17)
+    assert scene.check(17).bytes >= 300 * PAGE
+    assert (scene.numbers, scene.announced) == ([(17, True)], [])
+    assert not scene.handlers.busy
+
+
+def test_the_next_image_begins_where_the_one_before_stands(scene: Scene) -> None:
+    scene.keep(17, incarnation=4)
+    assert scene.keep(18) == messages.Holding(scene.endpoint, 17, 4)
+    assert scene.numbers == [(17, True), (18, True)]
+    with pytest.raises(Refused, match=r"s17 and s18 of gpt/1 are held here"):
+        scene.hold(19)
+
+
+def test_memory_that_differs_is_dropped_and_the_image_before_stays(scene: Scene) -> None:
+    scene.keep(17)
+    scene.hold(18)
+    scene.take(18)
+    with pytest.raises(StepFailed, match="is not what its source has sent"):
+        scene.check(18, some_memory(1))
+    assert (scene.numbers, scene.announced) == ([(17, True)], [])
+    assert scene.hold(19).base == 17
+
+
+def test_an_image_that_is_not_complete_is_not_kept(scene: Scene) -> None:
+    scene.hold(17)
+    with pytest.raises(StepFailed, match=r"s17\.1 is not complete"):
+        scene.check(17)
+    assert (scene.numbers, scene.announced) == ([(17, False)], ["s17.1"]), "it may come still"
+    with pytest.raises(NotFound, match=r"h1 does not hold the image s16\.1"):
+        scene.check(16)
+
+
+def test_a_request_that_comes_again_does_not_disturb_what_comes(scene: Scene) -> None:
+    first = scene.hold(17)
+    inbox, taken = scene.inbox(17), scene.receiver._open["s17.1"]
+    assert scene.hold(17) == first
+    assert (scene.inbox(17), scene.receiver._open["s17.1"]) == (inbox, taken)
+    assert scene.checked == 1
+
+
+def test_what_was_not_kept_gives_way_to_the_next(scene: Scene) -> None:
+    scene.hold(17)
+    scene.take(17)
+    assert scene.hold(18) == messages.Holding(scene.endpoint, 0, 1)
+    assert (scene.numbers, scene.announced) == ([(18, False)], ["s18.1"])
+
+
+@pytest.mark.parametrize("field", ["resident", "output", "single_size", "nameless"])
+def test_an_image_that_does_not_fit_is_refused(scene: Scene, field: str) -> None:
+    """Its files count too: they lie in memory here."""
+    more: Any = {field: BUDGET + MB}
+    large = replace(SURVEY, **more)
+    with pytest.raises(Refused, match=r"h1 cannot hold s17\.1 of gpt/1: it takes"):
+        scene.hold(17, large)
+    assert (scene.numbers, scene.announced) == ([], [])
+
+
+def test_only_the_first_image_is_checked_against_this_host(scene: Scene) -> None:
+    scene.keep(17)
+    scene.hold(18)
+    assert scene.checked == 1
+    worse = replace(SURVEY, problems=(("it has a device open", "close it"),))
+    with pytest.raises(SourceRefused, match="it has a device open"):
+        scene.hold(19, worse)
+
+
+def test_an_image_needs_a_number(scene: Scene) -> None:
+    with pytest.raises(LiveshiftError, match='cannot have the name "m1"'):
+        asyncio.run(scene.handlers.hold(msgspec.structs.replace(hold(17), image="m1")))
+
+
+# ---- a rewind ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_reservation_needs_is_known_also_after_a_restart(
+    scene: Scene, restarted: bool
+) -> None:
+    scene.keep(17)
+    if restarted:
+        scene.handlers.close()
+        scene.again()
+    found = asyncio.run(scene.handlers.facts(messages.GetHeld("s17.1", "gpt/1")))
+    assert (found.survey, found.facts) == (SURVEY, HERE)
+    pages = sum(len(pages) for pages in FIRST.values())
+    assert pages * PAGE < found.image_bytes < pages * PAGE + MB
+    scene.hold(18)
+    with pytest.raises(NotFound, match=r"s18\.1 was not kept"):
+        asyncio.run(scene.handlers.facts(messages.GetHeld("s18.1", "gpt/1")))
+
+
+@pytest.mark.parametrize("host", ["h0", "h1"], ids=["to another host", "to the holder itself"])
+def test_an_image_goes_over_the_wire_and_stays(scene: Scene, tmp_path: Path, host: str) -> None:
+    scene.table.host = host
+    scene.keep(17)
+    there = Host(tmp_path / "there")
+    there.inbox.memory_limit = 1 << 30
+    scene.receiver.expect("m1", host, there.inbox, LIMIT, there.inbox.pages, LANES)
+    request = messages.ForwardHeld("s17.1", "m1", "gpt/1", "h1", scene.endpoint)
+    try:
+        for image in ("s16.1", "s18.1"):
+            with pytest.raises(NotFound):
+                asyncio.run(scene.handlers.forward(msgspec.structs.replace(request, image=image)))
+        assert asyncio.run(scene.handlers.forward(request)) == messages.Frozen(7, [])
+        assert there.inbox.complete
+        assert there.inbox.memory is not None
+        assert memory_parts.content(there.inbox.memory) == FIRST
+    finally:
+        there.inbox.forget_memory()
+    assert (scene.numbers, scene.handlers.busy) == ([(17, True)], False)
+
+
+# ---- claims ------------------------------------------------------------------------------------
+
+
+def claiming(scene: Scene, done: Callable[[], object]) -> None:
+    async def claim() -> None:
+        work = asyncio.create_task(scene.handlers.keep_claiming())
+        await until_async(done)
+        work.cancel()
+
+    asyncio.run(claim())
+
+
+def test_it_claims_for_what_it_keeps_and_for_what_comes(scene: Scene) -> None:
+    scene.keep(17)
+    scene.hold(18)
+    claiming(scene, lambda: len(scene.claims) >= 4)
+    assert {claim.migration for claim in scene.claims} == {"s17.1", "s18.1"}
+    first = scene.claims[0]
+    assert (first.capsule, first.side, first.ready) == ("gpt/1", "held", False)
+    assert (first.epoch, first.rewinds) == (3, 1)
+    assert scene.numbers == [(17, True), (18, False)]
+
+
+def test_a_ruling_ends_an_image_and_only_a_ruling_does(scene: Scene) -> None:
+    scene.keep(17)
+    scene.hold(18)
+    scene.ruled = LiveshiftError("the journal cannot be written")
+    claiming(scene, lambda: len(scene.claims) >= 4)
+    assert scene.numbers == [(17, True), (18, False)]
+    scene.ruled = messages.Ruled("end", 3)
+    claiming(scene, lambda: not scene.numbers)
+    assert scene.announced == []
+    assert not scene.table.factory.images("held").exists()
+    assert scene.hold(19).base == 0

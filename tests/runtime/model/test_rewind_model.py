@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explores snapshots and rewinds: one running copy of each capsule under the newest count, a
+consistent cut, images that are kept, and rest once faults stop. With each safeguard taken away it
+finds what goes wrong.
+
+What a state is, and what may happen in it: rewind_model.py and what it imports.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from exploring import explore, follow, wander
+from rewind_model import RewindModel
+from rewind_state import Faults, Safeguards, at, initial
+
+from liveshift.runtime.model.ownership import Owner, Ruling, Side, rule, rule_held
+from liveshift.runtime.model.steps import MigrationStep
+
+KINDS = ("agents", "chunks", "cuts", "doubles", "failures", "hosts", "orchestrator", "silences")
+FOUND_AT_MOST = 12_000
+"""States within which a safeguard's absence has to show."""
+
+
+def faults(*names: str, snapshots: int = 0) -> Faults:
+    return Faults(**{name: names.count(name) for name in names}, snapshots=snapshots)
+
+
+SNAPSHOT = {
+    (): 15,
+    ("agents",): 100,
+    ("chunks",): 40,
+    ("doubles",): 100,
+    ("orchestrator",): 50,
+    ("silences",): 100,
+    ("agents", "silences"): 500,
+    ("cuts",): 2_000,
+    ("hosts",): 2_000,
+}
+"""Faults while a snapshot is taken, and how many states that is at least: fewer, and it explores
+nothing."""
+
+REWIND = {
+    ("agents", "hosts"): 2_000,
+    ("cuts", "cuts"): 2_000,
+    ("cuts", "failures"): 1_000,
+    ("cuts", "silences"): 2_000,
+    ("doubles", "hosts"): 1_000,
+    ("hosts", "hosts"): 2_000,
+    ("hosts", "orchestrator"): 2_000,
+}
+"""The same without another snapshot: the job has one, and is rewound."""
+
+MOST = 2_500
+"""States of each of these. Those nearest to the start come first."""
+
+
+@pytest.mark.parametrize("left", ["", "source", "destination"])
+@pytest.mark.parametrize(("kinds", "least"), SNAPSHOT.items(), ids=lambda v: str(v))
+def test_faults_in_a_snapshot(kinds: tuple[str, ...], least: int, left: str) -> None:
+    most = MOST if not left else MOST // 4
+    found = explore(RewindModel(Safeguards()), initial(faults(*kinds, snapshots=1), left), most)
+    assert found.violation is None, found
+    assert found.states >= min(least, most)
+
+
+@pytest.mark.parametrize(("kinds", "least"), REWIND.items(), ids=lambda v: str(v))
+def test_faults_in_a_rewind(kinds: tuple[str, ...], least: int) -> None:
+    found = explore(RewindModel(Safeguards()), initial(faults(*kinds)), MOST)
+    assert found.violation is None, found
+    assert found.states >= least
+
+
+def test_a_host_that_dies_takes_no_job_along() -> None:
+    """Without faults beside: wherever the rewind stands at the end, the job trains."""
+    model = RewindModel(Safeguards())
+    seen, todo, rewound = set(), [initial(faults("hosts"))], 0
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        seen.add(state)
+        todo += [after for _, after in model.changes(state)]
+        rewound += bool(state.rewinds) and not state.rewinding and model.progress(state) == [1]
+    assert not any(state.forgiven for state in seen)
+    assert rewound >= 3
+
+
+# ---- what it rests on ------------------------------------------------------------------------
+
+
+def without_counts(
+    side: Side,
+    host: str,
+    epoch: int,
+    owner: Owner,
+    step: MigrationStep | None,
+    *,
+    copy_rewinds: int,
+    job_rewinds: int,
+) -> Ruling:
+    return rule(side, host, epoch, owner, step)
+
+
+def ends_what_comes(number: int, newest: int, taking: int) -> Ruling:
+    return rule_held(number, newest, 0)
+
+
+def ends_the_newest(number: int, newest: int, taking: int) -> Ruling:
+    return rule_held(number, 0, taking)
+
+
+def ends_nothing(number: int, newest: int, taking: int) -> Ruling:
+    return Ruling.WAIT
+
+
+TAKEN_AWAY: list[tuple[str, Any, Faults, str]] = [
+    ("all_locked_first", False, faults(snapshots=1), ""),
+    ("dump_only_if_locked", False, faults("agents", snapshots=1), ""),
+    ("keeps_earlier", False, faults("hosts", snapshots=1), ""),
+    ("based", False, faults("hosts", snapshots=1), ""),
+    ("digest", False, faults("chunks", snapshots=1), ""),
+    ("same_rewinds", False, faults("cuts", snapshots=1), ""),
+    ("numbers_grow", False, faults("hosts", snapshots=1), ""),
+    ("rule_held", ends_what_comes, faults("hosts", snapshots=1), ""),
+    ("rule_held", ends_the_newest, faults(), ""),
+    ("rule_held", ends_nothing, faults(snapshots=1), ""),
+    ("rule", without_counts, faults("hosts"), "source"),
+    ("halved", False, faults("cuts", "cuts"), ""),
+    ("images_seen", False, faults("hosts", "cuts"), ""),
+    ("one_write", False, faults("hosts", "orchestrator"), ""),
+    ("recorded", False, faults("hosts", "orchestrator"), ""),
+    ("plus", 0, faults("hosts"), ""),
+    ("end_first", False, faults("hosts"), ""),
+    ("answers_when_removed", False, faults("hosts"), ""),
+    ("ends_by_count", False, faults("hosts", "doubles"), ""),
+    ("ends_by_itself", False, faults("cuts"), ""),
+    ("wire_id", False, faults("hosts"), ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "budget", "left"),
+    TAKEN_AWAY,
+    ids=[f"{m[0]}{i}" for i, m in enumerate(TAKEN_AWAY)],
+)
+def test_without_it_the_protocol_fails(part: str, value: Any, budget: Faults, left: str) -> None:
+    model = RewindModel(Safeguards(**{part: value}))
+    found = explore(model, initial(budget, left), FOUND_AT_MOST)
+    assert found.violation is not None, found
+    assert found.trace
+
+
+def test_that_one_host_is_heard_is_not_enough() -> None:
+    """The host that was heard may be cut off before it has ended its copy. Then the job would train
+    on both sides, unless nothing is restored before one earlier copy has ended for certain. With
+    that, a rewind that no host hears is only useless."""
+    start = initial(faults("cuts", "cuts"))
+    heard = explore(RewindModel(Safeguards(halved=False)), start, FOUND_AT_MOST)
+    assert heard.violation == "the job trains twice"
+    halved = explore(RewindModel(Safeguards(one_heard=False)), start, MOST)
+    assert halved.violation is None, halved
+    assert halved.states >= MOST
+
+
+def test_a_late_order_takes_no_host_back_to_an_earlier_count() -> None:
+    """Else its device has the id of that count again, and frames of it come through."""
+    twice_rewound = [
+        "A is cut off",
+        "rewind 1",
+        "B ends what is earlier: removing",
+        "B has removed 1",
+        "B ends what is earlier: done",
+        "C ends what is earlier: done",
+        "reserve 0 on C: done",
+        "restore 0 on C: done",
+        "C may run 0",
+        "C carries out ruled",
+        "reserve 1 on B: done",
+        "restore 1 on B: done",
+        "B may run 1",
+        "B carries out ruled",
+        "rewound",
+        "B is cut off",
+        "rewind 2",
+    ]
+    for never_lower in (False, True):
+        model = RewindModel(Safeguards(never_lower=never_lower))
+        state = follow(model, initial(faults("cuts", "cuts")), twice_rewound)
+        assert [owner.host for owner in state.owners] == ["C", "C"]
+        late = ("C", at(state, "C").life, "end", 1, (("C", 3), ("B", 3)))
+        found = explore(model, state._replace(net=frozenset({late})), FOUND_AT_MOST)
+        assert (found.violation is None) is never_lower, found
+
+
+# ---- deeper than can be explored -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [3, 4])
+def test_many_faults(hosts: int) -> None:
+    model, states = RewindModel(Safeguards()), 0
+    for seed in range(60):
+        choose = random.Random(seed)
+        budget = {kind: choose.randrange(3) for kind in KINDS}
+        start = initial(Faults(**budget, snapshots=3), choose.choice(["", "source"]), hosts)
+        found = wander(model, start, choose)
+        assert found.violation is None, (seed, budget, str(found))
+        states += found.states
+    assert states > 1_500
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "kinds", list(itertools.combinations_with_replacement(KINDS, 2)), ids=lambda v: "-".join(v)
+)
+def test_all_pairs(kinds: tuple[str, str]) -> None:
+    for snapshots, hosts in ((0, 3), (1, 3), (1, 4)):
+        start = initial(faults(*kinds, snapshots=snapshots), hosts=hosts)
+        found = explore(RewindModel(Safeguards()), start, 60_000)
+        assert found.violation is None, found
+        assert found.states > 0

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds a job's snapshots, and where a rewind puts its capsules."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from liveshift.runtime.model.snapshots import (
+    Generation,
+    Place,
+    choose_holders,
+    image_name,
+    restore_name,
+    rewind_plan,
+    snapshot_of,
+)
+from liveshift.runtime.orchestrator.spares import HostView
+
+OWNERS = {"gpt/0": "h0", "gpt/1": "h1"}
+
+
+def host(
+    name: str,
+    used: int = 0,
+    slots: int = 2,
+    spare: str = "floating",
+    up: bool = True,
+    tainted: bool = False,
+) -> HostView:
+    return HostView(name, spare, slots, used, up, tainted)
+
+
+def generation(**holders: str) -> Generation:
+    """Of gpt/0 and gpt/1; ``a`` and ``b`` name the holders of their images."""
+    held = {"gpt/0": [holders["a"]], "gpt/1": [holders["b"]]}
+    return Generation(17, "gpt", "step 9", 5.0, 0, {"gpt/0": ("h0", 1), "gpt/1": ("h1", 1)}, held)
+
+
+def test_names() -> None:
+    assert (image_name(17, 0), restore_name(4, 3)) == ("s17.0", "r4.3")
+    assert generation(a="h2", b="h2").name == "s17"
+    assert snapshot_of(image_name(17, 250)) == 17
+    for other in (
+        "m17",
+        "s17",
+        "s0.1",
+        "s-1.0",
+        "s17.",
+        "r4.0",
+        "s17.0.1",
+        "s" + "9" * 19 + ".0",
+        "s².0",
+    ):
+        assert snapshot_of(other) is None
+
+
+def test_a_generation_outlives_the_journal() -> None:
+    made = generation(a="h2", b="h3")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Generation) == made
+
+
+# ---- holders ---------------------------------------------------------------------------------
+
+
+def holders(
+    hosts: list[HostView],
+    domains: dict[str, str] | None = None,
+    before: dict[str, str] | None = None,
+) -> dict[str, str] | str:
+    mine = [host("h0", used=1), host("h1", used=1)]
+    return choose_holders([*mine, *hosts], OWNERS, domains or {}, before or {})
+
+
+def test_the_images_are_spread_over_hosts_without_a_capsule_of_the_job() -> None:
+    assert holders([host("h2"), host("h3")]) == {"gpt/0": "h2", "gpt/1": "h3"}
+    assert holders([host("h2")]) == {"gpt/0": "h2", "gpt/1": "h2"}
+
+
+def test_a_host_that_can_take_the_capsule_over_comes_first() -> None:
+    full = host("h2", used=2)
+    assert holders([full, host("h3")]) == {"gpt/0": "h3", "gpt/1": "h3"}
+    assert holders([full]) == {"gpt/0": "h2", "gpt/1": "h2"}, "an image takes no slot"
+    spare = host("h3", spare="dedicated")
+    assert holders([host("h2"), spare]) == {"gpt/0": "h3", "gpt/1": "h2"}
+    assert holders([host("h2", used=1), host("h3")]) == {"gpt/0": "h3", "gpt/1": "h2"}
+
+
+def test_an_earlier_holder_stays_as_long_as_it_can() -> None:
+    before = {"gpt/0": "h3", "gpt/1": "h3"}
+    assert holders([host("h2"), host("h3", used=2)], before=before) == before
+    away = [host("h2"), host("h3", tainted=True)]
+    assert holders(away, before=before) == {"gpt/0": "h2", "gpt/1": "h2"}
+    assert holders([host("h2")], before={"gpt/0": "h1"}) == {"gpt/0": "h2", "gpt/1": "h2"}
+
+
+def test_a_holder_shares_no_failure_domain_with_the_job() -> None:
+    hosts = [host("h2"), host("h3")]
+    assert holders(hosts, {"h1": "rack 1", "h2": "rack 1"}) == {"gpt/0": "h3", "gpt/1": "h3"}
+    assert holders(hosts, {"h2": "rack 2", "h3": "rack 2"}) == {"gpt/0": "h2", "gpt/1": "h3"}
+
+
+def test_without_a_holder_each_host_s_reason_is_said() -> None:
+    hosts = [
+        host("h2", up=False),
+        host("h3", tainted=True),
+        host("h4", spare="none"),
+        host("h5"),
+    ]
+    assert holders(hosts, {"h0": "rack 1", "h5": "rack 1"}) == (
+        "no host can hold its snapshots: h0 runs a capsule of the job;"
+        " h1 runs a capsule of the job; h2 is not up; h3 is tainted or cordoned;"
+        " h4 receives nothing (spare = none);"
+        " h5 is in one failure domain with h0, which runs a capsule of the job"
+    )
+
+
+# ---- a rewind --------------------------------------------------------------------------------
+
+
+def plan(
+    hosts: list[HostView], lost: list[str], a: str = "h2", b: str = "h2"
+) -> dict[str, Place] | str:
+    return rewind_plan(hosts, generation(a=a, b=b), OWNERS, lost)
+
+
+LOST, LEFT = host("h0", used=1, up=False), host("h1", used=1)
+
+
+def test_survivors_stay_and_a_lost_capsule_goes_to_its_holder() -> None:
+    hosts = [LOST, LEFT, host("h2", used=1), host("h3", spare="dedicated")]
+    assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h1", "h2")}
+    apart = {"gpt/0": Place("h3", "h3"), "gpt/1": Place("h1", "h2")}
+    assert plan(hosts, ["gpt/0"], a="h3") == apart
+
+
+@pytest.mark.parametrize("full", [host("h2", used=2), host("h2", tainted=True)])
+def test_where_the_holder_cannot_take_it_a_spare_does(full: HostView) -> None:
+    hosts = [LOST, LEFT, full, host("h3", used=1, slots=4), host("h4", used=1)]
+    assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h3", "h2"), "gpt/1": Place("h1", "h2")}
+
+
+def test_a_survivor_stays_on_a_tainted_host() -> None:
+    hosts = [LOST, host("h1", used=2, tainted=True), host("h2")]
+    assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h1", "h2")}
+
+
+def test_a_host_that_came_back_without_its_capsule_is_one_of_many() -> None:
+    hosts = [host("h0", used=1), LEFT, host("h2", used=2)]
+    assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h0", "h2"), "gpt/1": Place("h1", "h2")}
+
+
+def test_each_slot_is_given_once() -> None:
+    gone = [host("h0", up=False), host("h1", up=False), host("h2", used=1), host("h3", used=1)]
+    both = ["gpt/0", "gpt/1"]
+    assert plan(gone, both) == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h3", "h2")}
+    assert plan(gone[:3], both) == "no host has room for gpt/1, which was on h1"
+
+
+def test_a_capsule_whose_host_is_down_is_lost_even_if_nobody_said_so() -> None:
+    assert plan([LOST, LEFT, host("h2")], []) == {
+        "gpt/0": Place("h2", "h2"),
+        "gpt/1": Place("h1", "h2"),
+    }
+
+
+def test_without_an_image_nothing_is_planned() -> None:
+    hosts = [LOST, LEFT, host("h2"), host("h3", up=False)]
+    assert plan(hosts, ["gpt/0"], b="h3") == (
+        "no host that holds gpt/1 is up: the image of s17 is on h3"
+    )
+    nowhere = Generation(17, "gpt", "", 5.0, 0, {}, {})
+    assert rewind_plan(hosts, nowhere, OWNERS, ["gpt/0"]) == (
+        "no host that holds gpt/0 is up: the image of s17 is on no host"
+    )

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a snapshot is taken, who keeps it, and what people and later orchestrators learn of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleet_scene import a_fleet
+from orchestrator_parts import Parts
+from snapshot_stage import SnapshotStage
+from waits import until_async
+
+from liveshift.errors import Refused
+from liveshift.runtime import messages
+from liveshift.runtime.messages import ProtectionRow
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.model.snapshots import Generation
+from liveshift.runtime.orchestrator import protection as module
+from liveshift.runtime.orchestrator.context import OrchestratorContext
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.protection import Protection
+from liveshift.runtime.quiesce.gates import Boundary
+from liveshift.runtime.snapshot.snapshot import Snapshot
+
+OFTEN = "[snapshots]\nevery = 1\n[timeouts]\nsuspicion = 1\nheartbeat = 0.01\n"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_S", 0.0)
+
+
+class Scene:
+    """The job a, with a/0 on h0 and a/1 on h1, in a cluster whose third host is h2. Agents and
+    gates are stand-ins."""
+
+    def __init__(self, state: Path, more: str = OFTEN) -> None:
+        self.state, self.more = state, more
+        self.fleet = self._a_fleet()
+        self.stage = Recorded(self.fleet)
+        self.protection = Protection(self.fleet, self.stage)
+
+    def _a_fleet(self) -> Fleet:
+        fleet = a_fleet(self.state, self.more)
+        for capsule in fleet.jobs["a"].capsules.values():
+            capsule.started = True
+        return fleet
+
+    @property
+    def job(self) -> Job:
+        return self.fleet.jobs["a"]
+
+    def row(self) -> ProtectionRow:
+        found = module.row(self.fleet, self.job)
+        assert found is not None
+        return found
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(event.kind, event.text) for event in self.fleet.journal.events("a", 0)]
+
+    def run(self, *until: Callable[[], object], without: str = "") -> None:
+        """Let it take snapshots until each of these has become true. All hosts but ``without``
+        are up."""
+
+        async def act() -> None:
+            work = asyncio.create_task(self.protection.run())
+            beats = asyncio.create_task(self._beat(without))
+            for each in until:
+                await until_async(each)
+            work.cancel()
+            beats.cancel()
+
+        asyncio.run(act())
+
+    async def _beat(self, without: str) -> None:
+        while True:
+            for name, host in self.fleet.hosts.items():
+                host.heard = time.monotonic() - (1000.0 if name == without else 0.0)
+            await asyncio.sleep(0.01)
+
+
+class Recorded(SnapshotStage):
+    """It also writes into the journal what is complete."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        self.fleet = fleet
+
+    def complete(self, generation: Generation) -> None:
+        super().complete(generation)
+        self.fleet.journal.snapshots.complete_snapshot(generation)
+        job = self.fleet.jobs[generation.job]
+        job.newest, job.taking = generation, 0
+
+
+def a_move(scene: Scene) -> HostMigration:
+    """A move of a/1 that is under way, of which nothing has been done yet."""
+    order = Order(scene.job, scene.job.capsules["a/1"], "h2", "a test", "root")
+    move = HostMigration(Parts(scene.fleet).context, 3, order)
+    scene.fleet.migrations[move.name] = move
+    return move
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_snapshots_follow_each_other_and_a_person_sees_the_newest(scene: Scene) -> None:
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    row = scene.row()
+    assert (row.every, row.newest, row.holders, row.why_not) == (1.0, "s2", ["h2"], "")
+    assert row.bytes == 200
+    assert 0 <= row.age < 5
+    assert 0 < row.pause_s < 5
+    assert ("protected", "a snapshot every 1 s, held by h2") in scene.events()
+    assert [kind for kind, _ in scene.events()].count("protected") == 1
+    first, second = scene.stage.completed
+    assert second.time - first.time >= 0.9, "the interval passes between them"
+    assert scene.job.taking == 0
+    assert scene.fleet.snapshots == {}
+
+
+def test_there_are_none_without_being_asked_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "")
+    looked = time.monotonic()
+    scene.run(lambda: time.monotonic() - looked > 0.1)
+    assert scene.stage.said == []
+    assert scene.row() == ProtectionRow()
+
+
+@pytest.mark.parametrize(("own", "every"), [(0.0, 1.0), (7.0, 7.0), (-1.0, 0.0)])
+def test_a_job_may_have_an_interval_of_its_own(scene: Scene, own: float, every: float) -> None:
+    request = messages.RunJob("a", 2, ["true"], {}, "/", 0, [], snapshot_every=own)
+    scene.job.request = request
+    assert scene.job.snapshot_every(scene.fleet.cluster) == every
+    assert scene.row().every == every
+
+
+def test_without_a_host_that_can_hold_it_a_job_is_unprotected_in_words(scene: Scene) -> None:
+    scene.run(lambda: scene.job.unprotected, without="h2")
+    assert "no host can hold its snapshots" in scene.row().why_not
+    assert "h2 is not up" in scene.row().why_not
+    assert [kind for kind, _ in scene.events()].count("unprotected") == 1
+    assert scene.stage.said == []
+
+
+def test_a_holder_of_the_same_failure_domain_is_not_taken(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    h0, *others = scene.fleet.cluster.hosts
+    hosts = (h0, *(replace(host, domain="rack-1") for host in others))
+    scene.fleet.cluster = replace(scene.fleet.cluster, hosts=hosts)
+    scene.run(lambda: scene.job.unprotected)
+    assert "h2 is in one failure domain with h1" in scene.row().why_not
+
+
+def test_a_failure_keeps_the_snapshot_before_and_is_noted_once(scene: Scene) -> None:
+    scene.run(lambda: scene.stage.completed)
+    refusal = Refused("h2 has no room", hint="9 GB would do")
+    scene.stage.fail("Hold", *[refusal] * 100)
+    scene.run(lambda: scene.job.unprotected)
+    row = scene.row()
+    assert (row.newest, row.why_not) == ("s1", "")
+    assert ("snapshot", "s2 failed: h2 has no room (9 GB would do); s1 stays") in scene.events()
+    newest = scene.fleet.journal.snapshots.newest("a")
+    assert newest is not None
+    assert newest.number == 1
+    assert scene.fleet.journal.snapshots.snapshots_under_way() == []
+    assert scene.job.taking == 0, "so the holder's claim for its part ends"
+
+
+def test_a_holder_that_is_lost_shows_at_once(scene: Scene) -> None:
+    scene.run(lambda: scene.stage.completed)
+    scene.run(lambda: any("not up" in text for _, text in scene.events()), without="h2")
+    assert scene.row().why_not == "h2, which keeps s1, is not up"
+    assert ("unprotected", "h2, which keeps s1, is not up") in scene.events()
+
+
+def test_a_holder_that_is_lost_is_replaced_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", "every = 3600"))
+    for capsule in scene.job.capsules.values():  # h1 and h2 can both hold
+        scene.fleet.journal.hand_over(capsule.name, "h0", capsule.epoch)
+        capsule.host = "h0"
+    scene.run(lambda: scene.stage.completed)
+    assert scene.row().holders == ["h1", "h2"], "the images are spread"
+    scene.run(lambda: len(scene.stage.completed) == 2, without="h2")
+    assert scene.row().holders == ["h1"]
+    assert [kind for kind, _ in scene.events()] == ["protected", "unprotected", "protected"]
+
+
+def test_a_holder_that_gets_a_capsule_shows_at_once(scene: Scene) -> None:
+    scene.run(lambda: scene.stage.completed)
+    for host in scene.fleet.hosts.values():
+        host.heard = time.monotonic()
+    scene.job.capsules["a/1"].host = "h2"
+    assert scene.row().why_not == "h2 keeps s1, and a/1 runs there"
+
+
+def test_none_is_taken_while_a_capsule_moves(scene: Scene) -> None:
+    move = a_move(scene).name
+    looked = time.monotonic()
+    scene.run(lambda: scene.job.unprotected, lambda: time.monotonic() - looked > 0.1)
+    assert scene.stage.said == []
+    assert scene.row().why_not == f"{move} is under way: the next snapshot is taken after it"
+
+
+def test_what_an_earlier_orchestrator_has_left_is_given_up(scene: Scene) -> None:
+    journal = scene.fleet.journal.snapshots
+    assert journal.begin_snapshot("a") == 1
+    assert journal.snapshots_under_way() == [(1, "a")]
+    scene.stage.gates_closed = True
+    for host in scene.fleet.hosts.values():
+        host.heard = time.monotonic()
+
+    async def act() -> None:
+        scene.protection.recover()
+        assert scene.job.taking == 1
+        await until_async(lambda: not scene.fleet.snapshots)
+
+    asyncio.run(act())
+    assert not scene.stage.gates_closed
+    assert {line for line in scene.stage.said if line.startswith("Thaw")} == {
+        "ThawCapsule a/0",
+        "ThawCapsule a/1",
+    }
+    assert journal.snapshots_under_way() == []
+    assert scene.job.taking == 0
+
+
+class Gates:
+    """Gates that open and close at once."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    async def close(self, job: Job, _limits: object, shared: bool) -> Boundary:
+        self.did.append(f"closed, shared {shared}")
+        return Boundary("paused after collective 7")
+
+    async def open(self, job: Job, _limits: object) -> str:
+        self.did.append("opened")
+        return ""
+
+
+def test_a_move_closes_the_gates_after_a_snapshot_has_opened_them(scene: Scene) -> None:
+    gates = Gates()
+    context: OrchestratorContext = Parts(scene.fleet, gates=gates).context
+    move = a_move(scene)
+
+    async def act() -> None:
+        snapshot = Snapshot(context, 1, scene.job, {})
+        scene.fleet.snapshots["a"] = snapshot
+        snapshot.released.clear()
+        await context.close_gates(scene.job)
+        move.holds_gates = True
+        closing = asyncio.create_task(context.quiesce(move))
+        await asyncio.sleep(0.02)
+        assert gates.did == ["closed, shared False"], "the move waits"
+        assert context.at_gates(scene.job) == move.name
+        await context.open_gates(scene.job)
+        snapshot.released.set()
+        assert await closing == "paused after collective 7"
+
+    asyncio.run(act())
+    assert gates.did == ["closed, shared False", "opened", "closed, shared False"]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a rewind in order, and what follows when one of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rewind_scene import Died, RewindScene
+
+from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
+from liveshift.runtime import messages
+from liveshift.runtime.snapshot.rewind import RewindEnd
+
+STEPS = (
+    *("EndEarlier", "begin restoring", "commit", "GetHeld", "Reserve", "ForwardHeld"),
+    *("RestoreCapsule", "open gates", "end"),
+)
+
+
+def play(scene: RewindScene) -> RewindEnd:
+    async def within() -> RewindEnd:
+        async with asyncio.timeout(20):
+            return await scene.rewind().run()
+
+    return asyncio.run(within())
+
+
+def assert_runs_again(scene: RewindScene, end: RewindEnd) -> None:
+    assert end is RewindEnd.DONE
+    assert scene.done
+    assert all(capsule.granted for capsule in scene.job.capsules.values())
+    assert scene.said[-1] == "end"
+    assert [kind for kind, _ in scene.notes if kind == "rewound"] == ["rewound"]
+
+
+def first(scene: RewindScene, what: str) -> int:
+    return next(n for n, said in enumerate(scene.said) if said.startswith(what))
+
+
+def last(scene: RewindScene, what: str) -> int:
+    return max(n for n, said in enumerate(scene.said) if said.startswith(what))
+
+
+def test_all_capsules_go_back_in_this_order() -> None:
+    scene = RewindScene()
+    assert_runs_again(scene, play(scene))
+    assert sorted(scene.said[:2]) == ["EndEarlier h0", "EndEarlier h2"]
+    assert last(scene, "EndEarlier") < first(scene, "begin restoring") < first(scene, "Reserve")
+    assert first(scene, "Reserve") < first(scene, "ForwardHeld") < first(scene, "RestoreCapsule")
+    assert last(scene, "RestoreCapsule") < first(scene, "open gates")
+    assert {s for s in scene.said if s.startswith(("Restore", "Forward"))} == {
+        "RestoreCapsule h0",
+        "RestoreCapsule h2",
+        "ForwardHeld h2",
+    }
+    sent = [ask for _, ask in scene.asks if isinstance(ask, messages.ForwardHeld)]
+    assert {(ask.image, ask.migration, ask.destination) for ask in sent} == {
+        ("s17.0", "r4.0", "h0"),
+        ("s17.1", "r4.1", "h2"),
+    }
+    assert [c.epoch for c in scene.job.capsules.values()] == [3, 3], "nothing was tried again"
+
+
+def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None:
+    scene = RewindScene()
+    play(scene)
+    (text,) = [text for kind, text in scene.notes if kind == "rewound"]
+    assert "runs again from s17: gpt/0 on h0, gpt/1 on h2" in text
+    assert "1.25 s until noticed" in text
+    assert "12.5 s of training are repeated" in text
+    for part in ("earlier copies had ended", "send the images", "restore", "go on"):
+        assert part in text
+
+
+@pytest.mark.parametrize("error", [Refused("no"), Unreachable("lost"), StepFailed("it", "failed")])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_fails_once_is_done_again(step: str, error: LiveshiftError) -> None:
+    scene = RewindScene()
+    scene.fails = {step: [error], "Reserve": [Refused("a moment")]}
+    if step == "Reserve":
+        scene.fails[step] = [error, error]
+    assert_runs_again(scene, play(scene))
+    assert {c.host for c in scene.job.capsules.values()} <= {"h0", "h2", "h3"}
+
+
+def test_a_restore_that_failed_is_tried_under_a_further_epoch() -> None:
+    scene = RewindScene()
+    scene.fails["RestoreCapsule h2"] = [StepFailed("restore", "it did")]
+    assert_runs_again(scene, play(scene))
+    tried = [ask.epoch for host, ask in scene.asks if isinstance(ask, messages.RestoreCapsule)]
+    assert sorted(tried)[:2] == [3, 3]
+    assert scene.job.capsules["gpt/1"].epoch > 3
+    assert scene.job.capsules["gpt/0"].epoch == 3
+    assert scene.said.count("Reserve h2") == 2, "the image may be used up: it comes again"
+
+
+def test_another_host_gets_a_capsule_that_fails_twice() -> None:
+    scene = RewindScene()
+    scene.fails["Reserve h2"] = [Refused("no memory"), Refused("no memory")]
+    assert_runs_again(scene, play(scene))
+    assert scene.job.capsules["gpt/1"].host == "h3"
+    assert scene.said.count("Reserve h2") == 2
+
+
+def test_a_host_that_may_run_a_capsule_keeps_it() -> None:
+    scene = RewindScene()
+    scene.fails["answer h2"] = [Unreachable("lost"), Unreachable("lost")]
+    assert_runs_again(scene, play(scene))
+    assert scene.said.count("RestoreCapsule h2") == 3
+    assert scene.job.capsules["gpt/1"].owner.epoch == 3
+
+
+def test_a_host_that_lost_what_it_was_let_run_leads_to_another_rewind() -> None:
+    scene = RewindScene()
+    scene.fails["answer h2"] = [NotFound("h2 has no image of gpt/1 (any more)")]
+    assert play(scene) is RewindEnd.AGAIN
+    assert "no image of gpt/1" in scene.again
+    assert "open gates" not in scene.said
+
+
+def test_an_image_that_cannot_be_restored_ends_the_job() -> None:
+    scene = RewindScene()
+    for host in ("h2", "h3"):
+        failed = StepFailed("restore", "a file is gone")
+        scene.fails[f"RestoreCapsule {host}"] = [failed] * 4
+    rewind = scene.rewind()
+    assert asyncio.run(rewind.run()) is RewindEnd.LOST
+    assert "gpt/1 could not be restored from s17.1, tried 4 times" in str(rewind.error)
+    assert not scene.job.capsules["gpt/1"].granted
+    assert not scene.done
+
+
+def test_an_image_that_no_holder_has_ends_the_job() -> None:
+    scene = RewindScene()
+    scene.fails["GetHeld h2"] = [NotFound("no image"), NotFound("no image")]
+    rewind = scene.rewind()
+    assert asyncio.run(rewind.run()) is RewindEnd.LOST
+    assert "any more" in str(rewind.error)
+
+
+def test_nothing_is_restored_while_the_job_may_train_where_it_was() -> None:
+    """h0 answers, and does not say that its copy has ended; h1 is away."""
+    scene = RewindScene()
+    scene.job.capsules["gpt/0"].host = "h3"
+    scene.up.remove("h0")
+
+    async def until_back() -> RewindEnd:
+        work = asyncio.ensure_future(scene.rewind().run())
+        await asyncio.sleep(0.1)
+        assert scene.ended == {"h2", "h3"}
+        assert not [said for said in scene.said if said.startswith("Reserve")]
+        assert any("one of h0, h1" in text for _, text in scene.notes)
+        scene.up.add("h0")
+        async with asyncio.timeout(20):
+            return await work
+
+    assert_runs_again(scene, asyncio.run(until_back()))
+
+
+def test_a_further_loss_ends_the_work_on_this_rewind() -> None:
+    scene = RewindScene()
+    scene.fails["Reserve"] = [Refused("no memory")] * 10_000
+
+    async def lost() -> RewindEnd:
+        work = asyncio.ensure_future(scene.rewind().run())
+        await asyncio.sleep(0.05)
+        scene.again = "h2 is silent"
+        end = await work
+        done = len(scene.said)
+        await asyncio.sleep(0.05)
+        assert len(scene.said) == done, "its tasks have ended"
+        return end
+
+    assert asyncio.run(lost()) is RewindEnd.AGAIN
+    assert not scene.done
+
+
+@pytest.mark.parametrize("step", ["EndEarlier", "Reserve", "open gates"])
+def test_a_job_that_is_stopped_is_not_brought_back(step: str) -> None:
+    scene = RewindScene()
+    scene.fails[step] = [Refused("a moment")] * 10_000
+
+    async def stopped() -> RewindEnd:
+        work = asyncio.ensure_future(scene.rewind().run())
+        await asyncio.sleep(0.05)
+        scene.job.state = "ending"
+        return await work
+
+    assert asyncio.run(stopped()) is RewindEnd.JOB_ENDS
+    assert not scene.done
+
+
+def test_an_orchestrator_that_restarts_at_any_step_brings_the_job_back() -> None:
+    steps = RewindScene()
+    play(steps)
+    died = 0
+    for step in range(len(steps.said)):
+        scene = RewindScene()
+        scene.dies_at = step
+
+        async def dies(scene: RewindScene = scene) -> None:
+            await scene.rewind().run()
+
+        with pytest.raises(Died):
+            asyncio.run(dies())
+        died += 1
+        granted = {c.name: c.epoch for c in scene.job.capsules.values() if c.granted}
+        scene.ended.clear()  # what the dead orchestrator knew
+
+        async def goes_on(scene: RewindScene = scene) -> RewindEnd:
+            async with asyncio.timeout(20):
+                return await scene.rewind().recover()
+
+        assert_runs_again(scene, asyncio.run(goes_on()))
+        for name, epoch in granted.items():
+            assert scene.job.capsules[name].epoch == epoch, f"{name} runs already (step {step})"
+    assert died == len(steps.said) > 10

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts do in the model of snapshots and rewinds when they are ordered to.
+
+Each ``take_*`` returns all answers that are possible, with the states after them.
+"""
+
+from __future__ import annotations
+
+from rewind_hosts import Hosts
+from rewind_state import (
+    CAPSULES,
+    DONE,
+    REFUSED,
+    Answers,
+    Coming,
+    Copy,
+    Faults,
+    Image,
+    Session,
+    State,
+    at,
+    put,
+    put_coming,
+    put_copy,
+    spend,
+)
+
+from liveshift.runtime.model.ownership import Side
+
+
+class Orders(Hosts):
+    # ---- a source ------------------------------------------------------------------------------
+
+    def take_lock(
+        self, s: State, name: str, c: int, number: int, holder: str, base: int
+    ) -> Answers:
+        h = at(s, name)
+        copy = h.copies[c]
+        if copy is None or copy.promised or number <= h.over:
+            return [(REFUSED, s)]
+        if copy.session is not None:
+            again = copy.session.number == number and not copy.session.dumped
+            return [(DONE if again else REFUSED, s)]
+        whom, since = copy.sent
+        has = whom == holder and (since == base or not self.p.based)
+        session = Session(number, holder, since if has else 0, base)
+        return [(DONE, put_copy(s, name, c, copy._replace(session=session, sent=("", 0))))]
+
+    def take_dump(
+        self, s: State, name: str, c: int, number: int, holder: str, base: int
+    ) -> Answers:
+        copy = at(s, name).copies[c]
+        if copy is None or copy.promised:
+            return [(REFUSED, s)]
+        session = copy.session
+        if session is None and not self.p.dump_only_if_locked:  # locked and dumped in one order
+            session = Session(number, holder, 0, base)
+            copy = copy._replace(session=session)
+        if session is None or session.number != number:
+            return [(REFUSED, s)]
+        if session.dumped:
+            return [(DONE, s)]
+        there, empty = at(s, session.holder), Image(number, c)
+        if empty not in there.held:
+            return [(REFUSED, self.thaw(s, name, c, copy))]
+        has = any(
+            i.number == session.base and i.capsule == c and i.complete and i.good
+            for i in there.held
+        )
+        good = session.way == 0 or (session.way == session.base and has)
+        ways = [(s, good)]
+        if s.faults.chunks and good:
+            ways.append((spend(s, "chunks"), False))
+        answers = []
+        for t, right in ways:
+            image = Image(number, c, True, right, copy.past != number)
+            there = at(t, session.holder)
+            t = put(t, session.holder, there._replace(held=there.held - {empty} | {image}))
+            sent, dumped = (session.holder, number), session._replace(dumped=True)
+            after = copy._replace(session=dumped, sent=sent)
+            answers.append((DONE, put_copy(t, name, c, after)))
+        return answers
+
+    # ---- a holder ------------------------------------------------------------------------------
+
+    def take_hold(self, s: State, name: str, number: int) -> Answers:
+        h = at(s, name)
+        if not self.p.keeps_earlier:
+            h = h._replace(held=frozenset(i for i in h.held if i.number >= number))
+        known = {(i.number, i.capsule) for i in h.held}
+        new = {Image(number, c) for c in CAPSULES if (number, c) not in known}
+        return [(DONE, put(s, name, h._replace(held=h.held | new)))]
+
+    def take_check(self, s: State, name: str, number: int) -> Answers:
+        images = [i for i in at(s, name).held if i.number == number and i.complete]
+        whole = len(images) == len(CAPSULES)
+        right = whole and (all(i.good for i in images) or not self.p.digest)
+        return [(DONE if right else REFUSED, s)]
+
+    # ---- a rewind ------------------------------------------------------------------------------
+
+    def take_end(
+        self, s: State, name: str, rewinds: int, book: tuple[tuple[str, int], ...]
+    ) -> Answers:
+        """EndEarlier."""
+        s = put(s, name, self.end_earlier(s, at(s, name), rewinds))
+        s = self.learn(s, name, rewinds, book)
+        busy = at(s, name).removing and self.p.answers_when_removed
+        return [("removing" if busy else DONE, s)]
+
+    def take_reserve(
+        self,
+        s: State,
+        name: str,
+        c: int,
+        epoch: int,
+        rewinds: int,
+        book: tuple[tuple[str, int], ...],
+    ) -> Answers:
+        h = at(s, name)
+        known_at, known = h.book[c]
+        if h.copies[c] is not None or epoch < known or (epoch == known and known_at != name):
+            return [(REFUSED, s)]
+        if h.coming[c] is not None:  # it asks whether that one is over
+            quiet = s._replace(faults=Faults())
+            ended = [t for label, t in self.asks(quiet, name, h) if f"ends {c}" in label]
+            if not ended:
+                return [("arriving", s)]
+            s = put_coming(s, name, c, None)
+        s = self.learn(s, name, rewinds, book)
+        return [(DONE, put_coming(s, name, c, Coming(True, rewinds, epoch)))]
+
+    def take_bring(
+        self, s: State, name: str, c: int, epoch: int, generation: int, holder: str
+    ) -> Answers:
+        """ForwardHeld and RestoreCapsule: the image comes, and a tree is restored up to where it
+        would run."""
+        h = at(s, name)
+        copy, coming = h.copies[c], h.coming[c]
+        if copy is not None:
+            return [(DONE if copy.epoch == epoch else REFUSED, s)]
+        if coming is None or coming.epoch != epoch or not coming.of_rewind:
+            return [("nothing", s)]
+        if coming.ready:
+            return [(DONE, s)]
+        if not coming.complete:
+            images = at(s, holder).held
+            if not any((i.number, i.capsule, i.complete) == (generation, c, True) for i in images):
+                return [("gone", s)]
+            coming = coming._replace(complete=True, generation=generation)
+        answers = [(DONE, put_coming(s, name, c, coming._replace(ready=True)))]
+        if s.faults.failures:
+            answers.append(("failed", put_coming(spend(s, "failures"), name, c, None)))
+        return answers
+
+    def take_ruled(
+        self, s: State, name: str, c: int, side: Side, epoch: int, new_epoch: int
+    ) -> Answers:
+        """The ruling RUN: the tree goes on, or the restored one runs."""
+        h = at(s, name)
+        copy, coming = h.copies[c], h.coming[c]
+        if side is Side.LEAVING and copy is not None and copy.promised:
+            s = put_copy(s, name, c, copy._replace(promised=False, epoch=new_epoch))
+        elif side is Side.COMING and coming is not None and coming.ready and coming.epoch == epoch:
+            runs = Copy(coming.rewinds, epoch, coming.generation)
+            s = put_coming(put_copy(s, name, c, runs), name, c, None)
+        return [(DONE, s)]
