@@ -89,7 +89,7 @@ def test_missing_output_is_no_rewind(log: Log) -> None:
 
 
 def test_offsets_after_a_rewind_are_those_of_no_earlier_output(tmp_path: Path) -> None:
-    output.begin_after_rewind(tmp_path / "log", 65_535)
-    assert output.segments(tmp_path / "log") == [65_535 * REWIND]
-    assert output.rewinds_at(65_535 * REWIND) == 65_535
-    assert 65_535 * REWIND + REWIND - 1 < output.UNKNOWN
+    output.begin_after_rewind(tmp_path / "log", 65_534)
+    assert output.segments(tmp_path / "log") == [65_534 * REWIND]
+    assert output.rewinds_at(65_534 * REWIND) == 65_534
+    assert 65_534 * REWIND + REWIND - 1 < output.UNKNOWN

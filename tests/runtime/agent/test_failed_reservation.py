@@ -111,9 +111,8 @@ def test_nothing_is_left_of_a_sandbox_that_the_system_refuses(
     monkeypatch.setattr(sandboxes, "build_empty", lambda *_: None)
     monkeypatch.setattr(network if step == "plug_in" else sandboxes, step, refuse)
     survey = SimpleNamespace(ids=(1, 2))
-    reserve: Any = SimpleNamespace(
-        spec=SPEC, book=Book("gpt", 7, "10.99.7.0/24", {}), survey=survey
-    )
+    book = Book("gpt", 7, "10.99.7.0/24", {})
+    reserve: Any = SimpleNamespace(migration="m1", spec=SPEC, book=book, survey=survey)
     with pytest.raises(OSError, match="No space left"):
         factory.build_sandbox(reserve)
     assert len(unplugged) == 1

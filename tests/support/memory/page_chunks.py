@@ -140,8 +140,12 @@ def _is_zero_frame(entry: int) -> bool:
 
 
 def _processor_number(where: list[int], page: bytes) -> bool:
-    """Whether only struct rseq's first two words differ: the kernel writes them whenever a thread
-    goes on, be it for CRIU's own code, and again after a restore."""
-    first = where[0] & ~7
+    """Whether only struct rseq's numbers of a processor differ (cpu_id_start, cpu_id, node_id and
+    mm_cid of linux/rseq.h): the kernel writes them whenever a thread goes on, be it for CRIU's own
+    code, and again after a restore."""
+    first = where[0] & ~31  # how it is aligned
     numbers = struct.unpack_from("<II", page, first)
-    return where[-1] < first + 8 and numbers[0] == numbers[1] < (os.cpu_count() or 1)
+    inside = {*range(8), *range(20, 28)}
+    return {at - first for at in where} <= inside and numbers[0] == numbers[1] < (
+        os.cpu_count() or 1
+    )
