@@ -68,7 +68,11 @@ def cluster(lab: LabSession) -> Cluster:
     return load(lab.lab.config)
 
 
-@pytest.fixture(scope="module", params=[NOBODY, 0], ids=["a user", "root"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(NOBODY, marks=pytest.mark.long), 0],  # root has more ways out
+    ids=["a user", "root"],
+)
 def mine(
     lab: LabSession, open_python: OpenPython, request: pytest.FixtureRequest
 ) -> Iterator[Inside]:

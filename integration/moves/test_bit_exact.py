@@ -79,6 +79,7 @@ def assert_trained_as_never_moved(job: Job, references: References) -> None:
     job.assert_begins_like_never_moved(references)
 
 
+@pytest.mark.long
 def test_a_rank_1_of_ddp_moves(lab: LabSession, references: References) -> None:
     gpt = a_gpt(lab, "a-gpt", TRAIN_GPT)
     row = gpt.drained(1, verb="taint")
@@ -94,6 +95,7 @@ def test_b_rank_0_moves_with_rendezvous_and_store(lab: LabSession, references: R
     gpt.assert_same_as_never_moved(references, ranks=2)
 
 
+@pytest.mark.long
 def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> None:
     """As `make demo` does it: who began it cannot know when the move will be over."""
     stop = lab.place / "stop"
@@ -201,6 +203,7 @@ def test_h_log_and_checkpoints_on_a_carried_path(
     assert len((own[source] / "train.log").read_text().splitlines()) == 900
 
 
+@pytest.mark.long
 def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
     """64 GB that take a few bytes: they are neither sent nor written."""
     make = "truncate -s 64G /tmp/holes && printf end >> /tmp/holes"
@@ -318,6 +321,7 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
     assert report["reserved"] == 1 << 40
 
 
+@pytest.mark.long
 def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:
     job = without_end(lab, "k-link")
     hosts = ("h1", "h2")

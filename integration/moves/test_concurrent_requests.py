@@ -29,9 +29,9 @@ from liveshift.runtime.messages import MigrationRow, SignalJob
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 EARLY, LATE = "orchestrator.precopied", "orchestrator.committed"
-AT = pytest.mark.parametrize("point", [EARLY, LATE])
-AT_ONE = pytest.mark.parametrize("point", [EARLY, pytest.param(LATE, marks=pytest.mark.long)])
-"""Where nothing else is decided at the other one."""
+AT_EARLY = pytest.mark.parametrize("point", [EARLY, pytest.param(LATE, marks=pytest.mark.long)])
+AT_LATE = pytest.mark.parametrize("point", [pytest.param(EARLY, marks=pytest.mark.long), LATE])
+"""At the other point the same code decides, or the tests of the orchestrator show what it does."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def over(lab: LabSession, job: Job, count: int) -> list[MigrationRow]:
     return eventually(look, f"{count} migrations to be over, now {job.migrations()}", 60)
 
 
-@AT
+@AT_LATE
 def test_its_source_is_tainted_the_move_is_the_evacuation(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_its_source_is_tainted_the_move_is_the_evacuation(
     assert (rows[-1].state, long.seen(1).host) == ("done", "h2")
 
 
-@AT
+@AT_LATE
 def test_its_destination_is_tainted_it_arrives_and_moves_on(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
 ) -> None:
@@ -130,7 +130,7 @@ def test_its_destination_is_tainted_it_arrives_and_moves_on(
     assert long.seen(1).host == rows[-1].destination
 
 
-@AT
+@AT_LATE
 def test_both_are_drained_it_ends_up_on_neither(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
 ) -> None:
@@ -147,7 +147,7 @@ def test_both_are_drained_it_ends_up_on_neither(
     assert long.seen(1).host == "h3"
 
 
-@AT_ONE
+@AT_EARLY
 def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     lab: LabSession, long: Job, held: Held, point: str
 ) -> None:
@@ -164,7 +164,7 @@ def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     assert "first" in rows[-1].reason
 
 
-@AT_ONE
+@AT_EARLY
 def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     lab: LabSession, long: Job, held: Held, point: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     assert long.seen(1).host != "h1"
 
 
-@AT_ONE
+@AT_EARLY
 def test_a_second_migrate_of_it_is_refused(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
 ) -> None:
@@ -210,7 +210,7 @@ while True: time.sleep(0.02)
 """
 
 
-@pytest.mark.parametrize("point", [EARLY, FROZEN])
+@pytest.mark.parametrize("point", [pytest.param(EARLY, marks=pytest.mark.long), FROZEN])
 def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_to_run(
     lab: LabSession, held: Held, long: Job, point: str
 ) -> None:
@@ -234,7 +234,7 @@ def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_
         assert job.migrations()[-1].state == "done"
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("frozen", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, frozen: int) -> None:
     """The rank that trains on does not hear it before the frozen one can."""
     lab, place = free_lab, free_lab.place / f"heard-{frozen}"
@@ -254,8 +254,11 @@ def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, f
     lab.cli("stop", job.name)
 
 
-ENDS = [(point, signal.SIGTERM) for point in (EARLY, FROZEN, LATE)] + [
-    (point, signal.SIGKILL) for point in (EARLY, FROZEN)
+ENDS = [
+    (FROZEN, signal.SIGTERM),
+    (EARLY, signal.SIGKILL),
+    *(pytest.param(point, signal.SIGTERM, marks=pytest.mark.long) for point in (EARLY, LATE)),
+    pytest.param(FROZEN, signal.SIGKILL, marks=pytest.mark.long),
 ]
 
 
@@ -291,7 +294,9 @@ def test_stop_ends_the_job_and_its_move(
         assert row.state in ("failed", "job ended"), "which of the two was over first"
 
 
-@pytest.mark.parametrize("point", [EARLY, FROZEN, "orchestrator.frozen"])
+@pytest.mark.parametrize(
+    "point", [EARLY, pytest.param(FROZEN, marks=pytest.mark.long), "orchestrator.frozen"]
+)
 def test_a_move_is_cancelled_and_the_job_trains_on_where_it_is(
     lab: LabSession, held: Held, long: Job, point: str
 ) -> None:
@@ -341,8 +346,8 @@ def test_a_cancelled_evacuation_is_not_tried_again_by_itself(
 @pytest.mark.parametrize(
     ("how", "point"),
     [
-        ("ends", "orchestrator.prepared"),
         ("crashes", EARLY),
+        pytest.param("ends", "orchestrator.prepared", marks=pytest.mark.long),
         pytest.param("ends", EARLY, marks=pytest.mark.long),
         pytest.param("crashes", "orchestrator.prepared", marks=pytest.mark.long),
     ],

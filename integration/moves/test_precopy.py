@@ -102,7 +102,14 @@ def endless(lab: LabSession) -> Job:
     return job
 
 
-@pytest.mark.parametrize("harm", ["source's agent", "destination's agent", "link cut"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param("source's agent", marks=pytest.mark.long),
+        "destination's agent",
+        pytest.param("link cut", marks=pytest.mark.long),
+    ],
+)
 def test_a_pre_copy_that_fails_leaves_the_job_alone(
     lab: LabSession, endless: Job, harm: str
 ) -> None:

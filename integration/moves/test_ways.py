@@ -107,7 +107,7 @@ def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
         assert in_time.predicted.needs_s is None
 
 
-@pytest.mark.parametrize("capsules", [1, 2])
+@pytest.mark.parametrize("capsules", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_host_is_empty_in_time_and_says_so_before(
     lab: LabSession, references: References, capsules: int
 ) -> None:

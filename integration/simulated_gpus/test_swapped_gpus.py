@@ -230,9 +230,9 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
     ("point", "who", "state"),
     [
         pytest.param("orchestrator.prepared", "ctl", "failed", marks=pytest.mark.long),
-        ("swap.saved", "ctl", "done"),
+        pytest.param("swap.saved", "ctl", "done", marks=pytest.mark.long),
         ("swap.saved", "agent", "failed"),
-        ("swap.brought", "agent", "done"),
+        pytest.param("swap.brought", "agent", "done", marks=pytest.mark.long),
     ],
 )
 def test_a_daemon_that_dies(
