@@ -10,6 +10,8 @@ owner stays the same.
 
 from __future__ import annotations
 
+import msgspec
+
 from ...criu_glue.survey.found import Survey
 from .base import Answer, Message
 from .records import Book, CapsuleSpec, HostFacts
@@ -22,6 +24,8 @@ class Hold(Message, frozen=True):
 
     The holder keeps the capsule's newest complete image beside it. ``epoch`` and ``rewinds`` of the
     copy go into the claims for the image. ``limit_bytes``: the holder takes at most so many bytes.
+    ``together``: the bytes of all images that the snapshot brings to this holder, by capsule. It
+    takes none of them unless it has room for all.
     """
 
     image: str
@@ -32,6 +36,7 @@ class Hold(Message, frozen=True):
     epoch: int
     rewinds: int
     limit_bytes: int
+    together: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Holding(Answer, frozen=True):
