@@ -20,8 +20,8 @@ from ..show.output_lines import Streams, Writer, writers
 from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, ReadProblem, Report
 from .signal_relay import SignalRelay
 
-PROTECTION = {"protected": "protected", "unprotected": "not protected"}
-"""How the history's entries about a job's snapshots begin here."""
+PROTECTION = frozenset({"protected", "unprotected"})
+"""The kinds of the history's entries that are repeated here."""
 
 LOOK_S = 1.0  # seconds between two looks at the job's state
 LAST_STATUS_S = 0.1  # the same, once all output has been relayed
@@ -166,7 +166,7 @@ class Foreground:
         for event in events:
             self._event = max(self._event, event.number)
             if event.kind in PROTECTION and event.time >= job.started:
-                render.note(f"{PROTECTION[event.kind]}: {event.text}", style="dim")
+                render.note(event.text, style="dim")
             row = event.migration
             # Several events may be about one move. A move that was asked for before the job began
             # belongs to an earlier job of the same name.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ...units import some
 from ..report import quantities as q
 from . import render
 
@@ -44,25 +45,23 @@ def lines(jobs: Iterable[JobRow], *, wide: bool) -> Iterator[Text]:
 
 
 def _snapshot(row: ProtectionRow) -> str:
-    often = f"a snapshot every {render.clock(row.every)}" if row.every else "no further snapshots"
-    auto = " (auto)" if row.auto else ""
-    paused = f", paused it for {q.pause(row.pause_s)}" if row.pause_s else ""
     holders = ", ".join(row.holders)
-    return (
-        f"{often}{auto}; {row.newest} takes {q.size(row.bytes)} of memory on {holders}{paused}, and"
-        f" is {render.clock(row.age)} old"
-    )
+    parts = [f"{row.newest} is {render.clock(row.age)} old, {q.size(row.bytes)} on {holders}"]
+    if row.pause_s:
+        parts.append(f"the job was paused for {q.pause(row.pause_s)}")
+    every = f"a snapshot every {render.clock(row.every)}" if row.every else "no further snapshots"
+    return "; ".join([*parts, f"{every} (auto)" if row.auto else every])
 
 
 def _failure(row: ProtectionRow) -> str:
-    how = "as the last rewind" if row.rewind_measured else "estimated"
+    age, rewind = int(row.age), round(row.rewind_s)  # so that the sum is right as it is shown
+    how = "as the last time" if row.rewind_measured else "estimated"
     text = (
-        f"a host that fails now would cost {render.clock(row.failure_s)} of training: what was"
-        f" trained in {render.clock(row.age)} again, and {render.clock(row.rewind_s)} until it runs"
-        f" ({how})"
+        f"if a host failed now: {render.clock(age + rewind)} lost, of which {render.clock(age)} are"
+        f" trained again, and {render.clock(rewind)} pass until the job runs ({how})"
     )
-    where = ", ".join(row.in_place)
-    return f"{text}; on hosts that live, {where} would go back in place" if where else text
+    where = " and ".join(row.in_place) if len(row.in_place) < 3 else some(row.in_place, 8)
+    return f"{text}; {where} would go back in place where the host lives" if where else text
 
 
 def _warnings(row: ProtectionRow, *, wide: bool) -> Iterator[str]:

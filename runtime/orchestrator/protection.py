@@ -26,6 +26,7 @@ from ..model.jobs import Job
 from ..model.snapshots import choose_holders
 from ..snapshot import protection_row
 from ..snapshot.context import SnapshotContext
+from ..snapshot.protection_notes import ProtectionNotes, same, words
 from ..snapshot.protection_row import exposed, holders_of
 from ..snapshot.slowness import TAKES_S, Slowness
 from ..snapshot.snapshot import Snapshot
@@ -48,12 +49,11 @@ class _State:
     """What the snapshots of one job have come to. ``due``: monotonic seconds."""
 
     job: Job
+    notes: ProtectionNotes
     due: float
     failures: int = 0
     exposed: str = ""
     """Why the job's newest snapshot could not be used, when it was last looked at."""
-    noted: str = ""
-    """The last line in the history about whether the job is protected. Each is noted once."""
     look: float = 0.0
     """When to look whether a host can hold a snapshot, before one is due; monotonic seconds."""
     nowhere: str = ""
@@ -106,10 +106,12 @@ class Protection:
             return
         state = self._states.get(job.name)
         if state is None:
-            state = self._states[job.name] = _State(job, now + min(every, FIRST_S))
+            state = self._states[job.name] = _State(
+                job, ProtectionNotes(self._fleet.journal, job), now + min(every, FIRST_S)
+            )
         before, state.exposed = state.exposed, self._exposed(job)
         if state.exposed and state.exposed != before:
-            self._note(state, "unprotected", state.exposed)
+            state.notes.unprotected(state.exposed)
             state.due = now
         if now < min(state.due, state.look):
             return
@@ -122,7 +124,7 @@ class Protection:
             job.unprotected = holders
             if state.nowhere != holders:
                 state.nowhere = holders
-                self._note_failure(state, holders, "")
+                state.notes.failed(holders, "")
             return
         state.look, state.nowhere, job.unprotected = math.inf, "", state.failed
         if now < state.due:
@@ -130,7 +132,7 @@ class Protection:
         try:
             number = self._journal.begin_snapshot(job.name)
         except LiveshiftError as error:
-            self._failed(state, _words(error), "")
+            self._failed(state, words(error), "")
             return
         snapshot = Snapshot(self._context, number, job, holders)
         self._begin(snapshot)
@@ -220,14 +222,14 @@ class Protection:
             hosts = ", ".join(holders_of(job))
             text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"
             # An interval that was chosen changes a little with each snapshot.
-            self._note(state, "protected", text, hosts if job.snapshots_auto(cluster) else text)
+            state.notes.protected(text, hosts if job.snapshots_auto(cluster) else text)
             if measured:
                 self._tasks.spawn(self._measure(slowness, snapshot, state, begun))
         elif snapshot.abandoned:
             job.unprotected = str(snapshot.error)  # due again as soon as nothing hinders it
         elif job.state == "running":
             state.avoid |= snapshot.refused
-            self._failed(state, _words(snapshot.error), snapshot.name)
+            self._failed(state, words(snapshot.error), snapshot.name)
 
     async def _measure(
         self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float
@@ -251,26 +253,8 @@ class Protection:
         state.failures = min(state.failures + 1, 30)
         state.job.unprotected, before, state.failed = why, state.failed, why
         log.warning("%s: %s: %s", state.job.name, name or "no snapshot", why)
-        if before != why:
-            self._note_failure(state, why, name)
-
-    def _note_failure(self, state: _State, why: str, name: str) -> None:
-        job = state.job
-        if job.newest is None:
-            self._note(state, "unprotected", why)
-        else:
-            text = f"{name} failed: {why}" if name else why
-            self._fleet.journal.note(job.name, "snapshot", f"{text}; {job.newest.name} stays")
-
-    def _note(self, state: _State, kind: str, text: str, key: str = "") -> None:
-        """Note it, unless the last note had the same ``key``, which is the text by default."""
-        if state.noted != (key or text):
-            state.noted = key or text
-            self._fleet.journal.note(state.job.name, kind, text)
-
-
-def _words(error: LiveshiftError | None) -> str:
-    return f"{error} ({error.hint})" if error is not None and error.hint else str(error)
+        if same(before) != same(why):
+            state.notes.failed(why, name)
 
 
 def row(fleet: Fleet, job: Job) -> ProtectionRow | None:

@@ -110,7 +110,7 @@ class HeldImages:
             return
         it = "it takes" if len(come) == 1 else f"the {len(come)} images of {note.spec.job} take"
         raise Refused(
-            f"{self._host} cannot hold {note.migration} of {note.spec.name}: {it}"
+            f"{self._host} cannot hold the image of {note.spec.name}: {it}"
             f" {units.size(needed)}, and {units.size(max(0, budget - others))} of the"
             f" {units.size(budget)} that {self._host} offers to snapshots are left",
             hint=f"it fits if snapshots.memory is {_spelled(others + needed)} there, or more",

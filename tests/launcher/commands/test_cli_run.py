@@ -180,8 +180,10 @@ def test_run_tells_whether_the_job_is_protected(double: Any, start: Starter) -> 
     double._tell("gpt", "protected", "of an earlier job of this name", "")
     process = start("run", "-v", "--name", "gpt", "--snapshot-every", "150s", "--", "train")
     double.wait_for(GetEvents)
-    double._tell("gpt", "unprotected", "no host can hold its snapshots: h1 is not up", "")
-    double._tell("gpt", "protected", "a snapshot every 150 s, held by h2", "")
+    double._tell(
+        "gpt", "unprotected", "not protected: no host can hold its snapshots: h1 is not up", ""
+    )
+    double._tell("gpt", "protected", "protected: a snapshot every 150 s, held by h2", "")
     seen = len([ask for ask in double.asks if isinstance(ask, GetStatus)])
     double.wait_for(GetStatus, seen + 2)
     double.end("gpt/0")

@@ -123,7 +123,7 @@ def test_snapshots_follow_each_other_and_a_person_sees_the_newest(scene: Scene) 
     assert row.bytes == 200
     assert 0 <= row.age < 5
     assert 0 < row.pause_s < 5
-    assert ("protected", "a snapshot every 1 s, held by h2") in scene.events()
+    assert ("protected", "protected: a snapshot every 1 s, held by h2") in scene.events()
     assert [kind for kind, _ in scene.events()].count("protected") == 1
     first, second = scene.stage.completed
     assert second.time - first.time >= 0.9, "the interval passes between them"
@@ -180,11 +180,19 @@ def test_a_job_that_did_not_fit_is_unharmed_and_protected_once_it_does(scene: Sc
     scene.stage.fail("Hold a/1", refusal)
     scene.run(lambda: scene.job.unprotected)
     assert scene.row().why_not == f"{refusal} ({refusal.hint})"
-    assert scene.events() == [("unprotected", f"{refusal} ({refusal.hint})")]
+    assert scene.events() == [("unprotected", f"not protected: {refusal} ({refusal.hint})")]
     assert not {"close gates", "LockCapsule a/0", "DumpCapsule a/0"} & set(scene.stage.said)
     scene.run(lambda: scene.stage.completed)
     assert scene.row().why_not == ""
-    assert scene.events()[1:] == [("protected", "a snapshot every 1 s, held by h2")]
+    assert scene.events()[1:] == [("protected", "protected: a snapshot every 1 s, held by h2")]
+
+
+def test_a_job_that_does_not_fit_is_noted_once_whatever_its_size(scene: Scene) -> None:
+    sizes = [f"h2 cannot hold the image of a/1: it takes {n / 10} MB" for n in range(13, 500)]
+    scene.stage.fail("Hold a/1", *map(Refused, sizes))
+    scene.run(lambda: scene.job.unprotected.endswith("1.5 MB"))
+    assert scene.row().why_not == sizes[2], "status has the newest size"
+    assert scene.events() == [("unprotected", f"not protected: {sizes[0]}")]
 
 
 def test_the_orchestrator_may_choose_how_often(tmp_path: Path) -> None:
@@ -241,7 +249,7 @@ def test_a_holder_that_is_lost_shows_at_once(scene: Scene) -> None:
     scene.run(lambda: scene.stage.completed)
     scene.run(lambda: any("not up" in text for _, text in scene.events()), without="h2")
     assert scene.row().why_not == "h2, which keeps s1, is not up"
-    assert ("unprotected", "h2, which keeps s1, is not up") in scene.events()
+    assert ("unprotected", "not protected: h2, which keeps s1, is not up") in scene.events()
 
 
 def test_a_holder_that_is_lost_is_replaced_at_once(tmp_path: Path) -> None:

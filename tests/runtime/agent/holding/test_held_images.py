@@ -110,7 +110,7 @@ def test_a_generation_whose_removal_was_interrupted_is_removed(holder: Holder) -
 def test_an_image_that_does_not_fit_is_refused_with_the_size_that_would(holder: Holder) -> None:
     holder.images.expect(note(17, size=50 * MB, index=1))
     assert holder.images.budget_left() == BUDGET - 50 * MB
-    with pytest.raises(Refused, match=r"h1 cannot hold s17\.2 of gpt/2: it takes 21\.0 MB") as no:
+    with pytest.raises(Refused, match=r"cannot hold the image of gpt/2: it takes 21\.0 MB") as no:
         holder.images.expect(note(17, size=10 * MB, rewritten=5 * MB, index=2))
     assert "14.7 MB of the 67.1 MB that h1 offers" in str(no.value)
     assert no.value.hint == "it fits if snapshots.memory is 73.5 MB there, or more"
@@ -148,7 +148,7 @@ def test_what_a_capsule_takes_already_counts_for_its_next_image(holder: Holder) 
     holder.hold(17, FIRST)
     used = holder.capsule.used()
     others = BUDGET - used + PAGE
-    with pytest.raises(Refused, match="cannot hold s18"):
+    with pytest.raises(Refused, match="cannot hold the image of gpt/1"):
         holder.images.expect(note(18, size=1), {"gpt/1": 1, "gpt/2": others})
     holder.images.expect(note(18, size=1), {"gpt/1": 1, "gpt/2": others - PAGE})
 
