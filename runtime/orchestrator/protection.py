@@ -40,6 +40,9 @@ FIRST_S = 30.0
 RETRY_S, AT_MOST_S = 30.0, 600.0
 """After a failure the next attempt comes RETRY_S seconds later, or sooner if the interval is
 shorter. After failures in a row the wait doubles up to AT_MOST_S seconds, or up to the interval."""
+DROPPED_AFTER = 1.5
+"""Holders have dropped the snapshot before the newest one after so many heartbeats: then they
+claim. Before that they have no place for a third one."""
 AGAIN_S = 1.0
 """While no host can hold a snapshot, the hosts are looked at so often."""
 
@@ -217,7 +220,8 @@ class Protection:
             cost = job.snapshot_cost or expected_cost(0)  # which the first one replaces
             job.snapshot_cost = cost.after(snapshot.pause_s, time.monotonic() - begun)
             every = job.snapshot_every(cluster)
-            state.failures, state.failed, state.due = 0, "", begun + every
+            dropped = time.monotonic() + DROPPED_AFTER * cluster.timeouts.heartbeat
+            state.failures, state.failed, state.due = 0, "", max(begun + every, dropped)
             state.avoid.clear()
             hosts = ", ".join(holders_of(job))
             text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"

@@ -131,6 +131,14 @@ def test_snapshots_follow_each_other_and_a_person_sees_the_newest(scene: Scene) 
     assert scene.fleet.snapshots == {}
 
 
+def test_the_next_one_waits_until_its_holder_has_dropped_an_earlier_one(tmp_path: Path) -> None:
+    more = OFTEN.replace("heartbeat = 0.01", "heartbeat = 0.9")
+    scene = Scene(tmp_path, more.replace("suspicion = 1", "suspicion = 5"))
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    first, second = scene.stage.completed
+    assert second.time - first.time >= 1.5 * 0.9 - 0.1
+
+
 def test_there_are_none_without_being_asked_for(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "")
     looked = time.monotonic()
