@@ -20,6 +20,9 @@ from ..show.output_lines import Streams, Writer, writers
 from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, ReadProblem, Report
 from .signal_relay import SignalRelay
 
+PROTECTION = frozenset({"protected", "unprotected"})
+"""The kinds of the history's entries that are repeated here."""
+
 LOOK_S = 1.0  # seconds between two looks at the job's state
 LAST_STATUS_S = 0.1  # the same, once all output has been relayed
 REQUEST_S = 10.0
@@ -147,7 +150,7 @@ class Foreground:
             self._writers[capsule].end()
 
     def _report_notices(self, job: JobRow | None) -> None:
-        """Print where the job runs, once, and the moves that have ended since the last call."""
+        """Print where the job runs, once, whether it is protected, and ended moves."""
         if not self._notices or job is None:
             return
         if not self._begun:
@@ -162,6 +165,8 @@ class Foreground:
             return
         for event in events:
             self._event = max(self._event, event.number)
+            if event.kind in PROTECTION and event.time >= job.started:
+                render.note(event.text, style="dim")
             row = event.migration
             # Several events may be about one move. A move that was asked for before the job began
             # belongs to an earlier job of the same name.

@@ -76,7 +76,8 @@ def run(
             "--snapshot-every",
             metavar="TIME",
             help="Keep an image of the whole job in the memory of another host, and renew it this"
-            " often; [dim]off[/] for none; else the cluster file's [dim]snapshots.every[/].",
+            " often; [dim]auto[/] to let liveshift choose, from what an image costs and how often"
+            " hosts fail; [dim]off[/] for none; else the cluster file's [dim]snapshots.every[/].",
             show_default=False,
         ),
     ] = "",
@@ -150,12 +151,14 @@ def _collective_timeout(text: str) -> float:
 
 
 def _snapshot_every(text: str) -> float:
-    """Return seconds, 0 if nothing is given, -1 for no snapshots. Raises BadParameter."""
-    if text == "off":
-        return -1.0
+    """Return what RunJob.snapshot_every holds, 0 if nothing is given. Raises BadParameter."""
+    from ...runtime.messages import SNAPSHOTS_AUTO, SNAPSHOTS_OFF
+
+    if text in ("auto", "off"):
+        return SNAPSHOTS_AUTO if text == "auto" else SNAPSHOTS_OFF
     seconds = duration(text) if text else 0.0
     if text and seconds < 1:
-        raise typer.BadParameter('--snapshot-every must be 1 s or longer, or "off"')
+        raise typer.BadParameter('--snapshot-every must be 1 s or longer, "auto" or "off"')
     return seconds
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from ... import units
 from ...runtime.model.link_rates import bits
 from ..report import quantities as q
-from . import forecast, moves, render
+from . import forecast, moves, protection, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         HostRow,
         JobRow,
         MigrationRow,
-        ProtectionRow,
         Status,
     )
 
@@ -78,6 +77,7 @@ def parts(
     if status.jobs:
         there = sum(1 + len(job.capsules) for job in status.jobs)
         found += [jobs(status, wide=wide, most=most.jobs), *_cut(there, most.jobs)]
+        found += protection.lines(status.jobs, wide=wide)
     elif not hidden:
         found.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
     if hidden:
@@ -213,22 +213,9 @@ def _job(job: JobRow, now: float, *, wide: bool) -> dict[str, RenderableType]:
         "coll/s": "" if job.state == "ended" else _rate(job.rate),
         "user": _user(job.user) if wide else "",
         "age": render.clock(max(0.0, now - job.started)),
-        "protected": _protected(job.protection) if wide else "",
+        "protected": protection.cell(job.protection) if wide else "",
         "command": job.command,
     }
-
-
-def _protected(row: ProtectionRow | None) -> Text:
-    """Return ``s17, 3 s ago, on h2 (1.2 GB)``, why the job is not protected, or ``–``."""
-    if row is None or not (row.every or row.newest):
-        return Text("–" if row else "")
-    text = ""
-    if row.newest:
-        text = f"{row.newest}, {row.age:.0f} s ago, on {', '.join(row.holders)}"
-        text += f" ({q.size(row.bytes)})"
-    if row.why_not:
-        return Text(f"{text}; {row.why_not}" if text else f"no: {row.why_not}", style="yellow")
-    return Text(text)
 
 
 def _capsule(capsule: CapsuleRow) -> dict[str, RenderableType]:

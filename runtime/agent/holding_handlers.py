@@ -13,14 +13,13 @@ import contextlib
 import logging
 from collections import defaultdict
 
-from ...criu_glue.survey.found import Survey
 from ...errors import LiveshiftError
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..model.ownership import Ruling
 from ..model.preflight_findings import refuse
 from ..model.snapshots import HELD as HELD_SIDE
-from ..model.snapshots import snapshot_of
+from ..model.snapshots import image_bytes, snapshot_of
 from ..wire import LANES
 from . import preflight
 from .arrival.restore_attempt import SendClaim
@@ -83,7 +82,9 @@ class HoldingHandlers:
             repeated = any(g.note.migration == image for g in here)
             if not repeated:
                 await asyncio.to_thread(self._check, request, here)
-            inbox = await asyncio.to_thread(self._images.expect, note, request.newest)
+            inbox = await asyncio.to_thread(
+                self._images.expect, note, request.newest, request.together
+            )
             for given_up in (g for g in here if not g.kept and g.note.migration != image):
                 self._registry.receiver.forget(given_up.note.migration)
             if not repeated:
@@ -193,11 +194,5 @@ def _note(request: messages.Hold) -> HeldNote:
         request.epoch,
         request.rewinds,
         request.limit_bytes,
-        _image_bytes(request.survey),
+        image_bytes(request.survey),
     )
-
-
-def _image_bytes(survey: Survey) -> int:
-    """Bytes of memory that an image of the capsule takes here. Its files lie in memory too."""
-    files = survey.single_size + survey.output + sum(each.size for each in survey.along)
-    return survey.resident + survey.shared_memory + survey.nameless + files

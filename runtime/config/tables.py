@@ -23,7 +23,8 @@ from .values import (
     DomainOrNone,
     Endpoint,
     HostNameOrNone,
-    IntervalOrOff,
+    Interval,
+    Lifetime,
     PathOrSearch,
     Pattern,
     Port,
@@ -52,6 +53,11 @@ MovableName = Annotated[
 Share = Annotated[
     float,
     Meta(ge=0.01, le=0.9, description="a share from 0.01 to 0.9, such as 0.2 for a fifth"),
+]
+
+Cost = Annotated[
+    float,
+    Meta(ge=0.0001, le=0.5, description="a share from 0.0001 to 0.5, such as 0.005"),
 ]
 
 _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
@@ -166,7 +172,9 @@ class PrecopySettings:
 class SnapshotSettings:
     """The table [snapshots]: images of whole jobs, which other hosts keep in their memory."""
 
-    every: IntervalOrOff = None  # seconds between two snapshots of a job; None: there are none
+    every: Interval = None  # seconds between two snapshots of a job; None: there are none
+    cost: Cost = 0.005  # with "auto", snapshots may take this share of a job's speed
+    mttf: Lifetime | None = None  # seconds until a host fails, on average; None: interval.py
     memory: Size | None = None  # bytes that each host offers to images; None: half of its memory
 
 

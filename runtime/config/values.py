@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from msgspec import Meta, ValidationError, convert
 
@@ -137,6 +137,17 @@ def write_size(value: int) -> str:
     return f"{value}B"
 
 
+def _read_lifetime(raw: str | float) -> float:
+    if isinstance(raw, str):
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([hd])", raw)
+        if not match:
+            raise ValueError
+        raw = float(match[1]) * {"h": 3600, "d": 86400}[match[2]]
+    if not 60 <= raw <= 100 * 365 * 86400:
+        raise ValueError
+    return float(raw)
+
+
 def _read_address(raw: str) -> str:
     address = IPv4Address(raw)
     if address.is_multicast or address.is_reserved or address in IPv4Network("0.0.0.0/8"):
@@ -182,15 +193,21 @@ _SIZE = 'a size such as "8GB" (units: B KB MB GB TB)'
 Size = Annotated[int, Spelling(_SIZE, read_size, write_size)]
 LEAST_INTERVAL_S = 1.0
 _Interval = Annotated[float, Meta(ge=LEAST_INTERVAL_S, le=LONGEST_S)]
-IntervalOrOff = Annotated[
-    float | None,
+Interval = Annotated[
+    float | Literal["auto"] | None,
     Spelling(
-        f'a number of seconds from {LEAST_INTERVAL_S:g} to {LONGEST_S:g}, or "off"',
-        lambda raw: None if raw == "off" else convert(raw, _Interval),
-        lambda seconds: "off" if seconds is None else seconds,
+        f'a number of seconds from {LEAST_INTERVAL_S:g} to {LONGEST_S:g}, "auto" or "off"',
+        lambda raw: (
+            {"off": None, "auto": "auto"}[raw]
+            if raw in ("off", "auto")
+            else convert(raw, _Interval)
+        ),
+        lambda every: "off" if every is None else every,
         raw=str | float,
     ),
 ]
+_LIFETIME = 'a time such as "1000h" or "42d", or a number of seconds, of 1 minute to 100 years'
+Lifetime = Annotated[float, Spelling(_LIFETIME, _read_lifetime, float, raw=str | float)]
 _ADDRESS = 'an IPv4 address of this host such as "10.88.0.10"'
 Address = Annotated[str, Spelling(_ADDRESS, _read_address)]
 _LISTENS = 'an IPv4 address and a port such as "10.88.0.2:7400"'

@@ -11,6 +11,9 @@ from .base import Answer, Message
 from .predictions import Prediction
 from .records import Event, HostRow, JobRow, MigrationRow, UnknownRow
 
+SNAPSHOTS_OFF, SNAPSHOTS_AUTO = -1.0, -2.0
+"""Values of RunJob.snapshot_every: there are none; the orchestrator chooses the interval."""
+
 
 class RunJob(Message, frozen=True):
     """Start a job of ``nnodes`` capsules; answers Named. If the name is empty, the orchestrator
@@ -19,7 +22,7 @@ class RunJob(Message, frozen=True):
     ``collective``: the seconds for which its ranks wait for each other; 0: the cluster file's
     ``timeouts.collective``. ``env_ranks``: a lone capsule gets RANK and the like too. Capsules of
     larger jobs always get them. ``snapshot_every``: seconds between two snapshots; 0: the cluster
-    file's ``snapshots.every``; below 0: there are none.
+    file's ``snapshots.every``; or SNAPSHOTS_OFF or SNAPSHOTS_AUTO.
     """
 
     name: str

@@ -107,12 +107,21 @@ class CapsuleRow(msgspec.Struct, frozen=True):
 
 
 class ProtectionRow(msgspec.Struct, frozen=True):
-    """The snapshots of a job. ``every``: seconds between two, 0 if none are taken.
+    """The snapshots of a job. ``every``: seconds between two, 0 if none are taken; ``auto``: the
+    orchestrator chooses them.
 
     ``newest``: the complete one, such as s17; empty if there is none. ``age``: seconds since its
     boundary. ``bytes``: memory that its images take, on all holders together. ``holders``: the
     hosts that keep them. ``pause_s``: how long the job was paused for it, 0 if that is not known.
     ``why_not``: why the job could not be taken back if a host died now, in words; else empty.
+    ``trouble``: why there is no later snapshot, in words, if the last attempt failed or has to
+    wait; else empty.
+
+    ``rewind_s``: seconds that a rewind takes until the job runs again. It is what the last one took
+    if ``rewind_measured``, else an estimate. ``failure_s``: what a host's death would cost now:
+    those seconds, and ``age``, which is trained again. ``in_place``: the capsules that a rewind
+    restores where they are, if their hosts live. ``would_wait``: which host's death would leave the
+    job waiting until a slot is free, in words; else empty. All these are only set with ``newest``.
     """
 
     every: float = 0.0
@@ -122,6 +131,13 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     holders: list[str] = msgspec.field(default_factory=list)
     pause_s: float = 0.0
     why_not: str = ""
+    auto: bool = False
+    trouble: str = ""
+    rewind_s: float = 0.0
+    rewind_measured: bool = False
+    failure_s: float = 0.0
+    in_place: list[str] = msgspec.field(default_factory=list)
+    would_wait: str = ""
 
 
 class JobRow(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ owner stays the same.
 
 from __future__ import annotations
 
+import msgspec
+
 from ...criu_glue.survey.found import Survey
 from .base import Answer, Message
 from .records import Book, CapsuleSpec, HostFacts
@@ -24,6 +26,8 @@ class Hold(Message, frozen=True):
     copy go into the claims for the image. ``limit_bytes``: the holder takes at most so many bytes.
     ``newest``: the number of the job's newest complete snapshot, 0 if it has none. If the holder
     has that one, it may remove the others at once, without a ruling.
+    ``together``: the bytes of all images that the snapshot brings to this holder, by capsule. It
+    takes none of them unless it has room for all.
     """
 
     image: str
@@ -35,6 +39,7 @@ class Hold(Message, frozen=True):
     rewinds: int
     limit_bytes: int
     newest: int = 0
+    together: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Holding(Answer, frozen=True):

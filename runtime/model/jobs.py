@@ -16,8 +16,9 @@ from ..config.cluster import Cluster
 from ..config.environment import CapsuleIdentity, environment
 from ..config.timeouts import Timeouts
 from ..config.values import LEAST_INTERVAL_S
-from ..messages import Book, CapsuleSpec, CapsuleState, RunJob
+from ..messages import SNAPSHOTS_AUTO, Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
+from .interval import SnapshotCost, expected_cost, interval, mean_time_to_failure
 from .ownership import Owner
 from .snapshots import Generation
 
@@ -53,7 +54,9 @@ class Job:
 
     ``rewinds``: how often it was rewound. ``newest``: its newest complete snapshot. ``taking``: the
     number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
-    paused it; 0 if that is not known. ``unprotected``: why there is no later one, in words, or "".
+    paused it; 0 if that is not known. ``snapshot_cost``: what one costs; None before the first.
+    ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
+    was none. ``unprotected``: why there is no later snapshot, in words, or "".
     """
 
     name: str
@@ -68,6 +71,8 @@ class Job:
     newest: Generation | None = None
     taking: int = 0
     pause_s: float = 0.0
+    snapshot_cost: SnapshotCost | None = None
+    rewind_s: float = 0.0
     unprotected: str = ""
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
@@ -94,9 +99,24 @@ class Job:
         return self.capsules[name]
 
     def snapshot_every(self, cluster: Cluster) -> float:
-        """Seconds between two snapshots of the job; 0 if none are taken."""
+        """Seconds between two snapshots of the job; 0 if none are taken. What one costs and how
+        often hosts fail decides if the orchestrator chooses (interval.py)."""
+        own, settings = self.request.snapshot_every, cluster.snapshots
+        if not self.snapshots_auto(cluster):
+            if own:
+                return max(0.0, own)
+            return 0.0 if settings.every is None or settings.every == "auto" else settings.every
+        running = [c for c in self.capsules.values() if c.code is None]
+        seen = [c.seen for c in running if c.seen is not None]
+        cost = self.snapshot_cost or expected_cost(max((s.resident for s in seen), default=0))
+        hosts, gpus = len({c.host for c in running}), sum(len(s.gpus) for s in seen)
+        mttf = mean_time_to_failure(max(1, hosts), gpus, settings.mttf)
+        return interval(cost, mttf, settings.cost, LEAST_INTERVAL_S)
+
+    def snapshots_auto(self, cluster: Cluster) -> bool:
+        """Whether the orchestrator chooses how often a snapshot of the job is taken."""
         own = self.request.snapshot_every
-        return max(0.0, own) if own else cluster.snapshots.every or 0.0
+        return own == SNAPSHOTS_AUTO or (own == 0 and cluster.snapshots.every == "auto")
 
     def timeouts(self, cluster: Cluster) -> Timeouts:
         """The deadlines for moves of this job. Raises Refused when the cluster file has changed and

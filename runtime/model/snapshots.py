@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...criu_glue.survey.found import Survey
+
 HELD = "held"
 """The side of a claim for a held image. It is no ownership.Side: such an image never runs."""
 
@@ -69,6 +71,12 @@ def restore_name(rewind: int, index: int) -> str:
 def is_restore_name(name: str) -> bool:
     """Whether a Reserve under this name is for a rewind, and not for a migration."""
     return RESTORE.fullmatch(name) is not None
+
+
+def image_bytes(survey: Survey) -> int:
+    """Bytes of memory that a capsule's image takes at its holder: its files lie in memory too."""
+    files = survey.single_size + survey.output + sum(each.size for each in survey.along)
+    return survey.resident + survey.shared_memory + survey.nameless + files
 
 
 class HostSeen(Protocol):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -20,9 +21,14 @@ from ... import units
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..messages import ProtectionRow
+from ..model.interval import expected_cost
 from ..model.jobs import Job
 from ..model.snapshots import choose_holders
+from ..snapshot import protection_row
 from ..snapshot.context import SnapshotContext
+from ..snapshot.protection_notes import ProtectionNotes, same, words
+from ..snapshot.protection_row import exposed, holders_of
+from ..snapshot.slowness import TAKES_S, Slowness
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
 
@@ -31,8 +37,14 @@ log = logging.getLogger("liveshift.protection")
 TICK_S = 0.2
 FIRST_S = 30.0
 """A job's first snapshot is due after this many seconds, or sooner if its interval is shorter."""
-AT_MOST_S = 600.0
-"""After failures in a row the wait doubles up to this many seconds, or up to the interval."""
+RETRY_S, AT_MOST_S = 30.0, 600.0
+"""After a failure the next attempt comes RETRY_S seconds later, or sooner if the interval is
+shorter. After failures in a row the wait doubles up to AT_MOST_S seconds, or up to the interval."""
+REST = 4.0
+"""Between two snapshots a job trains for at least so many times as long as the last one has paused
+it, also where a busy host takes longer for one than the interval is."""
+AGAIN_S = 1.0
+"""While no host can hold a snapshot, the hosts are looked at so often."""
 
 
 @dataclass
@@ -40,14 +52,17 @@ class _State:
     """What the snapshots of one job have come to. ``due``: monotonic seconds."""
 
     job: Job
+    notes: ProtectionNotes
     due: float
     failures: int = 0
     exposed: str = ""
     """Why the job's newest snapshot could not be used, when it was last looked at."""
-    noted: str = ""
-    """The last line in the history about whether the job is protected. Each is noted once."""
+    look: float = 0.0
+    """When to look whether a host can hold a snapshot, before one is due; monotonic seconds."""
+    nowhere: str = ""
+    """Why no host can, when that was last looked at. The history has it."""
     failed: str = ""
-    """The message of the last failure that the history has."""
+    """Why the last attempt failed; "" if it did not. The history has it."""
     avoid: set[str] = field(default_factory=set)
     """Hosts that have refused an image."""
 
@@ -94,28 +109,37 @@ class Protection:
             return
         state = self._states.get(job.name)
         if state is None:
-            state = self._states[job.name] = _State(job, now + min(every, FIRST_S))
-        before, state.exposed = state.exposed, exposed(self._fleet, job)
+            state = self._states[job.name] = _State(
+                job, ProtectionNotes(self._fleet.journal, job), now + min(every, FIRST_S)
+            )
+        before, state.exposed = state.exposed, self._exposed(job)
         if state.exposed and state.exposed != before:
-            self._note(state, "unprotected", state.exposed)
+            state.notes.unprotected(state.exposed)
             state.due = now
-        if now < state.due:
+        if now < min(state.due, state.look):
             return
         if hindrance := self._hindrance(job):
             job.unprotected = hindrance
             return
+        holders = self._holders(state)
+        if isinstance(holders, str):
+            state.look, state.due = now + AGAIN_S, max(state.due, now + AGAIN_S)
+            job.unprotected = holders
+            if state.nowhere != holders:
+                state.nowhere = holders
+                state.notes.failed(holders, "")
+            return
+        state.look, state.nowhere, job.unprotected = math.inf, "", state.failed
+        if now < state.due:
+            return
         try:
-            holders = self._holders(state)
-            if isinstance(holders, str):
-                self._failed(state, holders, "")
-                return
             number = self._journal.begin_snapshot(job.name)
         except LiveshiftError as error:
-            self._failed(state, _words(error), "")
+            self._failed(state, words(error), "")
             return
         snapshot = Snapshot(self._context, number, job, holders)
         self._begin(snapshot)
-        self._tasks.spawn(self._follow(snapshot, state, now + every))
+        self._tasks.spawn(self._follow(snapshot, state, now))
 
     def _hindrance(self, job: Job) -> str:
         """Why no snapshot can be taken right now, in words; that will pass. "" if one can."""
@@ -142,6 +166,9 @@ class Protection:
             state.avoid.clear()  # they may have room by now
             chosen = choose_holders(views, owners, cluster.domains, before)
         return chosen
+
+    def _exposed(self, job: Job) -> str:
+        return exposed(job, self._fleet.up(), self._fleet.cluster.domains)
 
     # ---- one snapshot --------------------------------------------------------------------------
 
@@ -174,10 +201,14 @@ class Protection:
         await snapshot.recover()
         self._end(snapshot)
 
-    async def _follow(self, snapshot: Snapshot, state: _State, due: float) -> None:
+    async def _follow(self, snapshot: Snapshot, state: _State, begun: float) -> None:
+        job, cluster = snapshot.job, self._fleet.cluster
+        measured = job.snapshots_auto(cluster) and job.snapshot_every(cluster) > 2 * TAKES_S
+        slowness = Slowness(self._context, snapshot.name, next(iter(job.capsules.values())))
+        if measured:
+            await slowness.begin()
         await snapshot.run()
         self._end(snapshot)
-        job = snapshot.job
         if (made := snapshot.generation) is not None:
             parts = ", ".join(f"{name} {s:.3f}" for name, s in snapshot.seconds.items())
             log.info(
@@ -186,74 +217,50 @@ class Protection:
                 made.boundary,
             )
             job.pause_s, job.unprotected = snapshot.pause_s, ""
-            state.failures, state.failed, state.due = 0, "", due
+            cost = job.snapshot_cost or expected_cost(0)  # which the first one replaces
+            job.snapshot_cost = cost.after(snapshot.pause_s, time.monotonic() - begun)
+            every = job.snapshot_every(cluster)
+            rested = time.monotonic() + REST * snapshot.pause_s
+            state.failures, state.failed, state.due = 0, "", max(begun + every, rested)
             state.avoid.clear()
-            every = job.snapshot_every(self._fleet.cluster)
             hosts = ", ".join(holders_of(job))
-            self._note(state, "protected", f"a snapshot every {every:g} s, held by {hosts}")
+            text = f"a snapshot every {protection_row.seconds(every)}, held by {hosts}"
+            # An interval that was chosen changes a little with each snapshot.
+            state.notes.protected(text, hosts if job.snapshots_auto(cluster) else text)
+            if measured:
+                self._tasks.spawn(self._measure(slowness, snapshot, state, begun))
         elif snapshot.abandoned:
             job.unprotected = str(snapshot.error)  # due again as soon as nothing hinders it
         elif job.state == "running":
             state.avoid |= snapshot.refused
-            self._failed(state, _words(snapshot.error), snapshot.name)
+            self._failed(state, words(snapshot.error), snapshot.name)
+
+    async def _measure(
+        self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float
+    ) -> None:
+        """Measure how much the snapshot has slowed the job down, and choose the interval anew."""
+        job, name = snapshot.job, snapshot.name
+        seconds = await slowness.end(snapshot.pause_s)
+        if seconds is None or job.snapshot_cost is None:
+            return
+        if job.taking or job.newest is None or job.newest.name != name:
+            return  # what was measured was not this snapshot alone
+        job.snapshot_cost = job.snapshot_cost.slowed(seconds)
+        state.due = begun + job.snapshot_every(self._fleet.cluster)
+        log.info("%s of %s: slowed it down by %.2f s besides the pause", name, job.name, seconds)
 
     def _failed(self, state: _State, why: str, name: str) -> None:
         """Wait for the next attempt, and note why there was none or why ``name`` failed."""
-        job = state.job
-        every = job.snapshot_every(self._fleet.cluster)
-        state.due = time.monotonic() + min(every * 2**state.failures, max(every, AT_MOST_S))
+        every = state.job.snapshot_every(self._fleet.cluster)
+        wait = min(every, RETRY_S) * 2**state.failures
+        state.due = time.monotonic() + min(wait, max(every, AT_MOST_S))
         state.failures = min(state.failures + 1, 30)
-        job.unprotected = why
-        log.warning("%s: %s: %s", job.name, name or "no snapshot", why)
-        if job.newest is None:
-            self._note(state, "unprotected", why)
-        elif state.failed != why:
-            state.failed = why
-            text = f"{name} failed: {why}" if name else why
-            self._fleet.journal.note(job.name, "snapshot", f"{text}; {job.newest.name} stays")
-
-    def _note(self, state: _State, kind: str, text: str) -> None:
-        if state.noted != text:
-            state.noted = text
-            self._fleet.journal.note(state.job.name, kind, text)
-
-
-def _words(error: LiveshiftError | None) -> str:
-    return f"{error} ({error.hint})" if error is not None and error.hint else str(error)
-
-
-# ---- what status shows -------------------------------------------------------------------------
-
-
-def holders_of(job: Job) -> list[str]:
-    """The hosts that keep the job's newest snapshot."""
-    return sorted({h for hosts in job.newest.holders.values() for h in hosts} if job.newest else ())
-
-
-def exposed(fleet: Fleet, job: Job) -> str:
-    """Why the job's newest snapshot would not do if a host died now, in words; "" if it would, or
-    if there is none."""
-    if job.newest is None:
-        return ""
-    name, domains = job.newest.name, fleet.cluster.domains
-    beside = {domains.get(c.host, c.host): c for c in job.capsules.values() if c.code is None}
-    for holder in holders_of(job):
-        if not fleet.is_up(holder):
-            return f"{holder}, which keeps {name}, is not up"
-        if capsule := beside.get(domains.get(holder, holder)):
-            where = "there" if capsule.host == holder else f"in its failure domain ({capsule.host})"
-            return f"{holder} keeps {name}, and {capsule.name} runs {where}"
-    return ""
+        state.job.unprotected, before, state.failed = why, state.failed, why
+        log.warning("%s: %s: %s", state.job.name, name or "no snapshot", why)
+        if same(before) != same(why):
+            state.notes.failed(why, name)
 
 
 def row(fleet: Fleet, job: Job) -> ProtectionRow | None:
     """What `status` shows of the job's snapshots."""
-    if job.state == "ended":
-        return None
-    every, newest = job.snapshot_every(fleet.cluster), job.newest
-    if newest is None:
-        why = (job.unprotected or "no snapshot is complete yet") if every else ""
-        return ProtectionRow(every, why_not=why)
-    age = max(0.0, time.time() - newest.time)
-    why = exposed(fleet, job)
-    return ProtectionRow(every, newest.name, age, newest.bytes, holders_of(job), job.pause_s, why)
+    return protection_row.row(job, fleet.cluster, fleet.views(), time.time())

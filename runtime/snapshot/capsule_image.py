@@ -16,6 +16,7 @@ from ..messages import Message
 from ..messages.answers import expected
 from ..migration.context import limit_bytes
 from ..model.jobs import Capsule, Job
+from ..model.snapshots import image_bytes
 from .context import SnapshotContext
 
 log = logging.getLogger("liveshift.snapshot")
@@ -53,13 +54,22 @@ class CapsuleImage:
         self._job = job
         self._capsule = capsule
         self._limits = limits
+        self._inspected: messages.Inspected | None = None
 
-    async def send_ahead(self) -> None:
-        """Survey the capsule, prepare its holder, and send what can go while the job trains."""
-        limits = self._limits
-        inspect = messages.Inspect(self.name)
-        inspected = await self._request(self.host, inspect, limits.prepare, messages.Inspected)
+    async def inspect(self) -> int:
+        """Survey the capsule; returns the bytes that its image will take at the holder. Raises
+        Refused if it can have no snapshot."""
+        inspect, limit = messages.Inspect(self.name), self._limits.prepare
+        inspected = await self._request(self.host, inspect, limit, messages.Inspected)
         _check_supported(self.name, inspected, self._context.cluster)
+        self._inspected = inspected
+        return image_bytes(inspected.survey)
+
+    async def send_ahead(self, together: dict[str, int]) -> None:
+        """Prepare the holder, and send what can go while the job trains. ``together``: as in
+        Hold."""
+        limits, inspected = self._limits, self._inspected
+        assert inspected is not None
         hold = messages.Hold(
             image=self._image,
             spec=self._job.spec(self._capsule, self._context.cluster),
@@ -70,6 +80,7 @@ class CapsuleImage:
             rewinds=self._job.rewinds,
             limit_bytes=limit_bytes(inspected),
             newest=self._job.newest.number if self._job.newest else 0,
+            together=together,
         )
         try:
             holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)

@@ -195,6 +195,8 @@ class Rewind:
 
     async def _end(self) -> None:
         self._context.end_rewind(self._row)
+        if "until noticed" in self._laps and not self._recovered:  # else some parts are not known
+            self._job.rewind_s = sum(self._laps.values())
         self._context.note(self._job, "rewound", self._summary())
 
     # ---- helpers -------------------------------------------------------------------------------

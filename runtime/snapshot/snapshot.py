@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
@@ -131,7 +132,11 @@ class Snapshot:
 
     async def _take(self) -> None:
         self.job.timeouts(self._context.cluster)  # raises Refused if they do not fit
-        await self._all(CapsuleImage.send_ahead)
+        sizes = await self._all(CapsuleImage.inspect)
+        holders: dict[str, dict[str, int]] = defaultdict(dict)
+        for part, size in zip(self._parts, sizes, strict=True):
+            holders[part.holder][part.name] = size
+        await self._all(lambda part: part.send_ahead(holders[part.holder]))
         self._check_job()
         with self._timed("quiesce"):
             await self._close_gates()

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import shutil
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,8 @@ from .held_generation import HeldGeneration
 from .held_note import HeldNote
 
 log = logging.getLogger("liveshift.holding")
+
+NOTHING: Mapping[str, int] = {}
 
 HELD = "held"
 """The name of the directory. No migration has this name."""
@@ -73,9 +76,11 @@ class HeldImages:
                     return capsule, generation.number
         raise NotFound(f"{self._host} does not hold the image {migration} (any more)")
 
-    def expect(self, note: HeldNote, newest: int = 0) -> Inbox:
+    def expect(
+        self, note: HeldNote, newest: int = 0, together: Mapping[str, int] = NOTHING
+    ) -> Inbox:
         """Make the inbox for an image; see HeldCapsule.expect. Raises Refused also if the image
-        does not fit into what this host offers."""
+        does not fit into what this host offers. ``together``: as in messages.Hold."""
         with self._lock:
             self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
             name = note.spec.name
@@ -84,7 +89,7 @@ class HeldImages:
                 # One directory for each capsule: no job has a dot in its name.
                 directory = self._directory / name.replace("/", ".")
                 capsule = HeldCapsule(directory, self._carried, self._budget)
-            self._check_fits(note, capsule)
+            self._check_fits(note, together)
             try:
                 inbox = capsule.expect(note, newest)
             finally:
@@ -97,16 +102,20 @@ class HeldImages:
         than was announced for them."""
         return self._budget - sum(_taken(c) for c in self._capsules.copy().values())
 
-    def _check_fits(self, note: HeldNote, capsule: HeldCapsule) -> None:
-        others = sum(_taken(c) for c in self._capsules.values() if c is not capsule)
-        if others + note.needed <= self._budget:
+    def _check_fits(self, note: HeldNote, together: Mapping[str, int]) -> None:
+        come = {**together, note.spec.name: note.needed}
+        here, budget = self._capsules, self._budget
+        others = sum(_taken(capsule) for name, capsule in here.items() if name not in come)
+        # A capsule of which an image is here already takes what it takes, until that is dropped.
+        needed = sum(max(n, here[name].used() if name in here else 0) for name, n in come.items())
+        if others + needed <= budget:
             return
-        left, enough = max(0, self._budget - others), others + note.needed
+        it = "it takes" if len(come) == 1 else f"the {len(come)} images of {note.spec.job} take"
         raise Refused(
-            f"{self._host} cannot hold {note.migration} of {note.spec.name}: it takes"
-            f" {units.size(note.needed)}, and {units.size(left)} of the {units.size(self._budget)}"
-            f" that {self._host} offers to snapshots are left",
-            hint=f"it fits if snapshots.memory is {units.size(enough)} there, or more",
+            f"{self._host} cannot hold the image of {note.spec.name}: {it}"
+            f" {units.size(needed)}, and {units.size(max(0, budget - others))} of the"
+            f" {units.size(budget)} that {self._host} offers to snapshots are left",
+            hint=f"it fits if snapshots.memory is {_spelled(others + needed)} there, or more",
         )
 
     def drop(self, migration: str) -> None:
@@ -128,6 +137,12 @@ class HeldImages:
         """Close all that is open, and leave all files to the next agent."""
         for capsule in self._capsules.copy().values():
             capsule.close()
+
+
+def _spelled(size: int) -> str:
+    """A size with three figures that is not smaller; the cluster file may have it so."""
+    step: int = 10 ** max(0, len(str(size)) - 3)
+    return units.size(-(-size // step) * step)
 
 
 def _taken(capsule: HeldCapsule) -> int:

@@ -19,7 +19,7 @@ from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 from rich.console import Console
 
 from liveshift.criu_glue.capsule.output import STDERR
-from liveshift.launcher.show import status_tables
+from liveshift.launcher.show import protection, status_tables
 from liveshift.runtime.messages import (
     GetEvents,
     GetMigration,
@@ -130,12 +130,12 @@ def test_status_shows_jobs_hosts_and_moves(gpt: Any, call: Call) -> None:
         (ProtectionRow(), "– train"),
         (
             ProtectionRow(30.0, "s17", 12.4, 1_200_000_000, ["h2", "h3"]),
-            "s17, 12 s ago, on h2, h3 (1.20 GB)",
+            "s17, 12 s ago, on h2, h3",
         ),
-        (ProtectionRow(30.0, why_not="h2 has no room"), "no: h2 has no room"),
+        (ProtectionRow(30.0, why_not="h2 has no room"), " no train"),
         (
             ProtectionRow(30.0, "s17", 12.4, 0, ["h2"], why_not="h2, which keeps s17, is not up"),
-            "s17, 12 s ago, on h2 (0 B); h2, which keeps s17, is not up",
+            "no: s17, 12 s ago, on h2",
         ),
     ],
 )
@@ -151,6 +151,70 @@ def test_wide_status_shows_whether_a_job_is_protected(row: ProtectionRow, words:
     assert "protected" in shown[True]
     assert "protected" not in shown[False]
     assert "s17" not in shown[False]
+
+
+GOOD = ProtectionRow(
+    150.0,
+    "s17",
+    12.4,
+    1_200_000_000,
+    ["h2"],
+    0.31,
+    auto=True,
+    rewind_s=8.2,
+    failure_s=20.6,
+    in_place=["gpt/0", "gpt/1"],
+)
+NO_ROOM = "h2 cannot hold s1.0 (it fits if snapshots.memory is 2.00 GB there, or more)"
+
+
+@pytest.mark.parametrize(
+    ("row", "short", "wide"),
+    [
+        (None, [], []),
+        (ProtectionRow(), [], []),
+        (
+            GOOD,
+            [],
+            [
+                "gpt: s17 is 12 s old, 1.20 GB on h2; the job was paused for 0.31 s; a snapshot"
+                " every 2 min 30 s (auto)",
+                "gpt: if a host failed now: 20 s lost, of which 12 s are trained again, and 8 s"
+                " pass until the job runs (estimated); gpt/0 and gpt/1 would go back in place where"
+                " the host lives",
+            ],
+        ),
+        (
+            msgspec.structs.replace(GOOD, trouble="h2 has no room", would_wait="if h0 died, …"),
+            [],
+            ["gpt: if h0 died, …", "gpt: no later snapshot than s17: h2 has no room"],
+        ),
+        (
+            msgspec.structs.replace(GOOD, age=451.0, trouble="h2 has no room"),
+            ["gpt: no later snapshot than s17: h2 has no room"],
+            [],
+        ),
+        (
+            msgspec.structs.replace(GOOD, why_not="h2, which keeps s17, is not up"),
+            ["gpt: unprotected: h2, which keeps s17, is not up"],
+            ["gpt: unprotected: h2, which keeps s17, is not up"],
+        ),
+        (
+            ProtectionRow(30.0, why_not=NO_ROOM),
+            [f"gpt: unprotected: {NO_ROOM}"],
+            [f"gpt: unprotected: {NO_ROOM}"],
+        ),
+    ],
+)
+def test_status_says_what_a_failure_would_cost_and_why_a_job_is_unprotected(
+    row: ProtectionRow | None, short: list[str], wide: list[str]
+) -> None:
+    job = JobRow("gpt", "running", "train", 0, 0.0, 12.3, None, [], row)
+    assert [line.plain for line in protection.lines([job], wide=False)] == short
+    shown = [line.plain for line in protection.lines([job], wide=True)]
+    assert [line for line in shown if line in wide] == wide
+    if row is None or not row.newest or row.why_not:
+        assert not any("if a host failed" in line for line in shown)
 
 
 def test_status_shows_gpus_where_there_are_any(gpt: Any, call: Call) -> None:

@@ -13,6 +13,8 @@ from cli_harness import DEADLINE, Call, Starter, ended
 from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.errors import LiveshiftError, NotPermitted, Refused
 from liveshift.runtime.messages import (
+    SNAPSHOTS_AUTO,
+    SNAPSHOTS_OFF,
     GetEvents,
     GetStatus,
     ReadOutput,
@@ -67,12 +69,17 @@ def test_run_asks_for_a_ranks_variables_only_when_told_to(double: Any, call: Cal
 
 def test_run_passes_on_how_often_snapshots_are_taken(double: Any, call: Call) -> None:
     for number, (words, every) in enumerate(
-        [((), 0.0), (("--snapshot-every", "2.5m"), 150.0), (("--snapshot-every", "off"), -1.0)],
+        [
+            ((), 0.0),
+            (("--snapshot-every", "2.5m"), 150.0),
+            (("--snapshot-every", "off"), SNAPSHOTS_OFF),
+            (("--snapshot-every", "auto"), SNAPSHOTS_AUTO),
+        ],
         start=1,
     ):
         assert call("run", "-d", *words, "--", "train")[0] == 0
         assert double.wait_for(RunJob, number).snapshot_every == every
-    for wrong in ("soon", "0", "0.5", "-1", "auto"):
+    for wrong in ("soon", "0", "0.5", "-1", "-2"):
         code, out, err = call("run", "-d", "--snapshot-every", wrong, "--", "train")
         assert (code, out) == (2, "")
         assert err
@@ -166,6 +173,26 @@ def test_run_tells_of_moves_when_asked_to(double: Any, start: Starter) -> None:
         "gpt: 1 capsule on h0",
         "gpt/0 moved h0 → h2, paused 0.70 s",
         "gpt/0 stays on h2: no memory there",
+    ]
+
+
+def test_run_tells_whether_the_job_is_protected(double: Any, start: Starter) -> None:
+    double._tell("gpt", "protected", "of an earlier job of this name", "")
+    process = start("run", "-v", "--name", "gpt", "--snapshot-every", "150s", "--", "train")
+    double.wait_for(GetEvents)
+    double._tell(
+        "gpt", "unprotected", "not protected: no host can hold its snapshots: h1 is not up", ""
+    )
+    double._tell("gpt", "protected", "protected: a snapshot every 150 s, held by h2", "")
+    seen = len([ask for ask in double.asks if isinstance(ask, GetStatus)])
+    double.wait_for(GetStatus, seen + 2)
+    double.end("gpt/0")
+    code, _, err = ended(process)
+    assert code == 0
+    assert err.splitlines() == [
+        "gpt: 1 capsule on h0",
+        "not protected: no host can hold its snapshots: h1 is not up",
+        "protected: a snapshot every 150 s, held by h2",
     ]
 
 

@@ -176,7 +176,7 @@ class TestClusterFile:
         made = plan.cluster("a", 1, tmp_path, tables=given)
         assert (made.wire.streams, made.wire.compress) == (8, Compress.NEVER)
         assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
-        for text, seconds in (("2", 2.0), ("1.5", 1.5), ("off", None)):
+        for text, seconds in (("2", 2.0), ("1.5", 1.5), ("off", None), ("auto", "auto")):
             made = plan.cluster("a", 1, tmp_path, tables={"snapshots": {"every": text}})
             assert made.snapshots.every == seconds
         made = plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "2MiB", "keep": "3"}})

@@ -201,7 +201,7 @@ def test_an_image_that_does_not_fit_is_refused(scene: Scene, field: str) -> None
     """Its files count too: they lie in memory here."""
     more: Any = {field: BUDGET + MB}
     large = replace(SURVEY, **more)
-    with pytest.raises(Refused, match=r"h1 cannot hold s17\.1 of gpt/1: it takes"):
+    with pytest.raises(Refused, match=r"h1 cannot hold the image of gpt/1: it takes"):
         scene.hold(17, large)
     assert (scene.numbers, scene.announced) == ([], [])
 

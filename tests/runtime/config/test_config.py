@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cluster_files import EXAMPLE, SMALL, mistakes
 
-from liveshift.errors import NotFound
+from liveshift.errors import ConfigError, NotFound
 from liveshift.runtime.config.choices import SealChoice
 from liveshift.runtime.config.cluster import (
     SCHEMA,
@@ -119,7 +119,7 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
 
 def test_there_are_no_snapshots_unless_told_otherwise() -> None:
     cluster = parse(SMALL).cluster
-    assert cluster.snapshots == SnapshotSettings(every=None, memory=None)
+    assert cluster.snapshots == SnapshotSettings(every=None, cost=0.005, mttf=None, memory=None)
     assert cluster.domains == {}
     table = '[snapshots]\nevery = 150\nmemory = "4GiB"\n'
     told = parse(SMALL + 'domain = "rack-1"\n' + table).cluster
@@ -129,6 +129,18 @@ def test_there_are_no_snapshots_unless_told_otherwise() -> None:
     off = parse(SMALL + '[snapshots]\nevery = "off"\n').cluster
     assert off.digest == cluster.digest
     assert 'every = "off"' in dump(off)
+
+
+def test_liveshift_may_choose_the_interval() -> None:
+    table = '[snapshots]\nevery = "auto"\ncost = 0.01\nmttf = "42d"\n'
+    told = parse(SMALL + table).cluster
+    assert told.snapshots == SnapshotSettings(every="auto", cost=0.01, mttf=42 * 86400.0)
+    assert 'every = "auto"' in dump(told)
+    for text, seconds in (('"1000h"', 3.6e6), ('"0.5 d"', 43200.0), ("3600", 3600.0)):
+        assert parse(SMALL + f"[snapshots]\nmttf = {text}\n").cluster.snapshots.mttf == seconds
+    for wrong in ('"1m"', '"1e3h"', "59", "inf", "nan", "true", '"200y"', '"876001h"'):
+        with pytest.raises(ConfigError, match=r"snapshots\.mttf"):
+            parse(SMALL + f"[snapshots]\nmttf = {wrong}\n")
 
 
 def test_unknown_host_is_answered_with_those_there_are() -> None:

@@ -276,12 +276,25 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
     (
         "[cluster]",
         "[snapshots]\nevery = 0.5\n[cluster]",
-        '2: snapshots.every: found 0.5, expected a number of seconds from 1 to 86400, or "off"',
+        '2: snapshots.every: found 0.5, expected a number of seconds from 1 to 86400, "auto" or'
+        ' "off"',
     ),
     (
         "[cluster]",
         '[snapshots]\nevery = "often"\n[cluster]',
-        '2: snapshots.every: found "often", expected a number of seconds from 1 to 86400, or "off"',
+        '2: snapshots.every: found "often", expected a number of seconds from 1 to 86400, "auto" or'
+        ' "off"',
+    ),
+    (
+        "[cluster]",
+        '[snapshots]\nmttf = "42"\n[cluster]',
+        '2: snapshots.mttf: found "42", expected a time such as "1000h" or "42d", or a number of'
+        " seconds, of 1 minute to 100 years",
+    ),
+    (
+        "[cluster]",
+        "[snapshots]\ncost = 0\n[cluster]",
+        "2: snapshots.cost: found 0, expected a share from 0.0001 to 0.5, such as 0.005",
     ),
     ("[cluster]", "files = 3\n[cluster]", "1: files: found 3, expected a table [files]"),
     (

@@ -7,7 +7,7 @@ import json
 import tomllib
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cluster_files import EXAMPLE, paths_in, quick
 from hypothesis import given
@@ -44,6 +44,7 @@ from liveshift.runtime.config.toml_lines import key_lines
 labels = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,13}[a-z0-9])?", fullmatch=True).filter(
     lambda name: name != "orchestrator"
 )
+AUTO: Literal["auto"] = "auto"
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 folders = texts.map(lambda t: Path("/x" + t.replace("/", "_")))
 
@@ -112,7 +113,9 @@ def clusters(draw: st.DrawFn) -> Cluster:
             rounds=draw(st.integers(1, 1000)),
         ),
         snapshots=SnapshotSettings(
-            every=draw(st.none() | st.floats(1.0, 86400.0)),
+            every=draw(st.one_of(st.none(), st.just(AUTO), st.floats(1.0, 86400.0))),
+            cost=draw(st.floats(0.0001, 0.5)),
+            mttf=draw(st.none() | st.floats(60.0, 3e9)),
             memory=draw(st.none() | st.integers(1, 2**63 - 1)),
         ),
         within=WithinSettings(

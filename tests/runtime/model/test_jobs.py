@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import LiveshiftError, Refused, WrongUsage
 from liveshift.interposer.library import library_path
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import RunJob
+from liveshift.runtime.messages import SNAPSHOTS_AUTO, SNAPSHOTS_OFF, CapsuleState, RunJob
+from liveshift.runtime.model.interval import SnapshotCost
 from liveshift.runtime.model.jobs import MOST_CAPSULES, Capsule, Job, check_request, overlay_for
 
 CLUSTER = """
@@ -173,3 +175,41 @@ def test_addresses_of_the_largest_job_fit_and_leave_the_gateway() -> None:
     assert overlay.gateway == "10.99.0.254"
     assert overlay.gateway not in addresses
     assert all(len(overlay.veth(index)) < 16 for index in (0, MOST_CAPSULES))  # IFNAMSIZ
+
+
+def test_how_often_snapshots_are_taken() -> None:
+    auto = CLUSTER + '[snapshots]\nevery = "auto"\nmttf = "24h"\n'
+    each = {"off": CLUSTER, "auto": auto, "1": CLUSTER + "[snapshots]\nevery = 7\n"}
+    clusters = {name: config.parse(text).cluster for name, text in each.items()}
+
+    def every(own: float) -> list[float]:
+        return [job(snapshot_every=own).snapshot_every(cluster) for cluster in clusters.values()]
+
+    assert every(0.0) == [0.0, 1000.0, 7.0], "5 s each, which may come every 1,000 s"
+    assert every(150.0) == [150.0] * 3
+    assert every(SNAPSHOTS_OFF) == [0.0] * 3
+    assert every(SNAPSHOTS_AUTO)[1:] == [1000.0, pytest.approx(3483.45, abs=0.01)]
+    assert [job().snapshots_auto(cluster) for cluster in clusters.values()] == [False, True, False]
+
+
+def test_an_interval_that_is_chosen_goes_with_size_gpus_and_what_was_measured() -> None:
+    cluster = config.parse(CLUSTER).cluster
+    made = job(snapshot_every=SNAPSHOTS_AUTO)
+
+    def every() -> float:
+        return made.snapshot_every(cluster)
+
+    for capsule, size in zip(made.capsules.values(), (100, 500, 300), strict=True):
+        capsule.seen = CapsuleState(capsule.name, 1, 3, size * 10**6, 0, 0.0, [], "train")
+    # 0.5 s and 500 MB at 1 GB/s; three hosts as 24 GPUs, of which one fails every 337.07 h.
+    assert every() == pytest.approx((2 * 1.0 * 7.9 * 3600 * 1024 / 24) ** 0.5)
+    for capsule in made.capsules.values():
+        assert capsule.seen is not None
+        capsule.seen = msgspec.structs.replace(capsule.seen, gpus=["GPU-1", "GPU-2"])
+    assert every() == pytest.approx((2 * 1.0 * 7.9 * 3600 * 1024 / 6) ** 0.5)
+    made.snapshot_cost = SnapshotCost(0.25)
+    assert every() == pytest.approx((2 * 0.25 * 7.9 * 3600 * 1024 / 6) ** 0.5)
+    made.capsules["gpt/1"].host = "h0"  # two hosts now
+    for capsule in made.capsules.values():
+        capsule.seen = None
+    assert every() == pytest.approx((2 * 0.25 * 7.9 * 3600 * 1024 / 16) ** 0.5)

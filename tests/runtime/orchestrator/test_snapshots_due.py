@@ -20,6 +20,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.messages import ProtectionRow
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model.interval import SnapshotCost
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator import protection as module
@@ -36,6 +37,7 @@ OFTEN = "[snapshots]\nevery = 1\n[timeouts]\nsuspicion = 1\nheartbeat = 0.01\n"
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
     monkeypatch.setattr(module, "FIRST_S", 0.0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
 
 
 class Scene:
@@ -121,12 +123,29 @@ def test_snapshots_follow_each_other_and_a_person_sees_the_newest(scene: Scene) 
     assert row.bytes == 200
     assert 0 <= row.age < 5
     assert 0 < row.pause_s < 5
-    assert ("protected", "a snapshot every 1 s, held by h2") in scene.events()
+    assert ("protected", "protected: a snapshot every 1 s, held by h2") in scene.events()
     assert [kind for kind, _ in scene.events()].count("protected") == 1
     first, second = scene.stage.completed
     assert second.time - first.time >= 0.9, "the interval passes between them"
     assert scene.job.taking == 0
     assert scene.fleet.snapshots == {}
+
+
+def test_a_job_trains_four_times_as_long_as_a_snapshot_has_paused_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes longer than the interval must not be followed by the next one at once."""
+    pauses = []
+
+    async def slow(self: Recorded, job: Job) -> str:
+        await asyncio.sleep(0.6)
+        pauses.append(time.time())
+        return await SnapshotStage.open_gates(self, job)
+
+    monkeypatch.setattr(Recorded, "open_gates", slow)
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    first, second = scene.stage.completed
+    assert second.time - pauses[0] >= module.REST * 0.6
 
 
 def test_there_are_none_without_being_asked_for(tmp_path: Path) -> None:
@@ -153,6 +172,71 @@ def test_without_a_host_that_can_hold_it_a_job_is_unprotected_in_words(scene: Sc
     assert scene.stage.said == []
 
 
+def test_that_no_host_can_hold_it_is_said_before_the_first_snapshot_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_S", 3600.0)
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", "every = 3600"))
+    scene.run(lambda: scene.events(), without="h2")
+    assert [kind for kind, _ in scene.events()] == ["unprotected"]
+    scene.run(lambda: not scene.job.unprotected)
+    assert scene.row().why_not == "no snapshot is complete yet"
+    assert scene.stage.said == [], "it is not due yet"
+
+
+def test_as_soon_as_a_host_can_hold_it_a_job_is_protected(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", "every = 3600"))
+    scene.run(lambda: scene.job.unprotected, without="h2")
+    scene.run(lambda: scene.stage.completed)
+    assert [kind for kind, _ in scene.events()] == ["unprotected", "protected"]
+    assert (scene.row().why_not, scene.row().trouble) == ("", "")
+
+
+def test_a_job_that_did_not_fit_is_unharmed_and_protected_once_it_does(scene: Scene) -> None:
+    refusal = Refused("h2 cannot hold s1.1 of a/1", hint="it fits if snapshots.memory is 2 GB")
+    scene.stage.fail("Hold a/1", refusal)
+    scene.run(lambda: scene.job.unprotected)
+    assert scene.row().why_not == f"{refusal} ({refusal.hint})"
+    assert scene.events() == [("unprotected", f"not protected: {refusal} ({refusal.hint})")]
+    assert not {"close gates", "LockCapsule a/0", "DumpCapsule a/0"} & set(scene.stage.said)
+    scene.run(lambda: scene.stage.completed)
+    assert scene.row().why_not == ""
+    assert scene.events()[1:] == [("protected", "protected: a snapshot every 1 s, held by h2")]
+
+
+def test_a_job_that_does_not_fit_is_noted_once_whatever_its_size(scene: Scene) -> None:
+    sizes = [f"h2 cannot hold the image of a/1: it takes {n / 10} MB" for n in range(13, 500)]
+    scene.stage.fail("Hold a/1", *map(Refused, sizes))
+    scene.run(lambda: scene.job.unprotected.endswith("1.5 MB"))
+    assert scene.row().why_not == sizes[2], "status has the newest size"
+    assert scene.events() == [("unprotected", f"not protected: {sizes[0]}")]
+
+
+def test_the_orchestrator_may_choose_how_often(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", 'every = "auto"\nmttf = "1h"'))
+    # 5 s for each, as nothing is known: they may come every 5 / 0.005 s.
+    assert (scene.row().every, scene.row().auto) == (1000.0, True)
+    scene.run(lambda: (scene.job.snapshot_cost or SnapshotCost(0.0)).slowed_s)
+    cost = scene.job.snapshot_cost
+    assert cost is not None
+    assert cost.pause_s == scene.row().pause_s
+    assert cost.slowed_s == pytest.approx(2.0 - cost.pause_s, abs=0.5), "3 s, of which 1 was used"
+    assert scene.row().every == pytest.approx(cost.lost_s / 0.005)
+    assert len(scene.stage.completed) == 1
+    (event,) = scene.events()
+    assert event[0] == "protected"
+
+
+def test_an_interval_that_is_chosen_anew_is_not_noted_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", 'every = "auto"'))
+    intervals = iter([1.0, 0.05, 0.07, 0.06] + [0.05] * 1000)
+    monkeypatch.setattr(Job, "snapshot_every", lambda _job, _cluster: next(intervals, 0.05))
+    scene.run(lambda: len(scene.stage.completed) == 4)
+    assert [kind for kind, _ in scene.events()] == ["protected"]
+
+
 def test_a_holder_of_the_same_failure_domain_is_not_taken(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     h0, *others = scene.fleet.cluster.hosts
@@ -169,6 +253,7 @@ def test_a_failure_keeps_the_snapshot_before_and_is_noted_once(scene: Scene) -> 
     scene.run(lambda: scene.job.unprotected)
     row = scene.row()
     assert (row.newest, row.why_not) == ("s1", "")
+    assert row.trouble == "h2 has no room (9 GB would do)"
     assert ("snapshot", "s2 failed: h2 has no room (9 GB would do); s1 stays") in scene.events()
     newest = scene.fleet.journal.snapshots.newest("a")
     assert newest is not None
@@ -181,7 +266,7 @@ def test_a_holder_that_is_lost_shows_at_once(scene: Scene) -> None:
     scene.run(lambda: scene.stage.completed)
     scene.run(lambda: any("not up" in text for _, text in scene.events()), without="h2")
     assert scene.row().why_not == "h2, which keeps s1, is not up"
-    assert ("unprotected", "h2, which keeps s1, is not up") in scene.events()
+    assert ("unprotected", "not protected: h2, which keeps s1, is not up") in scene.events()
 
 
 def test_a_holder_that_is_lost_is_replaced_at_once(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ ANSWERS: dict[type[Message], Message | None] = {
     messages.ThawCapsule: None,
     messages.CloseSnapshot: messages.SnapshotClosed(b"digest"),
     messages.CheckHeld: messages.Held(100),
+    messages.StartMeasure: None,
+    messages.EndMeasure: messages.Worked("collectives", 100.0, 110.0, 100.0, 10.0, 3.0, 0.1),
 }
 
 Failure = Exception | Message | None

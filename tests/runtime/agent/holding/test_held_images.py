@@ -11,6 +11,7 @@ from memory_parts import BASE, PAGE, digest, page
 from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE
 from liveshift.errors import Refused
 from liveshift.runtime.agent.holding.held_note import NOTE
+from liveshift.runtime.config.values import read_size
 
 __all__ = ["holder"]
 
@@ -109,16 +110,47 @@ def test_a_generation_whose_removal_was_interrupted_is_removed(holder: Holder) -
 def test_an_image_that_does_not_fit_is_refused_with_the_size_that_would(holder: Holder) -> None:
     holder.images.expect(note(17, size=50 * MB, index=1))
     assert holder.images.budget_left() == BUDGET - 50 * MB
-    with pytest.raises(Refused, match=r"h1 cannot hold s17\.2 of gpt/2: it takes 21\.0 MB") as no:
+    with pytest.raises(Refused, match=r"cannot hold the image of gpt/2: it takes 21\.0 MB") as no:
         holder.images.expect(note(17, size=10 * MB, rewritten=5 * MB, index=2))
     assert "14.7 MB of the 67.1 MB that h1 offers" in str(no.value)
-    assert no.value.hint == "it fits if snapshots.memory is 73.4 MB there, or more"
+    assert no.value.hint == "it fits if snapshots.memory is 73.5 MB there, or more"
     assert [g.note.migration for g in holder.images.generations()] == ["s17.1"]
     assert holder.left() == ["gpt.1"]
     holder.images.expect(note(17, size=10 * MB, rewritten=2 * MB, index=2))
     assert holder.images.budget_left() == 0
     holder.images.drop("s17.1")
     assert holder.images.budget_left() == 50 * MB
+
+
+def test_all_images_of_a_snapshot_fit_or_none_comes(holder: Holder) -> None:
+    holder.images.expect(note(16, size=20 * MB, index=7))
+    together = {"gpt/0": 10 * MB, "gpt/1": 20 * MB, "gpt/2": 20 * MB}
+    with pytest.raises(
+        Refused, match=r"the 3 images of gpt take 52\.4 MB, and 46\.1 MB"
+    ) as refused:
+        holder.images.expect(note(17, size=20 * MB), together=together)
+    assert refused.value.hint == "it fits if snapshots.memory is 73.5 MB there, or more"
+    assert holder.left() == ["gpt.7"]
+    holder.images.drop("s16.7")
+    holder.images.expect(note(17, size=20 * MB), together=together)
+    holder.images.expect(note(17, size=20 * MB, index=2), together=together)
+    assert holder.images.budget_left() == BUDGET - 40 * MB
+
+
+def test_the_size_that_would_fit_can_be_written_into_the_cluster_file(holder: Holder) -> None:
+    with pytest.raises(Refused) as refused:
+        holder.images.expect(note(17, size=123_456_789))
+    assert refused.value.hint == "it fits if snapshots.memory is 124 MB there, or more"
+    assert read_size("124 MB") >= 123_456_789
+
+
+def test_what_a_capsule_takes_already_counts_for_its_next_image(holder: Holder) -> None:
+    holder.hold(17, FIRST)
+    used = holder.capsule.used()
+    others = BUDGET - used + PAGE
+    with pytest.raises(Refused, match="cannot hold the image of gpt/1"):
+        holder.images.expect(note(18, size=1), together={"gpt/1": 1, "gpt/2": others})
+    holder.images.expect(note(18, size=1), together={"gpt/1": 1, "gpt/2": others - PAGE})
 
 
 def test_a_further_generation_counts_with_what_differs(holder: Holder) -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``liveshift status`` shows of the snapshots of jobs: a cell of the table, and lines below
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ...units import some
+from ..report import quantities as q
+from . import render
+
+if TYPE_CHECKING:
+    from ...runtime.messages import JobRow, ProtectionRow
+
+STALE = 3
+"""A snapshot that is older than so many intervals is reported without ``-o wide`` too."""
+
+
+def cell(row: ProtectionRow | None) -> Text:
+    """Return ``s17, 3 s ago, on h2``, ``no``, or ``–`` for a job without snapshots."""
+    if row is None or not (row.every or row.newest):
+        return Text("–" if row else "")
+    if not row.newest:
+        return Text("no", style="yellow")
+    text = f"{row.newest}, {render.clock(row.age)} ago, on {', '.join(row.holders)}"
+    return Text(f"no: {text}" if row.why_not else text, style="yellow" if row.why_not else "")
+
+
+def lines(jobs: Iterable[JobRow], *, wide: bool) -> Iterator[Text]:
+    """Yield what the cells have no room for. If not ``wide``, only why a job is not protected."""
+    for job in jobs:
+        row = job.protection
+        if row is None or not (row.every or row.newest):
+            continue
+        if wide and row.newest:
+            yield Text(f"{job.name}: {_snapshot(row)}")
+            if not row.why_not:
+                yield Text(f"{job.name}: {_failure(row)}")
+        for text in _warnings(row, wide=wide):
+            yield Text(f"{job.name}: {text}", style="yellow")
+
+
+def _snapshot(row: ProtectionRow) -> str:
+    holders = ", ".join(row.holders)
+    parts = [f"{row.newest} is {render.clock(row.age)} old, {q.size(row.bytes)} on {holders}"]
+    if row.pause_s:
+        parts.append(f"the job was paused for {q.pause(row.pause_s)}")
+    every = f"a snapshot every {render.clock(row.every)}" if row.every else "no further snapshots"
+    return "; ".join([*parts, f"{every} (auto)" if row.auto else every])
+
+
+def _failure(row: ProtectionRow) -> str:
+    age, rewind = int(row.age), round(row.rewind_s)  # so that the sum is right as it is shown
+    how = "as the last time" if row.rewind_measured else "estimated"
+    text = (
+        f"if a host failed now: {render.clock(age + rewind)} lost, of which {render.clock(age)} are"
+        f" trained again, and {render.clock(rewind)} pass until the job runs ({how})"
+    )
+    where = " and ".join(row.in_place) if len(row.in_place) < 3 else some(row.in_place, 8)
+    return f"{text}; {where} would go back in place where the host lives" if where else text
+
+
+def _warnings(row: ProtectionRow, *, wide: bool) -> Iterator[str]:
+    if row.why_not:
+        yield f"unprotected: {row.why_not}"
+    elif row.would_wait and wide:
+        yield row.would_wait
+    stale = row.every and row.age > STALE * row.every
+    if row.newest and row.trouble and (wide or stale):
+        yield f"no later snapshot than {row.newest}: {row.trouble}"

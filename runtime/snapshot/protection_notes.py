@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the history says of a job's snapshots. It says a thing once, until something else is so."""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import LiveshiftError
+from ..journal.journal import Journal
+from ..model.jobs import Job
+
+
+class ProtectionNotes:
+    """The notes about one job."""
+
+    def __init__(self, journal: Journal, job: Job) -> None:
+        self._journal = journal
+        self._job = job
+        self._last = ""
+
+    def protected(self, text: str, key: str) -> None:
+        """Note that the job is protected, and how, unless that was noted with the same ``key``."""
+        self._note("protected", f"protected: {text}", key)
+
+    def unprotected(self, why: str) -> None:
+        self._note("unprotected", f"not protected: {why}", same(why))
+
+    def failed(self, why: str, name: str) -> None:
+        """Note why the snapshot ``name`` failed, or why none was begun if that is empty."""
+        if self._job.newest is None:
+            self.unprotected(why)
+            return
+        text = f"{name} failed: {why}" if name else why
+        self._journal.note(self._job.name, "snapshot", f"{text}; {self._job.newest.name} stays")
+
+    def _note(self, kind: str, text: str, key: str) -> None:
+        if self._last != key:
+            self._last = key
+            self._journal.note(self._job.name, kind, text)
+
+
+def same(why: str) -> str:
+    """A reason without its numbers: a job that does not fit has another size each time."""
+    return re.sub(r"(?<![\w.])[0-9][0-9.]*(?!\w)", "", why)
+
+
+def words(error: LiveshiftError | None) -> str:
+    """An error with its hint, in a line."""
+    return f"{error} ({error.hint})" if error is not None and error.hint else str(error)

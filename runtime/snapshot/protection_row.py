@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of a job's snapshots: whether it is protected, and what a failure would cost now.
+Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ..config.cluster import Cluster
+from ..messages import ProtectionRow
+from ..model.jobs import Job
+from ..model.snapshots import Generation, HostSeen, rewind_plan
+
+REWIND_BASE_S = 2.0
+REWIND_BYTES_PER_S = 250e6
+"""Before the first rewind of a job, one is taken to last for ``timeouts.suspicion``, this long, and
+as long as the largest image takes at this rate. It is read at its holder, sent, and restored."""
+
+
+def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> ProtectionRow | None:
+    """What `status` shows; ``now``: seconds since 1970. None for a job that has ended."""
+    if job.state == "ended":
+        return None
+    every, auto, newest = job.snapshot_every(cluster), job.snapshots_auto(cluster), job.newest
+    if newest is None:
+        why = (job.unprotected or "no snapshot is complete yet") if every else ""
+        return ProtectionRow(every, why_not=why, auto=auto)
+    age = max(0.0, now - newest.time)
+    up = {host.name for host in hosts if host.up}
+    rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion)
+    return ProtectionRow(
+        every,
+        newest.name,
+        age,
+        newest.bytes,
+        holders_of(job),
+        job.pause_s,
+        exposed(job, up, cluster.domains),
+        auto=auto,
+        trouble=job.unprotected,
+        rewind_s=rewind_s,
+        rewind_measured=bool(job.rewind_s),
+        failure_s=age + rewind_s,
+        in_place=_in_place(job, newest, hosts),
+        would_wait=_would_wait(job, newest, hosts),
+    )
+
+
+def seconds(every: float) -> str:
+    """An interval in words, such as ``150 s``."""
+    return f"{every:.0f} s" if every >= 10 else f"{every:.3g} s"
+
+
+def holders_of(job: Job) -> list[str]:
+    """The hosts that keep the job's newest snapshot."""
+    return sorted({h for hosts in job.newest.holders.values() for h in hosts} if job.newest else ())
+
+
+def exposed(job: Job, up: Collection[str], domains: Mapping[str, str]) -> str:
+    """Why the job's newest snapshot would not do if a host died now, in words; "" if it would, or
+    if there is none. ``up``: the hosts that are."""
+    if job.newest is None:
+        return ""
+    name = job.newest.name
+    beside = {domains.get(c.host, c.host): c for c in job.capsules.values() if c.code is None}
+    for holder in holders_of(job):
+        if holder not in up:
+            return f"{holder}, which keeps {name}, is not up"
+        if capsule := beside.get(domains.get(holder, holder)):
+            where = "there" if capsule.host == holder else f"in its failure domain ({capsule.host})"
+            return f"{holder} keeps {name}, and {capsule.name} runs {where}"
+    return ""
+
+
+def _rewind_s(newest: Generation, suspicion: float) -> float:
+    largest = newest.bytes / max(1, len(newest.owners))
+    return suspicion + REWIND_BASE_S + largest / REWIND_BYTES_PER_S
+
+
+def _owners(job: Job) -> dict[str, str]:
+    return {capsule.name: capsule.host for capsule in job.capsules.values()}
+
+
+def _in_place(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> list[str]:
+    """The capsules that a rewind would restore on the hosts where they are."""
+    owners = _owners(job)
+    plan = rewind_plan(hosts, newest, owners, ())
+    if isinstance(plan, str):
+        return []
+    return [name for name, place in plan.items() if place.host == owners[name]]
+
+
+def _would_wait(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> str:
+    """Which host's death would leave the job waiting for a free slot, in words; "" if none."""
+    owners = _owners(job)
+    for host in dict.fromkeys(owners.values()):
+        lost = [name for name, owner in owners.items() if owner == host]
+        left = [seen for seen in hosts if seen.name != host]
+        plan = rewind_plan(left, newest, owners, lost)
+        if isinstance(plan, str):
+            return f"if {host} died, the job would wait: {plan}"
+    return ""

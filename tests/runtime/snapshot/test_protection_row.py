@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of a job's snapshots, and what a failure would cost them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from snapshot_stage import CLUSTER, a_job
+
+from liveshift.runtime.messages import ProtectionRow
+from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.model.snapshots import Generation
+from liveshift.runtime.orchestrator.spares import HostView
+from liveshift.runtime.snapshot import protection_row
+
+MADE = 1000.0
+
+
+def a_host(name: str, used: int, *, up: bool = True) -> HostView:
+    return HostView(name, "floating", 1, used, up, tainted=False)
+
+
+HOSTS = [a_host("h0", 1), a_host("h1", 1), a_host("h2", 1), a_host("h3", 0)]
+
+
+def protected() -> Job:
+    """Its capsules run on h0 to h2, and h3 has their images, of 100 MB each."""
+    job = a_job()
+    owners = {c.name: (c.host, c.epoch) for c in job.capsules.values()}
+    holders = {name: ["h3"] for name in owners}
+    job.newest = Generation(17, "gpt", "", MADE, 0, owners, holders, 300_000_000)
+    job.pause_s = 0.3
+    return job
+
+
+def row(job: Job, hosts: list[HostView]) -> ProtectionRow:
+    found = protection_row.row(job, CLUSTER, hosts, MADE + 12.0)
+    assert found is not None
+    return found
+
+
+def test_a_failure_costs_what_is_trained_again_and_the_rewind() -> None:
+    job = protected()
+    seen = row(job, HOSTS)
+    assert (seen.newest, seen.age, seen.bytes) == ("s17", 12.0, 300_000_000)
+    assert (seen.holders, seen.why_not, seen.pause_s) == (["h3"], "", 0.3)
+    # suspicion 0.3 s, 2 s, and 100 MB at 250 MB/s
+    assert seen.rewind_s == pytest.approx(2.7)
+    assert not seen.rewind_measured
+    assert seen.failure_s == pytest.approx(14.7)
+    job.rewind_s = 5.0
+    seen = row(job, HOSTS)
+    assert (seen.rewind_s, seen.rewind_measured, seen.failure_s) == (5.0, True, 17.0)
+
+
+def test_it_names_what_goes_back_in_place_and_who_would_wait() -> None:
+    seen = row(protected(), HOSTS)
+    assert seen.in_place == ["gpt/0", "gpt/1", "gpt/2"]
+    assert seen.would_wait == ""
+    seen = row(protected(), [*HOSTS[:3], a_host("h3", 1)])
+    assert seen.in_place == ["gpt/0", "gpt/1", "gpt/2"]
+    assert seen.would_wait == (
+        "if h0 died, the job would wait: no host has room for gpt/0, which was on h0"
+    )
+
+
+def test_the_capsules_of_a_host_that_is_gone_do_not_go_back_there() -> None:
+    seen = row(protected(), [a_host("h0", 1, up=False), *HOSTS[1:]])
+    assert seen.in_place == ["gpt/1", "gpt/2"]
+
+
+def test_without_its_holder_nothing_goes_back() -> None:
+    seen = row(protected(), [*HOSTS[:3], a_host("h3", 0, up=False)])
+    assert seen.why_not == "h3, which keeps s17, is not up"
+    assert seen.in_place == []
+
+
+def test_a_job_without_a_snapshot_says_why() -> None:
+    job = a_job()
+    assert row(job, HOSTS) == ProtectionRow()
+    job.request = msgspec.structs.replace(job.request, snapshot_every=150.0)
+    assert row(job, HOSTS) == ProtectionRow(150.0, why_not="no snapshot is complete yet")
+    job.unprotected = "h3 has no room"
+    assert row(job, HOSTS).why_not == "h3 has no room"
+    job.state = "ended"
+    assert protection_row.row(job, CLUSTER, HOSTS, MADE) is None
+
+
+def test_why_there_is_no_later_snapshot_is_kept_beside_the_last_one() -> None:
+    job = protected()
+    job.unprotected = "m3 is under way"
+    assert (row(job, HOSTS).trouble, row(job, HOSTS).why_not) == ("m3 is under way", "")
+
+
+@pytest.mark.parametrize(
+    ("every", "text"), [(150.0, "150 s"), (1045.27, "1045 s"), (1.0, "1 s"), (2.5, "2.5 s")]
+)
+def test_intervals_in_words(every: float, text: str) -> None:
+    assert protection_row.seconds(every) == text
