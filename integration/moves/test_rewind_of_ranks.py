@@ -93,7 +93,7 @@ def kill(job: Job, index: int, times: int) -> None:
     rewound = eventually(lambda: events(job, "rewound")[times - 1 :], "the rewind")
     assert "was ended by SIGKILL" in events(job, "rewinding")[-1].text
     assert [job.seen(each).host for each in range(2)] == hosts, "all are back where they were"
-    wait_steps(job, rewound[-1].time, last + AFTER)
+    wait_steps(job, rewound[-1].time, max(last + AFTER, 40))
     first = min(steps_since(job, index, rewound[-1].time)[0]["time"], time.time())
     print(f"{first - began:.2f} s from the kill to a new step; {rewound[-1].text}")
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ....criu_glue.capsule.tree import inner_pid
@@ -42,15 +42,17 @@ class RankDeaths:
         self.first: RankEnd | None = None
         self._command = command
         self._command_ended = command_ended
-        self._known: set[int] = set()  # pids of the host
+        self._known: dict[int, int] = {}  # the host's pid → the capsule's pid
         self._new: list[tuple[int, int, PageFile]] = []  # pid, pidfd, page; not followed yet
 
-    def find(self, pids: Iterable[int], pages: Iterable[Page], open_page: OpenPage) -> None:
+    def find(self, pids: Sequence[int], pages: Iterable[Page], open_page: OpenPage) -> None:
         """Find ranks that are not known yet; called in a thread. ``pids``: the processes of the
         capsule as this host sees them; ``pages``: theirs, by their pids in the capsule."""
-        trains = {page.pid for page in pages if page.finished}
-        for pid in pids:
-            if pid in self._known or not trains:
+        # One that has ended stays known as long as it is a zombie.
+        self._known = {pid: self._known[pid] for pid in pids if pid in self._known}
+        trains = {page.pid for page in pages if page.finished} - set(self._known.values())
+        for pid in pids if trains else ():
+            if pid in self._known:
                 continue
             with contextlib.suppress(OSError, PageError):  # it has just ended
                 inner = inner_pid(pid)
@@ -66,7 +68,7 @@ class RankDeaths:
         except BaseException:
             os.close(pidfd)
             raise
-        self._known.add(pid)
+        self._known[pid] = inner
         self._new.append((pid, pidfd, page))
 
     def follow(self) -> None:
@@ -79,7 +81,6 @@ class RankDeaths:
 
     def _gone(self, pid: int, pidfd: int, page: PageFile) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        self._known.discard(pid)
         try:
             status = exit_status(pidfd, pid)
             if status is None or status == 0 or self.first is not None:

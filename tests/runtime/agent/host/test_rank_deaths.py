@@ -57,8 +57,10 @@ class Scene:
         self.deaths.find(living, cast(Any, pages), cast(Any, self.pages.__getitem__))
         self.deaths.follow()
 
-    async def end(self, process: subprocess.Popen[bytes], *, code: int = 0, kill: int = 0) -> None:
-        """End it, and wait until that was noticed; its parent waits for it only then."""
+    async def end(
+        self, process: subprocess.Popen[bytes], *, code: int = 0, kill: int = 0, wait: bool = True
+    ) -> None:
+        """End it, and wait until that was noticed; its parent waits for it only then, if ever."""
         if kill:
             process.send_signal(kill)
         else:
@@ -68,7 +70,8 @@ class Scene:
         async with asyncio.timeout(20):
             while not self.pages[process.pid].closed:
                 await asyncio.sleep(0.01)
-        process.wait()
+        if wait:
+            process.wait()
 
 
 @pytest.fixture
@@ -152,6 +155,19 @@ def test_the_command_itself_may_be_a_rank(scene: Scene) -> None:
 
     play(story)
     assert scene.deaths.first == RankEnd(signal.SIGKILL, 7)
+
+
+def test_a_zombie_is_no_new_rank(scene: Scene) -> None:
+    async def story() -> None:
+        killed, fails = scene.rank(finished=40), scene.rank()
+        scene.heartbeat()
+        await scene.end(killed, kill=signal.SIGKILL, wait=False)
+        scene.heartbeat()
+        assert scene.deaths.first == RankEnd(signal.SIGKILL, 40)
+        await scene.end(fails, code=1)
+
+    play(story)
+    assert scene.deaths.first == RankEnd(signal.SIGKILL, 40)
 
 
 def test_a_process_without_collectives_is_no_rank(scene: Scene) -> None:
