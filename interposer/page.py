@@ -323,9 +323,8 @@ def _communicator(row: int, seen: dict[str, Any]) -> Communicator:
     )
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[PageFile]:
-    """Open a page for a with block. Raises FileNotFoundError, PageError."""
+def open_page(path: Path) -> PageFile:
+    """Open a page; the caller closes it. Raises FileNotFoundError, PageError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -335,9 +334,20 @@ def opened(path: Path) -> Iterator[PageFile]:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise PageError(f"{path} is not a page of the interposer: not a regular file")
-        yield PageFile(fd, path)
-    finally:
+        return PageFile(fd, path)
+    except BaseException:
         os.close(fd)
+        raise
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[PageFile]:
+    """Open a page for a with block. Raises FileNotFoundError, PageError."""
+    file = open_page(path)
+    try:
+        yield file
+    finally:
+        file.close()
 
 
 def read(path: Path) -> Page:

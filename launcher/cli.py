@@ -30,6 +30,7 @@ from .commands import (
     lab_cmd,
     logs,
     migrate,
+    rewind,
     run,
     status,
     stop,
@@ -43,7 +44,7 @@ DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
 JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
 ORDER = (
-    *("run", "status", "logs", "inspect", "migrate", "cancel", "events", "stop"),
+    *("run", "status", "logs", "inspect", "migrate", "cancel", "events", "rewind", "stop"),
     *("cordon", "drain", "taint", "uncordon", "untaint"),
     *("lab", "doctor"),
     *("host", "config", "keys", "install-units", "agent", "orchestrator"),
@@ -95,6 +96,11 @@ app.command(
     epilog=events.EXAMPLES,
     short_help="Show the history: who asked for what, how it ended.",
 )(events.events)
+app.command(
+    rich_help_panel=JOBS,
+    epilog=rewind.EXAMPLES,
+    short_help="Take a job back to its newest snapshot.",
+)(rewind.rewind)
 app.command(rich_help_panel=JOBS, short_help="End a job.")(stop.stop)
 
 app.command(

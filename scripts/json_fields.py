@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, type]] = {
     "drain --dry-run": ("one object", records.DrainPlan),
     "taint": ("one object", records.Tainted),
     "run --detach": ("one object", messages.Named),
+    "rewind": ("one object", records.Rewound),
     "stop": ("one object", records.Stopped),
     "doctor": ("one object", records.Examined),
     "config validate": ("one object", records.Validated),

@@ -69,6 +69,20 @@ class Stopped:
 
 
 @dataclass
+class Rewound:
+    """`state`: rewound or, with `--no-wait`, ordered. `ago`: seconds between the snapshot and the
+    order; they are trained again. `where`: the host of each capsule that was planned. `text`: how
+    it went, in words."""
+
+    job: str
+    state: str
+    snapshot: str
+    ago: float
+    where: dict[str, str]
+    text: str
+
+
+@dataclass
 class Examined:
     """`ok`: whether the main job can run here, as the exit code says."""
 

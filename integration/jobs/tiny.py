@@ -6,6 +6,7 @@ against one that went further. All ranks stop at the same step: rank 0 looks, th
 """
 
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     parser = arguments()
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
+    parser.add_argument("--fail", type=Path, help="rank 1 ends with code 3 once this file is there")
+    parser.add_argument("--kill-at", type=int, help="rank 1 kills itself (SIGKILL) at this step")
     args = parser.parse_args()
 
     rank, world = place()
@@ -29,6 +32,10 @@ def main() -> None:
     log = StepLog(args.out, rank)
     print(f"rank {rank} of {world} begins", flush=True)
     for step in range(1, args.steps + 1):
+        if rank == 1 and args.fail is not None and args.fail.exists():
+            raise SystemExit(3)
+        if rank == 1 and step == args.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         chance = torch.Generator().manual_seed((rank << 20) + step)
         x = torch.randn(16, 32, generator=chance)
         loss = (model(x) - x.roll(1, 1)).square().mean()

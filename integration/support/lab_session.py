@@ -161,7 +161,12 @@ class LabSession:
         return eventually(look, "the orchestrator to answer", 20)
 
     def start(
-        self, name: str, argv: Sequence[str], nnodes: int = 1, user: int | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        nnodes: int = 1,
+        user: int | None = None,
+        options: Sequence[str] = (),
     ) -> Job:
         """``liveshift run --detach``; ``{out}`` in the command is the job's directory."""
         out = self.place / f"{self.name}-{name}"
@@ -169,7 +174,7 @@ class LabSession:
         if user is not None:
             os.chown(out, user, user)
         words = [word.replace("{out}", str(out)) for word in argv]
-        run = ("run", "--detach", "--nnodes", str(nnodes), "--name", name, "--", *words)
+        run = ("run", "--detach", "--nnodes", str(nnodes), "--name", name, *options, "--", *words)
         assert self.cli(*run, user=user).out.strip() == name
         job = Job(self, name, argv, nnodes, out)
         self.jobs.append(job)

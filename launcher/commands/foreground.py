@@ -29,6 +29,9 @@ REQUEST_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
 LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
+REWINDS = ("rewinding", "rewound", "not rewound")
+"""The kinds of events that say that the job is taken back, or is not."""
+
 
 class Foreground:
     """One job from its start to its end. ``notices``: print on stderr when it starts and moves."""
@@ -150,7 +153,7 @@ class Foreground:
             self._writers[capsule].end()
 
     def _report_notices(self, job: JobRow | None) -> None:
-        """Print where the job runs, once, whether it is protected, and ended moves."""
+        """Print, each once: where the job runs, whether it is protected, moves and rewinds."""
         if not self._notices or job is None:
             return
         if not self._begun:
@@ -167,6 +170,8 @@ class Foreground:
             self._event = max(self._event, event.number)
             if event.kind in PROTECTION and event.time >= job.started:
                 render.note(event.text, style="dim")
+            if event.kind in REWINDS and event.time >= job.started:
+                render.note(f"{job.name}: {event.kind}: {event.text}", style="dim")
             row = event.migration
             # Several events may be about one move. A move that was asked for before the job began
             # belongs to an earlier job of the same name.

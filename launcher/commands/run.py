@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import LiveshiftError
+from ...runtime.config.choices import RewindOn
 from ..show import render
 from .options import OpenClient, TableOrJson, duration, with_client
 
@@ -81,6 +82,27 @@ def run(
             show_default=False,
         ),
     ] = "",
+    rewind_on: Annotated[
+        RewindOn | None,
+        typer.Option(
+            "--rewind-on",
+            help="Take the job back to its snapshot after a fault, which is a lost host or a rank"
+            " that a signal has ended, or after [dim]any[/] exit code other than 0; else the"
+            " cluster file's [dim]snapshots.rewind_on[/].",
+            show_default=False,
+        ),
+    ] = None,
+    max_rewinds: Annotated[
+        int | None,
+        typer.Option(
+            "--max-rewinds",
+            min=0,
+            metavar="N",
+            help="So often in an hour at most after ranks have ended; lost hosts do not count; else"
+            " the cluster file's [dim]snapshots.max_rewinds[/].",
+            show_default=False,
+        ),
+    ] = None,
     env_ranks: Annotated[
         bool,
         typer.Option(
@@ -124,7 +146,7 @@ def run(
     if output is TableOrJson.JSON and not detach:
         raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
     limit, every = _collective_timeout(collective_timeout), _snapshot_every(snapshot_every)
-    request = _request(command, nnodes, name, limit, env_ranks, every)
+    request = _request(command, nnodes, name, limit, env_ranks, every, rewind_on, max_rewinds)
     with open_client() as client:
         private_paths.check(
             request.argv,
@@ -169,6 +191,8 @@ def _request(
     collective: float,
     env_ranks: bool,
     snapshot_every: float,
+    rewind_on: RewindOn | None,
+    max_rewinds: int | None,
 ) -> RunJob:
     from ...runtime.config.environment import remarks
     from ...runtime.messages import RunJob
@@ -198,6 +222,8 @@ def _request(
         collective=collective,
         env_ranks=env_ranks,
         snapshot_every=snapshot_every,
+        rewind_on=rewind_on.value if rewind_on else "",
+        max_rewinds=-1 if max_rewinds is None else max_rewinds,
     )
 
 

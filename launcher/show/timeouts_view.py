@@ -26,6 +26,7 @@ REACHED = {
     "collective": "ranks have waited for the moving one for too long: the job fails by itself",
     "prepare": "the move is dropped; the job trains meanwhile",
     "precopy": "the rest goes during the freeze, if freeze allows; else the move is dropped",
+    "fault": "a command that failed apart from a fault by so much has failed by itself",
     "grace": "SIGKILL follows SIGTERM; not part of the ladder",
 }
 """What happens when a deadline is over. The order is that of the ladder, from the shortest deadline

@@ -292,6 +292,8 @@ class Agent:
         self.capsule_table.idle.heartbeat()
         running = [c for c in self.capsule_table.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
+        for capsule in running:
+            capsule.deaths.follow()
         memory = self.destination.memory_offered()
         seats = self.gpus.seats(self.registry.gpus_taken())
         return messages.Heartbeat(self.host, memory, states, seats, await self._data_link())
@@ -314,7 +316,11 @@ class Agent:
         code = resident.exit_code()
         resident.code = KILLED if code is None else code
         resident.unplug()
-        report = messages.CapsuleEnded(resident.spec.name, resident.epoch, resident.code)
+        first = resident.deaths.first
+        number, finished = (first.signal, first.collectives) if first else (0, 0)
+        report = messages.CapsuleEnded(
+            resident.spec.name, resident.epoch, resident.code, number, finished
+        )
         while True:
             with contextlib.suppress(LiveshiftError):
                 await self._request(report, self.cluster.timeouts.suspicion)

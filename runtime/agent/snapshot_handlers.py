@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...errors import LiveshiftError, NotFound
+from ...errors import LiveshiftError, NotFound, StepFailed
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..model.snapshots import snapshot_of
@@ -23,6 +24,7 @@ from .departure.capsule_tracker import CapsuleTracker
 from .departure.outgoing_memory import OutgoingWire
 from .departure.outgoing_snapshot import OutgoingSnapshot
 from .host.capsule_table import CapsuleTable
+from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.snapshot")
@@ -80,6 +82,7 @@ class SnapshotHandlers:
         self._registry.running(request.capsule)
         snapshot = self._of(request.image, request.capsule)
         snapshot.check_may_lock()
+        _need_ranks(snapshot.resident)
         await self._capsule_table.hold_signals(snapshot.resident)
         await asyncio.to_thread(snapshot.lock, request.deadline)
 
@@ -99,6 +102,7 @@ class SnapshotHandlers:
         if snapshot is None:
             return messages.SnapshotClosed(b"")
         await asyncio.to_thread(snapshot.close)
+        _need_ranks(snapshot.resident)  # one may have ended between the lock and the freeze
         return messages.SnapshotClosed(snapshot.digest)
 
     async def end_earlier(self, request: messages.EndEarlier) -> None:
@@ -138,6 +142,14 @@ class SnapshotHandlers:
         while True:
             await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
             await self._sessions.end_gone(self._capsule_table.capsules)
+
+
+def _need_ranks(resident: RunningCapsule) -> None:
+    """Raise StepFailed if a rank has ended badly: torchrun needs seconds to notice that, and would
+    then end in every rewind to such an image."""
+    if (end := resident.deaths.first) is not None:
+        how = f" by {signal.Signals(end.signal).name}" if end.signal else ""
+        raise StepFailed("snapshot", f"a rank of {resident.spec.name} has ended{how}")
 
 
 def _ahead(request: messages.StartSnapshot) -> Ahead:

@@ -69,3 +69,10 @@ class Severity(StrEnum):
     MAINTENANCE = "maintenance"  # an operator wants to work on the host
     FAILING = "failing"  # the host still works: memory errors, a fan, a GPU that retires pages
     NOTICE = "notice"  # the host will be taken away: a spot instance, a power cut
+
+
+class RewindOn(StrEnum):
+    """Which ends of a command take a job with a snapshot back to it."""
+
+    FAULT = "fault"  # the death of a rank by a signal, or what follows from a fault
+    ANY = "any"  # also an exit code other than 0

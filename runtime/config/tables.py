@@ -15,7 +15,16 @@ from msgspec import Meta
 
 from ...criu_glue.capsule.sandboxes import LOG_KEEP, LOG_MAX
 from .access import Role
-from .choices import Compress, FastPathChoice, Outside, SealChoice, Spare, Verify, Way
+from .choices import (
+    Compress,
+    FastPathChoice,
+    Outside,
+    RewindOn,
+    SealChoice,
+    Spare,
+    Verify,
+    Way,
+)
 from .environment import NAMES
 from .values import (
     AbsolutePath,
@@ -176,6 +185,8 @@ class SnapshotSettings:
     cost: Cost = 0.005  # with "auto", snapshots may take this share of a job's speed
     mttf: Lifetime | None = None  # seconds until a host fails, on average; None: interval.py
     memory: Size | None = None  # bytes that each host offers to images; None: half of its memory
+    rewind_on: RewindOn = RewindOn.FAULT
+    max_rewinds: Annotated[int, Meta(ge=0, le=1000)] = 5  # in an hour, after deaths of processes
 
 
 @dataclass(frozen=True, kw_only=True)

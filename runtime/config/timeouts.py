@@ -71,11 +71,13 @@ RUNGS: Mapping[str, Rung] = {
         lambda collective: min(10.0, max(1.0, collective / 120)),
     ),
     "heartbeat": Rung("suspicion", "suspicion / 5", lambda suspicion: suspicion / 5),
+    "fault": Rung("suspicion", "suspicion, at least 5", lambda suspicion: max(5.0, suspicion)),
     "grace": Rung(None, "default", lambda _: 10.0),
 }
 """Each deadline comes after the one that it is derived from. The phases prepare and precopy may be
 slow, because the job trains meanwhile; their deadlines only ensure that a move ends. A wait of more
-than 10 s for a silent host gains nothing, and below 1 s a busy host would count as lost."""
+than 10 s for a silent host gains nothing, and below 1 s a busy host would count as lost. A rank
+whose peer has died takes a second or two until its command has ended, whatever the network."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Timeouts:
     precopy: Seconds = DERIVED  # the pre-copy: the job trains
     suspicion: Seconds = DERIVED  # a host that is silent for so long counts as lost
     heartbeat: Seconds = DERIVED  # between two heartbeats of an agent
+    fault: Seconds = DERIVED  # a command that fails so shortly before or after a fault fails of it
     grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
     given: dict[str, float] = field(init=False, repr=False, compare=False)
 

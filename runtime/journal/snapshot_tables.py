@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -40,7 +40,8 @@ class RewindRow:
     ``number`` counts the rewinds of all jobs, ``rewinds`` those of this one. ``generation``: the
     number of the snapshot. ``owners``: the new host and epoch of each capsule. ``before``: the
     hosts of which one must have ended its earlier copies first (ownership.may_restore). ``time``:
-    seconds since 1970 (time.time()).
+    seconds since 1970 (time.time()). ``died``: the capsules whose commands have ended and so caused
+    it, each with how many collectives it had finished, 0 if not known.
     """
 
     number: int
@@ -51,6 +52,7 @@ class RewindRow:
     before: list[str]
     why: str
     time: float
+    died: dict[str, int] = field(default_factory=dict)
 
 
 class SnapshotTables:
@@ -120,8 +122,21 @@ class SnapshotTables:
         query = "SELECT COALESCE(MAX(count), 0) FROM rewound WHERE job = ?"
         return int(self._file.rows(query, (job,))[0][0])
 
-    def rewind(self, job: str, generation: int, plan: Mapping[str, str], why: str) -> RewindRow:
-        """Take all capsules of a job back to snapshot ``generation``; ``plan``: capsule → host.
+    def history(self, job: str) -> list[RewindRow]:
+        """Return all rewinds of a job, oldest first."""
+        rows = self._file.rows("SELECT row FROM rewinds WHERE job = ? ORDER BY number", (job,))
+        return [msgspec.msgpack.decode(row, type=RewindRow) for (row,) in rows]
+
+    def rewind(
+        self,
+        job: str,
+        generation: int,
+        plan: Mapping[str, str],
+        why: str,
+        died: Mapping[str, int] | None = None,
+    ) -> RewindRow:
+        """Take all capsules of a job back to snapshot ``generation``; ``plan``: capsule → host;
+        ``died``: see RewindRow.
 
         Before it returns, only the present owners may run the capsules; afterwards only those of
         the plan may, each once it has the grant. Raises LiveshiftError, and changes nothing, if
@@ -138,7 +153,8 @@ class SnapshotTables:
             new = {c: (plan[c], epoch + REWIND_EPOCHS) for c, (_, epoch) in owners.items()}
             before = sorted(last_whole(self._granted(job), self.before(job)))
             number, count = self._last_number("rewinds") + 1, self.rewinds(job) + 1
-            row = RewindRow(number, job, generation, count, new, before, why, time.time())
+            now, dead = time.time(), dict(died or {})
+            row = RewindRow(number, job, generation, count, new, before, why, now, dead)
             self._write_rewind(row)
         return row
 

@@ -404,11 +404,17 @@ class Progressed(Message, frozen=True):
 
 
 class CapsuleEnded(Message, frozen=True):
-    """A capsule's command has ended: exit code, or 128 + signal; answers None."""
+    """A capsule's command has ended: exit code, or 128 + signal; answers None.
+
+    ``signal``: the signal that has ended a rank below the command, which then failed; 0 if none is
+    known. ``collectives``: how many the rank had finished that ended first; 0 if not known.
+    """
 
     capsule: str
     epoch: int
     code: int
+    signal: int = 0
+    collectives: int = 0
 
 
 class Relay(Message, frozen=True):

@@ -22,7 +22,9 @@ class RunJob(Message, frozen=True):
     ``collective``: the seconds for which its ranks wait for each other; 0: the cluster file's
     ``timeouts.collective``. ``env_ranks``: a lone capsule gets RANK and the like too. Capsules of
     larger jobs always get them. ``snapshot_every``: seconds between two snapshots; 0: the cluster
-    file's ``snapshots.every``; or SNAPSHOTS_OFF or SNAPSHOTS_AUTO.
+    file's ``snapshots.every``; or SNAPSHOTS_OFF or SNAPSHOTS_AUTO. ``rewind_on``: the ends after
+    which the job is taken back (config/choices.RewindOn). ``max_rewinds``: how often in an hour; ""
+    and -1 mean what the cluster file says.
     """
 
     name: str
@@ -35,6 +37,8 @@ class RunJob(Message, frozen=True):
     collective: float = 0.0
     env_ranks: bool = False
     snapshot_every: float = 0.0
+    rewind_on: str = ""
+    max_rewinds: int = -1
 
 
 class Named(Answer, frozen=True):
@@ -215,6 +219,28 @@ class SignalJob(Message, frozen=True):
 
     job: str
     signum: int
+
+
+class RewindJob(Message, frozen=True):
+    """Take a job back to its newest snapshot; answers RewindOrdered. ``lost``: a host that the
+    caller knows to be dead, or "". ``dry_run``: only say what would be done."""
+
+    job: str
+    lost: str = ""
+    dry_run: bool = False
+
+
+class RewindOrdered(Answer, frozen=True):
+    """A rewind that begins now, or would. ``snapshot``: its name, and ``boundary`` where all ranks
+    were, ``ago`` seconds ago. ``where``: the host of each capsule afterwards. ``within``: if it has
+    not begun after so many seconds, the order is void; 0: it stays."""
+
+    job: str
+    snapshot: str
+    boundary: str
+    ago: float
+    where: dict[str, str]
+    within: float = 0.0
 
 
 class EndUnknown(Message, frozen=True):

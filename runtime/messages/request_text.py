@@ -16,6 +16,7 @@ TEXTS = {
     "Migrate": "move a capsule",
     "Cancel": "cancel a move",
     "SignalJob": "signal a job",
+    "RewindJob": "rewind a job",
     "EndUnknown": "end an unknown job",
     "SetTaint": "taint a host",
     "Untaint": "untaint a host",

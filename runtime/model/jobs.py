@@ -12,6 +12,7 @@ from ...criu_glue.capsule.sandboxes import PAGES
 from ...criu_glue.network.overlay import Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage, no_such
 from ...interposer.library import library_path
+from ..config.choices import RewindOn
 from ..config.cluster import Cluster
 from ..config.environment import CapsuleIdentity, environment
 from ..config.timeouts import Timeouts
@@ -57,6 +58,7 @@ class Job:
     paused it; 0 if that is not known. ``snapshot_cost``: what one costs; None before the first.
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
     was none. ``unprotected``: why there is no later snapshot, in words, or "".
+    ``end_asked``: when a person last sent a signal that asks for an end, in seconds since 1970.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Job:
     snapshot_cost: SnapshotCost | None = None
     rewind_s: float = 0.0
     unprotected: str = ""
+    end_asked: float = 0.0
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
 
@@ -117,6 +120,16 @@ class Job:
         """Whether the orchestrator chooses how often a snapshot of the job is taken."""
         own = self.request.snapshot_every
         return own == SNAPSHOTS_AUTO or (own == 0 and cluster.snapshots.every == "auto")
+
+    def rewind_on(self, cluster: Cluster) -> RewindOn:
+        """The ends of a command after which the job is taken back."""
+        own = self.request.rewind_on
+        return RewindOn(own) if own else cluster.snapshots.rewind_on
+
+    def max_rewinds(self, cluster: Cluster) -> int:
+        """How often in an hour the job is taken back after such an end."""
+        own = self.request.max_rewinds
+        return own if own >= 0 else cluster.snapshots.max_rewinds
 
     def timeouts(self, cluster: Cluster) -> Timeouts:
         """The deadlines for moves of this job. Raises Refused when the cluster file has changed and
@@ -172,6 +185,8 @@ def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -
             f"a snapshot every {run.snapshot_every:g} s: the shortest interval is"
             f" {LEAST_INTERVAL_S:g} s"
         )
+    if run.rewind_on not in ("", *RewindOn):
+        raise WrongUsage(f'--rewind-on "{run.rewind_on}": expected {" or ".join(RewindOn)}')
     if run.name:
         if not NAME.fullmatch(run.name):
             raise WrongUsage(

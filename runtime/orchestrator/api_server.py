@@ -29,6 +29,7 @@ from .lookups import look_up
 from .migration_requests import MigrationRequests
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
+from .rewinds import Rewinds
 from .rights import Rights
 from .status import status
 from .stopping import Stopping
@@ -41,6 +42,7 @@ CHANGING = (
     messages.Cancel,
     messages.SignalJob,
     messages.EndUnknown,
+    messages.RewindJob,
 )
 
 
@@ -55,6 +57,7 @@ class ApiServer:
         endings: Endings,
         evacuation: Evacuation,
         stopping: Stopping,
+        rewinds: Rewinds,
     ) -> None:
         self._fleet = fleet
         self._rights = rights = Rights(fleet)
@@ -62,7 +65,7 @@ class ApiServer:
         for name in self._roles.unknown():
             log.warning('access: this machine knows no "%s"', name)
         marks = HostMarks(fleet, rights, evacuation)
-        jobs = JobRequests(fleet, rights, agents, address_book, endings, stopping)
+        jobs = JobRequests(fleet, rights, agents, address_book, endings, stopping, rewinds)
         self._migration_requests = MigrationRequests(
             fleet, rights, agents, planner, migrations, evacuation
         )
@@ -80,6 +83,7 @@ class ApiServer:
             messages.GetInspection: jobs.get_inspection,
             messages.SignalJob: jobs.signal_job,
             messages.EndUnknown: jobs.end_unknown,
+            messages.RewindJob: jobs.rewind,
             messages.GetEvents: self._get_events,
             messages.WhoAmI: self._who_am_i,
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the requests about jobs: run, signal, read."""
+"""Answers the requests about jobs: run, signal, rewind, read."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
 from .lookups import look_up
+from .rewinds import Rewinds
 from .rights import Rights
 from .spares import place_job
 from .stopping import Stopping
@@ -45,6 +46,7 @@ class JobRequests:
     _address_book: AddressBook
     _endings: Endings
     _stopping: Stopping
+    _rewinds: Rewinds
 
     async def run(self, who: Principal, request: messages.RunJob) -> messages.Named:
         fleet = self._fleet
@@ -125,6 +127,14 @@ class JobRequests:
             self._rights.need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
         self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
         await self._stopping.signal(job, sent, who.shown)
+
+    async def rewind(self, who: Principal, request: messages.RewindJob) -> messages.RewindOrdered:
+        """Order a rewind. Only "operate" may call a host dead: a job would train twice if it is
+        not."""
+        job = self._rights.job(who, request.job)
+        if request.lost or not who.owns(job.uid):
+            self._rights.need(who, Role.OPERATE, f"rewind {job.name}", job)
+        return self._rewinds.order(who.shown, job, request.lost, dry_run=request.dry_run)
 
     async def end_unknown(self, who: Principal, request: messages.EndUnknown) -> None:
         """End a host's capsules of a job that the journal does not know; remove what they leave."""

@@ -5,7 +5,7 @@ fleet              what is known                    api_server   people's reques
 migration_service  begins migrations                evacuation   moves off tainted hosts
 planning           whether, where to, at what cost  endings      how jobs end
 claims             which copy may run               stopping     signals, jobs that must end
-rewinds            hosts that are lost              spares       where capsules may go
+rewinds            what is lost of jobs             spares       where capsules may go
 migration_records  rows and history                 catch_up     after a backup was put back
 address_book       which host has which capsule     link         messages to and from agents
 context            what a migration needs of these   protection   snapshots of jobs
@@ -98,6 +98,7 @@ class Orchestrator:
             self.endings,
             self.evacuation,
             self.stopping,
+            self.rewinds,
         )
         self.catch_up = CatchUp(fleet, self.endings.capsule_ended)
         self._decided = asyncio.Event()  # set once the journal is up to date
@@ -234,8 +235,8 @@ class Orchestrator:
                 raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
             found = self.fleet.find(request.capsule)
             if found and (found[1].host, found[1].epoch) == (host, request.epoch):
-                if self.rewinds.takes_back(*found, request.code):
-                    raise Unreachable(f"a host of {found[0].name} may be lost: report it again")
+                if self.rewinds.takes_back(*found, request):
+                    raise Unreachable(f"{found[0].name} may be taken back: report it again")
                 self.endings.capsule_ended(*found, request.code)
                 self.evacuation.wake()
             return None

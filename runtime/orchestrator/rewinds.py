@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices that a protected job has lost a host, and takes the job back to its newest snapshot.
+"""Notices that a protected job has lost a host or a rank, and takes it back to its newest snapshot.
 
 A job is *protected* here while it has a complete snapshot of all its capsules, and none of them has
-ended. What dies of a lost host is then no end of the job: :meth:`Rewinds.takes_back`. If no rewind
-is possible yet (no holder is up, no host has room), nothing is ended, and the job waits. It goes on
-by itself if the host comes back with its capsules.
+ended. What dies of a fault is then no end of the job: :meth:`Rewinds.takes_back`. If no rewind is
+possible yet (no holder is up, no host has room), nothing is ended, and the job waits. It goes on by
+itself if the host comes back with its capsules.
 
-snapshot/lookout.py says which hosts are lost, snapshot/rewind.py has the steps.
+snapshot/lookout.py says which hosts are lost, snapshot/command_ends.py which ends of commands are
+the work of a fault. snapshot/rewind.py has the steps.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Collection
 
-from ...errors import LiveshiftError, NotFound
+from ...errors import LiveshiftError, NotFound, Refused
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindRow
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Place, image_name, rewind_plan
+from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
+from ..snapshot.command_ends import CommandEnds
 from ..snapshot.lookout import Lookout
+from ..snapshot.orders import cannot, check_lost
 from ..snapshot.rewind import Rewind, RewindEnd
 from .address_book import AddressBook
 from .agents import Agents
@@ -68,19 +73,65 @@ class Rewinds:
         self._lookout = lookout = Lookout(
             fleet.cluster, self._heard, self._paused, gates.opened, self._wake.set
         )
+        self._ends = CommandEnds(fleet.cluster, lookout, self._protection, self.note)
         self.note_heartbeat = lookout.note_heartbeat
         self.lacks = lookout.lacks
         self.why_again = lookout.why
 
     # ---- what the orchestrator reports ---------------------------------------------------------
 
-    def takes_back(self, job: Job, capsule: Capsule, code: int) -> bool:
+    def takes_back(self, job: Job, capsule: Capsule, end: messages.CapsuleEnded) -> bool:
         """Whether the end of a capsule's command is not recorded now, as it may be the work of a
-        lost host. Its agent then reports it again with every heartbeat, until it is known."""
-        if code == 0 or job.state != "running" or not self.protected(job):
+        fault. Its agent then reports it again with every heartbeat, until it is known."""
+        if not self.protected(job) or not self._ends.take_back(job, capsule, end):
             return False
-        pending = job.name in self._following or self._lookout.lacking(job)
-        return bool(pending) or self._lookout.suspects(job)
+        if self.why_again(job):
+            self._cancel_moves(job)
+        return True
+
+    def _cancel_moves(self, job: Job) -> None:
+        for migration in self._fleet.under_way():
+            # While a capsule freezes, its source says what became of it.
+            if migration.job is job and migration.step is not MigrationStep.FREEZING:
+                with contextlib.suppress(Refused):  # it is over, or too far to cancel
+                    migration.cancel("the end of a rank of its job")
+
+    def order(self, who: str, job: Job, lost: str, *, dry_run: bool) -> messages.RewindOrdered:
+        """Rewind a job because a person wants it, who also vouches that the host ``lost`` is dead;
+        "" for none. Raises Refused or NotFound, and changes nothing then, nor if ``dry_run``."""
+        waits = self._rows.get(job.name)
+        hosts = {capsule.host for capsule in job.capsules.values()}
+        if lost and waits is not None:
+            hosts |= set(waits.before)
+        if lost:
+            check_lost(job, lost, hosts, self._lookout.answers)
+        generation = job.newest
+        if generation is None or not self.protected(job):
+            raise cannot(job, "it has no complete snapshot" if job.state == "running" else "")
+        if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
+            raise cannot(job, f"{moving[0]} is under way", f"`liveshift cancel {moving[0]}`")
+        if not lost and job.state == "rewinding":
+            raise cannot(job, "it is being rewound", f"`liveshift events {job.name}`")
+        if not lost and not any(map(self.is_up, hosts)):
+            silent = ", ".join(sorted(hosts))
+            hint = "--lost HOST says that you know one of them to be dead"
+            raise cannot(job, f"none of its hosts is heard ({silent}): it may train there", hint)
+        away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
+        owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
+        plan = rewind_plan(self._fleet.views(), generation, owners, away)
+        if isinstance(plan, str):
+            raise cannot(job, plan)
+        within = 0.0 if lost else self.cluster.timeouts.prepare
+        if not dry_run:
+            what = f"{who} says that {lost} is dead" if lost else f"{who} wants it"
+            self.note(job, "rewinding", f"ordered: {what}")
+            if lost:
+                self._lookout.vouch(job, lost, who)
+            else:
+                self._lookout.order(job, f"{who} wants it", within)
+        where = {name: place.host for name, place in plan.items()}
+        ago, boundary = max(0.0, time.time() - generation.time), generation.boundary
+        return messages.RewindOrdered(job.name, generation.name, boundary, ago, where, within)
 
     def host_lost(self, host: str, job: Job, capsule: Capsule) -> bool:
         """Take it that a host does not have a capsule which it was let run. Returns False if the
@@ -143,6 +194,7 @@ class Rewinds:
     async def _begin(self, job: Job) -> None:
         """Plan a rewind, see that the images are there, write it, and carry it out."""
         generation, lost = job.newest, self._lookout.lost(job)
+        died = {c: at for c, m in self._lookout.lacking(job).items() if (at := m.died) is not None}
         if generation is None:
             self._give_up(job, "no snapshot of it is left")
             return
@@ -161,13 +213,13 @@ class Rewinds:
         if not self.protected(job) or any(c.migration for c in job.capsules.values()):
             return
         noticed = self._lookout.silence(job)
-        row = self._protection.rewind(
-            job.name, generation.number, {c: place.host for c, place in plan.items()}, why
-        )
+        where = {c: place.host for c, place in plan.items()}
+        row = self._protection.rewind(job.name, generation.number, where, why, died)
         self._enter(job, row)
         self.note(job, "rewinding", f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
+        self._count_vouched(job, row)
         rewind = Rewind(self, job, generation, row, owners.values(), noticed)
         self._ended(job, rewind, await rewind.run())
 
@@ -177,6 +229,7 @@ class Rewinds:
         if row is None or generation is None or generation.number != row.generation:
             self._give_up(job, "the journal was put back, and does not know the snapshot any more")
             return
+        self._count_vouched(job, row)
         rewind = Rewind(self, job, generation, row, row.before)
         self._ended(job, rewind, await rewind.recover())
 
@@ -191,6 +244,11 @@ class Rewinds:
             self._lookout.begin_anew(capsule)
         self._rows[job.name] = row
         self._noted.pop(job.name, None)
+
+    def _count_vouched(self, job: Job, row: RewindRow) -> None:
+        """A host that a person calls dead has certainly ended its copy."""
+        if not self._lookout.vouched(job).keys().isdisjoint(row.before):
+            self.begin_restoring(row)
 
     async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
         """Say which image of the plan its holder does not have any more; "" if they have all.
@@ -223,7 +281,8 @@ class Rewinds:
         lacking = self._lookout.lacking(job)
         for capsule in list(job.capsules.values()):
             if capsule.code is None and (capsule.name in lacking or not capsule.granted):
-                self._endings.capsule_ended(job, capsule, KILLED)
+                lack = lacking.get(capsule.name)
+                self._endings.capsule_ended(job, capsule, lack.code if lack else KILLED)
                 self.note(job, "lost", f"{capsule.name} is lost: {why}")
         if job.state == "rewinding" and not self.why_again(job):  # all of it runs
             self._fleet.journal.set_job(job.name, "running", job.code)

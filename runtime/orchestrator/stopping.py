@@ -30,6 +30,7 @@ from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
 from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
+from ..snapshot.deaths import ASKS_TO_END
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.stopping")
@@ -88,6 +89,8 @@ class Stopping:
         SIGTERM and SIGKILL return at once. Any other signal returns when it has arrived, or after
         ANSWER_S seconds; it is then still sent. The history names each capsule that it missed.
         """
+        if signum in ASKS_TO_END:
+            job.end_asked = time.time()
         if signum in (signal.SIGTERM, signal.SIGKILL):
             self._stop(job, by, kill=signum == signal.SIGKILL)
         else:

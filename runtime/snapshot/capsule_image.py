@@ -49,6 +49,7 @@ class CapsuleImage:
         """Whether the holder has refused the image."""
         self.digest = b""
         """After :meth:`close`: as in SnapshotClosed."""
+        self._spoilt = ""  # why the image is of no use, in words
         self._context = context
         self._image = image
         self._job = job
@@ -135,12 +136,14 @@ class CapsuleImage:
             self.digest = closed.digest
         except Exception as error:
             log.warning("%s: the end of the session of %s: %s", self._image, self.name, error)
+            self._spoilt = str(error)
 
     async def check_held(self) -> int:
         """Let the holder compare what it has with what was sent; returns the bytes that it takes
         there. Raises StepFailed if they differ."""
         if not self.digest:
-            why = f"{self.host} has not sent the whole image of {self.name} to {self.holder}"
+            incomplete = f"{self.host} has not sent the whole image of {self.name} to {self.holder}"
+            why = self._spoilt or incomplete
             raise StepFailed("snapshot", why)
         check = messages.CheckHeld(self._image, self.name, self.digest)
         held = await self._request(self.holder, check, self._limits.prepare, messages.Held)

@@ -1,19 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what is known of lost hosts: heartbeats, attempts to reach a kernel, and what hosts have
-reported to lack. watch.py judges by it."""
+"""Keeps what is known of lost hosts and lost capsules: heartbeats, attempts to reach a kernel, what
+hosts have reported to lack, and what persons say. watch.py judges hosts by it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ..config.cluster import Cluster
 from ..control import reach
 from ..daemon.tasks import Tasks
 from ..messages import CapsuleState
-from ..model.jobs import Capsule, Job
+from ..model.jobs import KILLED, Capsule, Job
 from .watch import MISSED, HostSeen, lost_hosts, suspected
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A capsule that is certainly lost, and why. ``epoch``: the one under which its host had it.
+
+    ``code``: the exit code of its command, if it is not taken back. ``stays``: its host is fine.
+    ``died``: None unless its end has caused the rewind. Then this is how many collectives it had
+    finished; 0 if not known.
+    """
+
+    epoch: int
+    why: str
+    code: int = KILLED
+    stays: bool = False
+    died: int | None = None
 
 
 class Lookout:
@@ -39,9 +56,12 @@ class Lookout:
         self._began = time.monotonic()
         self._answers: dict[str, tuple[float, bool]] = {}  # by host: when it was tried, the result
         self._probing: set[str] = set()
+        self._faults: dict[str, float] = {}  # by host: when it and its kernel were last silent
         self._progress: dict[str, float] = {}  # by capsule; see watch.lost_hosts
         self._paused: dict[str, float] = {}  # by job: when it was last seen paused
-        self._missing: dict[str, tuple[int, str]] = {}  # by capsule: the epoch it lacks, and why
+        self._missing: dict[str, Lack] = {}  # by capsule
+        self._vouched: dict[tuple[str, str], tuple[float, str]] = {}  # by job and host
+        self._ordered: dict[str, tuple[int, float, str]] = {}  # by job: its rewinds, until, why
         self._tasks = Tasks()
 
     # ---- what is reported ----------------------------------------------------------------------
@@ -53,7 +73,25 @@ class Lookout:
 
     def lacks(self, capsule: Capsule, why: str) -> None:
         """A host does not have a capsule that it was let run, under the present epoch."""
-        self._missing[capsule.name] = capsule.epoch, why
+        self._lose(capsule, Lack(capsule.epoch, why))
+
+    def ended(self, capsule: Capsule, why: str, code: int, died: int | None = None) -> None:
+        """The command of a capsule has ended, under the present epoch; ``died``: see Lack."""
+        self._lose(capsule, Lack(capsule.epoch, why, code, True, died))
+
+    def _lose(self, capsule: Capsule, lack: Lack) -> None:
+        self._missing[capsule.name] = lack
+        self._wake()
+
+    def vouch(self, job: Job, host: str, by: str) -> None:
+        """A person says that a host of the job is dead. That counts until the host is heard."""
+        self._vouched[job.name, host] = self._heard().get(host, 0.0), by
+        self._wake()
+
+    def order(self, job: Job, why: str, within: float) -> None:
+        """A person wants the job rewound once. If that does not begin within so many seconds, the
+        order is void: nobody expects it any more."""
+        self._ordered[job.name] = job.rewinds, time.monotonic() + within, why
         self._wake()
 
     def begin_anew(self, capsule: Capsule) -> None:
@@ -68,6 +106,7 @@ class Lookout:
             if self._is_paused(job):
                 self._paused[job.name] = now
             hosts.update(suspected(job, seen, now, self._limits))
+        self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}
         for host in (hosts & seen.keys()) - self._probing:
             self._probing.add(host)
             self._tasks.spawn(self._probe(host))
@@ -86,18 +125,27 @@ class Lookout:
     # ---- what follows --------------------------------------------------------------------------
 
     def lost(self, job: Job) -> set[str]:
-        """The capsules of a job that are certainly lost, and those of lost hosts."""
-        silent = self.silent(job)
-        return {c.name for c in job.capsules.values() if c.host in silent} | self.lacking(job)
+        """The capsules of a job that need another host: their hosts are lost, or came back without
+        them."""
+        silent, lacking = self.silent(job), self.lacking(job)
+        gone = {name for name, lack in lacking.items() if not lack.stays}
+        return {c.name for c in job.capsules.values() if c.host in silent} | gone
 
-    def lacking(self, job: Job) -> set[str]:
-        """The capsules that are certainly lost: their hosts have reported without them."""
-        return {capsule.name for capsule in self._lacking(job)}
-
-    def _lacking(self, job: Job) -> list[Capsule]:
-        """Only under its present epoch: a rewind has given a capsule a new one."""
+    def lacking(self, job: Job) -> dict[str, Lack]:
+        """The capsules that are certainly lost: their hosts have reported without them, or that
+        their commands have ended. Only under the present epoch: a rewind gives a new one."""
         every = job.capsules.values()
-        return [c for c in every if self._missing.get(c.name, (-1, ""))[0] == c.epoch]
+        found = {c.name: self._missing.get(c.name) for c in every}
+        return {c.name: m for c in every if (m := found[c.name]) and m.epoch == c.epoch}
+
+    def vouched(self, job: Job) -> dict[str, str]:
+        """The hosts of which a person says that they are dead, and who says so."""
+        heard = self._heard()
+        return {
+            host: by
+            for (name, host), (then, by) in self._vouched.items()
+            if name == job.name and heard.get(host, 0.0) == then
+        }
 
     def silent(self, job: Job) -> list[str]:
         """The hosts of a job that count as lost."""
@@ -105,13 +153,21 @@ class Lookout:
         paused = self._paused.get(job.name, 0.0)
         if paused <= self._opened(job):  # a host that fell silent since can show that it trains
             paused = 0.0
-        return lost_hosts(job, self._seen(), self._progress, now, self._limits, paused)
+        vouched = self.vouched(job)
+        return lost_hosts(job, self._seen(), self._progress, now, self._limits, paused, vouched)
 
     def why(self, job: Job) -> str:
-        """What of a job is lost, in words; "" if nothing is."""
-        lacking = [self._missing[capsule.name][1] for capsule in self._lacking(job)]
-        silent = [f"{host} is silent, and so is its kernel" for host in self.silent(job)]
-        return "; ".join(dict.fromkeys([*lacking, *silent]))
+        """Why a job must be rewound, in words; "" if nothing of it is lost and nobody ordered
+        it."""
+        lacking, vouched = self.lacking(job), self.vouched(job)
+        reasons = [lack.why for lack in lacking.values()]
+        for host in self.silent(job):
+            says = f"{host} is dead, says {vouched.get(host)}"
+            reasons.append(says if host in vouched else f"{host} is silent, and so is its kernel")
+        rewinds, until, why = self._ordered.get(job.name, (-1, 0.0, ""))
+        if rewinds == job.rewinds and time.monotonic() < until:
+            reasons.append(why)
+        return "; ".join(dict.fromkeys(reasons))
 
     def silence(self, job: Job) -> float | None:
         """Seconds since the first of a job's lost hosts was last heard; None if none is silent."""
@@ -124,6 +180,24 @@ class Lookout:
         seen = self._seen()
         late = suspected(job, seen, time.monotonic(), self._limits)
         return any(host in seen and seen[host].answers is not True for host in late)
+
+    def fault_before(self, job: Job) -> str:
+        """Which host of a job was silent within the last ``timeouts.fault`` seconds, and its kernel
+        too, in words; "" if none was."""
+        now = time.monotonic()
+        for host in dict.fromkeys(capsule.host for capsule in job.capsules.values()):
+            since = now - self._faults.get(host, float("-inf"))
+            if since < self._limits.fault:
+                return f"{host} and its kernel were silent until {since:.1f} s before"
+        return ""
+
+    def answers(self, host: str) -> bool:
+        """Whether a host's agent is heard, or its kernel answers since it is not."""
+        seen = self._seen().get(host)
+        if seen is None:  # the cluster file does not have it any more
+            return False
+        late = time.monotonic() - seen.heard >= self._limits.suspicion
+        return not late or seen.answers is True
 
     def _seen(self) -> dict[str, HostSeen]:
         # Agents need a moment until they report to an orchestrator that was just started.

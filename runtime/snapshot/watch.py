@@ -13,7 +13,7 @@ Then the host's earlier copy ends, as after any rewind, once the host is heard a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..config.timeouts import Timeouts
@@ -57,18 +57,23 @@ def lost_hosts(
     now: float,
     limits: Timeouts,
     paused: float = 0.0,
+    vouched: Collection[str] = (),
 ) -> list[str]:
     """The hosts of a job's capsules that count as lost at ``now``.
 
     ``progress``: by capsule, when a heartbeat last showed that it had finished another collective.
     ``paused``: when the job was last seen paused for a snapshot or a move; 0 if all hosts have
     said since that it goes on, or for never.
+    ``vouched``: hosts of which a person says that they are dead. A part of the job has ended with
+    them, so the rest of it trains on nowhere: then the others need to be silent only.
     A host that the cluster file does not have is not in ``seen``, and is never called lost here.
     """
     hosts = [host for host in _hosts(job) if host in seen]
     silent = [host for host in hosts if now - seen[host].heard >= limits.suspicion]
     if not silent:
         return []
+    if any(host in vouched for host in hosts):
+        return [h for h in hosts if h in vouched or (h in silent and seen[h].answers is False)]
     if any(
         paused > seen[host].heard - limits.heartbeat
         and now - seen[host].heard < PAUSED * limits.suspicion

@@ -60,6 +60,7 @@ class Orchestrator:
         self.signals_end = True  # SIGTERM and SIGKILL do, at once
         self.changed = threading.Condition()
         self._listener: socket.socket | None = None
+        self.rewind_ends = [("rewound", "runs again from s7")]  # kind and text
         self.trouble = ""
         """What the orchestrator waits for before it can go on."""
         self._lines: set[socket.socket] = set()
@@ -259,6 +260,8 @@ class Orchestrator:
                 case messages.SignalJob():
                     self._signal(ask)
                     return None
+                case messages.RewindJob():
+                    return self._rewind(ask)
                 case messages.EndUnknown():
                     return None
                 case messages.SetTaint():
@@ -332,6 +335,14 @@ class Orchestrator:
         if self.signals_end and ask.signum in (signal.SIGKILL, signal.SIGTERM):
             for capsule in self.jobs[ask.job].capsules.values():
                 self.end(capsule.name, 128 + ask.signum)
+
+    def _rewind(self, ask: messages.RewindJob) -> messages.RewindOrdered:
+        if not ask.dry_run:
+            self._tell(ask.job, "rewinding", "goes back to s7: root wants it", "root")
+            for kind, text in self.rewind_ends:
+                self._tell(ask.job, kind, text, "")
+        where = {c.name: c.host for c in self.jobs[ask.job].capsules.values()}
+        return messages.RewindOrdered(ask.job, "s7", "step 9", 21.6, where, 0.5)
 
     def _taint(self, ask: messages.SetTaint) -> None:
         self._host(ask.host).taint = ask.reason

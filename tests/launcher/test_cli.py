@@ -101,6 +101,7 @@ VERBS = [
         "migrate",
         "cancel",
         "events",
+        "rewind",
         "stop",
         "taint",
         "drain",

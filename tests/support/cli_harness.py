@@ -109,6 +109,9 @@ class Terminal:
             if readable(0.2, self._ours):
                 self.seen += os.read(self._ours, 65536)
 
+    def type(self, text: bytes) -> None:
+        os.write(self._ours, text)
+
     def close(self) -> None:
         os.close(self._ours)
         os.close(self.theirs)

@@ -25,11 +25,12 @@ from ....criu_glue.network import fence, network, network_lock
 from ....criu_glue.network.fence import Surroundings
 from ....criu_glue.network.overlay import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
-from ....interposer.page import Page, pages
+from ....interposer.page import Page, PageFile, open_page, pages
 from ...config.cluster import Cluster
 from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
 from ...model.snapshots import is_restore_name
 from . import run_time, sandbox_owner
+from .rank_deaths import RankDeaths
 from .run_time import RunTime
 from .usual_rate import UsualRate
 
@@ -73,6 +74,7 @@ class RunningCapsule:
 
     def __post_init__(self) -> None:
         self.run_time = RunTime(lambda: [task.pid for task in tasks(self.sandbox)])
+        self.deaths = RankDeaths(ROOT_PID, lambda: self.exit_code() is not None)
 
     @property
     def netns(self) -> str:
@@ -103,6 +105,7 @@ class RunningCapsule:
             with contextlib.suppress(Exception):  # the task has ended meanwhile
                 resident += task.memory_info().rss
         seen = interposer_pages(self.sandbox)
+        self.deaths.find([task.pid for task in found], seen, self._open_page)
         collectives = max((page.finished for page in seen), default=0)
         self.rate.heartbeat(time.monotonic(), collectives)
         if not collectives:
@@ -120,6 +123,9 @@ class RunningCapsule:
             output_trouble=self.output_trouble(),
             rewinds=self.overlay.rewinds,
         )
+
+    def _open_page(self, pid: int) -> PageFile:
+        return open_page(self.sandbox.root / sandboxes.PAGES.lstrip("/") / str(pid))
 
     def ran_s(self) -> float:
         """Seconds on a core, summed over all threads that the capsule has now."""

@@ -41,6 +41,7 @@ def test_validate_says_good_and_explains_the_deadlines(capsys: pytest.CaptureFix
         "collective",
         "prepare",
         "precopy",
+        "fault",
         "grace",
     ]
     assert rows["standstill"].split()[1:5] == ["300", "collective", "/", "2,"]
@@ -86,7 +87,7 @@ def test_show_is_a_cluster_file_with_the_origin_of_each_value(
     assert parse(out).cluster == load(path)
     rows = [line for line in out.splitlines() if " = " in line]
     derived = [row for row in rows if row.startswith("# ")]
-    assert len(derived) == 9
+    assert len(derived) == 10
     assert all(row.endswith("# default") or "# line " in row for row in rows if row not in derived)
     assert [row.split("  # ")[1] for row in derived if "heartbeat =" in row] == ["suspicion / 5"]
     (row,) = (row for row in rows if row.startswith("overlay"))

@@ -5,6 +5,7 @@ all. Snapshots, trackers, capsules and the wire are stand-ins that note what the
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from liveshift.runtime.agent import snapshot_handlers
 from liveshift.runtime.agent.departure import snapshot_sessions
 from liveshift.runtime.agent.departure.outgoing_snapshot import SnapshotRequest
 from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
+from liveshift.runtime.agent.host.rank_deaths import RankEnd
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.rulings import Rulings
 from liveshift.runtime.agent.snapshot_handlers import SnapshotHandlers
@@ -115,7 +117,8 @@ class Scene(MigrationRegistry):
     def copy(self, rewinds: int = 0) -> Any:
         spec = SimpleNamespace(name="gpt/1", job="gpt")
         overlay = Overlay(7, "10.99.7.0/24", rewinds)
-        return SimpleNamespace(spec=spec, code=None, still=False, overlay=overlay)
+        deaths = SimpleNamespace(first=None)
+        return SimpleNamespace(spec=spec, code=None, still=False, overlay=overlay, deaths=deaths)
 
     def _make(self, image: str, resident: Any, _factory: object, *_: object) -> Any:
         self.made.append(Snapshot(self, image, resident))
@@ -267,6 +270,25 @@ def test_a_lock_that_comes_too_late_holds_no_signals(scene: Scene) -> None:
 
 
 # ---- its end -----------------------------------------------------------------------------------
+
+
+def test_a_capsule_of_which_a_rank_has_ended_has_no_snapshot(scene: Scene) -> None:
+    """torchrun may not have noticed yet; in a rewind to that image it would."""
+    scene.begun()
+    scene.capsule.deaths.first = RankEnd(signal.SIGKILL, 7)
+    with pytest.raises(StepFailed, match="a rank of gpt/1 has ended by SIGKILL"):
+        scene.run(scene.handlers.lock(LOCK))
+    assert not scene.capsule.still
+    assert "locked" not in scene.done
+
+
+def test_an_image_is_of_no_use_if_a_rank_ended_before_the_freeze(scene: Scene) -> None:
+    scene.begun()
+    scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP), scene.handlers.thaw(THAW))
+    scene.capsule.deaths.first = RankEnd(0, 7)
+    with pytest.raises(StepFailed, match=r"a rank of gpt/1 has ended$"):
+        scene.run(scene.handlers.close(CLOSE))
+    assert not scene.busy(), "it is closed all the same"
 
 
 def test_a_thaw_does_not_wait_for_the_work_under_way(scene: Scene) -> None:

@@ -167,9 +167,11 @@ def test_a_rewind_takes_all_capsules_at_once(journal: Journal, path: Path) -> No
     journal.commit("gpt/1", "h1", 2)
     journal.grant("gpt/1", "h1", 2)
     number = taken(journal, b=("h1", 2))
-    row = journal.snapshots.rewind("gpt", number, PLAN, "h0 is lost")
+    row = journal.snapshots.rewind("gpt", number, PLAN, "h0 is lost", {"gpt/1": 40})
     again = Journal(path)
     assert capsules(again) == {"gpt/0": ("h2", 3, 0), "gpt/1": ("h1", 4, 0)}
+    assert again.snapshots.history("gpt") == [row]
+    assert row.died == {"gpt/1": 40}
     assert (state(again), again.snapshots.rewinds("gpt")) == ("rewinding", 1)
     assert again.snapshots.rewinds_under_way() == [(row, False)]
     assert row.owners == {"gpt/0": ("h2", 3), "gpt/1": ("h1", 4)}

@@ -37,6 +37,15 @@ __all__ = ["people", "scene"]
 # ---- the desk ----
 
 
+def test_only_operators_may_call_a_host_dead(scene: Scene) -> None:
+    """It says something about a host, and a job may train twice if it is wrong."""
+    with pytest.raises(NotPermitted, match=r'may not rewind a: .*needs the role "operate"'):
+        scene.here(ALICE, messages.RewindJob("a", "h1"))
+    scene.here(OTTO, messages.RewindJob("a", "h1"))
+    scene.key(Role.OPERATE, messages.RewindJob("a", "h1"))
+    assert scene.stubs.told == ["rewind a h1", "rewind a h1"]
+
+
 MOVE = messages.Migrate("a/0", "h1", "", False)
 SWAP = messages.Migrate("a/0", "", "", False, "h0/5")
 STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", signal.SIGHUP)
@@ -58,6 +67,7 @@ OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
         (SWAP, OPERATE),
         (STOP, OPERATE),
         (messages.SignalJob("a", signal.SIGKILL), OPERATE),
+        (messages.RewindJob("a"), OPERATE),
         (HUP, ADMIN),
         (READ, ADMIN),
     ],

@@ -6,28 +6,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from fleet_scene import a_fleet
 from orchestrator_parts import Parts
 from rewind_scene import FACTS, SURVEY
 
-from liveshift.errors import NotFound, Unreachable
+from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.control import reach
-from liveshift.runtime.messages import CapsuleState, Message
-from liveshift.runtime.model.jobs import KILLED, Job
+from liveshift.runtime.messages import CapsuleEnded, CapsuleState, Message
+from liveshift.runtime.model.jobs import KILLED, Capsule, Job
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.rewinds import Rewinds
 from liveshift.runtime.orchestrator.stopping import Stopping
 
-BRISK = "[timeouts]\nsuspicion = 0.6\nheartbeat = 0.05\n"
+FAULT_S = 0.7
+BRISK = f"[timeouts]\nsuspicion = 0.6\nheartbeat = 0.05\nfault = {FAULT_S}\n"
+
+
+def ended(capsule: Capsule, code: int, signum: int = 0, collectives: int = 0) -> CapsuleEnded:
+    return CapsuleEnded(capsule.name, capsule.epoch, code, signum, collectives)
 
 
 class Scene:
@@ -97,6 +104,25 @@ class Scene:
             for host in self.alive:
                 self.fleet.hosts[host].heard = time.monotonic()
             await asyncio.sleep(0.01)
+
+    def end(self, name: str, code: int, signum: int = 0, collectives: int = 0) -> CapsuleEnded:
+        """How a command ends under the present epoch."""
+        return ended(self.job.capsules[name], code, signum, collectives)
+
+    def report(self, end: CapsuleEnded) -> bool:
+        """An agent reports an end. Returns whether it has to report it again."""
+        capsule = self.job.capsules[end.capsule]
+        if end.epoch != capsule.epoch:  # the orchestrator does not even look at it
+            return False
+        return self.rewinds.takes_back(self.job, capsule, end)
+
+    def died(self) -> list[dict[str, int]]:
+        """The capsules that the job's rewinds are put down to."""
+        return [row.died for row in self.fleet.journal.snapshots.history("a")]
+
+    def ask(self, **options: Any) -> None:
+        """As if the job had been started with these options."""
+        self.job.request = msgspec.structs.replace(self.job.request, **options)
 
     def cut(self, *hosts: str) -> None:
         self.alive -= set(hosts)
@@ -224,25 +250,284 @@ def test_a_job_without_a_snapshot_ends_as_ever(scene: Scene) -> None:
     scene.job.newest = None
     capsule = scene.job.capsules["a/1"]
     assert not scene.rewinds.host_lost("h1", scene.job, capsule)
-    assert not scene.rewinds.takes_back(scene.job, capsule, 1)
+    assert not scene.rewinds.takes_back(scene.job, capsule, ended(capsule, KILLED))
 
 
 def test_what_fails_beside_a_silent_host_is_not_recorded_yet(scene: Scene) -> None:
     async def play() -> None:
         job, capsule = scene.job, scene.job.capsules["a/0"]
         async with scene.at_work():
-            await asyncio.sleep(0.8)
-            assert not scene.rewinds.takes_back(job, capsule, 1), "nothing is silent"
+            await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
             scene.cut("h1")
             await asyncio.sleep(0.3)
-            assert scene.rewinds.takes_back(job, capsule, 1)
-            assert not scene.rewinds.takes_back(job, capsule, 0), "it has ended well"
+            assert scene.rewinds.takes_back(job, capsule, ended(capsule, 1))
+            assert not scene.rewinds.takes_back(job, capsule, ended(capsule, 0)), "ended well"
+            assert not scene.history("rewinding")
+
+    asyncio.run(play())
+
+
+def test_what_fails_shortly_before_a_host_is_lost_is_taken_back_with_it(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
+            end = scene.end("a/0", 1)
+            assert scene.report(end), "nothing is silent yet"
+            scene.cut("h1")
+            await scene.until(lambda: not scene.report(end))
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.history("rewound")
+    assert scene.owners() == {"a/0": ("h0", 3, True), "a/1": ("h2", 3, True)}
+
+
+def test_what_fails_shortly_after_a_host_was_silent_fails_of_it(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
+            scene.cut("h1")
+            await asyncio.sleep(0.3)
             scene.alive.add("h1")
             scene.kernels.add("h1")
             await asyncio.sleep(0.1)
-            assert not scene.rewinds.takes_back(job, capsule, 1), "it fails by itself"
+            assert scene.report(scene.end("a/0", 1))
+            await scene.until(lambda: bool(scene.history("rewound")))
 
     asyncio.run(play())
+    assert scene.owners() == {"a/0": ("h0", 3, True), "a/1": ("h1", 3, True)}, "all in place"
+    (why,) = scene.history("rewinding")
+    assert "a/0 ended with code 1, and h1 and its kernel were silent until" in why
+    assert scene.died() == [{}], "the job is not to blame"
+
+
+def test_what_fails_by_itself_ends_the_job_once_that_is_certain(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            began = time.monotonic()
+            end = scene.end("a/0", 3)
+            while scene.report(end):
+                await asyncio.sleep(0.02)
+            assert FAULT_S <= time.monotonic() - began < FAULT_S + 5
+
+    asyncio.run(play())
+    assert not scene.history("rewinding")
+    assert scene.owners() == {"a/0": ("h0", 1, True), "a/1": ("h1", 1, True)}
+
+
+@pytest.mark.parametrize(("code", "signum"), [(137, 0), (139, 0), (1, 11), (1, 7)])
+def test_a_job_of_which_a_rank_was_killed_goes_back_in_place(
+    scene: Scene, code: int, signum: int
+) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            assert scene.report(scene.end("a/1", code, signum))
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.owners() == {"a/0": ("h0", 3, True), "a/1": ("h1", 3, True)}
+    (why,) = scene.history("rewinding")
+    assert why.startswith("goes back to s1: ")
+    assert "was ended by SIG" in why
+    assert scene.died() == [{"a/1": 0}]
+
+
+def test_a_peer_that_fails_of_a_killed_rank_is_taken_back_whichever_ends_first(
+    scene: Scene,
+) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            assert scene.report(scene.end("a/0", 1)), "its connection was reset"
+            await asyncio.sleep(0.1)
+            assert scene.report(scene.end("a/1", KILLED))
+            assert scene.report(scene.end("a/0", 1))
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.job.state == "running"
+    assert scene.died() == [{"a/1": 0}]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGABRT])
+def test_a_job_that_a_person_has_signalled_ends_as_it_will(scene: Scene, number: int) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.stuck = {"Signal"}
+            sending = asyncio.ensure_future(scene.stopping.signal(scene.job, number, "root"))
+            await scene.until(lambda: scene.job.end_asked > 0)
+            assert not scene.report(scene.end("a/1", 128 + number))
+            sending.cancel()
+
+    asyncio.run(play())
+    assert not scene.history("rewinding")
+
+
+def test_a_signal_of_before_the_snapshot_was_borne(scene: Scene) -> None:
+    scene.job.end_asked = time.time()
+    scene.take_snapshot(scene.fleet)
+    assert scene.report(scene.end("a/1", KILLED))
+
+
+def test_with_any_an_exit_code_leads_to_a_rewind_too(scene: Scene) -> None:
+    scene.ask(rewind_on="any")
+
+    async def play() -> None:
+        async with scene.at_work():
+            assert not scene.report(scene.end("a/1", 0))
+            assert scene.report(scene.end("a/1", 3))
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.history("rewinding") == ["goes back to s1: a/1 ended with code 3"]
+
+
+def test_a_rank_that_dies_twice_at_one_collective_ends_its_job(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            assert scene.report(scene.end("a/1", 1, signal.SIGSEGV, collectives=40))
+            await scene.until(lambda: len(scene.history("rewound")) == 1)
+            assert scene.report(scene.end("a/1", 1, signal.SIGSEGV, collectives=41)), (
+                "at another one"
+            )
+            await scene.until(lambda: len(scene.history("rewound")) == 2)
+            assert not scene.report(scene.end("a/1", 1, signal.SIGSEGV, collectives=41))
+
+    asyncio.run(play())
+    (why,) = scene.history("not rewound")
+    assert "twice in a row after collective 41" in why
+    assert scene.died() == [{"a/1": 40}, {"a/1": 41}]
+
+
+def test_a_job_is_taken_back_so_often_in_an_hour_only(scene: Scene) -> None:
+    scene.ask(max_rewinds=1)
+
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: len(scene.history("rewound")) == 1)
+            assert scene.report(scene.end("a/0", KILLED, collectives=3)), (
+                "a lost host does not count"
+            )
+            await scene.until(lambda: len(scene.history("rewound")) == 2)
+            assert not scene.report(scene.end("a/0", KILLED, collectives=4))
+
+    asyncio.run(play())
+    (why,) = scene.history("not rewound")
+    assert "taken back 1 times" in why
+    assert why.endswith("max_rewinds is 1")
+
+
+def test_a_rank_that_is_killed_while_its_job_is_rewound_is_taken_back_again(scene: Scene) -> None:
+    async def play() -> None:
+        scene.stuck = {"ForwardHeld"}
+        async with scene.at_work():
+            assert scene.report(scene.end("a/1", KILLED, collectives=5))
+            await scene.until(lambda: "ForwardHeld h2" in scene.said)
+            scene.job.capsules["a/0"].granted = True  # it is back already
+            assert scene.report(scene.end("a/0", KILLED, collectives=6))
+            scene.stuck = set()
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 2
+    assert scene.died() == [{"a/1": 5}, {"a/0": 6}]
+
+
+# ---- a person's order ----
+
+
+def test_a_person_takes_a_job_back(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            plan = scene.rewinds.order("root", scene.job, "", dry_run=True)
+            assert plan.where == {"a/0": "h0", "a/1": "h1"}
+            assert (plan.snapshot, plan.boundary) == ("s1", "step 9")
+            await asyncio.sleep(0.2)
+            assert scene.job.rewinds == 0, "it was only asked"
+            assert scene.rewinds.order("root", scene.job, "", dry_run=False).where == plan.where
+            await scene.until(lambda: bool(scene.history("rewound")))
+            await asyncio.sleep(0.2)
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 1, "once"
+    assert scene.history("rewinding") == [
+        "ordered: root wants it",
+        "goes back to s1: root wants it",
+    ]
+    assert scene.died() == [{}]
+
+
+def test_an_order_is_refused_in_words(scene: Scene) -> None:
+    def refusal(lost: str = "") -> str:
+        with pytest.raises(Refused) as refused:
+            scene.rewinds.order("root", scene.job, lost, dry_run=False)
+        return refused.value.message
+
+    async def play() -> None:
+        async with scene.at_work():
+            assert refusal("h2") == "--lost h2: a does not run there"
+            assert refusal("h1") == "--lost h1: it is not dead, it answers"
+            generation, scene.job.newest = scene.job.newest, None
+            assert refusal() == "a cannot be taken back: it has no complete snapshot"
+            scene.job.newest = generation
+            scene.cut("h2")
+            await scene.until(lambda: not scene.fleet.is_up("h2"))
+            assert "no host that holds a/0 is up" in refusal()
+            scene.cut("h0", "h1")
+            await scene.until(lambda: not scene.fleet.is_up("h1"))
+            assert "none of its hosts is heard (h0, h1)" in refusal()
+            scene.job.state = "ending"
+            assert refusal() == "a cannot be taken back: it is being ended"
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 0
+
+
+def test_an_order_that_cannot_be_carried_out_soon_is_void(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.rewinds._lookout.order(scene.job, "root wants it", 0.3)
+            scene.cut("h2")
+            await asyncio.sleep(1.0)
+            scene.alive.add("h2")
+            await asyncio.sleep(0.5)
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 0
+
+
+def test_a_person_vouches_for_a_job_of_which_no_host_is_heard(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h0", "h1")
+            await asyncio.sleep(1.5)
+            assert not scene.history("rewinding"), "it may train on without us"
+            scene.rewinds.order("root", scene.job, "h1", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert {host for host, _, _ in scene.owners().values()} == {"h2"}
+    assert "goes back to s1: h0 is silent, and so is its kernel; h1 is dead, says root" in (
+        scene.history("rewinding")
+    )
+
+
+def test_a_rewind_that_waits_for_one_of_its_hosts_goes_on_at_a_person_s_word(scene: Scene) -> None:
+    async def play() -> None:
+        scene.stuck = {"EndEarlier"}
+        async with scene.at_work():
+            assert scene.report(scene.end("a/1", KILLED))
+            await scene.until(lambda: "EndEarlier h1" in scene.said)
+            scene.cut("h0", "h1")
+            scene.stuck = set()
+            await scene.until(lambda: any("left on" in each for each in scene.history("rewinding")))
+            await asyncio.sleep(1.5)
+            assert not scene.history("rewound"), "no host of it is heard"
+            scene.rewinds.order("root", scene.job, "h0", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert {host for host, _, _ in scene.owners().values()} == {"h2"}
 
 
 def test_a_job_waits_for_a_holder_and_nothing_of_it_is_ended(scene: Scene) -> None:

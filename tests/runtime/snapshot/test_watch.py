@@ -104,3 +104,15 @@ def test_a_host_is_suspected_after_two_heartbeats() -> None:
     late = HostSeen(NOW - 0.41)
     assert suspected(JOB, {"h0": HEARD, "h1": late}, NOW, LIMITS) == ["h1"]
     assert suspected(JOB, {"h0": HEARD, "h1": HostSeen(NOW - 0.39)}, NOW, LIMITS) == []
+
+
+def test_a_host_that_a_person_calls_dead_is_lost_and_so_are_silent_ones() -> None:
+    def judged(seen: dict[str, HostSeen], vouched: str) -> list[str]:
+        return lost_hosts(JOB, seen, {"gpt/0": NOW}, NOW, LIMITS, NOW, [vouched])
+
+    both = {"h0": DEAD, "h1": DEAD}
+    assert judged(both, "h1") == judged(both, "h0") == ["h0", "h1"]
+    assert judged({"h0": HEARD, "h1": DEAD}, "h1") == ["h1"]
+    assert judged({"h0": HostSeen(NOW - 60), "h1": DEAD}, "h1") == ["h1"], "not tried yet"
+    assert judged(both, "h2") == [], "no host of the job"
+    assert lost_hosts(a_job("h1"), {"h1": DEAD}, {}, NOW, LIMITS, 0.0, ["h1"]) == ["h1"]

@@ -110,6 +110,10 @@ class Stubs:
     async def signal(self, job: Job, signum: int, by: str) -> None:
         self.told.append(f"signal {job.name} {signum}")
 
+    def order(self, who: str, job: Job, lost: str, *, dry_run: bool) -> Message:
+        self.told.append(f"rewind {job.name} {lost}".strip())
+        return messages.RewindOrdered(job.name, "s7", "step 9", 1.0, {})
+
     async def forget(self, name: str, even_running: bool = False) -> None:
         self.told.append(f"forget {name}")
         if self.fleet.jobs.pop(name, None):
@@ -139,7 +143,7 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(7)))
+        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(8)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
         run = RunJob(name, len(hosts), ["train"], {}, "/", 100, [])

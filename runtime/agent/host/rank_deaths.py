@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices how the ranks of a capsule end, since their command may not say it: torchrun ends with 1,
+whether a rank was killed or has failed.
+
+A rank is here a process that has finished a collective. What counts is the first one that ended
+badly: torchrun then ends the others, by signals too. If another rank begins to train after that,
+torchrun has started it anew, and the earlier end is forgotten. A rank that ends before the agent's
+next heartbeat has seen it, or while no agent runs, is missed; then the command's code is all that
+is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ....criu_glue.capsule.tree import inner_pid
+from ....interposer.page import Page, PageError, PageFile
+from .exit_status import exit_status
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended: ``signal`` (0 for none), and how many collectives it had finished."""
+
+    signal: int
+    collectives: int
+
+
+class RankDeaths:
+    """The ranks of one capsule on this host. ``first``: the first bad end, None if there was none.
+
+    ``command``: the command's pid in the capsule. ``command_ended``: whether it has ended. The
+    kernel kills what is left of a capsule then, which is no fault.
+    """
+
+    def __init__(self, command: int, command_ended: Callable[[], bool]) -> None:
+        self.first: RankEnd | None = None
+        self._command = command
+        self._command_ended = command_ended
+        self._known: dict[int, int] = {}  # the host's pid → the capsule's pid
+        self._new: list[tuple[int, int, PageFile]] = []  # pid, pidfd, page; not followed yet
+
+    def find(self, pids: Sequence[int], pages: Iterable[Page], open_page: OpenPage) -> None:
+        """Find ranks that are not known yet; called in a thread. ``pids``: the processes of the
+        capsule as this host sees them; ``pages``: theirs, by their pids in the capsule."""
+        # One that has ended stays known as long as it is a zombie.
+        self._known = {pid: self._known[pid] for pid in pids if pid in self._known}
+        trains = {page.pid for page in pages if page.finished} - set(self._known.values())
+        for pid in pids if trains else ():
+            if pid in self._known:
+                continue
+            with contextlib.suppress(OSError, PageError):  # it has just ended
+                inner = inner_pid(pid)
+                if inner in trains:
+                    self._open(pid, inner, open_page)
+
+    def _open(self, pid: int, inner: int, open_page: OpenPage) -> None:
+        pidfd = os.pidfd_open(pid)
+        try:
+            if inner_pid(pid) != inner:  # the pid belonged to another process before
+                raise ProcessLookupError
+            page = open_page(inner)
+        except BaseException:
+            os.close(pidfd)
+            raise
+        self._known[pid] = inner
+        self._new.append((pid, pidfd, page))
+
+    def follow(self) -> None:
+        """Follow the ranks that :meth:`find` has found, in this thread's event loop."""
+        loop = asyncio.get_running_loop()
+        while self._new:
+            pid, pidfd, page = self._new.pop()
+            self.first = None  # a rank trains that is newer than that end
+            loop.add_reader(pidfd, self._gone, pid, pidfd, page)
+
+    def _gone(self, pid: int, pidfd: int, page: PageFile) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        try:
+            status = exit_status(pidfd, pid)
+            if status is None or status == 0 or self.first is not None:
+                return
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            if number == signal.SIGKILL and page.pid != self._command and self._command_ended():
+                return
+            collectives = 0
+            with contextlib.suppress(PageError):
+                collectives = page.page().finished
+            self.first = RankEnd(number, collectives)
+        finally:
+            os.close(pidfd)
+            page.close()
+
+
+OpenPage = Callable[[int], PageFile]
+"""Opens the page of a process of the capsule, by its pid there. Raises OSError or PageError."""
