@@ -109,7 +109,8 @@ def assert_nothing_left(lab: LabSession, host: str, job: Job) -> None:
 def test_a_job_goes_on_when_a_host_loses_power(
     lab: LabSession, job: Job, references: References, rank: int, seed: int
 ) -> None:
-    victim, before = job.seen(rank).host, len(steps(job, 0))
+    victim, survivor = job.seen(rank).host, job.seen(1 - rank).host
+    before = len(steps(job, 0))
     time.sleep(random.Random(seed).uniform(0, EVERY_S))
     cut = time.time()
     labs.kill_host(lab.lab, victim)
@@ -126,7 +127,9 @@ def test_a_job_goes_on_when_a_host_loses_power(
     assert victim in written.text
     assert "training are repeated" in rewound.text
     now = [job.seen(each).host for each in range(2)]
-    assert now[rank] not in (victim, now[1 - rank])
+    assert now[rank] not in (victim, survivor)
+    assert now[1 - rank] == survivor, "it is restored in place"
+    assert not [event.text for event in events(job, "rewinding") if "not back" in event.text]
     assert lab.host(victim).state == "lost"
     assert next(row for row in lab.status().jobs if row.name == job.name).state == "running"
     assert "was rewound here" in job.output()

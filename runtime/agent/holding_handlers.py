@@ -2,8 +2,8 @@
 """A host as a holder of images: it answers the orchestrator's requests from Hold to ForwardHeld.
 At every heartbeat it asks for a ruling on each image.
 
-holding/ does the work. Only a ruling ends an image that is kept (ownership.rule_held), so no order
-to drop one can be lost.
+holding/ does the work. A ruling ends an image that is kept (ownership.rule_held), so no order to drop
+one can be lost. A Hold for a further image does so too, if there would be too many.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HoldingHandlers:
             repeated = any(g.note.migration == image for g in here)
             if not repeated:
                 await asyncio.to_thread(self._check, request, here)
-            inbox = await asyncio.to_thread(self._images.expect, note)
+            inbox = await asyncio.to_thread(self._images.expect, note, request.newest)
             for given_up in (g for g in here if not g.kept and g.note.migration != image):
                 self._registry.receiver.forget(given_up.note.migration)
             if not repeated:

@@ -183,7 +183,8 @@ class Output(Answer, frozen=True):
     """Raw records (criu_glue/capsule/output.py).
 
     ``code``: the exit code, with the last records of an ended capsule. ``dropped``: bytes of
-    earlier records that are not kept any more.
+    earlier records that are not kept any more. ``data`` may be empty with ``dropped``: the capsule
+    was rewound, and has printed nothing since.
     """
 
     data: bytes

@@ -22,6 +22,8 @@ class Hold(Message, frozen=True):
 
     The holder keeps the capsule's newest complete image beside it. ``epoch`` and ``rewinds`` of the
     copy go into the claims for the image. ``limit_bytes``: the holder takes at most so many bytes.
+    ``newest``: the number of the job's newest complete snapshot, 0 if it has none. If the holder
+    has that one, it may remove the others at once, without a ruling.
     """
 
     image: str
@@ -32,6 +34,7 @@ class Hold(Message, frozen=True):
     epoch: int
     rewinds: int
     limit_bytes: int
+    newest: int = 0
 
 
 class Holding(Answer, frozen=True):

@@ -69,6 +69,7 @@ class CapsuleImage:
             epoch=self.epoch,
             rewinds=self._job.rewinds,
             limit_bytes=limit_bytes(inspected),
+            newest=self._job.newest.number if self._job.newest else 0,
         )
         try:
             holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)

@@ -9,11 +9,13 @@ run, and only that host may have it: if it lacks the copy, the whole job is rewo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections import Counter
 from typing import TypeVar
 
+from ...criu_glue.survey.found import Survey
 from ...errors import LiveshiftError, NotFound, Refused, StepFailed
 from .. import messages
 from ..config.timeouts import Timeouts
@@ -63,6 +65,7 @@ class RewoundCapsule:
         self._image = image_name(generation.number, capsule.index)
         self._name = restore_name(row.number, capsule.index)
         self._holders = list(generation.holders.get(capsule.name, ()))
+        self._dumped_on = generation.owners[capsule.name][0]
         self._void = recovered  # whether an attempt under the present epoch may have begun
         self._tried: Counter[str] = Counter()
         self._restores_failed = 0
@@ -99,7 +102,7 @@ class RewoundCapsule:
         reserve = messages.Reserve(
             self._name,
             self._job.spec(capsule, self._context.cluster),
-            facts.survey,
+            _in_place(facts.survey) if host == self._dumped_on else facts.survey,
             facts.facts,
             holder,
             capsule.epoch,
@@ -201,3 +204,10 @@ class RewoundCapsule:
     async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
         answer = await self._context.request(host, message, timeout)
         return expected(expect, host, message, answer)
+
+
+def _in_place(survey: Survey) -> Survey:
+    """The survey of a capsule for the host on which it was made. Directories that a move must not
+    find again at its destination are the host's own then, and the earlier copy has left them."""
+    along = tuple(dataclasses.replace(each, place=("", "")) for each in survey.along)
+    return dataclasses.replace(survey, along=along)

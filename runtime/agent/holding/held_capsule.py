@@ -112,24 +112,30 @@ class HeldCapsule:
 
     # ---- a generation that comes ---------------------------------------------------------------
 
-    def expect(self, note: HeldNote) -> Inbox:
+    def expect(self, note: HeldNote, newest: int = 0) -> Inbox:
         """Make the inbox for a further generation; a repeated request gets the same one.
 
-        Gives up a generation that was not kept. Raises Refused if this generation is not newer than
-        all others, or if two are kept: only a ruling says which of them is needed. Raises
-        StepFailed if the memory or the directory cannot be made.
+        ``newest``: the generation that a rewind would need, 0 if none is known. If two are kept,
+        the other one is removed: its ruling may come a heartbeat later, and snapshots may be taken
+        as often. Gives up a generation that was not kept.
+
+        Raises Refused if this generation is not newer than all others, or if two are kept of which
+        ``newest`` is none. Raises StepFailed if the memory or the directory cannot be made.
         """
         with self._lock:
             known = self._generations.get(note.number)
             if known is not None and known.inbox is not None:
                 return known.inbox
-            if (newest := max(self._generations, default=0)) >= note.number:
+            if (last := max(self._generations, default=0)) >= note.number:
                 raise Refused(
-                    f"{note.migration} cannot come: s{newest} of {note.spec.name} is here already"
+                    f"{note.migration} cannot come: s{last} of {note.spec.name} is here already"
                 )
             for unkept in [g for g in self.generations if not g.kept]:
                 del self._generations[unkept.number]
                 self._remove(unkept)
+            if len(self._generations) >= GENERATIONS and newest in self._generations:
+                for number in self._generations.keys() - {newest}:
+                    self.drop(number)
             if len(self._generations) + len(self._leaving) >= GENERATIONS:
                 names = " and ".join(f"s{g.number}" for g in [*self.generations, *self._leaving])
                 raise Refused(

@@ -73,7 +73,7 @@ class HeldImages:
                     return capsule, generation.number
         raise NotFound(f"{self._host} does not hold the image {migration} (any more)")
 
-    def expect(self, note: HeldNote) -> Inbox:
+    def expect(self, note: HeldNote, newest: int = 0) -> Inbox:
         """Make the inbox for an image; see HeldCapsule.expect. Raises Refused also if the image
         does not fit into what this host offers."""
         with self._lock:
@@ -86,7 +86,7 @@ class HeldImages:
                 capsule = HeldCapsule(directory, self._carried, self._budget)
             self._check_fits(note, capsule)
             try:
-                inbox = capsule.expect(note)
+                inbox = capsule.expect(note, newest)
             finally:
                 self._tidy()
             self._capsules[name] = capsule

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from ....criu_glue.capsule import sandboxes
+from ....criu_glue.capsule import output, sandboxes
 from ....criu_glue.network import network
 from ....errors import NotFound, Refused
 from ... import messages
@@ -295,9 +295,10 @@ class CapsuleTable:
             code = resident.code  # before the read, so that all output before the end is read
             at, data = await asyncio.to_thread(resident.read_output, request.offset)
             done = code is not None and not data
-            if not (data or done):
+            rewound = output.rewinds_at(at) > output.rewinds_at(request.offset)
+            if not (data or done or rewound):
                 at = request.offset  # the next answer with data reports the missing bytes
-            if data or done or time.monotonic() > until:
+            if data or done or rewound or time.monotonic() > until:
                 dropped = at - request.offset
                 return messages.Output(data, at + len(data), code if done else None, dropped)
             await asyncio.sleep(OUTPUT_POLL_S)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from liveshift.criu_glue.capsule import output
-from liveshift.criu_glue.capsule.output import HEADER, REWIND, STDERR, STDOUT
+from liveshift.criu_glue.capsule.output import HEADER, REWIND, STDERR, STDOUT, rewinds_at
 from liveshift.launcher.show.output_reader import Reader
 from liveshift.runtime.messages import Message, Output, ReadOutput
 
@@ -27,7 +27,7 @@ class Log:
 
     def get(self, _expect: type[Message], request: ReadOutput, _timeout: float) -> Output:
         at, data = output.read(self.directory, request.offset, 1 << 20)
-        if not data:
+        if not data and rewinds_at(at) == rewinds_at(request.offset):
             at = request.offset
         return Output(data, at + len(data), None, at - request.offset)
 
@@ -73,12 +73,17 @@ def test_a_reader_marks_a_rewind_wherever_it_was(
     assert said(reader, copy) == [(STDOUT, b"step 3\n")]
 
 
-def test_nothing_is_marked_before_a_rewound_capsule_prints(log: Log, tmp_path: Path) -> None:
+def test_a_rewind_is_marked_before_the_capsule_prints_again(log: Log, tmp_path: Path) -> None:
+    """Training may print seldom, and a person who looks must see what has happened."""
     log.append(0, b"step 1\n")
     reader = Reader("gpt/0")
     assert said(reader, log) == [(STDOUT, b"step 1\n")]
     copy = restored(tmp_path / "copy", b"step 1\n", 1)
-    assert said(reader, copy) == []
+    ((stream, mark),) = said(reader, copy)
+    assert (stream, "was rewound here" in mark.decode()) == (STDERR, True)
+    assert said(reader, copy) == [], "once"
+    copy.append(REWIND, b"step 2\n")
+    assert said(reader, copy) == [(STDOUT, b"step 2\n")]
 
 
 def test_missing_output_is_no_rewind(log: Log) -> None:

@@ -295,3 +295,17 @@ def test_a_ruling_ends_an_image_and_only_a_ruling_does(scene: Scene) -> None:
     assert scene.announced == []
     assert not scene.table.factory.images("held").exists()
     assert scene.hold(19).base == 0
+
+
+def test_the_image_before_gives_way_without_a_ruling_once_a_newer_one_is_complete(
+    scene: Scene,
+) -> None:
+    """A job may take its snapshots as often as claims are sent."""
+    scene.keep(17)
+    scene.keep(18)
+    with pytest.raises(Refused, match=r"s17 and s18 of gpt/1 are held here"):
+        scene.hold(19)
+    request = msgspec.structs.replace(hold(19), newest=18)
+    assert asyncio.run(scene.handlers.hold(request)).base == 18
+    assert scene.numbers == [(18, True), (19, False)]
+    assert scene.claims == []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rewind_scene import Died, RewindScene
+from rewind_scene import ALONG, Died, RewindScene
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
@@ -60,6 +60,16 @@ def test_all_capsules_go_back_in_this_order() -> None:
         ("s17.1", "r4.1", "h2"),
     }
     assert [c.epoch for c in scene.job.capsules.values()] == [3, 3], "nothing was tried again"
+
+
+def test_a_host_may_get_back_what_was_dumped_there() -> None:
+    """Its own directories are no obstacle. A spare must have others than the lost host."""
+    scene = RewindScene()
+    play(scene)
+    asked = {h: ask.survey for h, ask in scene.asks if isinstance(ask, messages.Reserve)}
+    assert [each.place for each in asked["h0"].along] == [("", "")]
+    assert [each.place for each in asked["h2"].along] == [ALONG.place]
+    assert [each.path for each in asked["h0"].along] == ["/tmp"]
 
 
 def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None:

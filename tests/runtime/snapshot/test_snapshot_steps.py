@@ -33,6 +33,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.cost.model import max_pause
 from liveshift.runtime.messages import Message
 from liveshift.runtime.migration.context import NoBoundary
+from liveshift.runtime.model.snapshots import Generation
 
 STEPS = [
     "Inspect",
@@ -324,6 +325,7 @@ def test_what_each_side_is_told() -> None:
     (hold,) = [m for host, m in of(stage, messages.Hold) if m.image == "s17.1" and host == HOLDER]
     assert (hold.source, hold.epoch, hold.rewinds, hold.spec.name) == ("h1", 1, 0, "gpt/1")
     assert hold.limit_bytes > 2 * (300 + 20)
+    assert hold.newest == 0
     (start,) = [message for host, message in of(stage, messages.StartSnapshot) if host == "h1"]
     assert (start.image, start.capsule, start.holder) == ("s17.1", "gpt/1", HOLDER)
     assert (start.endpoint, start.base, start.least) == ("tcp://10.88.0.13:7401", 4, 6)
@@ -334,6 +336,13 @@ def test_what_each_side_is_told() -> None:
             assert 0 < message.deadline <= pause
     assert {m.digest for _, m in of(stage, messages.CheckHeld)} == {b"digest"}
     assert {host for host, _ in of(stage, messages.CheckHeld)} == {HOLDER}
+
+
+def test_holders_are_told_which_snapshot_they_must_keep() -> None:
+    stage, job = SnapshotStage(), a_job()
+    job.newest = Generation(12, job.name, "step 9", 100.0, 0, {}, {})
+    assert play(stage, a_snapshot(stage, job)).generation is not None
+    assert {hold.newest for _, hold in of(stage, messages.Hold)} == {12}
 
 
 @pytest.mark.parametrize("at", ["", "m3"])

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from liveshift.criu_glue.network.overlay import Overlay
-from liveshift.criu_glue.survey.found import Survey
+from liveshift.criu_glue.survey.found import Along, Survey
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
@@ -38,7 +38,8 @@ address = "10.88.0.13"
 """
 ).cluster
 
-SURVEY = Survey((1001, 1002), 300, 20, (), (), (), (), ())
+ALONG = Along("/tmp", 1, 0, 0, ("boot 8:1", "/var/lib/liveshift/capsules/gpt.0/tmp"))
+SURVEY = Survey((1001, 1002), 300, 20, (), (), (), (), (), along=(ALONG,))
 FACTS = messages.HostFacts("6.1", "x86_64", "cpu", [], "4.2.1", "0.1")
 HOSTS = {"gpt/0": "h0", "gpt/1": "h2"}
 

@@ -208,6 +208,22 @@ def test_a_third_generation_waits_for_the_ruling_on_two(holder: Holder) -> None:
     assert (holder.memory(17), holder.memory(19)) == (FIRST, SECOND)
 
 
+@pytest.mark.parametrize("newest", [17, 18])
+def test_a_third_generation_needs_no_ruling_if_it_is_said_which_one_is_complete(
+    holder: Holder, newest: int
+) -> None:
+    """The ruling on the other one may come later than the next snapshot."""
+    holder.hold(17, FIRST)
+    holder.hold(18, SECOND, CHANGED)
+    with pytest.raises(Refused):
+        holder.images.expect(note(19), 16)
+    inbox = holder.images.expect(note(19), newest)
+    assert holder.images.expect(note(19), newest) is inbox
+    assert holder.numbers() == [(newest, True), (19, False)]
+    assert holder.capsule.stands(19)[0] == newest
+    assert holder.memory(newest) == {17: FIRST, 18: SECOND}[newest]
+
+
 @pytest.mark.parametrize(
     "stream",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 from fleet_scene import CLUSTER
 
+from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.network import network
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Refused
@@ -19,7 +21,7 @@ from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.capsule_table import CapsuleTable
 from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.config import cluster as config
-from liveshift.runtime.messages import Book, Forget, Locate
+from liveshift.runtime.messages import Book, Forget, Locate, ReadOutput
 
 SUBNET = "10.99.6.0/24"
 
@@ -93,3 +95,22 @@ def test_a_subnet_is_not_taken_from_what_runs_here(
         asyncio.run(capsule_table.locate(Locate(NEW)))
     assert told.value.hint == "`liveshift stop old --unknown h0` ends it"
     assert (done, set(capsule_table.books)) == ([], {"old"})
+
+
+@pytest.mark.parametrize("rewound", [False, True])
+def test_who_reads_output_is_told_of_a_rewind_before_the_capsule_prints_again(
+    capsule_table: CapsuleTable, tmp_path: Path, rewound: bool
+) -> None:
+    """And not of bytes that are missing before an empty file: more may be missing by then."""
+    log = tmp_path / "log"
+    log.mkdir()
+    begins = output.REWIND if rewound else 100
+    output.segment(log, 0).write_bytes(b"")
+    output.segment(log, begins).touch()
+    capsule = SimpleNamespace(code=None, read_output=partial(output.read, log, limit=1000))
+    capsule_table.capsules["gpt/0"] = cast(Any, capsule)
+    told = asyncio.run(capsule_table.read_output(ReadOutput("gpt/0", 40, 0)))
+    expected = (begins, begins - 40) if rewound else (40, 0)
+    assert (told.data, told.next, told.dropped) == (b"", *expected)
+    after = asyncio.run(capsule_table.read_output(ReadOutput("gpt/0", told.next, 0)))
+    assert (after.next, after.dropped) == (told.next, 0), "it is told once"
