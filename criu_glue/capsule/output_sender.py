@@ -30,6 +30,7 @@ class OutputSender:
         self._file: BinaryIO | None = None  # the segment that is being sent
         self._begins = 0
         self._at = 0  # the offset up to which the log was sent
+        self._ended = -1  # where the last segment that was sent whole begins; it may be empty
 
     def send_new(self, send: Send) -> None:
         """Send what was written since the last call; raises LiveshiftError if the sandbox has
@@ -59,7 +60,7 @@ class OutputSender:
     def _open(self, begins: list[int]) -> bool:
         """Open the first segment that was not sent; return False if there is none."""
         for start in begins:
-            if start >= self._at:
+            if start >= self._at and start > self._ended:
                 with contextlib.suppress(FileNotFoundError):  # rotated away just now
                     self._file = output.segment(self._log, start).open("rb")
                     self._begins = self._at = start
@@ -82,6 +83,7 @@ class OutputSender:
     def _end_segment(self, send: Send) -> None:
         if self._file is not None:
             send(_stream(self._begins), b"")
+            self._ended = self._begins
             self.close()
 
 

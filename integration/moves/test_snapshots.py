@@ -34,12 +34,6 @@ def lab(new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "3", "--slots", "2", "--snapshots", f"every={EVERY_S:g}")
 
 
-def protection(lab: LabSession, job: Job) -> ProtectionRow:
-    row = next(row for row in lab.status().jobs if row.name == job.name)
-    assert row.protection is not None
-    return row.protection
-
-
 def number(row: ProtectionRow) -> int:
     return int(row.newest.removeprefix("s") or 0)
 
@@ -58,10 +52,10 @@ def held_bytes(lab: LabSession, host: str) -> int:
 
 def take(lab: LabSession, job: Job, count: int, seconds: float) -> list[ProtectionRow]:
     """Watch for ``seconds``, and until ``count`` snapshots more were complete; return each."""
-    began, seen = time.monotonic(), [protection(lab, job)]
+    began, seen = time.monotonic(), [job.protection()]
     while len(seen) <= count or time.monotonic() < began + seconds:
         assert time.monotonic() < began + seconds + 60, f"{seen[-1]}: {lab.history(job.name)}"
-        row = protection(lab, job)
+        row = job.protection()
         if row.newest != seen[-1].newest:
             print(f"{row.newest}: paused for {row.pause_s:.3f} s, {row.bytes / 1e6:.1f} MB")
             seen.append(row)

@@ -18,7 +18,7 @@ from whereabouts import Tasks, owners, where
 
 from liveshift.criu_glue.capsule.sandboxes import PAGES
 from liveshift.interposer import layout
-from liveshift.runtime.messages import CapsuleRow, MigrationRow
+from liveshift.runtime.messages import CapsuleRow, MigrationRow, ProtectionRow
 from liveshift.runtime.model.steps import ENDS
 
 if TYPE_CHECKING:
@@ -80,6 +80,12 @@ class Job:
     def capsule(self, index: int) -> CapsuleRow:
         row = next(job for job in self.session.status().jobs if job.name == self.name)
         return row.capsules[index]
+
+    def protection(self) -> ProtectionRow:
+        """What ``status`` says of its snapshots."""
+        row = next(job for job in self.session.status().jobs if job.name == self.name)
+        assert row.protection is not None
+        return row.protection
 
     def wait_end(self, timeout: float = 120.0) -> int:
         until = time.monotonic() + timeout

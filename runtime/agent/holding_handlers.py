@@ -2,8 +2,8 @@
 """A host as a holder of images: it answers the orchestrator's requests from Hold to ForwardHeld.
 At every heartbeat it asks for a ruling on each image.
 
-holding/ does the work. A ruling ends an image that is kept (ownership.rule_held), so no order to drop
-one can be lost. A Hold for a further image does so too, if there would be too many.
+holding/ does the work. A ruling ends an image that is kept (ownership.rule_held), so no order to
+drop one can be lost. A Hold for a further image does so too, if there would be too many.
 """
 
 from __future__ import annotations

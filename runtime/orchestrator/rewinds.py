@@ -65,7 +65,9 @@ class Rewinds:
         self._gone: set[int] = set()  # snapshots of which an image is gone
         self._wake = asyncio.Event()
         self._tasks = Tasks()
-        self._lookout = lookout = Lookout(fleet.cluster, self._heard, self._paused, self._wake.set)
+        self._lookout = lookout = Lookout(
+            fleet.cluster, self._heard, self._paused, gates.opened, self._wake.set
+        )
         self.note_heartbeat = lookout.note_heartbeat
         self.lacks = lookout.lacks
         self.why_again = lookout.why

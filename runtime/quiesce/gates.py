@@ -62,6 +62,7 @@ class Gates:
         self._in_place: set[str] = set()  # TCP-only jobs for which no boundary was found
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._late: dict[tuple[str, str], asyncio.Task[None]] = {}  # by (job, host): opens later
+        self._opened: dict[str, float] = {}  # by job
 
     async def close(self, job: Job, limits: Timeouts, shared: bool) -> Boundary:
         """Bring the job to a boundary; ``shared``: another move holds its ranks already.
@@ -89,8 +90,14 @@ class Gates:
                     await asyncio.sleep(BACK_OFF_S)
             raise AssertionError
 
+    def opened(self, job: Job) -> float:
+        """When all hosts of a job last said that its gates are open, in monotonic seconds; 0 for
+        never."""
+        return self._opened.get(job.name, 0.0)
+
     def forget(self, job: str) -> None:
         """Forget a job that has ended."""
+        self._opened.pop(job, None)
         self._stop_late(job)
         self._closed.pop(job, None)
         self._in_place.discard(job)
@@ -132,6 +139,8 @@ class Gates:
         for host in silent:
             self._open_later(job, host, limits)
         if not down:
+            if not silent:
+                self._opened[job.name] = time.monotonic()
             return ""
         began = time.monotonic()
         self._attempt += 1
@@ -143,8 +152,11 @@ class Gates:
             await self._answers(hosts, again, limits.answer(limits.restore))
             raise
         answers = await self._answers(hosts, opening, suspicion)
-        for host in [host for host, answer in answers.items() if answer is None]:
+        silent = [host for host, answer in answers.items() if answer is None]
+        for host in silent:
             self._open_later(job, host, limits)
+        if not silent:
+            self._opened[job.name] = time.monotonic()
         return f"{len(down)} communicators rebuilt in {time.monotonic() - began:.2f} s"
 
     def _open_later(self, job: Job, host: str, limits: Timeouts) -> None:

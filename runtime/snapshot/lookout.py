@@ -18,20 +18,23 @@ from .watch import MISSED, HostSeen, lost_hosts, suspected
 
 class Lookout:
     """``heard``: for each host of the cluster, when its agent was last heard, in monotonic seconds;
-    0 for never. ``paused``: whether the ranks of a job are held at their gates. ``wake`` is called
-    when something new is known."""
+    0 for never. ``paused``: whether the ranks of a job are held at their gates. ``opened``: when
+    all hosts of a job last said that they are not. ``wake`` is called when something new is known.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         heard: Callable[[], dict[str, float]],
         paused: Callable[[Job], bool],
+        opened: Callable[[Job], float],
         wake: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.timeouts
         self._heard = heard
         self._is_paused = paused
+        self._opened = opened
         self._wake = wake
         self._began = time.monotonic()
         self._answers: dict[str, tuple[float, bool]] = {}  # by host: when it was tried, the result
@@ -100,6 +103,8 @@ class Lookout:
         """The hosts of a job that count as lost."""
         now = time.monotonic()
         paused = self._paused.get(job.name, 0.0)
+        if paused <= self._opened(job):  # a host that fell silent since can show that it trains
+            paused = 0.0
         return lost_hosts(job, self._seen(), self._progress, now, self._limits, paused)
 
     def why(self, job: Job) -> str:

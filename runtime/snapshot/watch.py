@@ -61,7 +61,8 @@ def lost_hosts(
     """The hosts of a job's capsules that count as lost at ``now``.
 
     ``progress``: by capsule, when a heartbeat last showed that it had finished another collective.
-    ``paused``: when the job was last seen paused for a snapshot or a move; 0 for never.
+    ``paused``: when the job was last seen paused for a snapshot or a move; 0 if all hosts have
+    said since that it goes on, or for never.
     A host that the cluster file does not have is not in ``seen``, and is never called lost here.
     """
     hosts = [host for host in _hosts(job) if host in seen]

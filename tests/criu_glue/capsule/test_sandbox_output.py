@@ -311,3 +311,21 @@ def test_a_gap_at_the_end_moves_too(tiny_disk: Path, start: Start) -> None:
     sent: list[tuple[str, bytes]] = []
     OutputSender(stands).finish(lambda stream, data: sent.append((stream, data)))
     assert sent == [(f"output:{1000:020}", b"")]
+
+
+@pytest.mark.root
+def test_a_log_moves_though_nothing_was_printed_between_two_rewinds(
+    start: Start, plan: SandboxPlan
+) -> None:
+    """Each rewind has begun a segment, and both are empty. Each is sent once."""
+    for rewinds in (1, 2):
+        output.begin_after_rewind(plan.log, rewinds)
+    before = packed([OutputRecord(1, STDOUT, b"before\n")])
+    output.segment(plan.log, 0).write_bytes(before)
+    stands = start("sleep", "60")
+    sent: list[tuple[str, bytes]] = []
+    sender = OutputSender(stands)
+    sender.send_new(lambda stream, data: sent.append((stream, data)))
+    sender.finish(lambda stream, data: sent.append((stream, data)))
+    first, second, third = (f"output:{n * output.REWIND:020}" for n in range(3))
+    assert sent == [(first, before), (first, b""), (second, b""), (third, b"")]

@@ -147,6 +147,9 @@ class Scene:
             return messages.Moved(1000, [])
         return None
 
+    def opened(self, _job: Job) -> float:
+        return 0.0
+
     async def open(self, job: Job, _limits: object) -> str:
         assert all(capsule.granted for capsule in job.capsules.values())
         self.said.append("open")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -139,6 +140,30 @@ def test_a_host_that_rebuilt_and_did_not_hear_of_the_opening_is_told_again() -> 
         scene.deaf.clear()
         while scene.hosts["h1"].gate != "open":
             await asyncio.sleep(0.001)
+
+    played(scene, play)
+
+
+@pytest.mark.parametrize("library", ["gloo", "nccl"])
+def test_a_job_counts_as_opened_once_all_its_hosts_have_said_so(library: str) -> None:
+    scene = Cluster(two(library))
+
+    async def play(scene: Cluster) -> None:
+        await scene.close()
+        assert scene.gates.opened(a_job()) == 0.0
+        scene.deaf["h1"] = (messages.OpenGate,)
+        if library == "nccl":
+            with pytest.raises(LiveshiftError):
+                await scene.open()
+        else:
+            await scene.open()
+        assert scene.gates.opened(a_job()) == 0.0, "h1 has not answered"
+        scene.deaf.clear()
+        before = time.monotonic()
+        await scene.open()
+        assert before <= scene.gates.opened(a_job()) <= time.monotonic()
+        scene.gates.forget("gpt")
+        assert scene.gates.opened(a_job()) == 0.0
 
     played(scene, play)
 

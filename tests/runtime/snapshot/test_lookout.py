@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of hosts until one counts as lost; the clock and the network are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from rewind_scene import CLUSTER, RewindScene
+
+from liveshift.runtime.control import reach
+from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.snapshot import lookout
+from liveshift.runtime.snapshot.lookout import Lookout
+from liveshift.runtime.snapshot.watch import PAUSED
+
+SUSPICION = CLUSTER.timeouts.suspicion
+
+
+class Scene:
+    """The job gpt on h0 and h2. h0 is heard, and no kernel answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.job: Job = RewindScene().job
+        self.now = 1000.0
+        self.heard = dict.fromkeys(("h0", "h1", "h2", "h3"), self.now)
+        self.paused, self.opened = False, 0.0
+        monkeypatch.setattr(lookout, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+        async def answers(_address: str, _limit: float) -> bool:
+            return False
+
+        monkeypatch.setattr(reach, "answers", answers)
+        self.lookout = Lookout(
+            CLUSTER,
+            lambda: self.heard,
+            lambda _job: self.paused,
+            lambda _job: self.opened,
+            lambda: None,
+        )
+        self.now += 2 * SUSPICION  # an orchestrator that was just started calls no host lost
+        self.hear("h0", "h2")
+
+    def hear(self, *hosts: str) -> None:
+        self.heard |= dict.fromkeys(hosts, self.now)
+
+    async def pass_(self, seconds: float) -> list[str]:
+        """Let so much time pass in which h2 is silent; return the hosts that count as lost."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += CLUSTER.timeouts.heartbeat / 2
+            self.hear("h0")
+            self.lookout.look([self.job])
+            await asyncio.sleep(0)  # a probe ends
+        return self.lookout.silent(self.job)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+def test_a_host_that_is_silent_is_lost(scene: Scene) -> None:
+    async def play() -> None:
+        assert await scene.pass_(0.8 * SUSPICION) == []
+        assert await scene.pass_(0.4 * SUSPICION) == ["h2"]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_pause_that_all_hosts_have_left_does_not_make_the_wait_longer(
+    scene: Scene, said: bool
+) -> None:
+    """A job may be paused for a snapshot every few seconds."""
+
+    async def play() -> None:
+        scene.paused = True
+        scene.lookout.look([scene.job])
+        scene.paused = False
+        scene.opened = scene.now if said else 0.0
+        assert await scene.pass_(1.2 * SUSPICION) == (["h2"] if said else [])
+        assert await scene.pass_((PAUSED - 1) * SUSPICION) == ["h2"]
+
+    asyncio.run(play())
