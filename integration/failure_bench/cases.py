@@ -83,13 +83,17 @@ class Moment(msgspec.Struct, frozen=True):
     rank: int
 
 
+APART = 3
+"""Intervals of checkpoints from one kill to the next."""
+
+
 def moments(effort: Effort) -> list[Moment]:
     """The kills, the same for all ways: each in an interval of checkpoints of its own, at any time
-    in it. The interval before is for coming back to a whole job with a spare."""
+    in it. The intervals between are for coming back to a whole job with a spare."""
     chance = random.Random(effort.seed)  # to be the same every time
     return [
         Moment(
-            effort.steps_every * (1 + 2 * number) + chance.randrange(effort.steps_every),
+            effort.steps_every * (1 + APART * number) + chance.randrange(effort.steps_every),
             chance.random(),
             chance.randrange(RANKS),
         )

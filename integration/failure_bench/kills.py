@@ -70,8 +70,9 @@ def _kill(way: Way, moment: Moment, effort: Effort) -> Kill:
     time.sleep(moment.late * effort.pace)
     due = time.time()
     late = due + READY_S
-    wait(lambda: way.ready() or time.time() > late, "the job to be ready to lose a host")
-    assert way.ready(), f"not ready to lose a host within {READY_S:g} s"
+    over = f"it was not ready to lose a host within {READY_S:g} s, or before its end"
+    wait(lambda: way.ready() or way.ended() or time.time() > late, over)
+    assert way.ready(), over
     victim = way.host_of(moment.rank)
     cut = time.time()
     labs.kill_host(way.lab, victim)

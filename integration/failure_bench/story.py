@@ -34,8 +34,8 @@ from .record import Result, Run
 from .replicas import Replicated
 
 HOSTS = RANKS + STANDING_BY
-END_S = 60.0
-"""How long a job may take to end after its last step."""
+START_S, END_S = 240.0, 60.0
+"""How long a job may take to its first step on a busy machine, and to its end after the last."""
 
 Tell = Callable[[str], None]
 
@@ -141,13 +141,9 @@ def _take_pauses(result: Result, job: Way) -> None:
         result.image_bytes = max(result.image_bytes or 0, job.image_bytes) or None
 
 
-def _until(job: Way, step: int) -> None:
-    history = job.history
-    history.wait(lambda: history.reached() >= step, f"step {step}", kills.PATIENCE_S, job.alive)
-
-
 def _to_its_end(job: Way, last: int) -> None:
-    _until(job, last)
+    history = job.history
+    history.wait(lambda: history.reached() >= last, f"step {last}", kills.PATIENCE_S, job.alive)
     until = time.monotonic() + END_S
     while not job.ended():
         assert time.monotonic() < until, f"it has not ended within {END_S:g} s"
@@ -161,7 +157,8 @@ def _job(case: Case, effort: Effort, steps: int, pace: float, out: Path) -> Iter
     with ExitStack() as cleanup:
         job = _begun(case, effort, steps, pace, out, cleanup)
         try:
-            _until(job, 1)
+            history = job.history
+            history.wait(lambda: history.reached() > 0, "the first step", START_S, job.alive)
             if isinstance(job, Elastic) and case.way != UNTOUCHED:
                 job.stand_by()
             yield job

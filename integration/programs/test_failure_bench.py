@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from failure_bench import page
 from failure_bench.__main__ import fresh
-from failure_bench.cases import Case, Effort, chosen, estimate, lacking, last_step, moments
+from failure_bench.cases import APART, Case, Effort, chosen, estimate, lacking, last_step, moments
 from failure_bench.goals import judge
 from failure_bench.history import History
 from failure_bench.record import FILE, Kill, Result, Run, earlier
@@ -96,7 +96,7 @@ def test_hosts_die_at_the_same_moments_whatever_the_way() -> None:
     assert found == moments(effort)
     assert found != moments(Effort(kills=4, seed=2))
     for number, moment in enumerate(found):
-        begin = effort.steps_every * (1 + 2 * number)
+        begin = effort.steps_every * (1 + APART * number)
         assert begin <= moment.step < begin + effort.steps_every
         assert 0 <= moment.late < 1
     assert {moment.rank for moment in moments(Effort(kills=20))} == {0, 1}
