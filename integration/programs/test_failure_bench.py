@@ -190,6 +190,18 @@ def test_every_repetition_is_compared(tmp_path: Path) -> None:
     assert other.differs(like, 3) == "rank 1 has other parameters after step 3"
 
 
+def test_a_host_of_replicas_may_die_before_it_has_written_its_line(tmp_path: Path) -> None:
+    """No step is made again there; another replica's line tells of it."""
+    for rank in (0, 1):
+        write(tmp_path, rank, *((float(n), n) for n in range(1, 4 - rank)))
+    two, three = History(tmp_path, 2, 2), History(tmp_path, 3, 2)
+    two.look()
+    three.look()
+    assert two.differs(two, 3) == "step 3 of rank 1 is missing"
+    assert three.differs(three, 3) == ""
+    assert three.differs(three, 4) == "step 4 of rank 0 is missing"
+
+
 def a_kill(first: float = 2.5, lost: float = 4.0) -> Kill:
     return Kill(120, 1, "h1", "h2", 0.0, 1.3, first, lost, lost + 0.1, 15, lost - first, "<told>")
 
