@@ -18,7 +18,7 @@ PROGRAM = PYTHONPATH=integration:integration/support:tests/support $(BIN)/python
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long coverage gate-simulation fault-matrix load soak fuzz mutation sanitize compat nightly bench-gate bench-move bench-engine gpu-suite wheel lint format docs clean
+.PHONY: help setup demo test test-fast test-lab test-long coverage gate-simulation fault-matrix load soak fuzz mutation sanitize compat nightly bench-gate bench-move bench-failure bench-engine gpu-suite wheel lint format docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -114,6 +114,18 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 		$(if $(THREADS),--threads $(THREADS)) $(if $(DRAINS),--drains $(DRAINS)) \
 		$(if $(FRESH),--fresh) $(if $(MORE),--more) \
 		$(if $(LIST),--list) $(ARGS)
+
+# SIZES=0.25,0.5 (GB) and WAYS=rewind,checkpoint-restart,torchft pick cases; KILLS says how often each
+# loses a host, EVERY how many seconds lie between two snapshots, STEADY how many steps tell the speed.
+# LIST=1, FRESH=1 and MORE=1 as above. FETCH=1 fetches torchft. To be run on a machine that does
+# nothing else.
+bench-failure: setup ## What the loss of a host costs a job, by three ways (root; FETCH=1 fetches torchft); build/bench-failure.json
+	@$(if $(FETCH),$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action ignore \
+		--no-deps --upgrade --target build/torchft --requirement integration/failure_bench/torchft.txt)
+	@$(PROGRAM) failure_bench $(if $(SIZES),--sizes $(SIZES)) $(if $(WAYS),--ways $(WAYS)) \
+		$(if $(KILLS),--kills $(KILLS)) $(if $(EVERY),--every $(EVERY)) \
+		$(if $(STEADY),--steady $(STEADY)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(FRESH),--fresh) $(if $(MORE),--more) $(if $(LIST),--list) $(ARGS)
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.
 bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (root); build/bench-engine.json

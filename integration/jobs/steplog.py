@@ -28,12 +28,13 @@ def arguments() -> argparse.ArgumentParser:
 
 
 class StepLog:
-    """One rank's record; lines are whole and on disk at once."""
+    """One rank's record; lines are whole and on disk at once. ``append``: after those of a process
+    that was this rank before; a rewind then keeps what was written since its snapshot."""
 
-    def __init__(self, out: Path, rank: int) -> None:
+    def __init__(self, out: Path, rank: int, append: bool = False) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._out, self._rank = out, rank
-        self._log = (out / f"rank{rank}.jsonl").open("w", buffering=1)
+        self._log = (out / f"rank{rank}.jsonl").open("a" if append else "w", buffering=1)
         self._last = time.monotonic()
 
     def step(self, step: int, loss: Any, pace: float = 0.0, **more: Any) -> None:
@@ -43,6 +44,10 @@ class StepLog:
             time.sleep(max(0.0, self._last + pace - time.monotonic()))
         self._last = time.monotonic()
         line = {"step": step, "loss_hex": _plain(loss).hex(), "time": time.time(), **more}
+        self._log.write(json.dumps(line) + "\n")
+
+    def note(self, **line: Any) -> None:
+        """Record something that is no step."""
         self._log.write(json.dumps(line) + "\n")
 
     @property

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from bench_page import long_time, print_goals
+from bench_record import kernel, product
 from lab_place import a_place, as_program, lab_name
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 import liveshift
 from liveshift.criu_glue.criu.tool import dotted, find
@@ -22,7 +23,7 @@ from liveshift.errors import LiveshiftError
 
 from . import drains, page
 from .cases import KINDS, LINKS, SIZES, USUAL, WAYS, Case, Effort, chosen, estimate, lacking
-from .record import FILE, Run, earlier, kernel, product
+from .record import FILE, Run, earlier
 from .story import bench
 
 console = Console(stderr=True, highlight=False)
@@ -47,7 +48,7 @@ def main() -> int:
     fits = [case for case in todo if not lacking(case)]
     needed = estimate(fits, effort) + (0 if run.drains else drains.seconds(args.drains))
     console.print(
-        f"{len(fits)} of {len(cases)} cases to measure, about {_long(needed)};"
+        f"{len(fits)} of {len(cases)} cases to measure, about {long_time(needed)};"
         f" {path} is kept after each"
     )
     for case in todo:
@@ -87,8 +88,8 @@ def main() -> int:
     finally:
         if run.cases:
             page.write(run, args.out)
-    _print(run)
-    console.print(f"{path} and {args.out / page.FILE}; {_long(run.seconds)}")
+    print_goals(console, run.goals)
+    console.print(f"{path} and {args.out / page.FILE}; {long_time(run.seconds)}")
     failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
     for line in failed:
         console.print(line, style="red", markup=False)
@@ -154,28 +155,15 @@ class _Lines:
         done = [r.case for r in self._run.cases if r not in self._before]
         todo = [case for case in self._fit if self._run.of(case) is None]
         pace = took / estimate(done, self._run.effort) if done else 1.0
-        left = _long(estimate(todo, self._run.effort) * min(3.0, max(0.3, pace)))
+        left = long_time(estimate(todo, self._run.effort) * min(3.0, max(0.3, pace)))
         over = sum(self._run.of(case) is not None for case in self._cases)
         count = f"{over} of {len(self._cases)} cases"
-        said = f"{count}, {_long(took)}, about {left} left; {text}"
+        said = f"{count}, {long_time(took)}, about {left} left; {text}"
         topic = text.partition(":")[0]
         if not console.is_terminal and topic != self._told:
             self._told = topic
             console.print(said, markup=False)
         return said
-
-
-def _print(run: Run) -> None:
-    table = Table("goal", "wanted", "met by", "")
-    for goal in run.goals:
-        verdict = "" if goal.met is None else "[green]met" if goal.met else "[red]missed"
-        table.add_row(goal.name, goal.wanted, goal.seen, verdict)
-    wide = console if console.is_terminal else Console(stderr=True, highlight=False, width=100)
-    wide.print(table)
-
-
-def _long(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 if __name__ == "__main__":

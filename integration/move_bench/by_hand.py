@@ -20,25 +20,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from host_programs import emptied, inside, line, on_host, tell
+
 from liveshift.criu_glue.criu.tool import find
 from liveshift.launcher.lab import Lab
 
 from .cases import Case, Effort, around
-from .machine import (
-    PATIENCE_S,
-    PORT,
-    SCRIPT,
-    Sandbox,
-    emptied,
-    inside,
-    line,
-    on_host,
-    sandbox,
-    serving,
-    size_of,
-    tell,
-    training,
-)
+from .machine import PATIENCE_S, PORT, SCRIPT, Sandbox, sandbox, serving, size_of, training
 from .moves import QUIET_S, Tell
 from .record import ByHand
 from .steps import AFTER_S, StepTail, gap, lost

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from .record import Goal, Result, Run
+from bench_record import Goal, at_most
+
+from .record import Result, Run
 
 BEST, FULL_DUMP_S = 1.3, 0.2
 """Lost time against the least of all ways, and above that of a full dump."""
@@ -55,10 +57,10 @@ def of_cost(result: Result, others: Sequence[Result]) -> Iterable[Goal]:
         least = min(*forced.values(), lost)
         words = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in forced.items())
         seen = lost / least if least else 1.0
-        yield _at_most("lost time against the best way", seen, BEST, " ×", words)
+        yield at_most("lost time against the best way", seen, BEST, " ×", words)
     if "stop" in forced:
         above = lost - forced["stop"]
-        yield _at_most("lost time above a full dump", above, FULL_DUMP_S, " s", "")
+        yield at_most("lost time above a full dump", above, FULL_DUMP_S, " s", "")
     if result.by_hand_lost_s is not None and result.case.gb >= BY_HAND_GB:
         name = f"less lost than by hand, {result.case.kind} from {BY_HAND_GB:g} GB"
         yield _at_least(name, _times(result.by_hand_lost_s, lost), BY_HAND[result.case.kind], "")
@@ -85,11 +87,11 @@ def _of_resources(result: Result) -> Iterable[Goal]:
         else:
             allowed = EMPTY * memory / result.limit.rate + EMPTY_S
             name = f"host empty, against {EMPTY:g} × bytes / link + {EMPTY_S:g} s"
-            yield _at_most(name, empty / allowed, 1.0, " ×", f"{empty:.1f} s")
+            yield at_most(name, empty / allowed, 1.0, " ×", f"{empty:.1f} s")
     if result.cpu_s_per_gb is not None:
         least = result.cpu_limit_s_per_gb
         words = f"a bare loop takes {least:.2f} s" if least is not None else ""
-        yield _at_most("CPU of both ends", result.cpu_s_per_gb, CPU_S, " s/GB", words)
+        yield at_most("CPU of both ends", result.cpu_s_per_gb, CPU_S, " s/GB", words)
 
 
 def _times(other: float, lost: float) -> float:
@@ -103,9 +105,9 @@ def of_case(result: Result) -> Iterable[Goal]:
         return
     where = time_goes(result)
     if result.ratio_to_limit is not None:
-        yield _at_most("downtime against the limit", result.ratio_to_limit, LIMIT, "×", where)
+        yield at_most("downtime against the limit", result.ratio_to_limit, LIMIT, "×", where)
     if result.ratio_to_limit_strict is not None:
-        yield _at_most(
+        yield at_most(
             "downtime against the strict limit", result.ratio_to_limit_strict, LIMIT, "×", where
         )
     if result.identical is not None:
@@ -118,7 +120,7 @@ def of_case(result: Result) -> Iterable[Goal]:
         )
     if result.unaccounted_share is not None:
         share = 100 * abs(result.unaccounted_share)
-        yield _at_most("of the downtime unaccounted", share, 100 * UNACCOUNTED, " %", "")
+        yield at_most("of the downtime unaccounted", share, 100 * UNACCOUNTED, " %", "")
 
 
 def cold_adds(cases: list[Result]) -> list[Goal]:
@@ -134,7 +136,7 @@ def cold_adds(cases: list[Result]) -> list[Goal]:
         assert most.downtime_s is not None
         name = f"downtime of {most.case.gb:g} GB cold against {least.case.gb:g} GB, {link}"
         ratio = most.downtime_s / least.downtime_s if least.downtime_s else 1.0
-        found.append(_at_most(name, ratio, COLD_ADDS, "×", time_goes(most)))
+        found.append(at_most(name, ratio, COLD_ADDS, "×", time_goes(most)))
     return found
 
 
@@ -209,11 +211,6 @@ def _worst(name: str, cases: list[Result]) -> Goal:
         f"{r.case.name}: {g.seen}" + (f", {g.reason}" if g.reason else "") for r, g in missed
     )
     return Goal(name, wanted, seen, not missed, reason)
-
-
-def _at_most(name: str, seen: float, wanted: float, unit: str, reason: str) -> Goal:
-    met = seen <= wanted
-    return Goal(name, f"≤ {wanted:g}{unit}", f"{seen:.2f}{unit}", met, "" if met else reason)
 
 
 def _at_least(name: str, seen: float, wanted: float, reason: str) -> Goal:

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 import xxhash
+from host_programs import emptied, line, on_host, tell
 
 from liveshift.criu_glue.criu.tool import find
 from liveshift.launcher.lab import Lab
@@ -28,7 +29,7 @@ from liveshift.runtime.wire import CHUNK
 from liveshift.runtime.wire.seal import TAG, Opener, Sealer, make_key
 
 from .by_hand import CRIU_PID, FIRST_PID, IMAGES, OPTIONS, STREAMS
-from .machine import PORT, SCRIPT, Sandbox, emptied, line, on_host, sandbox, serving, size_of, tell
+from .machine import PORT, SCRIPT, Sandbox, sandbox, serving, size_of
 from .record import Fixed
 
 COPIES = 3

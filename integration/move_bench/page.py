@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib import resources
 from pathlib import Path
 from string import Template
+
+from bench_page import goals_table, number, or_dash, style, write_page
 
 from liveshift.launcher.report import quantities as q
 
@@ -17,7 +17,7 @@ from . import bars
 from .bars import ratio
 from .cases import KINDS, LINKS
 from .moves import AROUND
-from .record import Drain, Goal, Result, Run
+from .record import Drain, Result, Run
 
 FILE = "bench-move.html"
 _PAGE = Template("""<!doctype html>
@@ -85,20 +85,15 @@ ratios, not seconds.</p>
 
 
 def write(run: Run, out: Path) -> None:
-    """Write the page; a reader never sees half of it."""
-    staged = out / f".{FILE}.new"
-    staged.write_text(render(run), "utf-8")
-    os.replace(staged, out / FILE)
+    write_page(out / FILE, render(run))
 
 
 def render(run: Run) -> str:
-    report = resources.files("liveshift.launcher.report") / "page.css"
-    own = Path(__file__).with_name("page.css")
     return _PAGE.substitute(
-        style=report.read_text("utf-8") + own.read_text("utf-8"),
+        style=style(),
         headline=_headline(run),
         lead=escape(_lead(run)),
-        goals=_goals(run.goals),
+        goals=goals_table(run.goals),
         overview=_overview(run),
         cases="".join(_section(run, result) for result in run.cases),
         drains=_drains(run.drains),
@@ -122,22 +117,6 @@ def _lead(run: Run) -> str:
     if run.complete:
         return ""
     return "Not complete: this is what was measured until now."
-
-
-def _goals(goals: Sequence[Goal]) -> str:
-    rows = []
-    for goal in goals:
-        kind, word = {True: ("met", "met"), False: ("missed", "missed"), None: ("", "not told")}[
-            goal.met
-        ]
-        reasons = "".join(f"<small>{escape(each)}</small>" for each in goal.reason.split("; "))
-        rows.append(
-            f"<tr><td>{escape(goal.name)}{reasons}</td>"
-            f'<td class="short">{escape(goal.wanted)}</td>'
-            f'<td class="short">{escape(goal.seen)}</td><td class="{kind}">{word}</td></tr>'
-        )
-    head = "<th>goal</th><th>wanted</th><th>seen</th><th></th>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _overview(run: Run) -> str:
@@ -176,29 +155,29 @@ def _overview_row(result: Result) -> str:
         return f'<tr><td>{_called(result)}</td><td colspan="21">{escape(why)}</td></tr>'
     slower = None if result.slow_down is None else f"{100 * result.slow_down:.0f} %"
     cells = [
-        _or_dash(result.lost_s, q.seconds),
-        _or_dash(result.measured_s, q.seconds),
-        _or_dash(result.by_hand_lost_s, q.seconds),
-        _or_dash(result.restart_lost_s, q.seconds),
-        _or_dash(result.empty_s, q.seconds),
-        _or_dash(result.cpu_s_per_gb, q.figures),
-        _or_dash(result.cpu_limit_s_per_gb, q.figures),
-        _or_dash(result.sent_share, q.figures),
-        _or_dash(result.downtime_s, q.seconds),
-        _or_dash(result.predicted_s, q.seconds),
-        _or_dash(result.predicted_lost_s, q.seconds),
-        _or_dash(result.ratio_to_limit, ratio),
-        _or_dash(result.ratio_to_limit_strict, ratio),
-        _or_dash(result.ratio_by_hand, ratio),
-        _or_dash(result.ratio_checkpoint_restart, ratio),
+        or_dash(result.lost_s, q.seconds),
+        or_dash(result.measured_s, q.seconds),
+        or_dash(result.by_hand_lost_s, q.seconds),
+        or_dash(result.restart_lost_s, q.seconds),
+        or_dash(result.empty_s, q.seconds),
+        or_dash(result.cpu_s_per_gb, q.figures),
+        or_dash(result.cpu_limit_s_per_gb, q.figures),
+        or_dash(result.sent_share, q.figures),
+        or_dash(result.downtime_s, q.seconds),
+        or_dash(result.predicted_s, q.seconds),
+        or_dash(result.predicted_lost_s, q.seconds),
+        or_dash(result.ratio_to_limit, ratio),
+        or_dash(result.ratio_to_limit_strict, ratio),
+        or_dash(result.ratio_by_hand, ratio),
+        or_dash(result.ratio_checkpoint_restart, ratio),
         slower or "–",
         q.size(result.bytes_before),
         q.size(result.bytes_standing),
         q.size(result.delta_bytes),
-        _or_dash(result.time_to_full_speed_s, q.seconds),
+        or_dash(result.time_to_full_speed_s, q.seconds),
         {True: "yes", False: "NO", None: "–"}[result.bit_identical],
     ]
-    return f"<tr><td>{_called(result)}</td>{''.join(_number(cell) for cell in cells)}</tr>"
+    return f"<tr><td>{_called(result)}</td>{''.join(number(cell) for cell in cells)}</tr>"
 
 
 def _section(run: Run, result: Result) -> str:
@@ -230,28 +209,28 @@ def _phases(result: Result) -> str:
     rows = [
         f"<tr><td>{escape(row.name)}{_why(row.name)}</td>"
         + f"<td>{'stands' if row.frozen else 'trains'}</td>"
-        + _number(q.seconds(row.seconds))
-        + _number(_signed(row.own_s) if row.own_s else "")
-        + _number(q.share(row.own_s, total) if row.own_s > 0 else "")
-        + _number(q.size(row.bytes) if row.bytes is not None else "")
+        + number(q.seconds(row.seconds))
+        + number(_signed(row.own_s) if row.own_s else "")
+        + number(q.share(row.own_s, total) if row.own_s > 0 else "")
+        + number(q.size(row.bytes) if row.bytes is not None else "")
         + "</tr>"
         for row in result.phases
     ]
     left = result.unaccounted_s or 0.0
     rows.append(
         '<tr class="rest"><td>unaccounted <small>between the phases</small></td><td></td>'
-        + _number("")
-        + _number(_signed(left))
-        + _number(q.share(max(0.0, left), total))
-        + _number("")
+        + number("")
+        + number(_signed(left))
+        + number(q.share(max(0.0, left), total))
+        + number("")
         + "</tr>"
     )
     rows.append(
         '<tr class="sum"><td>downtime</td><td></td>'
-        + _number("")
-        + _number(q.seconds(total))
-        + _number("100 %")
-        + _number("")
+        + number("")
+        + number(q.seconds(total))
+        + number("100 %")
+        + number("")
         + "</tr>"
     )
     head = "<th>phase</th><th>the job</th>" + "".join(
@@ -277,7 +256,7 @@ def _drains(drains: Sequence[Drain]) -> str:
         )
         for drain in drains
     ]
-    body = "".join(f"<tr>{''.join(map(_number, row))}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(map(number, row))}</tr>" for row in rows)
     names = ("capsules", "within", "planned", "late by the plan", "empty after", "")
     head = "".join(f'<th class="num">{name}</th>' for name in names)
     return (
@@ -317,11 +296,3 @@ def _called(result: Result) -> str:
     rate = {"none": "unlimited"}.get(LINKS[case.link], LINKS[case.link].replace("gbit", " Gbit/s"))
     forced = "" if case.way == "auto" else f", way {case.way}"
     return escape(f"{case.gb:g} GB {case.kind}, {rate}{forced}")
-
-
-def _or_dash(value: float | None, shown: Callable[[float], str]) -> str:
-    return "–" if value is None else shown(value)
-
-
-def _number(text: str) -> str:
-    return f'<td class="num">{text}</td>'

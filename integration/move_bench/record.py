@@ -6,15 +6,11 @@ Seconds and bytes. Medians over the moves of a case, except where a list is give
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
-from collections.abc import Iterable
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 
 import msgspec
+from bench_record import Goal, kept, middle, write
 
 from .cases import Case, Effort
 
@@ -123,16 +119,6 @@ class Drain(msgspec.Struct, frozen=True):
     empty_s: float
     in_time: bool
     together: bool
-
-
-class Goal(msgspec.Struct, frozen=True):
-    """``met`` None: it cannot be told, or does not concern this case."""
-
-    name: str
-    wanted: str
-    seen: str
-    met: bool | None
-    reason: str = ""
 
 
 class Result(msgspec.Struct):
@@ -267,11 +253,7 @@ class Run(msgspec.Struct):
     """How drained jobs differ from an untouched run; empty if none does."""
 
     def write(self, path: Path) -> None:
-        """A reader, or a run that resumes, never finds half a file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.new")
-        staged.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        os.replace(staged, path)
+        write(path, self)
 
     def of(self, case: Case) -> Result | None:
         return next((found for found in self.cases if found.case == case), None)
@@ -280,33 +262,8 @@ class Run(msgspec.Struct):
 def earlier(path: Path, fresh: Run, more: bool = False) -> Run | None:
     """A run that was interrupted and can be gone on with: the same code, machine and effort.
     ``more``: one that is complete can be, too."""
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=Run)
-    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
-        return None
-    same = ("product", "effort", "cores", "kernel", "torch", "criu")
-    alike = all(getattr(found, key) == getattr(fresh, key) for key in same)
-    return found if alike and (more or not found.complete) else None
-
-
-def product() -> str:
-    """Of the package's files, the ones that run."""
-    found = hashlib.sha256()
-    root = Path(str(files("liveshift")))
-    for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".so") or path.name == "capsule-init":
-            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
-
-
-def kernel() -> str:
-    return platform.release()
-
-
-def middle(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    found = kept(path, fresh, ("product", "effort", "cores", "kernel", "torch", "criu"))
+    return found if found and (more or not found.complete) else None
 
 
 def phase_rows(moves: list[Moved]) -> list[PhaseRow]:

@@ -13,10 +13,12 @@ import time
 from functools import partial
 from pathlib import Path
 
+from host_programs import emptied, inside, on_host
+
 from liveshift.launcher.lab import Lab
 
 from .cases import Case, Effort
-from .machine import PATIENCE_S, emptied, inside, on_host, training
+from .machine import PATIENCE_S, training
 from .moves import Tell
 from .record import Restart
 from .steps import StepTail

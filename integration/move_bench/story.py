@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import psutil
+from host_programs import emptied, inside
 from lab_session import ROOT, LabSession, a_lab, environment
 
 from liveshift import cores
@@ -24,7 +25,7 @@ from liveshift.launcher import lab as labs
 from . import by_hand, drains, limit, moves, restart
 from .cases import BESIDE, LINKS, Case, Effort, lacking
 from .goals import judge
-from .machine import emptied, inside, training
+from .machine import training
 from .record import Limits, Result, Run
 from .steps import StepTail
 

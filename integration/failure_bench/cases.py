@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: ways × sizes × how soon a silent host counts as lost; when which host dies."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+from lab_session import JOBS
+
+from liveshift.errors import Refused
+
+SIZES = (0.25, 0.5)
+"""GB resident, of each rank. An interpreter in which torch has trained has 0.24 GB of its own."""
+RANKS = 2
+UNTOUCHED = "untouched"
+WAYS = {
+    UNTOUCHED: "torchrun, no host dies and nothing is saved",
+    "rewind": "liveshift's snapshots, and rewinds to them",
+    "checkpoint-restart": "torchrun restarts the workers, which begin from a checkpoint",
+    "torchft": "a third replica computes along; the step in which a host dies is dropped",
+}
+NEEDS = {
+    UNTOUCHED: "nothing",
+    "rewind": "nothing",
+    "checkpoint-restart": "code that saves and loads model, optimizer and step, and storage that"
+    " all hosts share",
+    "torchft": "a Manager, wrappers of model and optimizer, functions that save and load, a loop"
+    " by the Manager's steps, and one host more that computes all the time",
+}
+"""What each way needs of the script and beside it."""
+SUSPICIONS = {
+    UNTOUCHED: (0.0,),
+    "rewind": (1.0, 5.0),
+    "checkpoint-restart": (3.0, 15.0),
+    "torchft": (1.0, 5.0),
+}
+"""Seconds of silence after which a host counts as lost: the least that makes sense, and the
+default. torchrun's keep-alive comes every whole second at most, and three of them may be late."""
+
+STANDING_BY = 1
+"""Hosts beside those that train; a host that was killed is booted and stands by next."""
+BESIDE = 2_500_000_000
+"""Bytes that daemons, Python and the machine itself need."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    way: str
+    gb: float
+    suspicion: float = 0.0
+
+    @property
+    def name(self) -> str:
+        after = f"-{self.suspicion:g}s" if self.suspicion else ""
+        return f"{self.way}-{self.gb:g}{after}"
+
+    @property
+    def size(self) -> int:
+        """Bytes resident, of each rank."""
+        return round(self.gb * 1e9)
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """``kills`` of each case. ``every``: seconds between two snapshots; ``steps_every``: steps
+    between two checkpoints. ``steady``: steps in which speed is measured, without any kill."""
+
+    kills: int = 5
+    every: float = 5.0
+    steps_every: int = 100
+    pace: float = 0.1
+    steady: int = 600
+    seed: int = 1
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Which rank's host dies, and when: ``late`` of a step after the one numbered ``step``."""
+
+    step: int
+    late: float
+    rank: int
+
+
+APART = 3
+"""Intervals of checkpoints from one kill to the next."""
+
+
+def moments(effort: Effort) -> list[Moment]:
+    """The kills, the same for all ways: each in an interval of checkpoints of its own, at any time
+    in it. The intervals between are for coming back to a whole job with a spare."""
+    chance = random.Random(effort.seed)  # to be the same every time
+    return [
+        Moment(
+            effort.steps_every * (1 + APART * number) + chance.randrange(effort.steps_every),
+            chance.random(),
+            chance.randrange(RANKS),
+        )
+        for number in range(effort.kills)
+    ]
+
+
+AFTER = 40
+"""Steps after the last kill."""
+
+
+def last_step(effort: Effort) -> int:
+    """The step after which the jobs that lose hosts end, each as if nothing had been."""
+    found = moments(effort)
+    return found[-1].step + AFTER if found else AFTER
+
+
+def training(case: Case, steps: int, pace: float) -> list[str]:
+    """The command of a rank; ``{out}`` in it is the job's directory."""
+    words = ["python", str(JOBS / "resumable.py"), "--out", "{out}", "--size", str(case.size)]
+    return [*words, "--steps", str(steps), *(("--pace", f"{pace:g}") if pace else ())]
+
+
+def chosen(ways: str, sizes: str) -> list[Case]:
+    """From lists with commas, all of them where a list is empty; raises Refused."""
+    names = [word for word in re.split(r"[,\s]+", ways) if word] or list(WAYS)
+    for name in names:
+        if name not in WAYS:
+            raise Refused(f'no way "{name}"', hint=f"there are: {', '.join(WAYS)}")
+    words = [word for word in re.split(r"[,\s]+", sizes) if word]
+    try:
+        found = [float(word) for word in words] or list(SIZES)
+    except ValueError:
+        raise Refused(f'"{sizes}" are no sizes', hint="such as 0.25,0.5 (GB)") from None
+    if not all(0.25 <= size <= 100 for size in found):
+        raise Refused(f"sizes {sizes}", hint="0.25 GB at least: torch itself needs 0.24")
+    if UNTOUCHED not in names:
+        names.insert(0, UNTOUCHED)  # what the others are compared with
+    return [
+        Case(way, size, suspicion)
+        for size in found
+        for way in sorted(names, key=list(WAYS).index)
+        for suspicion in SUSPICIONS[way]
+    ]
+
+
+def lacking(case: Case, available: int | None = None) -> str:
+    """Why the machine's memory does not suffice, in words; "" when it does."""
+    have = psutil.virtual_memory().available if available is None else available
+    # Ranks, or replicas with the spare; two snapshots of each rank, and what is restored from them.
+    copies = RANKS * 4 if case.way == "rewind" else RANKS + STANDING_BY
+    need = copies * case.size + BESIDE
+    if have >= need:
+        return ""
+    return f"needs {need / 1e9:.1f} GB of memory, there are {have / 1e9:.1f} GB"
+
+
+def estimate(cases: Sequence[Case], effort: Effort) -> float:
+    """Seconds."""
+    found = 0.0
+    for case in cases:
+        found += 20 + effort.steady * 0.06
+        if case.way != UNTOUCHED:
+            each = case.suspicion + 8 + 0.5 * effort.steps_every * effort.pace
+            found += 20 + last_step(effort) * effort.pace + effort.kills * each
+    return found

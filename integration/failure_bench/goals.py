@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wanted of the figures, and whether it is so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from bench_record import Goal, at_most
+
+from .record import Result, Run
+
+FIRST_S, FIRST_GB = 2.0, 0.5
+"""After the suspicion, until the first new step; of ranks of at most so many GB."""
+PAUSE_S, PAUSE_GB = 0.4, 0.5
+FAILURE_S, COST = 8 * 3600.0, 0.5
+"""One failure in so many seconds; what snapshots may cost then, in per cent of the speed."""
+
+
+def judge(run: Run) -> None:
+    """Fill in the goals of every case, and of the run."""
+    for result in run.cases:
+        result.goals = list(of_case(result))
+    run.goals = [
+        _all(name, [(r, g) for r in run.cases for g in r.goals if g.name == name])
+        for name in dict.fromkeys(g.name for r in run.cases for g in r.goals)
+    ]
+    run.goals += against_others(run.cases)
+    failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
+    failed += [f"{r.case.name}: {r.skipped}" for r in run.cases if r.skipped]
+    if failed:
+        words = "; ".join(each.splitlines()[0] for each in failed)
+        run.goals.insert(
+            0, Goal("everything could be measured", "yes", f"{len(failed)} not", False, words)
+        )
+
+
+def of_case(result: Result) -> Iterable[Goal]:
+    """Those of liveshift's own cases. The worst of the kills counts."""
+    if result.case.way != "rewind":
+        return
+    if result.kills and result.case.gb <= FIRST_GB:
+        assert result.first_step_most_s is not None
+        above = result.first_step_most_s - result.case.suspicion
+        yield at_most(
+            f"first new step after the suspicion, ranks of up to {FIRST_GB:g} GB, worst kill",
+            above,
+            FIRST_S,
+            " s",
+            _where(result),
+        )
+    if result.pause_s is not None and result.case.gb <= PAUSE_GB:
+        worst = f"the longest {max(result.pauses):.2f} s"
+        name = f"pause of a snapshot, ranks of up to {PAUSE_GB:g} GB, median"
+        yield at_most(name, result.pause_s, PAUSE_S, " s", worst)
+        # The optimum of Young and Daly; cpu time and copying come besides, see steady_cost.
+        every = math.sqrt(2 * result.pause_s * FAILURE_S)
+        name = "pauses at one failure in 8 h and the best interval, of the speed"
+        share = 100 * result.pause_s / every
+        yield at_most(name, share, COST, " %", f"a snapshot every {every:.0f} s")
+    if result.identical is not None:
+        seen = "yes" if result.identical else "no"
+        yield Goal("equal to the bit", "yes", seen, result.identical, result.difference)
+
+
+def _where(result: Result) -> str:
+    parts = []
+    if result.noticed_s is not None:
+        parts.append(f"noticed after {result.noticed_s:.2f} s in the median")
+    worst = max(result.kills, key=lambda each: each.first_step_s)
+    return "; ".join([*parts, worst.told])
+
+
+def against_others(cases: Sequence[Result]) -> Iterable[Goal]:
+    """Lost time as a ratio to ours, each way as it is by default; nothing is wanted of it."""
+    for other in ("checkpoint-restart", "torchft"):
+        ratios = []
+        for gb in dict.fromkeys(r.case.gb for r in cases):
+            ours, theirs = (_slowest(cases, way, gb) for way in ("rewind", other))
+            if ours and theirs and ours.lost_s and theirs.lost_s:
+                ratios.append(f"{gb:g} GB: {theirs.lost_s / ours.lost_s:.1f} ×")
+        if ratios:
+            yield Goal(f"lost by {other} against rewind", "–", ", ".join(ratios), None)
+
+
+def _slowest(cases: Sequence[Result], way: str, gb: float) -> Result | None:
+    """The case with the way's default suspicion."""
+    found = [r for r in cases if r.case.way == way and r.case.gb == gb and r.kills]
+    return max(found, key=lambda r: r.case.suspicion, default=None)
+
+
+def _all(name: str, told: Sequence[tuple[Result, Goal]]) -> Goal:
+    missed = [(r, g) for r, g in told if not g.met]
+    seen = f"{len(told) - len(missed)} of {len(told)} cases"
+    reason = "; ".join(
+        f"{r.case.name}: {g.seen}" + (f", {g.reason}" if g.reason else "") for r, g in missed
+    )
+    return Goal(name, told[0][1].wanted, seen, not missed, reason)

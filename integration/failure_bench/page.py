@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures as a page with bars, one file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from string import Template
+
+from bench_page import goals_table, number, or_dash, style, write_page
+
+from liveshift.launcher.report import quantities as q
+
+from .cases import NEEDS, WAYS
+from .record import Result, Run
+
+FILE = "bench-failure.html"
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>liveshift: what the loss of a host costs</title>
+<style>
+$style
+</style>
+</head>
+<body>
+<main>
+<header>
+<p class="over">liveshift · make bench-failure</p>
+<h1>$headline</h1>
+<p class="lead">$lead</p>
+</header>
+<section>
+<h2>Goals</h2>
+$goals
+</section>
+<section>
+<h2>Lost by the loss of a host</h2>
+$bars
+</section>
+<section>
+<h2>All cases</h2>
+<div class="wide">$overview</div>
+</section>
+<section>
+<h2>Every kill</h2>
+<div class="wide">$kills</div>
+</section>
+<section class="two">
+<div>
+<h2>What is held against what</h2>
+<p>A job of two ranks (DDP over Gloo) on two hosts of a lab, a third one stands by. A host's power
+is cut: its link goes down, then all its processes end. All ways have the same model and the same
+moments (seed $seed). The times come from the ranks' own records, and begin just before the cut.</p>
+<p><b>First step</b>: until all ranks had made a step again. <b>Lost</b>: until they had made all
+steps that they had made before, those that had to be repeated included. <b>Noticed</b>: until
+liveshift wrote the rewind, or the first new worker began.</p>
+$ways
+<p><b>Steady cost</b>: by how much the job is slower than untouched when no host dies and nothing
+sets its pace. All hosts share the cores of this machine.</p>
+</div>
+<div>
+<h2>Where</h2>
+<dl>$where</dl>
+<p>All hosts are on this one machine. Read ratios, not seconds.</p>
+</div>
+</section>
+<footer>The same numbers: bench-failure.json beside this page.</footer>
+</main>
+</body>
+</html>
+""")
+
+
+def write(run: Run, out: Path) -> None:
+    write_page(out / FILE, render(run))
+
+
+def render(run: Run) -> str:
+    told = [goal for goal in run.goals if goal.met is not None]
+    met = sum(goal.met is True for goal in told)
+    kills = sum(len(result.kills) for result in run.cases)
+    headline = f"{met} of {len(told)} goals met <small>{kills} hosts killed</small>"
+    ways = "".join(
+        f"<p><b>{escape(way)}</b>: {escape(what)}. It needs {escape(NEEDS[way])}.</p>"
+        for way, what in WAYS.items()
+    )
+    return _PAGE.substitute(
+        style=style(),
+        headline=headline,
+        lead="" if run.complete else "Not complete: this is what was measured until now.",
+        goals=goals_table(run.goals),
+        bars=_bars(run.cases),
+        overview=_overview(run.cases),
+        kills=_kills(run.cases),
+        ways=ways,
+        seed=run.effort.seed,
+        where=_where(run),
+    )
+
+
+def called(result: Result) -> str:
+    case = result.case
+    after = f", {case.suspicion:g} s of silence" if case.suspicion else ""
+    return escape(f"{case.way}, {case.gb:g} GB{after}")
+
+
+def _bars(cases: Sequence[Result]) -> str:
+    """Medians: until noticed, until the first step, repeated steps."""
+    shown = [result for result in cases if result.kills]
+    longest = max((result.lost_s or 0.0 for result in shown), default=1.0)
+    rows = []
+    for result in shown:
+        first, lost = result.first_step_s or 0.0, result.lost_s or 0.0
+        noticed = min(first, result.noticed_s or 0.0)
+        pieces = (
+            ("noticed", noticed, "c8"),
+            ("until the first step", first - noticed, "c3"),
+            ("repeated", lost - first, "c1"),
+        )
+        drawn = "".join(
+            f'<i class="{colour}" style="width:{100 * max(0.0, long) / longest:.2f}%"'
+            f' title="{what} {q.seconds(max(0.0, long))}"></i>'
+            for what, long, colour in pieces
+        )
+        rows.append(
+            f'<div class="row"><span class="name">{called(result)}</span>'
+            f'<div class="track">{drawn}</div><span class="num">{q.seconds(lost)}</span></div>'
+        )
+    keys = (
+        '<div class="keys"><span><i class="c8"></i>until noticed</span>'
+        '<span><i class="c3"></i>until the first step</span>'
+        '<span><i class="c1"></i>steps repeated</span></div>'
+    )
+    return f'<div class="bars">{"".join(rows)}</div>{keys}'
+
+
+def _overview(cases: Sequence[Result]) -> str:
+    columns = (
+        *("kills", "noticed", "first step", "worst", "lost", "worst", "repeated"),
+        *("snapshots", "pause", "longest", "image", "steps/s", "steady cost", "same bits"),
+    )
+    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
+    body = "".join(_row(result, len(columns)) for result in cases)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _row(result: Result, columns: int) -> str:
+    if result.skipped:
+        why = escape(f"skipped: {result.skipped}")
+        return f'<tr><td>{called(result)}</td><td colspan="{columns}">{why}</td></tr>'
+    cells = [
+        str(len(result.kills)),
+        or_dash(result.noticed_s, q.seconds),
+        or_dash(result.first_step_s, q.seconds),
+        or_dash(result.first_step_most_s, q.seconds),
+        or_dash(result.lost_s, q.seconds),
+        or_dash(result.lost_most_s, q.seconds),
+        or_dash(result.repeated_s, q.seconds),
+        str(result.snapshots) if result.snapshots else "–",
+        or_dash(result.pause_s, q.seconds),
+        or_dash(max(result.pauses, default=None), q.seconds),
+        or_dash(result.image_bytes, q.size),
+        or_dash(result.steps_per_s, q.figures),
+        or_dash(result.steady_cost, lambda share: f"{100 * share:.1f} %"),
+        {True: "yes", False: "NO", None: "–"}[result.identical],
+    ]
+    failed = "".join(
+        f"<small>{escape(what)} FAILED: {escape(why.splitlines()[0])}</small>"
+        for what, why in result.failed.items()
+    )
+    return f"<tr><td>{called(result)}{failed}</td>{''.join(map(number, cells))}</tr>"
+
+
+def _kills(cases: Sequence[Result]) -> str:
+    columns = ("step", "rank", "host", "to", "late", "noticed", "first step", "lost", "repeated")
+    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
+    rows = []
+    for result in cases:
+        for each in result.kills:
+            cells = [
+                *(str(each.step), str(each.rank), escape(each.host), escape(each.to)),
+                q.seconds(each.late_s),
+                or_dash(each.noticed_s, q.seconds),
+                q.seconds(each.first_step_s),
+                q.seconds(each.lost_s),
+                f"{each.repeated} steps",
+            ]
+            rows.append(f"<tr><td>{called(result)}</td>{''.join(map(number, cells))}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _where(run: Run) -> str:
+    facts = {
+        "begun": f"{datetime.fromtimestamp(run.began, UTC):%Y-%m-%d %H:%M} UTC",
+        "took": q.seconds(run.seconds),
+        "cores, memory": f"{run.cores}, {q.size(run.memory)}",
+        "kernel": run.kernel,
+        "torch, CRIU": f"{run.torch}, {run.criu}",
+        "torchft": run.torchft or "none",
+        "liveshift": f"{run.liveshift}, files {run.product}",
+        "snapshots": f"every {run.effort.every:g} s",
+        "checkpoints": f"every {run.effort.steps_every} steps",
+        "a step of the jobs that lose hosts": f"{run.effort.pace:g} s at least",
+        "load before": f"{run.load_before:.2f}",
+    }
+    return "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""build/bench-failure.json: what was measured, kept after every case; a run can be resumed.
+
+Seconds and bytes. Times of a kill begin at the cut of the host's power, just before it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from bench_record import Goal, kept, middle, write
+
+from .cases import RANKS, Case, Effort
+
+FILE = "bench-failure.json"
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """One host that lost its power.
+
+    ``step``, ``rank``: when, and whose host; ``late_s``: how much later, since the job was not
+    ready to lose a host. ``noticed_s``: until the loss was acted upon, None where nothing tells.
+    ``first_step_s``: until all ranks had made a step again; ``lost_s``: until they had made all
+    that they had before, ``repeated`` steps of them again in ``repeated_s``; ``new_step_s``: until
+    a step that was not made before.
+    """
+
+    step: int
+    rank: int
+    host: str
+    to: str
+    late_s: float
+    noticed_s: float | None
+    first_step_s: float
+    lost_s: float
+    new_step_s: float
+    repeated: int
+    repeated_s: float
+    told: str = ""
+
+
+class Result(msgspec.Struct):
+    """One case. ``steps_per_s``: without any kill and as fast as it goes, with what the way does
+    against failures; ``steady_cost``: how much slower that is than untouched."""
+
+    case: Case
+    kills: list[Kill] = []
+    pauses: list[float] = []
+    skipped: str = ""
+    failed: dict[str, str] = {}
+    identical: bool | None = None
+    difference: str = ""
+    goals: list[Goal] = []
+
+    way: str = ""
+    gb: float = 0.0
+    ranks: int = RANKS
+    suspicion_s: float = 0.0
+    noticed_s: float | None = None
+    first_step_s: float | None = None
+    first_step_most_s: float | None = None
+    lost_s: float | None = None
+    lost_most_s: float | None = None
+    repeated_s: float | None = None
+    pause_s: float | None = None
+    snapshots: int = 0
+    image_bytes: int | None = None
+    bit_identical: bool | None = None
+    steps_per_s: float | None = None
+    steady_cost: float | None = None
+
+    def sum_up(self, untouched: Result | None) -> None:
+        """Fill in what follows from what was measured."""
+        self.way, self.gb, self.suspicion_s = self.case.way, self.case.gb, self.case.suspicion
+        self.bit_identical = self.identical
+        self.snapshots = len(self.pauses)
+        self.pause_s = middle(self.pauses)
+        if untouched is not None and untouched.steps_per_s and self.steps_per_s:
+            self.steady_cost = 1 - self.steps_per_s / untouched.steps_per_s
+        if self.kills:
+            self.noticed_s = middle(each.noticed_s for each in self.kills)
+            self.first_step_s = median(each.first_step_s for each in self.kills)
+            self.first_step_most_s = max(each.first_step_s for each in self.kills)
+            self.lost_s = median(each.lost_s for each in self.kills)
+            self.lost_most_s = max(each.lost_s for each in self.kills)
+            self.repeated_s = median(each.repeated_s for each in self.kills)
+
+
+class Run(msgspec.Struct):
+    """A whole run, as far as it has come."""
+
+    liveshift: str
+    product: str
+    """What the installed package's files hash to: other code, other figures."""
+    effort: Effort
+    cores: int
+    memory: int
+    kernel: str
+    torch: str
+    torchft: str
+    criu: str
+    began: float
+    complete: bool = False
+    seconds: float = 0.0
+    load_before: float = 0.0
+    goals: list[Goal] = []
+    cases: list[Result] = []
+
+    def write(self, path: Path) -> None:
+        write(path, self)
+
+    def of(self, case: Case) -> Result | None:
+        return next((found for found in self.cases if found.case == case), None)
+
+
+def earlier(path: Path, fresh: Run, more: bool = False) -> Run | None:
+    """A run that was interrupted and can be gone on with: the same code, machine and effort.
+    ``more``: one that is complete can be, too."""
+    same = ("product", "effort", "cores", "kernel", "torch", "torchft", "criu")
+    found = kept(path, fresh, same)
+    return found if found and (more or not found.complete) else None

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run, from the labs to the verdict: case by case, each on labs of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from host_programs import emptied
+from lab_place import lab_name
+from lab_session import a_lab
+
+from liveshift.errors import LiveshiftError
+
+from . import kills, replicas
+from .cases import (
+    RANKS,
+    STANDING_BY,
+    UNTOUCHED,
+    Case,
+    Effort,
+    lacking,
+    last_step,
+)
+from .elastic import Elastic
+from .goals import judge
+from .history import History
+from .hosts import plain_lab
+from .kills import Way
+from .ours import Rewinding
+from .record import Result, Run
+from .replicas import Replicated
+
+HOSTS = RANKS + STANDING_BY
+START_S, END_S = 240.0, 60.0
+"""How long a job may take to its first step on a busy machine, and to its end after the last."""
+
+Tell = Callable[[str], None]
+
+
+def bench(place: Path, cases: Sequence[Case], run: Run, path: Path, tell: Tell) -> None:
+    """Measure what ``run`` does not have yet; ``path`` is kept after each case. A case that fails
+    is noted, and the rest goes on."""
+    began, before = time.monotonic(), run.seconds
+    references: dict[float, History] = {}
+    for case in cases:
+        known = run.of(case)
+        if known is not None and (case.way != UNTOUCHED or not _left(cases, run, case.gb)):
+            continue
+        result = _case(case, run.effort, place, references, tell)
+        if known is None:
+            run.cases.append(result)
+        _keep(run, path, before + time.monotonic() - began)
+    run.complete = True
+    _keep(run, path, before + time.monotonic() - began)
+
+
+def _left(cases: Sequence[Case], run: Run, gb: float) -> bool:
+    """Whether some of these are still to be compared with the untouched run of their size."""
+    return any(run.of(case) is None for case in cases if case.gb == gb)
+
+
+def _keep(run: Run, path: Path, seconds: float) -> None:
+    untouched = {r.case.gb: r for r in run.cases if r.case.way == UNTOUCHED}
+    for result in run.cases:
+        result.sum_up(untouched.get(result.case.gb))
+    judge(run)
+    run.seconds = seconds
+    run.write(path)
+
+
+def _case(
+    case: Case, effort: Effort, place: Path, references: dict[float, History], tell: Tell
+) -> Result:
+    result = Result(case)
+
+    def said(text: str) -> None:
+        tell(f"{case.name}: {text}")
+
+    result.skipped = lacking(case)
+    if case.way == "torchft" and not replicas.version():
+        result.skipped = f"torchft is not in {replicas.PLACE}: FETCH=1 fetches it"
+    if result.skipped:
+        return result
+    out = place / case.name
+    if case.way == UNTOUCHED:
+        with _trouble_noted(result, "steady"):
+            references[case.gb] = _steady(result, effort, out, said)
+            result.identical = True
+        return result
+    with _trouble_noted(result, "kills"):
+        history = _kills(result, effort, out, said)
+        assert case.gb in references, "the untouched run failed"
+        result.difference = history.differs(references[case.gb], last_step(effort))
+        result.identical = not result.difference
+    with _trouble_noted(result, "steady"):
+        if effort.steady:
+            _steady(result, effort, out, said)
+    return result
+
+
+@contextmanager
+def _trouble_noted(result: Result, what: str) -> Iterator[None]:
+    """A failure costs one figure, not the run; the page and the exit code tell of it."""
+    try:
+        yield
+    except (AssertionError, LiveshiftError) as trouble:
+        result.failed[what] = str(trouble)[:4000]
+
+
+def _kills(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
+    """The paced job, which loses one host after the other."""
+    tell("starts")
+    last = last_step(effort)
+    with _job(result.case, effort, last, effort.pace, out) as job:
+        result.kills = kills.measure(job, effort, tell)
+        _to_its_end(job, last)
+        _take_pauses(result, job)
+        return job.history
+
+
+def _steady(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
+    """The job as fast as it goes, and nothing happens."""
+    tell("as fast as it goes")
+    steps = effort.steady
+    if result.case.way == UNTOUCHED:
+        steps = max(steps, last_step(effort))
+    with _job(result.case, effort, steps, 0.0, out) as job:
+        _to_its_end(job, steps)
+        _take_pauses(result, job)
+        if effort.steady:
+            result.steps_per_s = job.history.rate(effort.steady)
+        return job.history
+
+
+def _take_pauses(result: Result, job: Way) -> None:
+    if isinstance(job, Rewinding):
+        result.pauses += job.pauses.values()
+        result.image_bytes = max(result.image_bytes or 0, job.image_bytes) or None
+
+
+def _to_its_end(job: Way, last: int) -> None:
+    history = job.history
+    history.wait(lambda: history.reached() >= last, f"step {last}", kills.PATIENCE_S, job.alive)
+    until = time.monotonic() + END_S
+    while not job.ended():
+        assert time.monotonic() < until, f"it has not ended within {END_S:g} s"
+        time.sleep(0.1)
+    job.history.look()
+
+
+@contextmanager
+def _job(case: Case, effort: Effort, steps: int, pace: float, out: Path) -> Iterator[Way]:
+    """The job in a lab of its own, in training; what it said is part of an AssertionError."""
+    with ExitStack() as cleanup:
+        job = _begun(case, effort, steps, pace, out, cleanup)
+        try:
+            history = job.history
+            history.wait(lambda: history.reached() > 0, "the first step", START_S, job.alive)
+            if isinstance(job, Elastic) and case.way != UNTOUCHED:
+                job.stand_by()
+            yield job
+        except AssertionError as trouble:
+            raise AssertionError(f"{trouble}\n{job.said()}") from trouble
+
+
+def _begun(
+    case: Case, effort: Effort, steps: int, pace: float, out: Path, cleanup: ExitStack
+) -> Way:
+    if case.way == "rewind":
+        options = ("--hosts", str(HOSTS), "--timeouts", f"suspicion={case.suspicion:g}")
+        snapshots = ("--snapshots", f"every={effort.every:g}")
+        session = cleanup.enter_context(a_lab(lab_name("b"), out.parent, *options, *snapshots))
+        return Rewinding(session, case, steps, pace)
+    lab = cleanup.enter_context(plain_lab(lab_name("b"), HOSTS))
+    emptied(out)
+    if case.way == "torchft":
+        return Replicated(lab, case, steps, pace, out, cleanup)
+    saving = case.way != UNTOUCHED
+    return Elastic(lab, case, effort, steps, pace, out, cleanup, saving=saving)

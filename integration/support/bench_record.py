@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the records of benchmarks share: goals, a file that is kept as it grows, what was measured.
+
+A record is a msgspec.Struct with a field for each thing that two runs must have in common, so that
+one can go on with the other's figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import msgspec
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """``met`` None: it cannot be told, or does not concern this case."""
+
+    name: str
+    wanted: str
+    seen: str
+    met: bool | None
+    reason: str = ""
+
+
+def at_most(name: str, seen: float, wanted: float, unit: str, reason: str) -> Goal:
+    """``reason``: why it may have been missed; left out if it was met."""
+    met = seen <= wanted
+    return Goal(name, f"≤ {wanted:g}{unit}", f"{seen:.2f}{unit}", met, "" if met else reason)
+
+
+def write(path: Path, record: msgspec.Struct) -> None:
+    """A reader, or a run that resumes, never finds half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    os.replace(staged, path)
+
+
+def kept(path: Path, fresh: R, same: Sequence[str]) -> R | None:
+    """The record that an earlier run has left, if the fields named ``same`` are those of ``fresh``:
+    the code, the machine and the effort."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=type(fresh))
+    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    alike = all(getattr(found, key) == getattr(fresh, key) for key in same)
+    return found if alike else None
+
+
+def product() -> str:
+    """Of the package's files, the ones that run."""
+    found = hashlib.sha256()
+    root = Path(str(files("liveshift")))
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".so") or path.name == "capsule-init":
+            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kernel() -> str:
+    return platform.release()
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
