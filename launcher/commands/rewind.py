@@ -22,7 +22,7 @@ LOOK_S = 0.2
 EXAMPLES = """\
 [bold]Examples[/]
 
-liveshift rewind gpt   [dim]# a loss that became NaN just now, say[/]
+liveshift rewind gpt   [dim]# its data service was down, and it trained on nothing[/]
 
 liveshift rewind gpt --lost h1   [dim]# no host of gpt is heard, and h1 certainly has no power[/]
 """
