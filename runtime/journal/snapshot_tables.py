@@ -101,6 +101,10 @@ class SnapshotTables:
         """Give up all snapshots that an earlier orchestrator has left under way."""
         self._file.write("DELETE FROM snapshots WHERE state = 'taking'")
 
+    def drop_snapshots(self, job: str) -> None:
+        """Record that a job does not go back to any of its complete snapshots. Repeatable."""
+        self._file.write("DELETE FROM snapshots WHERE job = ? AND state = 'complete'", (job,))
+
     def snapshots_under_way(self) -> list[tuple[int, str]]:
         """List the snapshots that are neither complete nor given up: number and job."""
         return self._file.rows("SELECT number, job FROM snapshots WHERE state = 'taking'")

@@ -268,8 +268,11 @@ class Orchestrator:
         for seen in heartbeat.capsules:
             found = self.fleet.find(seen.name)
             if found is None:
-                if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):
-                    unknown.append(seen)  # else its job has ended and was just forgotten
+                last = self.fleet.journal.last_epoch(seen.name.partition("/")[0])
+                if not last:
+                    unknown.append(seen)
+                elif seen.epoch <= last:  # its job has ended and was forgotten while it was away
+                    self.endings.end_stray(host, seen.name, seen.epoch)
                 continue
             job, capsule = found
             if (capsule.host, capsule.epoch) == (host, seen.epoch):

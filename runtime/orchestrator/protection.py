@@ -106,6 +106,7 @@ class Protection:
         """Begin a snapshot of the job if one is due and possible."""
         every = job.snapshot_every(self._fleet.cluster)
         if not every:
+            self._switch_off(job)
             return
         state = self._states.get(job.name)
         if state is None:
@@ -140,6 +141,23 @@ class Protection:
         snapshot = Snapshot(self._context, number, job, holders)
         self._begin(snapshot)
         self._tasks.spawn(self._follow(snapshot, state, now))
+
+    def _switch_off(self, job: Job) -> None:
+        """Let go of the snapshot of a job that is to have none any more: it would only grow older.
+        The holders then learn from their claims that they need not keep it."""
+        if job.newest is None:
+            return
+        try:
+            self._journal.drop_snapshots(job.name)
+        except LiveshiftError as error:  # the next look tries again
+            log.error("%s of %s stays: %s", job.newest.name, job.name, error)
+            return
+        self._fleet.journal.note(
+            job.name,
+            "unprotected",
+            f"not protected: {job.newest.name} is dropped, snapshots are off",
+        )
+        job.newest = None
 
     def _hindrance(self, job: Job) -> str:
         """Why no snapshot can be taken right now, in words; that will pass. "" if one can."""

@@ -230,11 +230,17 @@ def test_one_unknown_job_is_ended_and_others_stay_unknown(tmp_path: Path) -> Non
         here(brain, RUN)
 
 
-def test_a_job_that_is_just_being_forgotten_is_not_unknown(tmp_path: Path) -> None:
+def test_a_copy_of_a_forgotten_job_is_not_unknown_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was cut off while the job was rewound without it, ended and was forgotten."""
+    ended: list[tuple[str, str, int]] = []
     brain = brain_on(tmp_path)
+    monkeypatch.setattr(brain.endings, "end_stray", lambda *stray: ended.append(stray))
     brain.fleet.journal.add_job("old", 1, "10.99.0.0/24", b"", {"old/0": (0, "h1")})
     brain.fleet.journal.remove_job("old")
     register(brain, "h1", {})
     seen = CapsuleState("old/0", 1, 7, 10**9, 5, 0.0, [0], "python train.py")
     says(brain, "h1", Heartbeat("h1", 1 << 30, [seen]))
     assert here(brain, GetStatus()).unknown == []
+    assert ended == [("h1", "old/0", 1)]

@@ -148,6 +148,18 @@ def test_a_job_trains_four_times_as_long_as_a_snapshot_has_paused_it(
     assert second.time - pauses[0] >= module.REST * 0.6
 
 
+def test_snapshots_that_are_switched_off_leave_none_to_go_back_to(scene: Scene) -> None:
+    """Days later a rewind would undo days of training."""
+    scene.run(lambda: scene.job.newest is not None)
+    off = replace(scene.fleet.cluster.snapshots, every=None)
+    scene.fleet.cluster = replace(scene.fleet.cluster, snapshots=off)
+    scene.run(lambda: scene.job.newest is None)
+    assert scene.fleet.journal.snapshots.newest("a") is None
+    (said,) = [text for kind, text in scene.events() if kind == "unprotected"]
+    assert "snapshots are off" in said
+    assert scene.job.state == "running"
+
+
 def test_there_are_none_without_being_asked_for(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "")
     looked = time.monotonic()
