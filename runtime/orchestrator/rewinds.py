@@ -161,11 +161,14 @@ class Rewinds:
     def _look_at(self, job: Job) -> None:
         if job.state == "rewinding":
             self._spawn(job)
-        elif job.name in self._rows:
+            return
+        if job.name in self._rows:
             if job.state == "ending":
                 self._end_unrestored(job)
             del self._rows[job.name]
-        elif self.protected(job) and not any(c.migration for c in job.capsules.values()):
+        if not self.protected(job):
+            self._end_lacking(job)
+        elif not any(c.migration for c in job.capsules.values()):
             if self.why_again(job):
                 self._spawn(job)
             else:
@@ -294,6 +297,15 @@ class Rewinds:
         for capsule in list(job.capsules.values()):
             if capsule.code is None and not capsule.granted and not capsule.migration:
                 self._endings.capsule_ended(job, capsule, KILLED)
+
+    def _end_lacking(self, job: Job) -> None:
+        """End the capsules of a job that is not taken back any more which were lost while it could
+        be: only what is known of them here says so, and no host reports them again."""
+        for name, lack in self._lookout.lacking(job).items():
+            capsule = job.capsules[name]
+            if capsule.code is None and not capsule.migration:
+                self._endings.capsule_ended(job, capsule, lack.code)
+                self.note(job, "lost", f"{name} is lost: {lack.why}")
 
     def _wait(self, job: Job, why: str) -> None:
         """Note why a job is not taken back (yet), each reason once in a row."""
