@@ -152,7 +152,10 @@ class Rewinds:
         while True:
             for job in list(self._fleet.jobs.values()):
                 if job.name not in self._following:
-                    self._look_at(job)
+                    try:
+                        self._look_at(job)
+                    except LiveshiftError as error:  # a full disk, say: the next look tries again
+                        self._wait(job, str(error))
             self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
             self._wake.clear()
             with contextlib.suppress(TimeoutError):

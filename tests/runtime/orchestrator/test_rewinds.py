@@ -21,6 +21,7 @@ from rewind_scene import FACTS, SURVEY
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.control import reach
+from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.messages import CapsuleEnded, CapsuleState, Message
 from liveshift.runtime.model.jobs import KILLED, Capsule, Job
 from liveshift.runtime.model.snapshots import Generation
@@ -644,3 +645,29 @@ def test_a_capsule_that_is_lost_again_ends_when_its_job_is_stopped(scene: Scene)
     asyncio.run(play())
     assert [capsule.code for capsule in scene.job.capsules.values()] == [KILLED, KILLED]
     assert scene.job.rewinds == 1
+
+
+def test_a_full_disk_ends_no_loop_and_the_end_is_recorded_once_there_is_room(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def full(name: str, _code: int) -> None:
+        tried.append(name)
+        raise JournalError("the disk is full", hint="make room")
+
+    async def play() -> None:
+        scene.stuck = {"Reserve"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "Reserve h2" in scene.said)
+            with monkeypatch.context() as disk:
+                disk.setattr(scene.fleet.journal, "set_ended", full)
+                await scene.stopping.signal(scene.job, 15, "root")
+                await scene.until(lambda: len(tried) > 3)
+                assert scene.job.state == "ending"
+            await scene.until(lambda: scene.job.state == "ended")
+
+    asyncio.run(play())
+    assert scene.history("rewinding")[-1] == "waits: the disk is full"
+    assert [capsule.code for capsule in scene.job.capsules.values()] == [KILLED, KILLED]
