@@ -204,6 +204,9 @@ class Rewinds:
         if generation is None:
             self._give_up(job, "no snapshot of it is left")
             return
+        if over := next((c.name for c in job.capsules.values() if c.code is not None), ""):
+            self._give_up(job, f"{over} has ended")
+            return
         why = self.why_again(job)
         owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
         plan = rewind_plan(self._fleet.views(), generation, owners, lost)

@@ -671,3 +671,20 @@ def test_a_full_disk_ends_no_loop_and_the_end_is_recorded_once_there_is_room(
     asyncio.run(play())
     assert scene.history("rewinding")[-1] == "waits: the disk is full"
     assert [capsule.code for capsule in scene.job.capsules.values()] == [KILLED, KILLED]
+
+
+def test_a_job_of_which_a_rank_has_ended_well_is_not_rewound_again(scene: Scene) -> None:
+    async def play() -> None:
+        scene.stuck = {"ForwardHeld"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "ForwardHeld h2" in scene.said)
+            scene.job.capsules["a/0"].granted = True  # it is back already
+            scene.endings.capsule_ended(scene.job, scene.job.capsules["a/0"], 0)
+            scene.rewinds.lacks(scene.job.capsules["a/1"], "h2 does not have it")
+            await scene.until(lambda: scene.job.state == "ended")
+
+    asyncio.run(play())
+    assert scene.job.code == KILLED
+    assert scene.history("rewinding")[-1] == "waits: cannot be taken back: a/0 has ended"
+    assert scene.job.rewinds == 1
