@@ -228,7 +228,6 @@ class Rewinds:
         self.note(job, "rewinding", f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
-        self._count_vouched(job, row)
         rewind = Rewind(self, job, generation, row, owners.values(), noticed)
         self._ended(job, rewind, await rewind.run())
 
@@ -238,7 +237,6 @@ class Rewinds:
         if row is None or generation is None or generation.number != row.generation:
             self._give_up(job, "the journal was put back, and does not know the snapshot any more")
             return
-        self._count_vouched(job, row)
         rewind = Rewind(self, job, generation, row, row.before)
         self._ended(job, rewind, await rewind.recover())
 
@@ -253,11 +251,6 @@ class Rewinds:
             self._lookout.begin_anew(capsule)
         self._rows[job.name] = row
         self._noted.pop(job.name, None)
-
-    def _count_vouched(self, job: Job, row: RewindRow) -> None:
-        """A host that a person calls dead has certainly ended its copy."""
-        if not self._lookout.vouched(job).keys().isdisjoint(row.before):
-            self.begin_restoring(row)
 
     async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
         """Say which image of the plan its holder does not have any more; "" if they have all.
@@ -334,7 +327,12 @@ class Rewinds:
         )
 
     def before(self, job: Job) -> list[str]:
-        return self._protection.before(job.name)
+        """One host that a person calls dead is enough, as is one that has ended its copy: the job
+        ran as a whole on all of these hosts, so a part of it has ended, and the others can end at
+        most the collective in which they are. A dead host that is none of them proves nothing.
+        """
+        before = self._protection.before(job.name)
+        return before if self._lookout.vouched(job).keys().isdisjoint(before) else []
 
     def note(self, job: Job, kind: str, text: str) -> None:
         self._fleet.journal.note(job.name, kind, text)

@@ -531,6 +531,39 @@ def test_a_rewind_that_waits_for_one_of_its_hosts_goes_on_at_a_person_s_word(sce
     assert {host for host, _, _ in scene.owners().values()} == {"h2"}
 
 
+@pytest.mark.parametrize("dead", ["h0", "h1"])
+def test_a_person_s_word_counts_for_hosts_that_own_nothing_any_more(
+    scene: Scene, dead: str
+) -> None:
+    async def play() -> None:
+        scene.stuck = {"EndEarlier"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "EndEarlier h2" in scene.said)
+            scene.cut("h0")
+            scene.stuck = set()
+            await scene.until(lambda: {host for host, _, _ in scene.owners().values()} == {"h2"})
+            waits = "waits until one of h0, h1 has ended its copy: the job may train there"
+            await scene.until(lambda: waits in scene.history("rewinding"))
+            assert not [said for said in scene.said if said.startswith("Reserve")]
+            scene.rewinds.order("root", scene.job, dead, dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 2, "the one that waited went on"
+    assert scene.owners() == {"a/0": ("h2", 5, True), "a/1": ("h2", 5, True)}
+
+
+def test_a_dead_host_that_did_not_run_the_job_proves_nothing(scene: Scene) -> None:
+    row = scene.fleet.journal.snapshots.rewind("a", 1, {"a/0": "h2", "a/1": "h2"}, "h0 is silent")
+    scene.rewinds._lookout.vouch(scene.job, "h2", "root")
+    assert scene.rewinds.before(scene.job) == row.before == ["h0", "h1"]
+    scene.rewinds._lookout.vouch(scene.job, "h1", "root")
+    assert scene.rewinds.before(scene.job) == []
+    scene.fleet.hosts["h1"].heard = time.monotonic()
+    assert scene.rewinds.before(scene.job) == ["h0", "h1"], "it was not dead"
+
+
 def test_a_job_waits_for_a_holder_and_nothing_of_it_is_ended(scene: Scene) -> None:
     async def play() -> None:
         async with scene.at_work():
