@@ -147,10 +147,12 @@ def rewind_plan(
 
     ``owners``: the host of each capsule. ``lost``: the capsules whose hosts are lost or came back
     without them. The others stay. A lost capsule goes to its holder if that has a free slot, so
-    that its image does not cross the network, else where a move would go.
+    that its image does not cross the network, else where a move would go. A host that came back
+    without a capsule has that one's slot free, though the journal still has the capsule there.
     """
     known = {host.name: host for host in hosts}
-    left = {name: host.free for name, host in known.items()}
+    freed = Counter(owners[capsule] for capsule in lost)
+    left = {name: host.free + freed[name] for name, host in known.items()}
     plan = {}
     for capsule, owner in owners.items():
         holders = generation.holders.get(capsule, [])

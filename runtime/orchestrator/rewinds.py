@@ -152,7 +152,10 @@ class Rewinds:
         while True:
             for job in list(self._fleet.jobs.values()):
                 if job.name not in self._following:
-                    self._look_at(job)
+                    try:
+                        self._look_at(job)
+                    except LiveshiftError as error:  # a full disk, say: the next look tries again
+                        self._wait(job, str(error))
             self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -161,11 +164,14 @@ class Rewinds:
     def _look_at(self, job: Job) -> None:
         if job.state == "rewinding":
             self._spawn(job)
-        elif job.name in self._rows:
+            return
+        if job.name in self._rows:
             if job.state == "ending":
                 self._end_unrestored(job)
             del self._rows[job.name]
-        elif self.protected(job) and not any(c.migration for c in job.capsules.values()):
+        if not self.protected(job):
+            self._end_lacking(job)
+        elif not any(c.migration for c in job.capsules.values()):
             if self.why_again(job):
                 self._spawn(job)
             else:
@@ -198,6 +204,9 @@ class Rewinds:
         if generation is None:
             self._give_up(job, "no snapshot of it is left")
             return
+        if over := next((c.name for c in job.capsules.values() if c.code is not None), ""):
+            self._give_up(job, f"{over} has ended")
+            return
         why = self.why_again(job)
         owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
         plan = rewind_plan(self._fleet.views(), generation, owners, lost)
@@ -219,7 +228,6 @@ class Rewinds:
         self.note(job, "rewinding", f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
-        self._count_vouched(job, row)
         rewind = Rewind(self, job, generation, row, owners.values(), noticed)
         self._ended(job, rewind, await rewind.run())
 
@@ -229,7 +237,6 @@ class Rewinds:
         if row is None or generation is None or generation.number != row.generation:
             self._give_up(job, "the journal was put back, and does not know the snapshot any more")
             return
-        self._count_vouched(job, row)
         rewind = Rewind(self, job, generation, row, row.before)
         self._ended(job, rewind, await rewind.recover())
 
@@ -244,11 +251,6 @@ class Rewinds:
             self._lookout.begin_anew(capsule)
         self._rows[job.name] = row
         self._noted.pop(job.name, None)
-
-    def _count_vouched(self, job: Job, row: RewindRow) -> None:
-        """A host that a person calls dead has certainly ended its copy."""
-        if not self._lookout.vouched(job).keys().isdisjoint(row.before):
-            self.begin_restoring(row)
 
     async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
         """Say which image of the plan its holder does not have any more; "" if they have all.
@@ -295,6 +297,15 @@ class Rewinds:
             if capsule.code is None and not capsule.granted and not capsule.migration:
                 self._endings.capsule_ended(job, capsule, KILLED)
 
+    def _end_lacking(self, job: Job) -> None:
+        """End the capsules of a job that is not taken back any more which were lost while it could
+        be: only what is known of them here says so, and no host reports them again."""
+        for name, lack in self._lookout.lacking(job).items():
+            capsule = job.capsules[name]
+            if capsule.code is None and not capsule.migration:
+                self._endings.capsule_ended(job, capsule, lack.code)
+                self.note(job, "lost", f"{name} is lost: {lack.why}")
+
     def _wait(self, job: Job, why: str) -> None:
         """Note why a job is not taken back (yet), each reason once in a row."""
         if self._noted.get(job.name) != why:
@@ -316,7 +327,12 @@ class Rewinds:
         )
 
     def before(self, job: Job) -> list[str]:
-        return self._protection.before(job.name)
+        """One host that a person calls dead is enough, as is one that has ended its copy: the job
+        ran as a whole on all of these hosts, so a part of it has ended, and the others can end at
+        most the collective in which they are. A dead host that is none of them proves nothing.
+        """
+        before = self._protection.before(job.name)
+        return before if self._lookout.vouched(job).keys().isdisjoint(before) else []
 
     def note(self, job: Job, kind: str, text: str) -> None:
         self._fleet.journal.note(job.name, kind, text)

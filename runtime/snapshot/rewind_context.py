@@ -33,10 +33,10 @@ class RewindContext(Protocol):
 
     def before(self, job: Job) -> list[str]:
         """The hosts of which one must have ended its earlier copies before a capsule of the job is
-        restored (ownership.may_restore); empty if one has."""
+        restored (ownership.may_restore); empty if one has, or is dead by a person's word."""
 
     def begin_restoring(self, row: RewindRow) -> None:
-        """Record that one has. Raises LiveshiftError."""
+        """Record that ``before`` is empty from now on. Raises LiveshiftError."""
 
     def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
         """Durably pass the ownership to ``host``; raises LiveshiftError if that is not allowed.

@@ -150,6 +150,22 @@ def test_a_host_that_came_back_without_its_capsule_is_one_of_many() -> None:
     assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h0", "h2"), "gpt/1": Place("h1", "h2")}
 
 
+def test_a_host_that_came_back_without_its_capsule_can_take_it_back() -> None:
+    full = [host("h0", used=1, slots=1), host("h1", used=2), host("h2", used=2)]
+    assert plan(full, ["gpt/0"]) == {"gpt/0": Place("h0", "h2"), "gpt/1": Place("h1", "h2")}
+    down = [host("h0", used=1, slots=1, up=False), host("h1", used=2), host("h2", used=2)]
+    assert plan(down, ["gpt/0"]) == "no host has room for gpt/0, which was on h0"
+    over = [host("h0", used=2, slots=1), host("h1", used=2), host("h2", used=2)]
+    assert plan(over, ["gpt/0"]) == "no host has room for gpt/0, which was on h0"
+
+
+def test_a_slot_that_a_lost_capsule_leaves_is_given_once() -> None:
+    full = [host(name, used=1, slots=1) for name in ("h0", "h1")] + [host("h2", used=2)]
+    both = plan(full, ["gpt/0", "gpt/1"])
+    assert not isinstance(both, str)
+    assert sorted(place.host for place in both.values()) == ["h0", "h1"]
+
+
 def test_each_slot_is_given_once() -> None:
     gone = [host("h0", up=False), host("h1", up=False), host("h2", used=1), host("h3", used=1)]
     both = ["gpt/0", "gpt/1"]

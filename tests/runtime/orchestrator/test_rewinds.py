@@ -21,6 +21,7 @@ from rewind_scene import FACTS, SURVEY
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.control import reach
+from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.messages import CapsuleEnded, CapsuleState, Message
 from liveshift.runtime.model.jobs import KILLED, Capsule, Job
 from liveshift.runtime.model.snapshots import Generation
@@ -530,6 +531,39 @@ def test_a_rewind_that_waits_for_one_of_its_hosts_goes_on_at_a_person_s_word(sce
     assert {host for host, _, _ in scene.owners().values()} == {"h2"}
 
 
+@pytest.mark.parametrize("dead", ["h0", "h1"])
+def test_a_person_s_word_counts_for_hosts_that_own_nothing_any_more(
+    scene: Scene, dead: str
+) -> None:
+    async def play() -> None:
+        scene.stuck = {"EndEarlier"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "EndEarlier h2" in scene.said)
+            scene.cut("h0")
+            scene.stuck = set()
+            await scene.until(lambda: {host for host, _, _ in scene.owners().values()} == {"h2"})
+            waits = "waits until one of h0, h1 has ended its copy: the job may train there"
+            await scene.until(lambda: waits in scene.history("rewinding"))
+            assert not [said for said in scene.said if said.startswith("Reserve")]
+            scene.rewinds.order("root", scene.job, dead, dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 2, "the one that waited went on"
+    assert scene.owners() == {"a/0": ("h2", 5, True), "a/1": ("h2", 5, True)}
+
+
+def test_a_dead_host_that_did_not_run_the_job_proves_nothing(scene: Scene) -> None:
+    row = scene.fleet.journal.snapshots.rewind("a", 1, {"a/0": "h2", "a/1": "h2"}, "h0 is silent")
+    scene.rewinds._lookout.vouch(scene.job, "h2", "root")
+    assert scene.rewinds.before(scene.job) == row.before == ["h0", "h1"]
+    scene.rewinds._lookout.vouch(scene.job, "h1", "root")
+    assert scene.rewinds.before(scene.job) == []
+    scene.fleet.hosts["h1"].heard = time.monotonic()
+    assert scene.rewinds.before(scene.job) == ["h0", "h1"], "it was not dead"
+
+
 def test_a_job_waits_for_a_holder_and_nothing_of_it_is_ended(scene: Scene) -> None:
     async def play() -> None:
         async with scene.at_work():
@@ -595,3 +629,95 @@ def test_a_job_that_is_stopped_meanwhile_ends(scene: Scene) -> None:
     asyncio.run(play())
     assert [capsule.code for capsule in scene.job.capsules.values()] == [KILLED, KILLED]
     assert not scene.history("rewound")
+
+
+def test_a_capsule_that_waited_for_a_rewind_ends_when_its_job_is_stopped(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h2")
+            await scene.until(lambda: not scene.fleet.is_up("h2"))
+            assert scene.rewinds.host_lost("h1", scene.job, scene.job.capsules["a/1"])
+            await scene.until(lambda: bool(scene.history("rewinding")))
+            assert scene.job.capsules["a/1"].code is None
+            await scene.stopping.signal(scene.job, 15, "root")
+            await scene.until(lambda: scene.job.capsules["a/1"].code == KILLED)
+            assert scene.job.capsules["a/0"].code is None, "its host ends it"
+            scene.endings.capsule_ended(scene.job, scene.job.capsules["a/0"], 0)
+
+    asyncio.run(play())
+    assert scene.job.state == "ended"
+    assert scene.history("lost") == ["a/1 is lost: h1 came back without a/1"]
+    assert not scene.history("rewound")
+
+
+def test_a_capsule_that_waited_for_a_rewind_ends_when_another_has_ended_well(scene: Scene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h2")
+            await scene.until(lambda: not scene.fleet.is_up("h2"))
+            assert scene.rewinds.host_lost("h1", scene.job, scene.job.capsules["a/1"])
+            await scene.until(lambda: bool(scene.history("rewinding")))
+            scene.endings.capsule_ended(scene.job, scene.job.capsules["a/0"], 0)
+            await scene.until(lambda: scene.job.state == "ended")
+
+    asyncio.run(play())
+    assert scene.job.code == KILLED
+
+
+def test_a_capsule_that_is_lost_again_ends_when_its_job_is_stopped(scene: Scene) -> None:
+    async def play() -> None:
+        scene.stuck = {"ForwardHeld"}
+        async with scene.at_work():
+            assert scene.report(scene.end("a/1", KILLED))
+            await scene.until(lambda: "ForwardHeld h2" in scene.said)
+            scene.job.capsules["a/0"].granted = True  # it is back already
+            scene.rewinds.lacks(scene.job.capsules["a/0"], "h0 does not have it")
+            await scene.stopping.signal(scene.job, 15, "root")
+            await scene.until(lambda: scene.job.state == "ended")
+
+    asyncio.run(play())
+    assert [capsule.code for capsule in scene.job.capsules.values()] == [KILLED, KILLED]
+    assert scene.job.rewinds == 1
+
+
+def test_a_full_disk_ends_no_loop_and_the_end_is_recorded_once_there_is_room(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def full(name: str, _code: int) -> None:
+        tried.append(name)
+        raise JournalError("the disk is full", hint="make room")
+
+    async def play() -> None:
+        scene.stuck = {"Reserve"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "Reserve h2" in scene.said)
+            with monkeypatch.context() as disk:
+                disk.setattr(scene.fleet.journal, "set_ended", full)
+                await scene.stopping.signal(scene.job, 15, "root")
+                await scene.until(lambda: len(tried) > 3)
+                assert scene.job.state == "ending"
+            await scene.until(lambda: scene.job.state == "ended")
+
+    asyncio.run(play())
+    assert scene.history("rewinding")[-1] == "waits: the disk is full"
+    assert [capsule.code for capsule in scene.job.capsules.values()] == [KILLED, KILLED]
+
+
+def test_a_job_of_which_a_rank_has_ended_well_is_not_rewound_again(scene: Scene) -> None:
+    async def play() -> None:
+        scene.stuck = {"ForwardHeld"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "ForwardHeld h2" in scene.said)
+            scene.job.capsules["a/0"].granted = True  # it is back already
+            scene.endings.capsule_ended(scene.job, scene.job.capsules["a/0"], 0)
+            scene.rewinds.lacks(scene.job.capsules["a/1"], "h2 does not have it")
+            await scene.until(lambda: scene.job.state == "ended")
+
+    asyncio.run(play())
+    assert scene.job.code == KILLED
+    assert scene.history("rewinding")[-1] == "waits: cannot be taken back: a/0 has ended"
+    assert scene.job.rewinds == 1
