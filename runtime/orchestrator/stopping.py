@@ -89,8 +89,7 @@ class Stopping:
         SIGTERM and SIGKILL return at once. Any other signal returns when it has arrived, or after
         ANSWER_S seconds; it is then still sent. The history names each capsule that it missed.
         """
-        if signum in ASKS_TO_END:
-            job.end_asked = time.time()
+        _note_asked(job, signum)
         if signum in (signal.SIGTERM, signal.SIGKILL):
             self._stop(job, by, kill=signum == signal.SIGKILL)
         else:
@@ -172,6 +171,7 @@ class Stopping:
                 last = took > max(limits.grace, limits.standstill)
                 if took > limits.grace or not self._frozen(waiting):
                     sent = await self._all(waiting, signum)
+                    _note_asked(job, signum)  # a snapshot may have come before it
                     waiting = self._not_reached(signum, sent, last=last)
                 await asyncio.sleep(LOOK_S)
 
@@ -226,3 +226,9 @@ class Stopping:
             nothing = moving and isinstance(error, Refused | NotFound)
             return _OnTheMove(str(error)) if nothing else error
         return None
+
+
+def _note_asked(job: Job, signum: int) -> None:
+    """Note that a person wants an end of the job from now on, if the signal asks for one."""
+    if signum in ASKS_TO_END:
+        job.end_asked = time.time()

@@ -52,7 +52,9 @@ class CommandEnds:
         assert job.newest is not None
         if job.end_asked > job.newest.time:
             return False  # a person wanted it since the snapshot was taken
-        if killed_by(end) is not None or job.rewind_on(self._cluster) is RewindOn.ANY:
+        # While the job is taken back, a rank may have waited for its peers in vain.
+        wants = job.rewind_on(self._cluster) is RewindOn.ANY or job.state == "rewinding"
+        if wants or killed_by(end) is not None:
             return self._died(job, capsule, end, job.newest.number)
         if fault := self._lookout.fault_before(job):
             self._lookout.ended(capsule, f"{words(end)}, and {fault}", end.code)

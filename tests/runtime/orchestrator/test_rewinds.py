@@ -369,6 +369,33 @@ def test_a_signal_of_before_the_snapshot_was_borne(scene: Scene) -> None:
     assert scene.report(scene.end("a/1", KILLED))
 
 
+def test_a_signal_that_is_delivered_after_a_snapshot_was_wished_after_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capsules are frozen for a snapshot when a person asks."""
+
+    async def after_the_thaw(capsules: list[Capsule], _: int) -> list[tuple[Capsule, None]]:
+        scene.take_snapshot(scene.fleet)
+        return [(capsule, None) for capsule in capsules]
+
+    monkeypatch.setattr(scene.stopping, "_all", after_the_thaw)
+
+    async def play() -> None:
+        async with scene.at_work():
+            await scene.stopping.signal(scene.job, signal.SIGINT, "root")
+            assert not scene.report(scene.end("a/1", KILLED)), "as it was asked to"
+
+    asyncio.run(play())
+
+
+def test_a_rank_that_fails_while_its_job_is_taken_back_is_taken_back_with_it(scene: Scene) -> None:
+    """Its peers may not be back for minutes, because their holder is gone: it waits in vain."""
+    scene.job.state = "rewinding"
+    assert scene.report(scene.end("a/0", 1))
+    assert scene.rewinds.why_again(scene.job) == "a/0 ended with code 1"
+    assert scene.rewinds.takes_back(scene.job, scene.job.capsules["a/0"], scene.end("a/0", 1))
+
+
 def test_with_any_an_exit_code_leads_to_a_rewind_too(scene: Scene) -> None:
     scene.ask(rewind_on="any")
 
