@@ -164,6 +164,7 @@ def test_run_killed_in_the_foreground(session: LabSession) -> None:
     assert not (out / "final0.json").exists(), "it ended with its lab"
 
 
+@pytest.mark.long
 def test_two_labs_side_by_side(session: LabSession, another: LabSession) -> None:
     """The same addresses, host and job names in both: neither hears of the other."""
     session.up("--hosts", "2")

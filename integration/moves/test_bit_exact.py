@@ -132,6 +132,7 @@ def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: Refere
     job.assert_same_as_never_moved(references, ranks=2)
 
 
+@pytest.mark.long
 def test_d_moved_twice_and_back(lab: LabSession, references: References) -> None:
     job = without_end(lab, "d-ddp")
     home = job.seen(1).host
@@ -143,6 +144,7 @@ def test_d_moved_twice_and_back(lab: LabSession, references: References) -> None
     assert_trained_as_never_moved(job, references)
 
 
+@pytest.mark.long
 def test_e_both_hosts_drained(lab: LabSession, references: References) -> None:
     job = without_end(lab, "e-ddp")
     first, second = job.seen(0).host, job.seen(1).host

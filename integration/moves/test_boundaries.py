@@ -53,6 +53,7 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
     result.assert_equals(references.of(job.argv, 3, 3))
 
 
+@pytest.mark.long
 def test_ranks_whose_pages_are_of_another_version(lab: LabSession, references: References) -> None:
     """As after an upgrade with another layout: agents cannot read them, nor close such gates."""
     argv = ("python", str(JOBS / "tiny.py"), "--steps", "800", "--pace", "0.1", "--out", "{out}")
@@ -70,6 +71,7 @@ def test_ranks_whose_pages_are_of_another_version(lab: LabSession, references: R
     result.assert_equals(references.of(job.argv, 2, 2))
 
 
+@pytest.mark.long
 def test_where_collectives_are_rare_computing_shows_that_a_move_is_over(
     lab: LabSession, references: References
 ) -> None:

@@ -327,6 +327,7 @@ def test_a_committed_move_is_not_cancelled(lab: LabSession, held: Held, long: Jo
     assert long.seen(1).host == "h2"
 
 
+@pytest.mark.long
 def test_a_cancelled_evacuation_is_not_tried_again_by_itself(
     lab: LabSession, held: Held, long: Job
 ) -> None:

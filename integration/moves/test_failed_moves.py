@@ -127,6 +127,7 @@ def test_no_room_for_the_image(lab: LabSession, long: Job) -> None:
     assert "No space left on device" in said
 
 
+@pytest.mark.long
 def test_link_cut_while_frozen(lab: LabSession, long: Job) -> None:
     with slow_link(lab):
         said = fails(lab, long, lambda: lab.cli("lab", "link", DESTINATION, "--cut"))
@@ -135,6 +136,7 @@ def test_link_cut_while_frozen(lab: LabSession, long: Job) -> None:
     eventually(lambda: lab.host(DESTINATION).state == "up", "h2 to be up again", 20)
 
 
+@pytest.mark.long
 def test_destination_agent_killed_while_frozen(lab: LabSession, long: Job) -> None:
     with slow_link(lab):
         fails(lab, long, lambda: lab.stop_agent(DESTINATION))

@@ -58,6 +58,7 @@ def test_cold_memory_goes_ahead_three_times_in_a_row(
         assert found == json.loads((reference / f"final{rank}.json").read_text())["cold"]
 
 
+@pytest.mark.long
 def test_memory_that_processes_share_goes_with_a_full_dump_and_stays_shared(
     lab: LabSession, references: References
 ) -> None:

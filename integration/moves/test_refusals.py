@@ -362,6 +362,7 @@ def test_a_connection_to_outside_the_cluster_is_named_before_the_move_breaks_it(
 # ---- the wrong moment ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_second_migration_of_a_capsule_on_its_way(lab: LabSession, long: Job) -> None:
     lab.cli("lab", "link", "h2", "--rate", "20mbit")  # a minute and a half, if nothing changes it
     with lab.popen("migrate", "long/1", "--to", "h2") as moving:

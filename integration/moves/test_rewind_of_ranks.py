@@ -111,6 +111,7 @@ def test_a_rank_below_torchrun_may_be_killed(start: Start) -> None:
     job.stop()
 
 
+@pytest.mark.long
 def test_a_job_that_is_killed_more_often_than_it_may_be_ends_in_words(start: Start) -> None:
     job = start(LONG, "--max-rewinds", "1")
     kill(job, 1, 1)
@@ -129,6 +130,7 @@ def test_a_rank_that_ends_by_itself_ends_its_job(start: Start) -> None:
     assert not events(job, "rewinding")
 
 
+@pytest.mark.long
 def test_a_rank_that_kills_itself_at_one_step_does_so_once_more_only(start: Start) -> None:
     job = start((*LONG, "--kill-at", "80"))
     assert job.wait_end() == 128 + signal.SIGKILL

@@ -93,6 +93,7 @@ def test_contracts_refusals_and_ratios(told: dict[str, Any]) -> None:
     assert cost["training step"]["arena, all-reduces seen"] > 10
 
 
+@pytest.mark.long
 def test_a_step_that_hangs_costs_only_itself(place: Path) -> None:
     told = suite(place / "gpu-suite-hangs", "E9", "E3", "--deadline", "2.5", code=1)
     over, after = told["steps"]["E9"], told["steps"]["E3"]

@@ -332,6 +332,7 @@ def test_memory_that_goes_with_the_sources_helper_is_said_to_be_lost(
     fast.wait_probed(source)
 
 
+@pytest.mark.long
 def test_on_the_plain_path_the_image_has_all_of_it(
     plain: GpuLab, points: Held, references: References
 ) -> None:
@@ -344,6 +345,7 @@ def test_on_the_plain_path_the_image_has_all_of_it(
     plain.assert_whole(job, references)
 
 
+@pytest.mark.long
 def test_memory_that_came_by_the_fast_path_goes_by_the_plain_one(
     fast: GpuLab, references: References
 ) -> None:

@@ -110,6 +110,7 @@ def test_by_the_driver_alone(plain: GpuLab, references: References) -> None:
     plain.assert_whole(job, references)
 
 
+@pytest.mark.long
 def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
     """The communicators are made anew on the other GPU."""
     job = fast.start("pair", nnodes=2)

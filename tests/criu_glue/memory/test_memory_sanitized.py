@@ -137,7 +137,17 @@ DEFECTS = {
 }
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize(
+    "defect",
+    [
+        "too little memory",
+        "a lock is not taken",
+        *(
+            pytest.param(d, marks=pytest.mark.long)
+            for d in ("memory is lost", "a shift by too much")
+        ),
+    ],
+)
 def test_a_defect_is_found(defect: str, tmp_path: Path) -> None:
     name, file, good, bad, test, words = DEFECTS[defect]
     sanitizers.runtime(name)
