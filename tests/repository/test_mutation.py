@@ -151,7 +151,7 @@ def test_a_mutant_that_the_tests_notice_is_killed_and_another_survives(
     monkeypatch.setitem(JUDGES, file, (looks_elsewhere,))
     score = Trial(file, place, 1).run(lines)
     assert score.unexplained
-    assert explanation(file, mutants_of(file)[0]) == ""
+    assert {explanation(file, m) for m in mutants_of(file) if m.line in lines} == {""}
 
 
 @pytest.mark.long
