@@ -9,7 +9,7 @@ FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
 SOURCES := $(wildcard *.py) py.typed meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
-TWO = --numprocesses 2 --dist loadfile
+TWO = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 LABS = integration -m 'not long and not alone' $(TWO) $(ARGS) -- integration -m 'not long and alone' $(ARGS)
 ALONE = scripts/alone.sh "make $@"
 WHOLE_RUN = $(BIN)/python scripts/whole_run.py

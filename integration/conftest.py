@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from lab_place import a_place, lab_name, shared_place
 from lab_session import BRISK, LabSession, NewLab, a_lab, environment
+from longest_files import begin_with_longest
 from machine_needs import skip_where_lacking
 from open_python import NOBODY, OpenPython, opened_python
 from reference_runs import References
@@ -32,6 +33,10 @@ _labs: list[LabSession] = []
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     skip_where_lacking(item)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    begin_with_longest(items)
 
 
 @pytest.fixture(scope="session")

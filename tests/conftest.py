@@ -13,6 +13,7 @@ from frames import ear
 from hypothesis import HealthCheck, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from link_harness import key_directory
+from longest_files import begin_with_longest
 from machine_needs import skip_where_lacking
 from nccl_coordinator import world, world_2_32
 from three_hosts import net, serve
@@ -52,3 +53,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(BUILD / "torchinductor")  # made by 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     skip_where_lacking(item)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    begin_with_longest(items)
