@@ -56,7 +56,7 @@ def test_each_way_brings_the_job_back_and_is_real_work(run: Run) -> None:
         assert kill.repeated_s >= (kill.repeated - 1) * EFFORT.pace * 0.9
         assert (result.first_step_s, result.lost_s) == (kill.first_step_s, kill.lost_s)
     ours, theirs = others
-    assert ours.snapshots > 1
+    assert ours.snapshots >= 1
     assert 0 < (ours.pause_s or 0) < 10
     assert (ours.image_bytes or 0) > 2 * 50_000_000, "two processes with torch"
     # A checkpoint is of a step that is known, a snapshot of any.
