@@ -20,7 +20,7 @@ from liveshift.errors import Refused
 
 pytestmark = pytest.mark.alone
 
-EFFORT = Effort(kills=1, every=2.0, steps_every=20, pace=0.05, steady=0)
+EFFORT = Effort(kills=1, every=2.0, steps_every=20, pace=0.15, steady=0)
 CASES = [
     Case("untouched", 0.25),
     Case("rewind", 0.25, 1.0),
@@ -56,11 +56,11 @@ def test_each_way_brings_the_job_back_and_is_real_work(run: Run) -> None:
         assert kill.repeated_s >= (kill.repeated - 1) * EFFORT.pace * 0.9
         assert (result.first_step_s, result.lost_s) == (kill.first_step_s, kill.lost_s)
     ours, theirs = others
-    assert ours.snapshots >= 1
+    assert ours.snapshots > 1
     assert 0 < (ours.pause_s or 0) < 10
     assert (ours.image_bytes or 0) > 2 * 50_000_000, "two processes with torch"
     # A checkpoint is of a step that is known, a snapshot of any.
-    assert theirs.kills[0].repeated in range(moment.step - EFFORT.steps_every + 1, moment.step + 3)
+    assert theirs.kills[0].repeated in range(moment.step - EFFORT.steps_every, moment.step + 3)
     assert (theirs.pauses, theirs.pause_s, theirs.image_bytes) == ([], None, None)
 
 
