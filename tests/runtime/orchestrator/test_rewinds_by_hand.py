@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A person's order to take a job back, and a person's word that a host is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from rewinds_scene import RewindsScene, scene
+
+from liveshift.errors import Refused
+from liveshift.runtime.model.jobs import KILLED
+
+__all__ = ["scene"]
+
+
+def test_a_person_takes_a_job_back(scene: RewindsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            plan = scene.rewinds.order("root", scene.job, "", dry_run=True)
+            assert plan.where == {"a/0": "h0", "a/1": "h1"}
+            assert (plan.snapshot, plan.boundary) == ("s1", "step 9")
+            await asyncio.sleep(0.2)
+            assert scene.job.rewinds == 0, "it was only asked"
+            assert scene.rewinds.order("root", scene.job, "", dry_run=False).where == plan.where
+            await scene.until(lambda: bool(scene.history("rewound")))
+            await asyncio.sleep(0.2)
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 1, "once"
+    assert scene.history("rewinding") == [
+        "ordered: root wants it",
+        "goes back to s1: root wants it",
+    ]
+    assert scene.died() == [{}]
+
+
+def test_an_order_is_refused_in_words(scene: RewindsScene) -> None:
+    def refusal(lost: str = "") -> str:
+        with pytest.raises(Refused) as refused:
+            scene.rewinds.order("root", scene.job, lost, dry_run=False)
+        return refused.value.message
+
+    async def play() -> None:
+        async with scene.at_work():
+            assert refusal("h2") == "--lost h2: a does not run there"
+            assert refusal("h1") == "--lost h1: it is not dead, it answers"
+            generation, scene.job.newest = scene.job.newest, None
+            assert refusal() == "a cannot be taken back: it has no complete snapshot"
+            scene.job.newest = generation
+            scene.cut("h2")
+            await scene.until(lambda: not scene.fleet.is_up("h2"))
+            assert "no host that holds a/0 is up" in refusal()
+            scene.cut("h0", "h1")
+            await scene.until(lambda: not scene.fleet.is_up("h1"))
+            assert "none of its hosts is heard (h0, h1)" in refusal()
+            scene.job.state = "ending"
+            assert refusal() == "a cannot be taken back: it is being ended"
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 0
+
+
+def test_an_order_that_cannot_be_carried_out_soon_is_void(scene: RewindsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.rewinds._lookout.order(scene.job, "root wants it", 0.3)
+            scene.cut("h2")
+            await asyncio.sleep(1.0)
+            scene.alive.add("h2")
+            await asyncio.sleep(0.5)
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 0
+
+
+def test_a_person_vouches_for_a_job_of_which_no_host_is_heard(scene: RewindsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h0", "h1")
+            await asyncio.sleep(1.5)
+            assert not scene.history("rewinding"), "it may train on without us"
+            scene.rewinds.order("root", scene.job, "h1", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert {host for host, _, _ in scene.owners().values()} == {"h2"}
+    assert "goes back to s1: h0 is silent, and so is its kernel; h1 is dead, says root" in (
+        scene.history("rewinding")
+    )
+
+
+def test_a_rewind_that_waits_for_one_of_its_hosts_goes_on_at_a_person_s_word(
+    scene: RewindsScene,
+) -> None:
+    async def play() -> None:
+        scene.stuck = {"EndEarlier"}
+        async with scene.at_work():
+            assert scene.report(scene.end("a/1", KILLED))
+            await scene.until(lambda: "EndEarlier h1" in scene.said)
+            scene.cut("h0", "h1")
+            scene.stuck = set()
+            await scene.until(lambda: any("left on" in each for each in scene.history("rewinding")))
+            await asyncio.sleep(1.5)
+            assert not scene.history("rewound"), "no host of it is heard"
+            scene.rewinds.order("root", scene.job, "h0", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert {host for host, _, _ in scene.owners().values()} == {"h2"}
+
+
+@pytest.mark.parametrize("dead", ["h0", "h1"])
+def test_a_person_s_word_counts_for_hosts_that_own_nothing_any_more(
+    scene: RewindsScene, dead: str
+) -> None:
+    async def play() -> None:
+        scene.stuck = {"EndEarlier"}
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "EndEarlier h2" in scene.said)
+            scene.cut("h0")
+            scene.stuck = set()
+            await scene.until(lambda: {host for host, _, _ in scene.owners().values()} == {"h2"})
+            waits = "waits until one of h0, h1 has ended its copy: the job may train there"
+            await scene.until(lambda: waits in scene.history("rewinding"))
+            assert not [said for said in scene.said if said.startswith("Reserve")]
+            scene.rewinds.order("root", scene.job, dead, dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.job.rewinds == 2, "the one that waited went on"
+    assert scene.owners() == {"a/0": ("h2", 5, True), "a/1": ("h2", 5, True)}
+
+
+def test_a_dead_host_that_did_not_run_the_job_proves_nothing(scene: RewindsScene) -> None:
+    row = scene.fleet.journal.snapshots.rewind("a", 1, {"a/0": "h2", "a/1": "h2"}, "h0 is silent")
+    scene.rewinds._lookout.vouch(scene.job, "h2", "root")
+    assert scene.rewinds.before(scene.job) == row.before == ["h0", "h1"]
+    scene.rewinds._lookout.vouch(scene.job, "h1", "root")
+    assert scene.rewinds.before(scene.job) == []
+    scene.fleet.hosts["h1"].heard = time.monotonic()
+    assert scene.rewinds.before(scene.job) == ["h0", "h1"], "it was not dead"
