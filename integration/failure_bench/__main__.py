@@ -6,23 +6,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
-import psutil
-from bench_page import long_time, print_goals
-from bench_record import kernel, product
+from bench_page import conclude, long_time
+from bench_record import kept
 from lab_place import a_place, as_program
 from rich.console import Console
 from rich.markup import escape
 
-import liveshift
-from liveshift.criu_glue.criu.tool import dotted, find
 from liveshift.errors import LiveshiftError
 
 from . import page, replicas
 from .cases import SIZES, WAYS, Effort, chosen, estimate, lacking
-from .record import FILE, Run, earlier
+from .record import FILE, SAME, Run
 from .story import bench
 
 console = Console(stderr=True, highlight=False)
@@ -39,7 +35,7 @@ def main() -> int:
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
-    if not args.fresh and (found := earlier(path, run, args.more)):
+    if not args.fresh and (found := kept(path, run, args.more, SAME)):
         found.complete = False
         run = found
         console.print(f"goes on with {path}, which has {len(run.cases)} cases; FRESH=1 begins anew")
@@ -81,12 +77,9 @@ def main() -> int:
     finally:
         if run.cases:
             page.write(run, args.out)
-    print_goals(console, run.goals)
-    console.print(f"{path} and {args.out / page.FILE}; {long_time(run.seconds)}")
+    done = f"{path} and {args.out / page.FILE}; {long_time(run.seconds)}"
     failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
-    for line in failed:
-        console.print(line, style="red", markup=False)
-    return 1 if failed or any(goal.met is False for goal in run.goals) else 0
+    return conclude(console, run.goals, done, failed)
 
 
 def _arguments() -> argparse.Namespace:
@@ -110,21 +103,7 @@ def _arguments() -> argparse.Namespace:
 
 def fresh(effort: Effort) -> Run:
     """A run of nothing yet, on this machine."""
-    import torch
-
-    return Run(
-        liveshift=liveshift.__version__,
-        product=product(),
-        effort=effort,
-        cores=os.cpu_count() or 1,
-        memory=psutil.virtual_memory().total,
-        kernel=kernel(),
-        torch=str(torch.__version__),
-        torchft=replicas.version(),
-        criu=dotted(find().version),
-        began=time.time(),
-        load_before=os.getloadavg()[0],
-    )
+    return Run(**Run.here(), effort=effort, torchft=replicas.version())
 
 
 if __name__ == "__main__":

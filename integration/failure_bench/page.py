@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from bench_page import goals_table, number, or_dash, style, write_page
+from bench_page import framed, number, or_dash, write_page
 
 from liveshift.launcher.report import quantities as q
 
@@ -17,29 +17,7 @@ from .cases import NEEDS, WAYS
 from .record import Result, Run
 
 FILE = "bench-failure.html"
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>liveshift: what the loss of a host costs</title>
-<style>
-$style
-</style>
-</head>
-<body>
-<main>
-<header>
-<p class="over">liveshift · make bench-failure</p>
-<h1>$headline</h1>
-<p class="lead">$lead</p>
-</header>
-<section>
-<h2>Goals</h2>
-$goals
-</section>
-<section>
+_BODY = Template("""<section>
 <h2>Lost by the loss of a host</h2>
 $bars
 </section>
@@ -70,10 +48,6 @@ sets its pace. All hosts share the cores of this machine.</p>
 <p>All hosts are on this one machine. Read ratios, not seconds.</p>
 </div>
 </section>
-<footer>The same numbers: bench-failure.json beside this page.</footer>
-</main>
-</body>
-</html>
 """)
 
 
@@ -82,25 +56,27 @@ def write(run: Run, out: Path) -> None:
 
 
 def render(run: Run) -> str:
-    told = [goal for goal in run.goals if goal.met is not None]
-    met = sum(goal.met is True for goal in told)
     kills = sum(len(result.kills) for result in run.cases)
-    headline = f"{met} of {len(told)} goals met <small>{kills} hosts killed</small>"
     ways = "".join(
         f"<p><b>{escape(way)}</b>: {escape(what)}. It needs {escape(NEEDS[way])}.</p>"
         for way, what in WAYS.items()
     )
-    return _PAGE.substitute(
-        style=style(),
-        headline=headline,
-        lead="" if run.complete else "Not complete: this is what was measured until now.",
-        goals=goals_table(run.goals),
+    body = _BODY.substitute(
         bars=_bars(run.cases),
         overview=_overview(run.cases),
         kills=_kills(run.cases),
         ways=ways,
         seed=run.effort.seed,
         where=_where(run),
+    )
+    return framed(
+        "what the loss of a host costs",
+        "make bench-failure",
+        run.goals,
+        f"{kills} hosts killed",
+        body,
+        "The same numbers: bench-failure.json beside this page.",
+        complete=run.complete,
     )
 
 

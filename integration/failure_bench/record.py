@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""build/bench-failure.json: what was measured, kept after every case; a run can be resumed.
+"""build/bench-failure.json: what was measured after every case; a run can be resumed.
 
 Seconds and bytes. Times of a kill begin at the cut of the host's power, just before it.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import msgspec
-from bench_record import Goal, kept, middle, write
+from bench_record import ALIKE, Goal, Record, middle
 
 from .cases import RANKS, Case, Effort
 
@@ -88,36 +87,13 @@ class Result(msgspec.Struct):
             self.repeated_s = median(each.repeated_s for each in self.kills)
 
 
-class Run(msgspec.Struct):
-    """A whole run, as far as it has come."""
-
-    liveshift: str
-    product: str
-    """What the installed package's files hash to: other code, other figures."""
+class Run(Record, kw_only=True):
     effort: Effort
-    cores: int
-    memory: int
-    kernel: str
-    torch: str
     torchft: str
-    criu: str
-    began: float
-    complete: bool = False
-    seconds: float = 0.0
-    load_before: float = 0.0
-    goals: list[Goal] = []
-    cases: list[Result] = []
-
-    def write(self, path: Path) -> None:
-        write(path, self)
+    cases: list[Result] = msgspec.field(default_factory=list)
 
     def of(self, case: Case) -> Result | None:
         return next((found for found in self.cases if found.case == case), None)
 
 
-def earlier(path: Path, fresh: Run, more: bool = False) -> Run | None:
-    """A run that was interrupted and can be gone on with: the same code, machine and effort.
-    ``more``: one that is complete can be, too."""
-    same = ("product", "effort", "cores", "kernel", "torch", "torchft", "criu")
-    found = kept(path, fresh, same)
-    return found if found and (more or not found.complete) else None
+SAME = (*ALIKE, "torchft")

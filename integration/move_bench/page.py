@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from bench_page import goals_table, number, or_dash, style, write_page
+from bench_page import framed, number, or_dash, write_page
 
 from liveshift.launcher.report import quantities as q
 
@@ -20,29 +20,7 @@ from .moves import AROUND
 from .record import Drain, Result, Run
 
 FILE = "bench-move.html"
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>liveshift: what a move costs</title>
-<style>
-$style
-</style>
-</head>
-<body>
-<main>
-<header>
-<p class="over">liveshift · make bench-move</p>
-<h1>$headline</h1>
-<p class="lead">$lead</p>
-</header>
-<section>
-<h2>Goals</h2>
-$goals
-</section>
-<section>
+_BODY = Template("""<section>
 <h2>All cases</h2>
 <div class="wide">$overview</div>
 </section>
@@ -77,10 +55,6 @@ page cache, the link is not in the way, and what saving costs meanwhile is not c
 ratios, not seconds.</p>
 </div>
 </section>
-<footer>The same numbers, and every single move: bench-move.json beside this page.</footer>
-</main>
-</body>
-</html>
 """)
 
 
@@ -89,34 +63,30 @@ def write(run: Run, out: Path) -> None:
 
 
 def render(run: Run) -> str:
-    return _PAGE.substitute(
-        style=style(),
-        headline=_headline(run),
-        lead=escape(_lead(run)),
-        goals=goals_table(run.goals),
+    body = _BODY.substitute(
         overview=_overview(run),
         cases="".join(_section(run, result) for result in run.cases),
         drains=_drains(run.drains),
         every=run.effort.every,
         where=_where(run),
     )
+    return framed(
+        "what a move costs",
+        "make bench-move",
+        run.goals,
+        _moves(run),
+        body,
+        "The same numbers, and every single move: bench-move.json beside this page.",
+        complete=run.complete,
+    )
 
 
-def _headline(run: Run) -> str:
-    told = [goal for goal in run.goals if goal.met is not None]
-    met = sum(goal.met is True for goal in told)
+def _moves(run: Run) -> str:
     moves = sum(len(result.moves) for result in run.cases)
     same = [r.bit_identical for r in run.cases if r.bit_identical is not None]
     bits = "all equal to the bit" if same and all(same) else "NOT all equal to the bit"
     cases = f"{len(run.cases)} case{'s' * (len(run.cases) != 1)}"
-    second = f"{moves} moves in {cases}" + (f", {bits}" if same else "")
-    return f"{met} of {len(told)} goals met <small>{escape(second)}</small>"
-
-
-def _lead(run: Run) -> str:
-    if run.complete:
-        return ""
-    return "Not complete: this is what was measured until now."
+    return f"{moves} moves in {cases}" + (f", {bits}" if same else "")
 
 
 def _overview(run: Run) -> str:

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""build/bench-move.json: what was measured, kept after every case; a run can be resumed.
+"""build/bench-move.json: what was measured after every case; a run can be resumed.
 
 Seconds and bytes. Medians over the moves of a case, except where a list is given.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import msgspec
-from bench_record import Goal, kept, middle, write
+from bench_record import Goal, Record, middle
 
 from .cases import Case, Effort
 
@@ -230,40 +229,15 @@ class Result(msgspec.Struct):
         self.sent_share = middle(m.sent_share for m in self.moves)
 
 
-class Run(msgspec.Struct):
-    """A whole run, as far as it has come."""
-
-    liveshift: str
-    product: str
-    """What the installed package's files hash to: other code, other figures."""
+class Run(Record, kw_only=True):
     effort: Effort
-    cores: int
-    memory: int
-    kernel: str
-    torch: str
-    criu: str
-    began: float
-    complete: bool = False
-    seconds: float = 0.0
-    load_before: float = 0.0
-    goals: list[Goal] = []
-    cases: list[Result] = []
-    drains: list[Drain] = []
+    cases: list[Result] = msgspec.field(default_factory=list)
+    drains: list[Drain] = msgspec.field(default_factory=list)
     drained_difference: str = ""
     """How drained jobs differ from an untouched run; empty if none does."""
 
-    def write(self, path: Path) -> None:
-        write(path, self)
-
     def of(self, case: Case) -> Result | None:
         return next((found for found in self.cases if found.case == case), None)
-
-
-def earlier(path: Path, fresh: Run, more: bool = False) -> Run | None:
-    """A run that was interrupted and can be gone on with: the same code, machine and effort.
-    ``more``: one that is complete can be, too."""
-    found = kept(path, fresh, ("product", "effort", "cores", "kernel", "torch", "criu"))
-    return found if found and (more or not found.complete) else None
 
 
 def phase_rows(moves: list[Moved]) -> list[PhaseRow]:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bench_record import kept
 from failure_bench import page
 from failure_bench.__main__ import fresh
 from failure_bench.cases import APART, Case, Effort, chosen, estimate, lacking, last_step, moments
 from failure_bench.goals import judge
 from failure_bench.history import History
-from failure_bench.record import FILE, Kill, Result, Run, earlier
+from failure_bench.record import FILE, SAME, Kill, Result, Run
 from failure_bench.story import bench
 
 from liveshift.errors import Refused
@@ -82,12 +83,12 @@ def test_a_run_goes_on_only_with_its_like(tmp_path: Path) -> None:
     measured = fresh(EFFORT)
     measured.cases = [a_result(a_kill())]
     measured.write(path)
-    assert earlier(path, measured) == measured
+    assert kept(path, measured) == measured
     measured.complete = True
     measured.write(path)
-    assert earlier(path, measured) is None
-    assert earlier(path, measured, more=True) == measured
-    assert earlier(path, msgspec.structs.replace(measured, torchft="another")) is None
+    assert kept(path, measured) is None
+    assert kept(path, measured, more=True) == measured
+    assert kept(path, msgspec.structs.replace(measured, torchft="another"), same=SAME) is None
 
 
 def test_hosts_die_at_the_same_moments_whatever_the_way() -> None:

@@ -11,12 +11,13 @@ from statistics import median
 import journal_rows
 import msgspec
 import pytest
+from bench_record import kept
 from move_bench import page
 from move_bench.__main__ import fresh
 from move_bench.cases import Case, Effort, around, chosen, estimate, lacking
 from move_bench.goals import of_cost, of_drains, of_predictions
 from move_bench.moves import moved
-from move_bench.record import FILE, Drain, Fixed, Limits, Result, Run, earlier
+from move_bench.record import FILE, Drain, Fixed, Limits, Result, Run
 from move_bench.restart import kills
 from move_bench.steps import gap, lost, slow_down
 from move_bench.story import CaseLab, bench
@@ -123,16 +124,16 @@ def test_the_file_and_the_page_tell_it(run: Run, place: Path) -> None:
 
 def test_a_run_goes_on_only_with_its_like(run: Run, tmp_path: Path) -> None:
     path = tmp_path / FILE
-    assert earlier(path, run) is None
+    assert kept(path, run) is None
     run.write(path)
-    assert earlier(path, run) is None, "it is complete"
-    assert earlier(path, run, more=True) == run
+    assert kept(path, run) is None, "it is complete"
+    assert kept(path, run, more=True) == run
     half = msgspec.structs.replace(run, complete=False)
     half.write(path)
-    assert earlier(path, run) == half
-    assert earlier(path, msgspec.structs.replace(run, product="other code")) is None
+    assert kept(path, run) == half
+    assert kept(path, msgspec.structs.replace(run, product="other code")) is None
     path.write_text("{")
-    assert earlier(path, run) is None
+    assert kept(path, run) is None
 
 
 def test_kills_lie_evenly_between_two_checkpoints() -> None:
