@@ -3,10 +3,11 @@
 whether a rank was killed or has failed.
 
 A rank is here a process that has finished a collective. What counts is the first one that ended
-badly: torchrun then ends the others, by signals too. If another rank begins to train after that,
-torchrun has started it anew, and the earlier end is forgotten. A rank that ends before the agent's
-next heartbeat has seen it, or while no agent runs, is missed; then the command's code is all that
-is known.
+badly: torchrun then ends the others, by signals too. That end is forgotten in two cases. If a rank
+trains that was started later, torchrun has put it in the place of the dead one. And if the command
+outlives the end by OUTLIVED_S seconds, the program itself has wanted it: of a helper, say. A rank
+that ends before the agent's next heartbeat has seen it, or while no agent runs, is missed; then the
+command's code is all that is known.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ....criu_glue.capsule.sandboxes import started
 from ....criu_glue.capsule.tree import inner_pid
 from ....interposer.page import Page, PageError, PageFile
 from .exit_status import exit_status
+
+OUTLIVED_S = 60.0
+"""torchrun gives the workers that it ends 30 seconds before it kills them (torch 2.13,
+torch/distributed/elastic/multiprocessing/api.py), and ends itself after that."""
+
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -40,10 +49,12 @@ class RankDeaths:
 
     def __init__(self, command: int, command_ended: Callable[[], bool]) -> None:
         self.first: RankEnd | None = None
+        self._first_at = 0.0  # seconds since boot
         self._command = command
         self._command_ended = command_ended
         self._known: dict[int, int] = {}  # the host's pid → the capsule's pid
-        self._new: list[tuple[int, int, PageFile]] = []  # pid, pidfd, page; not followed yet
+        # Pid, pidfd, page and start (seconds since boot) of those that are not followed yet.
+        self._new: list[tuple[int, int, PageFile, float]] = []
 
     def find(self, pids: Sequence[int], pages: Iterable[Page], open_page: OpenPage) -> None:
         """Find ranks that are not known yet; called in a thread. ``pids``: the processes of the
@@ -69,14 +80,18 @@ class RankDeaths:
             os.close(pidfd)
             raise
         self._known[pid] = inner
-        self._new.append((pid, pidfd, page))
+        self._new.append((pid, pidfd, page, started(pid) / TICKS))
 
     def follow(self) -> None:
-        """Follow the ranks that :meth:`find` has found, in this thread's event loop."""
+        """Follow the ranks that :meth:`find` has found, in this thread's event loop. Called with
+        each heartbeat while the command runs."""
         loop = asyncio.get_running_loop()
+        if _now() - self._first_at > OUTLIVED_S and not self._command_ended():
+            self.first = None
         while self._new:
-            pid, pidfd, page = self._new.pop()
-            self.first = None  # a rank trains that is newer than that end
+            pid, pidfd, page, began = self._new.pop()
+            if began > self._first_at:
+                self.first = None
             loop.add_reader(pidfd, self._gone, pid, pidfd, page)
 
     def _gone(self, pid: int, pidfd: int, page: PageFile) -> None:
@@ -91,10 +106,14 @@ class RankDeaths:
             collectives = 0
             with contextlib.suppress(PageError):
                 collectives = page.page().finished
-            self.first = RankEnd(number, collectives)
+            self.first, self._first_at = RankEnd(number, collectives), _now()
         finally:
             os.close(pidfd)
             page.close()
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 OpenPage = Callable[[int], PageFile]

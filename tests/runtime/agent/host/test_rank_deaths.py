@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from liveshift.runtime.agent.host import rank_deaths
 from liveshift.runtime.agent.host.rank_deaths import RankDeaths, RankEnd
 
 
@@ -118,7 +119,7 @@ def test_the_first_bad_end_counts(scene: Scene) -> None:
     assert scene.deaths.first == RankEnd(0, 7)
 
 
-def test_a_rank_that_trains_anew_ends_the_matter(scene: Scene) -> None:
+def test_a_rank_in_the_place_of_a_dead_one_ends_the_matter(scene: Scene) -> None:
     """torchrun --max-restarts has started it."""
 
     async def story() -> None:
@@ -131,6 +132,42 @@ def test_a_rank_that_trains_anew_ends_the_matter(scene: Scene) -> None:
 
     play(story)
     assert scene.deaths.first is None
+
+
+def test_a_rank_that_began_before_and_is_seen_later_changes_nothing(scene: Scene) -> None:
+    """It makes its first collective in the heartbeat in which its peer dies."""
+
+    async def story() -> None:
+        rank, peer = scene.rank(), scene.rank(finished=0)
+        scene.heartbeat()
+        await scene.end(rank, kill=signal.SIGSEGV)
+        scene.pages[peer.pid].finished = 1
+        scene.heartbeat()
+
+    play(story)
+    assert scene.deaths.first == RankEnd(signal.SIGSEGV, 7)
+
+
+@pytest.mark.parametrize("command_ended", [False, True])
+def test_an_end_that_the_command_outlives_was_wanted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, command_ended: bool
+) -> None:
+    """The program ends a helper of its own. Later a rank of it is killed."""
+
+    async def story() -> None:
+        helper, rank = scene.rank(), scene.rank()
+        scene.heartbeat()
+        await scene.end(helper, kill=signal.SIGTERM)
+        assert scene.deaths.first == RankEnd(signal.SIGTERM, 7)
+        later = rank_deaths._now() + rank_deaths.OUTLIVED_S + 1
+        monkeypatch.setattr(rank_deaths, "_now", lambda: later)
+        scene.ended = command_ended
+        scene.heartbeat()
+        await scene.end(rank, kill=signal.SIGSEGV)
+
+    play(story)
+    first = signal.SIGTERM if command_ended else signal.SIGSEGV
+    assert scene.deaths.first == RankEnd(first, 7)
 
 
 def test_what_the_kernel_kills_of_an_ended_capsule_was_not_killed_by_a_fault(scene: Scene) -> None:
