@@ -12,7 +12,7 @@ Facts behind the order of the steps (tried):
 - ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;
 - the gateway has the same address and MAC on every host, so it is always the local one;
 - the kernel cannot change the id of a VXLAN, so a rewind, which gives the job another id
-  (overlay.py), makes the VXLAN anew. The bridge stays, with the ports of capsules.
+  (overlay.py), replaces the VXLAN. The bridge stays, with the ports of capsules.
 
 With a *relay* the world knows all capsules by the address of one host. Each job's overlay has a
 further address, ``Overlay.relay``, which only that host has, and capsules' default route leads to
@@ -41,7 +41,7 @@ from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
 
 COMPLETE = "liveshift"
 """The alias that a job's bridge gets once the whole overlay exists on this host. For a job that was
-rewound the number of rewinds follows, and ``-changing`` while the VXLAN is made anew."""
+rewound the number of rewinds follows, and ``-changing`` while the VXLAN is replaced."""
 _ALIAS = re.compile(rf"{COMPLETE}(?:-(\d+))?(-changing)?")
 
 
@@ -68,7 +68,7 @@ def raise_overlay(
     If the overlay exists under fewer rewinds, its VXLAN gets the new id; its capsules stay plugged
     in. While capsules are plugged in, a number of rewinds that is lower than the overlay's changes
     nothing: the request is late. Without capsules the overlay is left of an earlier job of this
-    subnet, and is made anew.
+    subnet, and is replaced.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
     masqueraded. The hosts themselves see mobile addresses and answer to them. ``around`` also
@@ -135,7 +135,7 @@ def _note(overlay: Overlay, *, changing: bool = False) -> None:
 
 
 def _renumber(overlay: Overlay, host_address: str, around: Surroundings) -> None:
-    """Make the VXLAN of an overlay in use anew, with the id of its number of rewinds.
+    """Replace the VXLAN of an overlay in use by one with the id of its number of rewinds.
 
     The note at the bridge comes first: after an interruption the next call finishes the change, as
     the fence still knows where all addresses are. The old device goes before the fence lets go of

@@ -3,12 +3,12 @@
 
 As its documentation has it: ``--nnodes 2 --max-restarts``, rendezvous by c10d, and one agent more
 than nodes. That one waits, and comes in when the keep-alive of another has failed. The store of the
-rendezvous is on a machine that nobody kills, and the checkpoint on storage that all hosts share.
+rendezvous is on a machine that is never killed, and the checkpoint on storage that all hosts share.
 The agents do not share their stores with the workers (SHARE): with torch 2.13 an agent that stays
 would send its new worker to the store of the earlier round, and the job would hang.
 
 In this way's favour: the spare host is there and has its agent running, the checkpoint is read from
-this machine's page cache, and the data set is made anew instead of read.
+this machine's page cache, and the data set is generated again instead of read.
 """
 
 from __future__ import annotations

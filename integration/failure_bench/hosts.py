@@ -14,7 +14,7 @@ from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import Lab
 
 CONTROL = "ctl"
-"""The machine on which what nobody kills runs: a store, a lighthouse."""
+"""The machine that is never killed: a store and a lighthouse run there."""
 
 
 @contextmanager

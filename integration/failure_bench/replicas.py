@@ -3,8 +3,8 @@
 
 As its README has it: a lighthouse, and on each host a replica group of one process under torchrun.
 Two groups train and a third computes along as a spare (FIXED_WITH_SPARES), so that the job computes
-the same all the time. The lighthouse is on a machine that nobody kills. A host that was booted
-again begins its group anew, which takes over the state from another one.
+the same all the time. The lighthouse is on a machine that is never killed. A host that was booted
+again restarts its group, which takes over the state from another one.
 """
 
 from __future__ import annotations

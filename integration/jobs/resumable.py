@@ -100,7 +100,7 @@ def train(args: argparse.Namespace, rank: int) -> None:
 
 def replicate(args: argparse.Namespace, group: int) -> None:
     """``args.replicas`` groups train. A further one computes along, and adds zero to the gradients
-    (torchft's FIXED_WITH_SPARES): so the job computes the same whoever is lost."""
+    (torchft's FIXED_WITH_SPARES): so the job computes the same after each loss."""
     import torchft
 
     share = Share(args, group)

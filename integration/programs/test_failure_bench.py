@@ -28,7 +28,7 @@ CASES = [
     Case("checkpoint-restart", 0.25, 3.0),
 ]
 NOTHING_KNOWN_S = 0.5
-"""Nobody can have acted upon a host's silence so soon."""
+"""No program can have acted upon a host's silence so soon."""
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def on_host(
 
 
 def emptied(directory: Path) -> Path:
-    """Made anew."""
+    """Removed and made again."""
     with suppress(FileNotFoundError):
         shutil.rmtree(directory)
     directory.mkdir(parents=True)

@@ -160,4 +160,4 @@ def _ahead(request: messages.StartSnapshot) -> Ahead:
 
 
 def _no_report(_report: messages.Progressed) -> None:
-    """Nobody waits for the progress of a snapshot: the job trains."""
+    """No request asks for the progress of a snapshot: the job trains."""

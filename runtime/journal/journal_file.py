@@ -34,7 +34,7 @@ class JournalError(LiveshiftError):
 class JournalFile:
     """One SQLite file. Only one thread may use it, but any thread may call :meth:`back_up`.
 
-    ``trouble``: why the last write failed, in words; "" if it succeeded. ``restored``: the file was
+    ``trouble``: why the last write failed, as text; "" if it succeeded. ``restored``: the file was
     restored from a backup, and :meth:`forget_mark` was not called yet.
     """
 

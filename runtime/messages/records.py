@@ -113,15 +113,15 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     ``newest``: the complete one, such as s17; empty if there is none. ``age``: seconds since its
     boundary. ``bytes``: memory that its images take, on all holders together. ``holders``: the
     hosts that keep them. ``pause_s``: how long the job was paused for it, 0 if that is not known.
-    ``why_not``: why the job could not be taken back if a host died now, in words; else empty.
-    ``trouble``: why there is no later snapshot, in words, if the last attempt failed or has to
+    ``why_not``: why the job could not be taken back if a host died now, as text; else empty.
+    ``trouble``: why there is no later snapshot, as text, if the last attempt failed or has to
     wait; else empty.
 
     ``rewind_s``: seconds that a rewind takes until the job runs again. It is what the last one took
     if ``rewind_measured``, else an estimate. ``failure_s``: what a host's death would cost now:
     those seconds, and ``age``, which is trained again. ``in_place``: the capsules that a rewind
     restores where they are, if their hosts live. ``would_wait``: which host's death would leave the
-    job waiting until a slot is free, in words; else empty. All these are only set with ``newest``.
+    job waiting until a slot is free, as text; else empty. All these are only set with ``newest``.
     """
 
     every: float = 0.0

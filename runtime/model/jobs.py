@@ -57,7 +57,7 @@ class Job:
     number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
     paused it; 0 if that is not known. ``snapshot_cost``: what one costs; None before the first.
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
-    was none. ``unprotected``: why there is no later snapshot, in words, or "".
+    was none. ``unprotected``: why there is no later snapshot, as text, or "".
     ``end_asked``: when a person last sent a signal that asks for an end, in seconds since 1970.
     """
 

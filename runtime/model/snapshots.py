@@ -31,7 +31,7 @@ RESTORE = re.compile(r"r[1-9][0-9]{0,17}\.[0-9]{1,9}")
 class Generation:
     """A complete snapshot of a job; the journal keeps it in this form.
 
-    ``number`` counts the snapshots of all jobs. ``boundary``: where all ranks were, in words.
+    ``number`` counts the snapshots of all jobs. ``boundary``: where all ranks were, as text.
     ``time``: of the boundary, in seconds since 1970 (time.time()). ``rewinds``: how often the job
     had been rewound. ``owners``: the host and epoch of each capsule. ``holders``: the hosts that
     hold the image of each capsule. ``bytes``: memory that all images take.
@@ -104,7 +104,7 @@ def choose_holders(
     domains: Mapping[str, str],
     before: Mapping[str, str],
 ) -> dict[str, str] | str:
-    """Return a holder for the image of each capsule, or in words why there is none.
+    """Return a holder for the image of each capsule, or a text that says why there is none.
 
     ``owners``: the host of each capsule of the job. ``domains``: the failure domain of each host; a
     host that is not in it is a domain of its own. ``before``: the earlier holder of each capsule;
@@ -143,7 +143,7 @@ def rewind_plan(
     owners: Mapping[str, str],
     lost: Collection[str],
 ) -> dict[str, Place] | str:
-    """Return where each capsule goes back to, or in words why the job cannot be rewound now.
+    """Return where each capsule goes back to, or a text that says why it cannot.
 
     ``owners``: the host of each capsule. ``lost``: the capsules whose hosts are lost or came back
     without them. The others stay. A lost capsule goes to its holder if that has a free slot, so

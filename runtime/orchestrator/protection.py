@@ -256,7 +256,7 @@ class Protection:
     async def _measure(
         self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float
     ) -> None:
-        """Measure how much the snapshot has slowed the job down, and choose the interval anew."""
+        """Measure how much the snapshot has slowed the job down, and choose the interval again."""
         job, name = snapshot.job, snapshot.name
         seconds = await slowness.end(snapshot.pause_s)
         if seconds is None or job.snapshot_cost is None:

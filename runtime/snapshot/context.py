@@ -25,7 +25,7 @@ class SnapshotContext(Protocol):
         """The name of a migration that holds the job's ranks at a boundary; "" if none does."""
 
     async def close_gates(self, job: Job) -> str:
-        """Bring the job's ranks to a boundary; returns in words where it lies.
+        """Bring the job's ranks to a boundary; returns a text that says where it lies.
 
         The caller has seen that no migration is at the gates, and lets none begin to close them
         until it has called :meth:`open_gates`. Raises NoBoundary; then the job goes on.

@@ -29,7 +29,7 @@ ASKS_TO_END = FAULTS | {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIG
 """A person who sends a job one of these through liveshift wants an end, whatever code it has."""
 
 HOUR_S = 3600.0
-"""The time of which ``max_rewinds`` speaks."""
+"""The time in which ``max_rewinds`` counts."""
 
 
 def killed_by(end: CapsuleEnded) -> signal.Signals | None:
@@ -56,7 +56,7 @@ def words(end: CapsuleEnded) -> str:
 def own_fault(
     end: CapsuleEnded, newest: int, earlier: Sequence[RewindRow], most: int, now: float
 ) -> str:
-    """Why a job whose command has ended is not taken back (again), in words; "" if it is.
+    """Why a job whose command has ended is not taken back (again), as text; "" if it is.
 
     ``newest``: the number of the snapshot that it would go back to. ``earlier``: its rewinds so
     far, oldest first. ``most``: how many of them deaths of its processes may have caused in an

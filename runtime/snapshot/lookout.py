@@ -90,7 +90,7 @@ class Lookout:
 
     def order(self, job: Job, why: str, within: float) -> None:
         """A person wants the job rewound once. If that does not begin within so many seconds, the
-        order is void: nobody expects it any more."""
+        order is void: no person expects it any more."""
         self._ordered[job.name] = job.rewinds, time.monotonic() + within, why
         self._wake()
 
@@ -157,7 +157,7 @@ class Lookout:
         return lost_hosts(job, self._seen(), self._progress, now, self._limits, paused, vouched)
 
     def why(self, job: Job) -> str:
-        """Why a job must be rewound, in words; "" if nothing of it is lost and nobody ordered
+        """Why a job must be rewound, as text; "" if nothing of it is lost and nobody ordered
         it."""
         lacking, vouched = self.lacking(job), self.vouched(job)
         reasons = [lack.why for lack in lacking.values()]
@@ -183,7 +183,7 @@ class Lookout:
 
     def fault_before(self, job: Job) -> str:
         """Which host of a job was silent within the last ``timeouts.fault`` seconds, and its kernel
-        too, in words; "" if none was."""
+        too, as text; "" if none was."""
         now = time.monotonic()
         for host in dict.fromkeys(capsule.host for capsule in job.capsules.values()):
             since = now - self._faults.get(host, float("-inf"))

@@ -47,7 +47,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
 
 
 def seconds(every: float) -> str:
-    """An interval in words, such as ``150 s``."""
+    """An interval as text, such as ``150 s``."""
     return f"{every:.0f} s" if every >= 10 else f"{every:.3g} s"
 
 
@@ -57,7 +57,7 @@ def holders_of(job: Job) -> list[str]:
 
 
 def exposed(job: Job, up: Collection[str], domains: Mapping[str, str]) -> str:
-    """Why the job's newest snapshot would not do if a host died now, in words; "" if it would, or
+    """Why the job's newest snapshot would not do if a host died now, as text; "" if it would, or
     if there is none. ``up``: the hosts that are."""
     if job.newest is None:
         return ""
@@ -91,7 +91,7 @@ def _in_place(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> list[s
 
 
 def _would_wait(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> str:
-    """Which host's death would leave the job waiting for a free slot, in words; "" if none."""
+    """Which host's death would leave the job waiting for a free slot, as text; "" if none."""
     owners = _owners(job)
     for host in dict.fromkeys(owners.values()):
         lost = [name for name, owner in owners.items() if owner == host]

@@ -190,7 +190,7 @@ class RewoundCapsule:
             host = self._context.another_host(capsule, self._tried)
             self._context.commit(capsule, host, still=False)
             self._void = False  # that commit has given it a new epoch
-        except LiveshiftError:  # none: begin anew where it is
+        except LiveshiftError:  # none: begin again where it is
             self._tried.clear()
 
     def _note(self, error: LiveshiftError) -> None:

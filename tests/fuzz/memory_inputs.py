@@ -171,7 +171,7 @@ def generation_indexes() -> list[bytes]:
 
 
 def generation_index(place: Place) -> Callable[[bytes], None]:
-    """What a holder that was started anew finds: it can be read, and the next generation comes."""
+    """What a restarted holder finds: it can be read, and the next generation comes."""
 
     def run(data: bytes) -> None:
         top = place.fresh()

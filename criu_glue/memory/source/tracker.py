@@ -88,7 +88,7 @@ class MemoryTracker:
         self._tasks = tasks
         self._compare = compare
         self.stopped = stopped
-        """Becomes true when the round must stop. It may be set anew between two rounds."""
+        """Becomes true when the round must stop. It may be replaced between two rounds."""
         self._ring = ChunkRing(slots)
         self._pulling = Pulling(threads or cores.threads(READERS), self._ring)
         self._family = Family()
@@ -98,7 +98,7 @@ class MemoryTracker:
 
     @staticmethod
     def probe() -> str:
-        """Return why this host cannot follow memory, in words, or ""."""
+        """Return why this host cannot follow memory, as text, or ""."""
         return userfault.probe()
 
     def look(self) -> int:

@@ -205,7 +205,7 @@ static int take_chunk(struct store *s, const struct chunk *c, char *why) {
     if (map == NULL)
         FAIL("more than %d processes sent pages", PROCESSES_MOST);
     if (map->reverted) {
-        // The source may have been started anew, and then it counts incarnations anew. It sends all
+        // The source may have been restarted, and then it counts incarnations from the start. It sends all
         // pages that may have changed since the generation, so the others stay.
         map->incarnation = c->incarnation;
         map->reverted = false;

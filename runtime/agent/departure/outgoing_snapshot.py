@@ -8,7 +8,7 @@ and its own dump. So this source keeps its lock from the answer to ``lock`` unti
 refuses ``dump`` after a thaw, whatever the reason of the thaw was.
 
 Nothing is promised. So the source thaws by itself after every error, when the time of ``lock`` is
-over, and when it is told to give up (``abandon``). That costs only the image. A restarted agent
+over, and when it is asked to give up (``abandon``). That costs only the image. A restarted agent
 finds the note of the freeze, and thaws (migration_registry.py).
 """
 

@@ -254,7 +254,7 @@ class HeldCapsule:
 
     def _open(self, limit: int = 0) -> HeldStore:
         """The store. A new one takes what this host offers: the capsule may grow, and a store whose
-        limit is too low would have to be made anew, without what it keeps."""
+        limit is too low would have to be replaced, without what it keeps."""
         if self._store is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._store = HeldStore.create(self.directory, max(limit, self._budget))

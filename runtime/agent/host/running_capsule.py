@@ -140,7 +140,7 @@ class RunningCapsule:
         return output.read(self.sandbox.plan.log, offset, READ_LIMIT)
 
     def output_trouble(self) -> str:
-        """Which part of the output this host could not write, in words; "" if it wrote all."""
+        """Which part of the output this host could not write, as text; "" if it wrote all."""
         try:
             written = output.written(self.sandbox)
         except LiveshiftError:

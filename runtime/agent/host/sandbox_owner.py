@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sandbox the directory and the network of a capsule belong to on this host.
 
-Both have the capsule's name. A later sandbox of the capsule gets them anew under the same name, so
+Both have the capsule's name. A later sandbox of the capsule gets new ones under the same name, so
 a late removal of an earlier copy would take them from it. A file in the directory states whose they
 are: it has the pid and the start time of process 1, because pids come again.
 """

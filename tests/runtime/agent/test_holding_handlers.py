@@ -78,7 +78,7 @@ class Scene(MigrationRegistry):
         self.handlers = self.again()
 
     def again(self) -> HoldingHandlers:
-        """As an agent that was started anew has it."""
+        """As a restarted agent has it."""
         self.handlers = HoldingHandlers(self.table, self, self._claimed, BUDGET)
         asyncio.run(self.handlers.recover())
         return self.handlers

@@ -38,7 +38,7 @@ def blame(ended: CapsuleEnded, *earlier: RewindRow, newest: int = 9, most: int =
         (end(1), None),
         (end(255), None),
         (end(128), None),
-        (end(130), None),  # SIGINT: somebody wanted it
+        (end(130), None),  # SIGINT: a person wanted it
         (end(143), None),  # SIGTERM
         (end(1, signal.SIGTERM), None),
     ],

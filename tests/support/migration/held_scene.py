@@ -104,7 +104,7 @@ class Holder:
         self.images = HeldImages.recover(self.factory, budget)
 
     def again(self) -> HeldImages:
-        """As an agent that was started anew has it."""
+        """As a restarted agent has it."""
         self.images.close()
         self.images = HeldImages.recover(self.factory, self.budget)
         return self.images

@@ -213,7 +213,7 @@ class Orchestrator:
                     yield from self.elsewhere(after, c)
 
     def again(self, s: State, c: int, still: bool = False) -> State:
-        """Try anew under a further epoch, unless a copy may run already."""
+        """Try again under a further epoch, unless a copy may run already."""
         owner = s.owners[c]
         if not may_pass(Owner(*owner), still):
             return s

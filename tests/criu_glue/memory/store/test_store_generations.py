@@ -103,7 +103,7 @@ def test_what_is_written_later_changes_no_generation(store: HeldStore) -> None:
 
 
 def test_pages_that_come_again_as_they_were_take_no_memory(store: HeldStore, place: Path) -> None:
-    """Also from an agent that was started anew, and counts incarnations anew."""
+    """Also from an agent that was restarted, and counts incarnations from the start."""
     memory: Memory = {7: pages(0, 500), 8: pages(600, 200)}
     write(store, memory, incarnation=3)
     keep(store, 1, memory, incarnation=3)

@@ -45,7 +45,7 @@ def snapshot(job: Subject, tracker: MemoryTracker, pages: Pages) -> int:
         (16, "h2", 16, True),
         (16, "h3", 16, False),
         (16, "h2", 15, False),  # it has gone back to an earlier one
-        (16, "h2", 0, False),  # it was started anew
+        (16, "h2", 0, False),  # it was restarted
         (0, "h2", 16, False),  # it is not certain that all has come
         (0, "h2", 0, False),
     ],

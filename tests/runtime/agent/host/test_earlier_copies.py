@@ -208,7 +208,7 @@ def test_a_late_book_of_an_earlier_number_changes_nothing(scene: Scene) -> None:
 
 
 def test_the_first_line_of_a_new_number_brings_all_addresses_again(scene: Scene) -> None:
-    """It may come from the restore of one capsule; the VXLAN that is made anew knows nothing."""
+    """It may come from the restore of one capsule; the new VXLAN knows nothing."""
     scene.locate(Book("gpt", 7, SUBNET, {"10.99.7.1": ("h0", 5)}, 2))
     assert scene.entered == {"10.99.7.1": None, "10.99.7.2": "10.88.0.11"}
     assert scene.table.books["gpt"].where == {"10.99.7.1": ("h0", 5), "10.99.7.2": ("h1", 3)}
