@@ -22,6 +22,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,9 @@ COMMON = (
 )
 """Options that dump and restore share. CRIU locks no network, because the agent does
 (network_lock.py); CRIU carries deleted files in its image."""
+
+INTERRUPTED = Path(str(files(__package__) / "interrupted_shim.so"))
+"""Preloaded into CRIU so that a poll(2) without timeout is not interrupted; see its source."""
 
 OUT = "epoll-entries"
 """The file, beside CRIU's, that lists the epoll entries to put back after the dump."""
@@ -98,7 +102,7 @@ class FrozenTree:
         self._begun = True
         try:
             self._take_out(epoll)
-            preload = (page_filter.library,) if page_filter else ()
+            preload = [INTERRUPTED, *([page_filter.library] if page_filter else [])]
             self._criu.start(
                 enter(self._sandbox),
                 criu.command(*self._options(), preload=preload),

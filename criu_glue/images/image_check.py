@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...errors import StepFailed
 from ..files.rights import User
-from . import file_locks, ghosts, image_rights, interrupted
+from . import file_locks, ghosts, image_rights
 from .image_kinds import ALWAYS, ImageFile
 from .protobuf import Damaged, ProtobufMessage
 
@@ -33,7 +33,6 @@ def prepare(images: Path, user: User, root: Path) -> None:
         _check_complete(files)
         ghosts.bring_home(files, root)
         image_rights.check(files, user, root)  # after bring_home has changed them
-        interrupted.begin_again(files.values())
         file_locks.refuse_held(images, root)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error

@@ -69,6 +69,7 @@ def test_all_files_but_the_sources_of_c_are_installed(copy: Path, tmp_path: Path
     assert {name for name in found if not (ROOT / name).exists()} == {
         "criu_glue/capsule/capsule-init",
         "criu_glue/criu/criu-hook",
+        "criu_glue/criu/interrupted_shim.so",
         "criu_glue/criu/page_filter_shim.so",
         "criu_glue/criu/rlimit_shim.so",
         "criu_glue/memory/memory.so",

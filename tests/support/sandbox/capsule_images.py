@@ -23,7 +23,6 @@ from liveshift.criu_glue.images import (
     ghosts,
     image_check,
     image_rights,
-    interrupted,
 )
 from liveshift.criu_glue.images.protobuf import ProtobufMessage
 
@@ -51,7 +50,7 @@ class Image:
 
     def check(self, user: User = ALICE) -> None:
         """All that is checked before CRIU sees the image, which stays as it is."""
-        changes = (ghosts, "bring_home"), (interrupted, "begin_again"), (file_locks, "refuse_held")
+        changes = (ghosts, "bring_home"), (file_locks, "refuse_held")
         with pytest.MonkeyPatch.context() as patch:
             for module, name in changes:
                 patch.setattr(module, name, lambda *_: None)
