@@ -25,7 +25,10 @@
 
 #ifdef __x86_64__
 
-enum { ERESTARTNOINTR = 513, ERESTART_RESTARTBLOCK = 516 }; // linux/errno.h; programs never see them
+enum {
+    ERESTARTNOINTR = 513,
+    ERESTART_RESTARTBLOCK = 516
+}; // linux/errno.h; programs never see them
 
 // The registers of a 32-bit program are shorter.
 static void call_again(struct user_regs_struct *regs, size_t size) {
