@@ -26,7 +26,7 @@ from . import trial
 
 log = logging.getLogger("liveshift.gpu")
 
-VERSION = 2
+VERSION = 3
 FILE = "gpu-fast-path.json"
 PROBING = "being probed"
 

@@ -87,8 +87,8 @@ def main(uuid: str, lock_ms: int) -> None:
         word, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
         if not word:
             raise LiveshiftError(_last_words(child))
+        # Driver 580 does not export imported memory again: it goes back by the same descriptor.
         handle = memory.cuda.import_descriptor(descriptors[0])
-        os.close(descriptors[0])
         begin(f"lock {HELD}")
         driver.lock(pid, lock_ms)
         begin("checkpoint")
@@ -110,9 +110,8 @@ def main(uuid: str, lock_ms: int) -> None:
         begin("taking memory back")
         ours.sendall(b"take")
         _hear(ours, child, b"ready")
-        descriptor = memory.cuda.descriptor_of(handle)
-        socket.send_fds(ours, [b"back"], [descriptor])
-        os.close(descriptor)
+        socket.send_fds(ours, [b"back"], descriptors)
+        os.close(descriptors[0])
         _hear(ours, child, b"right")
         begin("going on")
         hold.end()

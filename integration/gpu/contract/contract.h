@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * For programs that say what liveshift relies on CUDA to do. The same program runs on the simulated
- * libraries and on real ones, and says on which; it ends with 1 at the first difference. Computing
- * is a copy to pinned memory, a host function and a copy back: no kernel, no nvcc.
+ * libraries and on real ones, and says on which; it ends with 1 if it has found a difference.
+ * Computing is a copy to pinned memory, a host function and a copy back: no kernel, no nvcc.
  */
 #ifndef LIVESHIFT_CONTRACT_H
 #define LIVESHIFT_CONTRACT_H
@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -74,5 +75,50 @@ static inline void held(void *argument) {
 }
 
 static inline void add_one(void *argument) { ++*(_Atomic int *)argument; }
+
+/* What liveshift does not rely on, but a reader wants to know: of the machine at hand. */
+static inline void note(const char *what, long value) {
+    printf("note %s: %ld\n", what, value);
+    fflush(stdout);
+}
+
+struct group {
+    const char *name;
+    void (*claims)(void);
+};
+
+enum { GROUP_S = 20 };
+
+/*
+ * Plays each group in a process of its own, for at most GROUP_S seconds: the others are played also
+ * if one hangs or finds a difference. Call it before anything of CUDA. Returns the program's status.
+ */
+static inline int play(const struct group *groups, size_t count) {
+    int status = 0;
+    for (size_t one = 0; one < count; one++) {
+        int how;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(GROUP_S);
+            if (one == 0)
+                say_where();
+            groups[one].claims();
+            exit(0);
+        }
+        waitpid(child, &how, 0);
+        if (how == 0)
+            continue;
+        fprintf(stderr, "%s: %s %d\n", groups[one].name,
+                WIFSIGNALED(how) ? "ended by signal" : "ended with",
+                WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
+        status = 1;
+    }
+    return status;
+}
+#define PLAY(...)                                                                                  \
+    do {                                                                                           \
+        static const struct group groups_[] = {__VA_ARGS__};                                       \
+        return play(groups_, sizeof groups_ / sizeof *groups_);                                    \
+    } while (0)
 
 #endif

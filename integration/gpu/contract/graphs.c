@@ -52,7 +52,6 @@ static void fork_and_join(void) {
     WORKS(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
     WORKS(cudaLaunchHostFunc(a, add_one, &runs));
     WORKS(cudaEventRecord(forked, a));
-    GIVES(cudaErrorCapturedEvent, cudaEventQuery(forked));
     WORKS(cudaStreamWaitEvent(b, forked, 0));
     WORKS(cudaStreamIsCapturing(b, &status));
     MUST(status == cudaStreamCaptureStatusActive);
@@ -79,6 +78,20 @@ static void fork_and_join(void) {
     WORKS(cudaEventDestroy(joined));
     WORKS(cudaStreamDestroy(a));
     WORKS(cudaStreamDestroy(b));
+}
+
+static void captured_event(void) {
+    cudaStream_t s;
+    cudaEvent_t event;
+    cudaGraph_t graph = NULL;
+    WORKS(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    WORKS(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    WORKS(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    WORKS(cudaEventRecord(event, s));
+    GIVES(cudaErrorCapturedEvent, cudaEventQuery(event));
+    note("a capture of which an event was asked ends with", cudaStreamEndCapture(s, &graph));
+    cudaGetLastError();
+    ok("an event that was captured can't be asked");
 }
 
 static void mistakes(void) {
@@ -127,10 +140,6 @@ static void kept(void) {
 }
 
 int main(void) {
-    say_where();
-    capture();
-    fork_and_join();
-    mistakes();
-    kept();
-    return 0;
+    PLAY({"capture", capture}, {"fork and join", fork_and_join},
+         {"a captured event", captured_event}, {"mistakes", mistakes}, {"kept", kept});
 }

@@ -20,11 +20,6 @@ static int ends[2];
 static const CUmemAccessDesc read_write = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                            CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
-static void note(const char *what, long value) {
-    printf("note %s: %ld\n", what, value);
-    fflush(stdout);
-}
-
 static void send_descriptor(int descriptor) {
     char byte = 0, room[CMSG_SPACE(sizeof(int))] = {0};
     struct iovec part = {&byte, 1};

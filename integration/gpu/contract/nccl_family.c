@@ -31,8 +31,6 @@ static void split(const struct rank *self, ncclComm_t comm) {
     REQUIRE(sum(alone, 41) == 41, "alone");
     NCCL(ncclCommDestroy(alone));
     ok(self, "split by colour and key; no colour, no communicator");
-    EXPECT(ncclInvalidArgument, ncclCommSplit(comm, -2, 0, &pair, NULL));
-    ok(self, "a negative colour is refused");
 }
 
 static void shrink(const struct rank *self, ncclComm_t comm) {

@@ -37,7 +37,18 @@ static void collective_waits(const struct rank *self, ncclComm_t comm) {
     ok(self, "a collective hangs until the last member has come");
 }
 
+/* The first operation between two ranks also connects them, for which the call waits for the other:
+   with both at it, that is over. */
+static void connect_both(const struct rank *self, ncclComm_t comm) {
+    if (self->rank == 0)
+        NCCL(ncclSend(numbers, COUNT, ncclInt32, 1, comm, stream));
+    else
+        NCCL(ncclRecv(numbers, COUNT, ncclInt32, 0, comm, stream));
+    finish(stream);
+}
+
 static void receive_waits(const struct rank *self, ncclComm_t comm) {
+    connect_both(self, comm);
     put(self->rank + 5);
     if (self->rank == 1) {
         NCCL(ncclRecv(numbers, COUNT, ncclInt32, 0, comm, stream));

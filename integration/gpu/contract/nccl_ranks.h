@@ -203,7 +203,7 @@ static inline int run_ranks(int count, void (*body)(struct rank *), int killed) 
         {"NCCL_SOCKET_IFNAME", "lo"}, {"NCCL_NET", "Socket"},      {"NCCL_IB_DISABLE", "1"},
         {"NCCL_P2P_DISABLE", "1"},    {"NCCL_SHM_DISABLE", "1"},   {"NCCL_NVLS_ENABLE", "0"},
         {"NCCL_RAS_ENABLE", "0"},     {"NCCL_CUMEM_ENABLE", "0"},  {"NCCL_CUMEM_HOST_ENABLE", "0"},
-        {"NCCL_MAX_CTAS", "2"},       {"NCCL_NET_PLUGIN", "none"},
+        {"NCCL_MAX_CTAS", "2"},       {"NCCL_NET_PLUGIN", "none"}, {"NCCL_SET_THREAD_NAME", "1"},
     };
     int status = 0;
     pid_t children[MAX_RANKS];

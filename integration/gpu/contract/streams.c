@@ -6,7 +6,7 @@
 
 static _Atomic int step;
 static int seen[8];
-static void note(void *index) { seen[(intptr_t)index] = ++step; }
+static void seen_now(void *index) { seen[(intptr_t)index] = ++step; }
 
 static void asynchrony(void) {
     cudaStream_t s;
@@ -43,10 +43,10 @@ static void events(void) {
     step = 0;
     WORKS(cudaEventRecord(start, a));
     WORKS(cudaLaunchHostFunc(a, held, &hold));
-    WORKS(cudaLaunchHostFunc(a, note, (void *)0));
+    WORKS(cudaLaunchHostFunc(a, seen_now, (void *)0));
     WORKS(cudaEventRecord(e, a));
     WORKS(cudaStreamWaitEvent(b, e, 0));
-    WORKS(cudaLaunchHostFunc(b, note, (void *)1));
+    WORKS(cudaLaunchHostFunc(b, seen_now, (void *)1));
     GIVES(cudaErrorNotReady, cudaEventQuery(e));
     GIVES(cudaErrorNotReady, cudaEventElapsedTime(&ms, start, e));
     GIVES(cudaErrorNotReady, cudaStreamQuery(b));
@@ -95,23 +95,28 @@ static void event_again(void) {
     ok("a wait is for the record before it");
 }
 
+/* The driver runs host functions of all streams by one thread: one that waits holds up all. */
 static void default_stream(void) {
     cudaStream_t blocking, apart;
     struct hold hold = {0};
+    char *device, *pinned;
+    WORKS(cudaMalloc((void **)&device, 4096));
+    WORKS(cudaMallocHost((void **)&pinned, 4096));
     WORKS(cudaStreamCreate(&blocking));
     WORKS(cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
     step = 0;
     WORKS(cudaLaunchHostFunc(blocking, held, &hold));
-    WORKS(cudaLaunchHostFunc(blocking, note, (void *)0));
-    WORKS(cudaLaunchHostFunc(NULL, note, (void *)1));
-    WORKS(cudaLaunchHostFunc(blocking, note, (void *)2));
-    WORKS(cudaLaunchHostFunc(apart, note, (void *)3));
+    WORKS(cudaLaunchHostFunc(blocking, seen_now, (void *)0));
+    WORKS(cudaLaunchHostFunc(NULL, seen_now, (void *)1));
+    WORKS(cudaLaunchHostFunc(blocking, seen_now, (void *)2));
+    WORKS(cudaMemsetAsync(device, 5, 4096, apart));
+    WORKS(cudaMemcpyAsync(pinned, device, 4096, cudaMemcpyDeviceToHost, apart));
     WORKS(cudaStreamSynchronize(apart));
-    MUST(seen[3] == 1);
+    MUST(pinned[4095] == 5 && step == 0);
     GIVES(cudaErrorNotReady, cudaStreamQuery(NULL));
     hold.go = 1;
     WORKS(cudaStreamSynchronize(blocking));
-    MUST(seen[0] == 2 && seen[1] == 3 && seen[2] == 4);
+    MUST(seen[0] == 1 && seen[1] == 2 && seen[2] == 3);
     WORKS(cudaDeviceSynchronize());
     WORKS(cudaStreamDestroy(blocking));
     WORKS(cudaStreamDestroy(apart));
@@ -183,13 +188,7 @@ static void threads(void) {
 }
 
 int main(void) {
-    say_where();
-    asynchrony();
-    events();
-    event_again();
-    default_stream();
-    destroyed_with_work();
-    properties();
-    threads();
-    return 0;
+    PLAY({"asynchrony", asynchrony}, {"events", events}, {"event again", event_again},
+         {"default stream", default_stream}, {"destroyed with work", destroyed_with_work},
+         {"properties", properties}, {"threads", threads});
 }

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--simulated", action="store_true", help="the doubles, even with a GPU")
     parser.add_argument("--short", action="store_true", help="as few repetitions as tell anything")
     parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--commit", help="of this tree, where it is a copy without its history")
     parser.add_argument("--keep", action="store_true", help="leave the steps' folders in build/")
     args = parser.parse_args()
     try:
@@ -74,7 +75,7 @@ def _run(args: argparse.Namespace, work: Path) -> Report:
         raise SystemExit("error: the doubles give no result of a GPU: it does not go there")
 
     today = datetime.date.today().isoformat()
-    report = Report(machine, liveshift.__version__, _commit(), today, {})
+    report = Report(machine, liveshift.__version__, args.commit or _commit(), today, {})
     written = folder
     for step in args.steps:
         left = began + args.budget - time.time()

@@ -33,6 +33,8 @@ NCCL = {
 }
 TURN_S = 0.04
 """About as long as a turn should last, so that clocks and wake-ups do not show."""
+SIZE_S = 4.0
+"""About as long as all turns of one size may last, where that leaves three of each."""
 
 
 def measure(step: Step) -> None:
@@ -111,7 +113,7 @@ def _reduces(step: Step) -> None:
         for name, size in (("alone", 1 << 10), *(("both", size) for size in sizes)):
             once = min(pair.reduce(name, size, 2) for pair in pairs.values())
             times = max(1, min(400, round(TURN_S / once)))
-            turns = 5 if step.short else 7 if once * times > 4 * TURN_S else 25
+            turns = 5 if step.short else max(3, min(25, round(SIZE_S / (3 * once * times))))
             took = _turns(
                 {v: _reducing(pair, name, size, times) for v, pair in pairs.items()}, turns
             )
