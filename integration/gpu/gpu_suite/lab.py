@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,10 @@ def lab(step: Step, hosts: int, *options: str) -> Iterator[LabSession]:
         for index in range(hosts):
             said = _probed(session, f"h{index}", libraries)
             step.figure(f"hosts/h{index}", said or "the fast path is available")
-        yield session
+        try:
+            yield session
+        finally:
+            shutil.copytree(session.lab.directory / "log", step.work / "log")  # for --keep
 
 
 def _simulate(step: Step, session: LabSession, hosts: int, libraries: Path) -> None:
