@@ -81,7 +81,12 @@ def links(*selection: str) -> list[dict[str, Any]]:
 
 def run(command: list[str], stdin: str | None = None) -> str:
     """Run a command and return its output; raises LiveshiftError with its error message."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise LiveshiftError(
+            f"network: there is no program {command[0]} on this host", hint=HINT
+        ) from error
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise LiveshiftError(

@@ -23,7 +23,7 @@ from uuid import UUID
 PLACES = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/local/cuda/lib64")
 """Where the linker may not look: Kubernetes' device plugins mount the driver at the first."""
 
-TOOLS = ("ip", "tc", "nft", "nsenter", "unshare", "setpriv", "mount", "cc")
+TOOLS = ("ip", "bridge", "tc", "nft", "nsenter", "unshare", "setpriv", "mount", "cc")
 ALL_NAMESPACES = ("--pid", "--fork", "--mount", "--net", "--uts", "--ipc", "--time")
 
 
