@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import re
 import threading
 import time
@@ -25,6 +26,7 @@ from concurrent.futures import Future
 from .. import ptrace
 from ..errors import StepFailed
 from . import threads
+from .whereabouts import Whereabouts
 
 SERVICE = "liveshift"
 """The name of the interposer's service thread (interposer/service/service.c)."""
@@ -32,6 +34,10 @@ SERVICE = "liveshift"
 REAP_S = 0.02
 """Seconds between two looks whether a held process was killed. A traced thread stays a zombie until
 its tracer has noted its end."""
+
+PAUSE_S = (0.0005, 0.004)
+"""Seconds between two looks for a thread inside the driver, by chance, lest the looks keep pace
+with what the process does."""
 
 DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
 """The names of the CUDA driver's own threads. A call of the service thread may wait for one of
@@ -108,6 +114,33 @@ class ThreadHold:
         except BaseException:
             self.end()
             raise
+
+    def begin_outside(self, timeout_s: float, outside_s: float) -> None:
+        """Begin in a moment in which no held thread is inside a call of the CUDA driver.
+
+        Raises StepFailed as :meth:`begin`, and if there was no such moment in ``outside_s``
+        seconds.
+        """
+        where, looks, until = Whereabouts(self._pid), 0, time.monotonic() + outside_s
+        while True:
+            looks += 1
+            # Threads are not stopped for nothing, as long as one that waits is seen to be inside.
+            inside = where.inside(threads.of(self._pid))
+            if not inside:
+                self.begin(timeout_s)
+                inside = where.inside(self.held)
+                if not inside:
+                    return
+                self.end()
+            if time.monotonic() > until:
+                raise StepFailed(
+                    "hold",
+                    f"{threads.who(self._pid, inside[0])} was inside a call of the CUDA driver each"
+                    f" time that its process was looked at, {looks} times in {outside_s:g} s",
+                    hint="try again; for a program that does hardly anything but wait for its GPU,"
+                    ' set gpu.fast_path = "off" and gpu.verify = "off" in the cluster file',
+                )
+            time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 (no secret)
 
     def spare_from_exit(self) -> None:
         """From now on, if this process ends, the threads go on as at the end of the hold.

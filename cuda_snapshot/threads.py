@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
+
+from ..errors import StepFailed
 
 _GONE = (FileNotFoundError, ProcessLookupError)
 
@@ -39,6 +43,22 @@ def ended(tid: int) -> bool:
     return state(tid) in "ZX"
 
 
+def stop(pid: int, timeout_s: float) -> None:
+    """Stop (SIGSTOP) a process some of whose threads are held: they run no instruction either when
+    they are released. Raises StepFailed if the process does not stop within ``timeout_s``."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + timeout_s
+    while not stopped(pid):  # a thread that is not held has to take note of the signal
+        if time.monotonic() > until:
+            raise StepFailed("hold", f"process {pid} did not stop within {timeout_s:g} s")
+        time.sleep(0.0005)
+
+
+def stopped(pid: int) -> bool:
+    """Whether a thread of the process is stopped by a signal, not only by a tracer."""
+    return any(state(tid) == "T" for tid in of(pid))
+
+
 def name(tid: int) -> str:
     return _read(tid, "comm") or "gone"
 
@@ -47,6 +67,20 @@ def innermost(tid: int) -> int:
     """The thread's number in its own pid namespace. Raises FileNotFoundError or
     ProcessLookupError if it has ended."""
     return int(_status(tid, "NSpid").split()[-1])
+
+
+def system_call(tid: int) -> int:
+    """The number of the system call in which a thread waits or was stopped; -1 if it is in none, or
+    runs, or has ended."""
+    first = _read(tid, "syscall").split(maxsplit=1)
+    return int(first[0]) if first and first[0].lstrip("-").isdigit() else -1
+
+
+def registers(tid: int) -> tuple[int, int] | None:
+    """The stack pointer and the program counter of a thread that waits or is stopped; None if it
+    runs, or has ended (proc(5): syscall)."""
+    words = _read(tid, "syscall").split()
+    return (int(words[-2], 16), int(words[-1], 16)) if len(words) >= 3 else None
 
 
 def tracer(tid: int) -> int:

@@ -55,6 +55,10 @@ INTERRUPTED = Path(str(files(__package__) / "interrupted_shim.so"))
 OUT = "epoll-entries"
 """The file, beside CRIU's, that lists the epoll entries to put back after the dump."""
 
+STOOD = "stood"
+"""The file, beside CRIU's, that lists the processes that were stopped already before the dump, by
+the host's pids: a thaw leaves them stopped."""
+
 log = logging.getLogger("liveshift.dump")
 
 HINT = "the job runs on at its host; `liveshift events` keeps the log's end"
@@ -78,6 +82,7 @@ class FrozenTree:
         self._begun = False
         self._pinned = False
         self._out: list[EpollEntry] = []
+        self._stood: list[int] = []
         self.image_bytes = 0
 
     def dump(
@@ -100,6 +105,8 @@ class FrozenTree:
         self._capture = Capture(self._directory, sink)
         self._filter = page_filter
         self._begun = True
+        self._stood = [task.pid for task in self._tree() if task.status() == psutil.STATUS_STOPPED]
+        (self._directory / STOOD).write_bytes(msgspec.json.encode(self._stood))
         try:
             self._take_out(epoll)
             preload = [INTERRUPTED, *([page_filter.library] if page_filter else [])]
@@ -146,6 +153,8 @@ class FrozenTree:
     def take_up(self) -> None:
         """Take over the dump of an earlier agent; :meth:`thaw` then ends it at any stage."""
         self._begun = self._pinned = True
+        with contextlib.suppress(FileNotFoundError):
+            self._stood = msgspec.json.decode((self._directory / STOOD).read_bytes())
         self._criu.take_up()
 
     def pin(self) -> None:
@@ -175,7 +184,7 @@ class FrozenTree:
                 self._filter.hide({})  # CRIU must not wait for ranges that will not come
         self._put_in()
         if self._criu.alive() and self._pinned:
-            self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
+            self._continue()  # takes the pending SIGSTOP back
         elif not self._criu.alive():  # CRIU was killed, so we undo what it would have undone
             repair_mode.leave(task.pid for task in tasks(self._sandbox))
             link_remaps.clear(self._sandbox)
@@ -184,7 +193,7 @@ class FrozenTree:
                 "thaw", f"CRIU did not release the tasks of {self._sandbox.plan.hostname}"
             )
         if self._pinned:
-            self._signal(signal.SIGCONT)  # in case CRIU was killed just now
+            self._continue()  # in case CRIU was killed just now
         self._criu.close()
         self._begun = False
 
@@ -195,11 +204,16 @@ class FrozenTree:
         self._criu.close()
         self._begun = False
 
-    def _signal(self, signum: int) -> None:
+    def _continue(self) -> None:
+        """Let all go on but those that were stopped before."""
+        self._signal(signal.SIGCONT, self._stood)
+
+    def _signal(self, signum: int, spared: Sequence[int] = ()) -> None:
         """Signal the tree, but not the hook of a killed CRIU, which process 1 has adopted."""
         for task in self._tree():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(task.pid, signum)
+            if task.pid not in spared:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(task.pid, signum)
 
     def _tree(self) -> list[psutil.Process]:
         for task in tasks(self._sandbox):

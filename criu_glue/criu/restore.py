@@ -33,9 +33,7 @@ from typing import Protocol
 from ...errors import LiveshiftError, StepFailed
 from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter, hand_over, kill_tree
 from ..capsule.tree import inner_pid, tasks
-from ..images import pids
-from ..images.image_kinds import ImageFile
-from ..images.protobuf import ProtobufMessage
+from ..images import pids, task_states
 from ..memory.fill.fill import FillEngine
 from ..memory.fill.tree_memory import TreeMemory
 from ..memory.prefill.mapped import PrefillLost
@@ -50,9 +48,6 @@ from .tool import Criu
 STOP_S = 5.0
 """After ``stop`` CRIU has this many seconds to undo what it did in the sandbox. Then we kill the
 rest."""
-
-
-_ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
 
 class RestoreHold(Protocol):
@@ -269,10 +264,8 @@ class RestoringTree:
 
     def _stood(self, inner: int) -> bool:
         image = self._images / f"core-{inner}.img"
-        if not image.exists():  # a spared thread started this process after the restore
-            return False
-        about = ProtobufMessage(ImageFile(image).entries[0]).message(_ABOUT_TASK)
-        return about is not None and about.uint(1) == _TASK_STOPPED
+        # A spared thread may have started this process after the restore.
+        return image.exists() and task_states.was_stopped(image)
 
     def _moving(self, seconds: float) -> str:
         """Wait until every thread is stopped; "" then, else the name of a thread that is not.

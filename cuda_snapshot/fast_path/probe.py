@@ -26,7 +26,7 @@ from . import trial
 
 log = logging.getLogger("liveshift.gpu")
 
-VERSION = 3
+VERSION = 4
 FILE = "gpu-fast-path.json"
 PROBING = "being probed"
 

@@ -2,8 +2,9 @@
 """The trial's own process in place of a rank: it gives its physical memory away, is checkpointed
 and restored, and maps the memory back. ``python -m … UUID FD``, with a socket to trial.py as FD.
 
-As in a rank, one thread calls CUDA all the time. Another thread hands memory over; it is spared
-when threads are held. When the first thread is held, it waits in a call and runs no Python code.
+As in a rank, one thread calls CUDA again and again, and uses the memory that is given away. Another
+thread hands memory over; it is spared when threads are held. Between two calls the first thread
+sleeps, and the trial holds it then: it must not be held while it runs Python code.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import NoReturn
 
+from ...errors import LiveshiftError
 from ..hold import SERVICE
 from .memory import FastPathMemory
 
 GIVEN, KEPT = 0x5EED1E55, 0x0DDBA11
 """The value in each word of the memory that is handed over (GIVEN), and of the rest (KEPT)."""
+
+PAUSE_S = 0.02
+"""Between two calls of CUDA."""
 
 _PR_SET_NAME = 15
 
@@ -42,7 +48,10 @@ class Rank:
         """Give the GPU work and wait for it, without end."""
         while True:
             self.memory.fill(self.kept, KEPT)
+            if not self.memory.holds(self.given, GIVEN):
+                raise LiveshiftError("memory that was given away and came back has other bytes")
             self.rounds += 1
+            time.sleep(PAUSE_S)
 
     def serve(self, peer: socket.socket) -> None:
         """Obey the trial, which sends one word for each order, until it closes the socket."""

@@ -5,8 +5,8 @@ It writes the line "rank PID", a line "step WORDS" before each step, and last "w
 (the next trial will fail, too) or "unable WHY" (the trial could not be made now). Killing a process
 in the middle of a driver call leaves the driver in a bad state, so the helper never kills this one.
 
-The order is that of a move (runtime/agent/gpu/devices.py). A thread is inside a CUDA call whenever
-threads are held; NVIDIA does not document what such a thread may keep the driver from doing.
+The order is that of a move (runtime/agent/gpu/devices.py). Threads are held while none of them is
+inside a CUDA call, and released, stopped, once the process is checkpointed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .. import threads
 from ..checkpoint import CheckpointApi, CudaState
 from ..driver import CudaError, CUresult
 from ..hold import ThreadHold, spared_threads
+from ..whereabouts import Whereabouts
 from . import rank
 from .memory import FastPathMemory
 
@@ -33,9 +34,10 @@ MOST_WORDS = 400
 HELD = "with its threads held"
 """The names of some steps end in these words. If such a step fails, this host can have no device
 sessions on either path."""
-SETTLED, SETTLE_S = 5, 2.0
-"""A thread has settled if it has not run in SETTLED looks, 10 ms apart; SETTLE_S limits the
-wait."""
+OUTSIDE_S = 10.0
+"""At most so many seconds pass until the first thread is held while it sleeps."""
+SLEEPS = (35, 230)
+"""The system calls nanosleep and clock_nanosleep of x86-64."""
 
 
 class Unable(LiveshiftError):
@@ -75,13 +77,8 @@ def main(uuid: str, lock_ms: int) -> None:
             raise Unable(_last_words(child))
         restore_thread = driver.restore_thread(pid)
         hold = ThreadHold(pid, lambda pid: spared_threads(pid, restore_thread))
-        begin("lock")
-        driver.lock(pid, lock_ms)
         begin("hold")
-        _settle(pid)
-        hold.begin(HOLD_S)
-        begin(f"unlock {HELD}")
-        driver.unlock(pid)
+        _hold_outside(hold, pid)
         begin(f"giving memory away {HELD}")
         ours.sendall(b"give")
         word, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
@@ -92,8 +89,9 @@ def main(uuid: str, lock_ms: int) -> None:
         begin(f"lock {HELD}")
         driver.lock(pid, lock_ms)
         begin("checkpoint")
-        hold.end()
         driver.checkpoint(pid)
+        threads.stop(pid, HOLD_S)
+        hold.end()
         if driver.state(pid) is not CudaState.CHECKPOINTED:
             raise LiveshiftError("the driver does not report the process as checkpointed")
         begin("reading given memory")
@@ -102,8 +100,8 @@ def main(uuid: str, lock_ms: int) -> None:
         if not memory.holds(here, rank.GIVEN):
             raise LiveshiftError("memory that was given away has lost its content")
         begin("restore")
-        _settle(pid)
         hold.begin(HOLD_S)
+        os.kill(pid, signal.SIGCONT)
         driver.restore(pid)
         begin("unlock")
         driver.unlock(pid)
@@ -145,15 +143,17 @@ def _hear(peer: socket.socket, child: subprocess.Popen[bytes], expected: bytes) 
         raise LiveshiftError("memory holds other bytes than before")
 
 
-def _settle(tid: int) -> None:
-    """Wait until that thread waits in a call, which it soon does: it must not be held while it runs
-    Python code."""
-    looks, before, until = 0, "", time.monotonic() + SETTLE_S
-    while looks < SETTLED and time.monotonic() < until:
-        now = threads.switches(tid) if threads.state(tid) == "S" else ""
-        looks = looks + 1 if now and now == before else 0
-        before = now
-        time.sleep(0.01)
+def _hold_outside(hold: ThreadHold, pid: int) -> None:
+    """Hold the process while its first thread sleeps between two calls of CUDA: it must not be held
+    inside the driver, or while it runs Python code."""
+    where, until = Whereabouts(pid), time.monotonic() + OUTSIDE_S
+    while time.monotonic() < until:
+        hold.begin(HOLD_S)
+        if threads.system_call(pid) in SLEEPS and not where.inside(hold.held):
+            return
+        hold.end()
+        time.sleep(0.001)
+    raise LiveshiftError("its first thread was never seen outside of the driver")
 
 
 def _last_words(child: subprocess.Popen[bytes]) -> str:

@@ -16,7 +16,7 @@ from ...errors import to_wire
 from ..devices import NvmlGpu
 from .blocks import Block
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raise this number with every change that a helper of the version before would not understand,
 also if a class of a request gets another name: its tag is its name."""
 
@@ -111,11 +111,13 @@ class Unlock(Operation, frozen=True):
 
 class HoldThreads(Change, frozen=True):
     """Stops the process's threads, except those of the driver and of liveshift. Reply: None.
-    ``kill_on_exit``: if the helper ends, the process is killed, until SpareFromExit."""
+    ``kill_on_exit``: if the helper ends, the process is killed, until SpareFromExit. ``outside_s``:
+    wait so long for a moment in which no thread is inside the driver; 0: at any moment."""
 
     pid: int
     kill_on_exit: bool
     timeout_s: float
+    outside_s: float
 
 
 class SpareFromExit(Change, frozen=True):

@@ -107,11 +107,15 @@ class GpuHelper(HelperConnections):
 
     # ---- threads -------------------------------------------------------------------------------
 
-    def hold(self, pid: int, *, kill_on_exit: bool = False) -> None:
+    def hold(self, pid: int, *, kill_on_exit: bool = False, outside_s: float = 0.0) -> None:
         """Stop the process's threads, except the driver's and liveshift's service thread. The
         helper holds them until :meth:`release`, also after this client's end. Raises StepFailed,
-        which names a thread that does not stop in time; then no thread is held."""
-        self._ask(calls.HoldThreads(pid, kill_on_exit, HOLD_S), None, QUESTION_S + HOLD_S)
+        which names a thread that does not stop in time; then no thread is held.
+
+        ``outside_s``: wait at most so long for a moment in which none of the threads is inside the
+        CUDA driver; 0: hold them wherever they are."""
+        request = calls.HoldThreads(pid, kill_on_exit, HOLD_S, outside_s)
+        self._ask(request, None, QUESTION_S + HOLD_S + outside_s)
 
     def holds(self, pid: int) -> bool:
         """Whether the helper holds the process."""

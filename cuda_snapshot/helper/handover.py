@@ -14,7 +14,7 @@ from ...errors import LiveshiftError, StepFailed
 from ...interposer.layout import MemoryKind
 from .blocks import Block
 from .device_memory import DeviceMemory, KeyHolding
-from .process_session import STEP, ProcessSession
+from .process_session import STEP, Imported, ProcessSession
 
 
 def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Block]:
@@ -27,7 +27,11 @@ def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Blo
 
     def exported() -> Iterator[tuple[Block, int]]:
         for block in ours:
-            yield block, session.export(block)
+            try:
+                yield block, session.export(block)
+            except Imported:
+                session.own(block)
+                yield block, session.export(block)
 
     memory.take_over(key, exported())
     with memory.use(key) as holding:
@@ -119,6 +123,7 @@ def own(session: ProcessSession) -> None:
 
     Raises LiveshiftError, for example if a GPU has no room for the largest block twice. It may then
     be called again."""
+    session.sync()
     for block, here in session.blocks():
         if here and block.kind == MemoryKind.ARENA:
             session.own(block)

@@ -30,8 +30,11 @@ class HeldProcesses:
             alive = [pid for pid in self._holds if Path(f"/proc/{pid}").exists()]
         return f"it still holds the threads of process {alive[0]}" if alive else ""
 
-    def hold(self, pid: int, kill_on_exit: bool, timeout_s: float) -> None:
-        """Hold a process; does nothing if it is held already. Raises StepFailed."""
+    def hold(self, pid: int, kill_on_exit: bool, timeout_s: float, outside_s: float) -> None:
+        """Hold a process; does nothing if it is held already. Raises StepFailed.
+
+        With ``outside_s``, wait at most so many seconds for a moment in which no thread is inside
+        the CUDA driver."""
         self._forget_ended()
         if self.holds(pid):
             return
@@ -39,7 +42,10 @@ class HeldProcesses:
         hold = ThreadHold(
             pid, lambda pid: spared_threads(pid, restore_thread), kill_on_exit=kill_on_exit
         )
-        hold.begin(timeout_s)
+        if outside_s:
+            hold.begin_outside(timeout_s, outside_s)
+        else:
+            hold.begin(timeout_s)
         with self._mutex:
             self._holds[pid] = hold
 

@@ -21,6 +21,7 @@ from ...interposer import device_session as wire
 from ...interposer import layout
 from ...interposer.device_session import Op, SessionReply
 from ..checkpoint import uuid_text
+from ..driver import CUresult
 from .blocks import Block
 from .channel import peer_of
 
@@ -32,6 +33,10 @@ SLOWEST = 100_000_000
 """The slowest process makes the checksum of this many bytes a second."""
 MOST_BLOCKS = 2 * layout.ALLOCATIONS
 _ROOM = wire.REPLY.size + 1  # one byte more shows that a packet is longer than a reply
+
+
+class Imported(StepFailed):
+    """Memory cannot be exported: the process has it from elsewhere."""
 
 
 class ProcessSession:
@@ -140,10 +145,13 @@ class ProcessSession:
         return reply.value
 
     def export(self, block: Block) -> int:
-        """A descriptor of an arena block's memory; the caller must close it."""
+        """A descriptor of an arena block's memory; the caller must close it. Raises Imported for
+        memory that came from a helper: driver 580 refuses to export what was imported."""
         reply, descriptor = self._exchange(Op.EXPORT, block.address)
         what = f"export device memory at {block.address:#x}"
         try:
+            if reply.result == CUresult.INVALID_VALUE:
+                raise Imported(STEP, f"process {self._pid} ({self._inner} inside): asked to {what}")
             self._check(reply, what)
             if reply.size != block.size:
                 raise self._failed(

@@ -60,8 +60,8 @@ class Service:
                 return self._operations.nvml.inventory().used(pid)
             case calls.Operation():
                 return self._operate(caller, request)
-            case calls.HoldThreads(pid, kill_on_exit, timeout_s):
-                return self._held.hold(pid, kill_on_exit, timeout_s)
+            case calls.HoldThreads(pid, kill_on_exit, timeout_s, outside_s):
+                return self._held.hold(pid, kill_on_exit, timeout_s, outside_s)
             case calls.SpareFromExit(pid):
                 return self._held.spare_from_exit(pid)
             case calls.Release(pid):
@@ -149,6 +149,7 @@ class Service:
             case calls.Blocks():
                 return [block for block, _ in session.blocks()]
             case calls.Checksums(samples):
+                session.sync()
                 here = [block for block, with_it in session.blocks() if with_it]
                 return {block.address: session.checksum(block, samples) for block in here}
             case calls.GiveUp(key):

@@ -34,6 +34,9 @@ class Tree(DeviceTree):
 
     child: Child
 
+    def _pids(self) -> list[int]:
+        return [self.child.pid]
+
     @contextmanager
     def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:
         pages = self.resident.sandbox.root / sandboxes.PAGES.lstrip("/")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""E5: a training process moves between two lab hosts that both see the one GPU.
+"""E5: a training process moves to another lab host and back; both see the one GPU.
 
 A GPT of 1e8 parameters, bf16, AdamW, with torch.compile off and on, deterministic: its losses and
 the SHA-256 of its parameters must be those of a run that nobody moved. Where torch has no CUDA, on
@@ -35,7 +35,7 @@ def measure(step: Step) -> None:
         for name, job in jobs.items():
             with step.part(name):
                 argv = (*in_capsule(step, OPENBLAS_NUM_THREADS="1"), *job)
-                moved = compare(step, session, name, argv, [(0, "")])
+                moved = compare(step, session, name, argv, [(0, ""), (0, "")])
                 step.check(
                     "simulated" in moved.output() or not step.simulated, "on what did it run?"
                 )

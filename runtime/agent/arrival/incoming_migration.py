@@ -16,7 +16,7 @@ from ....criu_glue.capsule.sandboxes import hand_over
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.files import trees
 from ....criu_glue.files.rights import User
-from ....criu_glue.images import image_check, reservations, shared_sizes
+from ....criu_glue.images import image_check, reservations, shared_sizes, task_states
 from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...daemon.faultpoints import reach
@@ -193,6 +193,9 @@ class IncomingMigration:
         with watch.phase("restore", frozen=True) as lap:
             manifest = self.inbox.manifest
             devices = self._restored.saved_devices(manifest)
+            if devices is not None:
+                stopped = [saved.pid for saved in devices.saved if saved.stopped]
+                task_states.let_go_on(self.images, stopped)
             self._ahead.restore(
                 self._restored.tree,
                 criu,

@@ -22,7 +22,8 @@ class Saved(msgspec.Struct, frozen=True):
 
     ``pid`` is the one that the capsule sees. ``blocks``: memory that the helper holds. ``used``:
     bytes of device memory by GPU. ``sums``: checksum by address, each over ``samples`` blocks of
-    4 KiB (0: over all bytes, None: no checksums).
+    4 KiB (0: over all bytes, None: no checksums). ``stopped``: whether the process was stopped for
+    the move, by SIGSTOP.
     """
 
     pid: int
@@ -30,6 +31,7 @@ class Saved(msgspec.Struct, frozen=True):
     used: dict[str, int] = {}
     sums: dict[int, int] = {}
     samples: int | None = None
+    stopped: bool = False
 
     @property
     def bytes(self) -> int:

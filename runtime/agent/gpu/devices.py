@@ -3,15 +3,17 @@
 
 For each process, one after the other, at the source (:meth:`DeviceTree.save`):
 
-1. lock: application threads stop at the entry of CUDA calls; all work that they submitted has run.
-2. hold: ptrace stops every thread except those of the driver and of liveshift.
-3. unlock: only liveshift's service thread can call CUDA now, so device memory does not change.
-4. session: the service thread takes checksums and hands the memory of the interposer's own
-   allocations to the helper; their addresses stay reserved (the fast path).
-5. lock, release the held threads, checkpoint: the rest goes into the process's host memory.
+1. hold: ptrace stops every thread except those of the driver and of liveshift, in a moment in which
+   none of them is inside the driver (cuda_snapshot/whereabouts.py says why).
+2. session: the service thread waits until the process's work on the GPU has ended, takes checksums,
+   and hands the memory of the interposer's own allocations to the helper; their addresses stay
+   reserved (the fast path).
+3. lock, checkpoint: the rest goes into the process's host memory.
+4. stop (SIGSTOP), release: the threads run no instruction until their memory is back.
 
-And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (map memory at its old
-addresses, compare checksums), release. A process without a service thread skips 2 to 4.
+And back (:meth:`DeviceTree.bring_back`): hold, continue (SIGCONT), restore, unlock, session (map
+memory at its old addresses, compare checksums), release. A process without a service thread is only
+locked and checkpointed.
 
 After an interruption, bring_back asks the driver and the helper how far the work had come. The
 helper outlives its agent: it keeps threads held, and memory, for the restarted agent.
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
+from ....cuda_snapshot import threads
 from ....cuda_snapshot.checkpoint import CudaState
 from ....cuda_snapshot.helper.client import GpuHelper
 from ....cuda_snapshot.helper.session_client import DeviceSession
@@ -53,6 +56,12 @@ log = logging.getLogger("liveshift.devices")
 
 SAMPLES = 4
 """A sampled checksum reads this many blocks of 4 KiB of each allocation."""
+
+OUTSIDE_S = 5.0
+"""A hold waits at most this many seconds for a moment in which no thread is inside the driver."""
+
+STOP_S = 5.0
+"""A process must stop within this many seconds after SIGSTOP."""
 
 SESSION_S = 20.0
 """A service thread must answer within this many seconds; it looks for orders at least once a
@@ -178,21 +187,21 @@ class DeviceTree:
     def _save(self, process: CudaProcess) -> Saved:
         helper, pid = self.helper, process.pid
         used = helper.used(pid)
-        helper.lock(pid, self.lock_s)
-        saved = Saved(process.inner, used=used)
-        if process.page is not None and self._needs_session(process.page):
-            helper.hold(pid)
-            helper.unlock(pid)
-            with self._session(process) as session:
-                sums = {} if self.samples is None else session.checksums(self.samples)
-                blocks = [] if self.plain else session.give_up(self.key(process.inner))
-                if self.plain:
-                    session.own()
+        if process.page is None or not self._needs_session(process.page):
             helper.lock(pid, self.lock_s)
-            helper.release(pid)
-            saved = Saved(process.inner, blocks, used, sums, self.samples)
+            helper.checkpoint(pid)
+            return Saved(process.inner, used=used)
+        helper.hold(pid, outside_s=OUTSIDE_S)
+        with self._session(process) as session:
+            sums = {} if self.samples is None else session.checksums(self.samples)
+            blocks = [] if self.plain else session.give_up(self.key(process.inner))
+            if self.plain:
+                session.own()
+        helper.lock(pid, self.lock_s)
         helper.checkpoint(pid)
-        return saved
+        threads.stop(pid, STOP_S)
+        helper.release(pid)
+        return Saved(process.inner, blocks, used, sums, self.samples, stopped=True)
 
     def _needs_session(self, page: OrderedPage) -> bool:
         """A session moves the memory and takes checksums. It also makes memory that once came from
@@ -213,6 +222,7 @@ class DeviceTree:
 
         May be called again, also for state that never left its GPU. Raises DeviceLost, or
         StepFailed if another attempt is possible."""
+        self._continue_stopped()
         with self._processes(self.only) as found, watch.phase("gpu restore", frozen=True) as lap:
             for process in found:
                 self._bring_back(process, gpus)
@@ -306,6 +316,15 @@ class DeviceTree:
                 if verify:
                     compare(saved, session.checksums(saved.samples or 0))
 
+    def _continue_stopped(self) -> None:
+        """Let the driver's threads run in the processes that :meth:`save` has stopped, while all
+        others are held. A driver's request to a stopped process would wait for its SIGCONT."""
+        for pid in self._pids():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if threads.stopped(pid) and _has_cuda(pid):
+                    self.helper.hold(pid)
+                    os.kill(pid, signal.SIGCONT)
+
     # ---- both ----------------------------------------------------------------------------------
 
     def key(self, inner: int) -> str:
@@ -328,6 +347,10 @@ class DeviceTree:
         finally:
             for page in pages.values():
                 page.close()
+
+    def _pids(self) -> list[int]:
+        """All processes of the capsule, by the host's pids."""
+        return [task.pid for task in tasks(self.resident.sandbox)]
 
     def _is_cuda(self, pid: int, inner: int) -> bool:
         if not _has_cuda(pid):

@@ -44,7 +44,6 @@ def test_it_works_and_leaves_nothing(doubles: Doubles, monkeypatch: pytest.Monke
     ("environment", "why", "lasting"),
     [
         ({"SIMCUDA_BARE_RESERVATIONS": "refuse"}, "checkpoint: .*NOT_SUPPORTED", True),
-        ({"SIMCUDA_DOOR": "given"}, "lock with its threads held: .*NOT_READY", True),
         ({"SIMCUDA_DEVICES": f"{A}:H200:1MiB"}, "starting with CUDA: .*OUT_OF_MEMORY", False),
         ({"SIMCUDA_DEVICES": f"{B}:H200:1GiB"}, "starting with CUDA: .*sees no GPU", True),
         ({"SIMCUDA_DRIVER": "560"}, "starting with CUDA: .*has no cuCheckpoint", True),

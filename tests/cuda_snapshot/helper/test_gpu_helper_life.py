@@ -251,7 +251,7 @@ def test_another_protocol_is_told_what_to_do(
 ) -> None:
     helper()
     monkeypatch.setattr(to_helper, "PROTOCOL", 99)
-    with pytest.raises(Unreachable, match="speaks protocol 3, this is 99") as caught:
+    with pytest.raises(Unreachable, match="speaks protocol 4, this is 99") as caught:
         helper()
     assert "SIGTERM" in str(caught.value.hint)
 
@@ -272,7 +272,7 @@ def test_a_helper_of_an_earlier_version_is_named(tmp_path: Path) -> None:
     listener.settimeout(20)
     with ThreadPoolExecutor(1) as threads:
         old = threads.submit(answer_once, listener)
-        with pytest.raises(Unreachable, match="helper 4711 speaks protocol 1, this is 3") as caught:
+        with pytest.raises(Unreachable, match="helper 4711 speaks protocol 1, this is 4") as caught:
             GpuHelper.start(tmp_path)
         assert old.result(20) == {"t": "Hello"}, "all that helpers of every version understand"
     assert "kill 4711 (SIGTERM)" in str(caught.value.hint)

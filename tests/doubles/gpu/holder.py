@@ -94,6 +94,17 @@ class Holder:
         self.call("cuMemSetAccess", at, size, access, size_t(1))
         held.handle, held.here = handle, True
 
+    def renew(self, held: Held) -> None:
+        """Its memory anew, made here."""
+        data = self.bytes(held)
+        self.call("cuMemUnmap", u64(held.address), size_t(held.size))
+        self.call("cuMemRelease", u64(held.handle))
+        handle = u64()
+        properties = (ctypes.c_int * 8)(1, 1, 1, held.device)
+        self.call("cuMemCreate", ctypes.byref(handle), size_t(held.size), properties, u64(0))
+        self.map(held, handle.value)
+        self.call("cuMemcpyHtoD_v2", u64(held.address), data, size_t(held.size))
+
     def bytes(self, held: Held) -> bytes:
         data = ctypes.create_string_buffer(held.size)
         self.call("cuMemcpyDtoH_v2", data, u64(held.address), size_t(held.size))
@@ -176,6 +187,8 @@ class Holder:
                 1,
             )
             self.map(held, handle.value)
+        elif op is Op.OWN:
+            self.renew(held)
         return self.reply(op, held=held, value=value), exported
 
     def reply(

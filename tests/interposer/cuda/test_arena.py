@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from arena_process import GPUS, Built, Holder, Session, moved
 from cuda_process import CHECKPOINTED, RUNNING, CudaProcess
 from sanitizers import BUILT
 
+from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import ThreadHold, spared_threads
 from liveshift.interposer.device_session import Op
 from liveshift.interposer.layout import MemoryKind, WantedState
@@ -362,11 +364,10 @@ def given_up(session: Session) -> tuple[dict[int, int], dict[int, tuple[int, int
     return sums, taken
 
 
-@pytest.mark.parametrize("refuses", [(), ("SIMCUDA_NO_REEXPORT",)], ids=["", "no re-export"])
 def test_memory_goes_and_comes_back_as_it_was_again_and_again(
-    start: Start, helper: CudaProcess, refuses: tuple[str, ...]
+    start: Start, helper: CudaProcess
 ) -> None:
-    holder = start(**dict.fromkeys(refuses, "1"))
+    holder = start()
     blocks = {holder("malloc", size): size for size in (2 * MIB, 20 * MIB, 6 * MIB)}
     plain = holder("malloc", MIB)
     for n, (address, size) in enumerate(blocks.items()):
@@ -427,7 +428,9 @@ def test_whoever_sees_memory_in_the_page_sees_its_service_thread_too(start: Star
         holder.process.kill()
 
 
-def test_threads_that_are_stopped_anywhere_do_no_harm(start: Start, helper: CudaProcess) -> None:
+def test_threads_that_are_stopped_outside_of_the_driver_do_no_harm(
+    start: Start, helper: CudaProcess
+) -> None:
     """As a move does it, with threads that allocate, free, write and compare all the time."""
     holder = start()
     holder("free-memory")  # makes the context
@@ -442,17 +445,17 @@ def test_threads_that_are_stopped_anywhere_do_no_harm(start: Start, helper: Cuda
         while holder("rounds") < before + 8:  # some time, by what the threads do
             pass
         hold = ThreadHold(holder.pid, lambda pid: spared_threads(pid, restore_thread))
-        assert helper.do(f"lock({holder.pid}, 60000)") == 0
-        hold.begin(60)
-        assert helper.do(f"unlock({holder.pid})") == 0
+        hold.begin_outside(60, 60)
         with holder.session() as session:
             taken = session.give_up()
             session.end()
         given += len(taken)
         assert helper.do(f"lock({holder.pid}, 60000)") == 0
-        hold.end()
         assert helper.do(f"checkpoint({holder.pid})") == 0
+        threads.stop(holder.pid, 60)
+        hold.end()
         hold.begin(60)
+        os.kill(holder.pid, signal.SIGCONT)
         restored(helper, holder.pid)
         with holder.session() as session:
             session.take_back(moved(taken))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from arena_process import GPUS, Built, Holder
 from gpu_helper import end_helper
 
+from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError
 from liveshift.interposer.layout import MemoryKind, WantedState
@@ -41,9 +44,7 @@ def test_a_busy_process_swaps_gpus_again_and_again(helper: GpuHelper, tmp_path: 
         before = holder("rounds")
         while holder("rounds") < before + 8:
             pass
-        helper.lock(pid, PATIENCE_S)
-        helper.hold(pid)
-        helper.unlock(pid)
+        helper.hold(pid, outside_s=PATIENCE_S)
         with helper.session(pid, pages, pid) as session:
             holder.order(WantedState.DEVICES)
             session.wait(PATIENCE_S)
@@ -53,9 +54,11 @@ def test_a_busy_process_swaps_gpus_again_and_again(helper: GpuHelper, tmp_path: 
         assert {block.kind for block in gone} == {MemoryKind.ARENA}
         assert helper.held()[key] == sum(block.size for block in gone)
         helper.lock(pid, PATIENCE_S)
-        helper.release(pid)
         helper.checkpoint(pid)
+        threads.stop(pid, PATIENCE_S)
+        helper.release(pid)
         helper.hold(pid)
+        os.kill(pid, signal.SIGCONT)
         helper.restore(pid, [(BOTH[0], BOTH[1]), (BOTH[1], BOTH[0])])
         helper.unlock(pid)
         with helper.session(pid, pages, pid) as session:

@@ -16,8 +16,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
 static _Atomic uint32_t shut;
 static unsigned int inside;
-/* With SIMCUDA_DOOR=given, a waiter is inside from the moment the gate opens, as with glibc's
-   read-write lock, be it stopped or not: how the real driver does it is documented nowhere. */
+/* A waiter is inside from the moment the gate opens, be it stopped or not: driver 580 takes glibc's
+   read-write lock (seen on an H100, 2026-11). */
 static unsigned int waiting;
 static _Atomic uint32_t openings;
 static atomic_bool initialised;
@@ -56,25 +56,13 @@ CUresult gate_enter(void) {
         return CUDA_ERROR_NOT_PERMITTED;
     if (depth++ > 0)
         return CUDA_SUCCESS;
-    if (getenv("SIMCUDA_DOOR") != NULL) {
-        pthread_mutex_lock(&lock);
-        uint32_t before = atomic_load(&openings);
-        bool wait = atomic_load(&shut) != 0;
-        *(wait ? &waiting : &inside) += 1;
-        pthread_mutex_unlock(&lock);
-        while (wait && atomic_load(&openings) == before)
-            syscall(SYS_futex, &openings, FUTEX_WAIT_PRIVATE, before, NULL, NULL, 0);
-        return CUDA_SUCCESS;
-    }
-    for (bool in = false; !in;) {
-        /* Without the mutex: who waits here may be stopped while others are let in. */
-        while (atomic_load(&shut) != 0)
-            syscall(SYS_futex, &shut, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
-        pthread_mutex_lock(&lock);
-        in = atomic_load(&shut) == 0;
-        inside += in;
-        pthread_mutex_unlock(&lock);
-    }
+    pthread_mutex_lock(&lock);
+    uint32_t before = atomic_load(&openings);
+    bool wait = atomic_load(&shut) != 0;
+    *(wait ? &waiting : &inside) += 1;
+    pthread_mutex_unlock(&lock);
+    while (wait && atomic_load(&openings) == before)
+        syscall(SYS_futex, &openings, FUTEX_WAIT_PRIVATE, before, NULL, NULL, 0);
     return CUDA_SUCCESS;
 }
 
@@ -111,7 +99,6 @@ void gate_open(void) {
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     syscall(SYS_futex, &openings, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    syscall(SYS_futex, &shut, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 void gate_in_host_function(bool now) { in_host_function = now; }

@@ -164,8 +164,8 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
     int copy = -1;
     pthread_mutex_lock(&blocks_lock);
     struct handle *handle = handle_find(number);
-    /* Whether what was imported can be exported again is documented nowhere. */
-    bool refused = handle != NULL && handle->imported && getenv("SIMCUDA_NO_REEXPORT") != NULL;
+    /* Driver 580 exports nothing that was imported (E7 on an H100, 2026-11). */
+    bool refused = handle != NULL && handle->imported;
     if (handle != NULL && handle->memory >= 0 && !refused) {
         copy = fcntl(handle->memory, F_DUPFD_CLOEXEC, 0);
         handle->exported = handle->exported || copy >= 0;
