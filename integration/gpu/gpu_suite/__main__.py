@@ -52,7 +52,8 @@ def main() -> int:
     finally:
         if not args.keep:
             shutil.rmtree(work)
-    ran = [outcome for outcome in report.outcomes.values() if outcome.ran]
+    ours = [report.outcomes[step.name] for step in args.steps]
+    ran = [outcome for outcome in ours if outcome.ran]
     return 0 if ran and all(outcome.passed for outcome in ran) else 1
 
 
@@ -76,6 +77,7 @@ def _run(args: argparse.Namespace, work: Path) -> Report:
 
     today = datetime.date.today().isoformat()
     report = Report(machine, liveshift.__version__, args.commit or _commit(), today, {})
+    report.take_over(folder)
     written = folder
     for step in args.steps:
         left = began + args.budget - time.time()
@@ -88,6 +90,7 @@ def _run(args: argparse.Namespace, work: Path) -> Report:
             patience = step.deadline_s * (3 if machine.simulated else 1)  # few cores do it all
             limit = min(patience, left, args.deadline)
             outcome = alone.run(step, work / step.name, environment, limit)
+        outcome.commit = report.commit
         report.outcomes[step.name] = outcome
         report.seconds = time.time() - began
         written = report.write(folder)

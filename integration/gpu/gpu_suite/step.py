@@ -36,6 +36,8 @@ class Outcome:
     passed: bool = False
     why: str = ""
     seconds: float = 0.0
+    commit: str = ""
+    """Of the tree with which it was done."""
     bit_identical: bool | None = None
     figures: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
