@@ -105,7 +105,7 @@ class FrozenTree:
         self._capture = Capture(self._directory, sink)
         self._filter = page_filter
         self._begun = True
-        self._stood = [task.pid for task in self._tree() if task.status() == psutil.STATUS_STOPPED]
+        self._stood = [task.pid for task in self._tree() if _is_stopped(task)]
         (self._directory / STOOD).write_bytes(msgspec.json.encode(self._stood))
         try:
             self._take_out(epoll)
@@ -152,9 +152,10 @@ class FrozenTree:
 
     def take_up(self) -> None:
         """Take over the dump of an earlier agent; :meth:`thaw` then ends it at any stage."""
-        self._begun = self._pinned = True
-        with contextlib.suppress(FileNotFoundError):
+        self._begun = True
+        with contextlib.suppress(FileNotFoundError):  # no dump had begun, so nothing was pinned
             self._stood = msgspec.json.decode((self._directory / STOOD).read_bytes())
+            self._pinned = True
         self._criu.take_up()
 
     def pin(self) -> None:
@@ -259,3 +260,9 @@ class FrozenTree:
                 f"CRIU could not dump {self._sandbox.plan.hostname}: {cause.words}",
                 hint=HINT,
             )
+
+
+def _is_stopped(task: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(task.status() == psutil.STATUS_STOPPED)
+    return False

@@ -156,6 +156,7 @@ class DeviceTree:
     sessions: bool = True
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # pids that arrive() holds
+    _stood: list[int] = field(default_factory=list)  # pids that a user had stopped before save()
 
     def warm(self, gpus: Sequence[str]) -> str:
         """While the job trains, prepare the helper to take memory of these GPUs. Returns why it
@@ -186,6 +187,13 @@ class DeviceTree:
 
     def _save(self, process: CudaProcess) -> Saved:
         helper, pid = self.helper, process.pid
+        if threads.stopped(pid):
+            self._stood.append(pid)
+            raise StepFailed(
+                "gpu save",
+                f"process {process.inner} is stopped (SIGSTOP): the driver cannot save its state",
+                hint="let it go on (SIGCONT), and try again",
+            )
         used = helper.used(pid)
         if process.page is None or not self._needs_session(process.page):
             helper.lock(pid, self.lock_s)
@@ -321,7 +329,7 @@ class DeviceTree:
         others are held. A driver's request to a stopped process would wait for its SIGCONT."""
         for pid in self._pids():
             with suppress(FileNotFoundError, ProcessLookupError):
-                if threads.stopped(pid) and _has_cuda(pid):
+                if pid not in self._stood and threads.stopped(pid) and _has_cuda(pid):
                     self.helper.hold(pid)
                     os.kill(pid, signal.SIGCONT)
 
