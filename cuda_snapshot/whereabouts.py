@@ -10,8 +10,9 @@ taken away only while no thread that is held is inside.
 
 A thread that waits in the C library is inside if the driver has called the C library: the first
 return address on its stack that is not of the C library itself is then the driver's. An address may
-be left over there from an earlier call, so the answer is wrong in rare cases. The driver's lock
-fails then, and the move is undone.
+be left over from an earlier call, so the answer may be wrong (hold.py takes a thread that does not
+run for one that is outside). If a thread is inside after all, the driver's lock fails, and the move
+is undone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from . import threads
 DRIVER = re.compile(r".*/(libcuda|libcudadebugger|libnvidia-[^/]*)\.so[^/]*")
 BETWEEN = re.compile(
     r".*/(libc|libpthread|libm|libdl|librt|libjemalloc|libtcmalloc[^/]*|libmimalloc"
-    r"|lib(a|t|ub)san|liveshift_interposer)(-[0-9.]+)?\.so[^/]*"
+    r"|lib(a|t|ub)san)(-[0-9.]+)?\.so[^/]*"
     r"|\[v(dso|syscall)\]"
 )
 """What the driver calls, and what stands between it and its callers: these frames tell nothing."""
