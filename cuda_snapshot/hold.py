@@ -37,8 +37,8 @@ REAP_S = 0.02
 its tracer has noted its end."""
 
 PAUSE_S = (0.0005, 0.004)
-"""Seconds for which a thread that is inside the driver runs on before it is looked at again; by
-chance, lest the looks keep pace with what it does."""
+"""Seconds for which a thread that is inside the driver runs on before it is looked at again. They
+are random, so that the looks do not keep pace with what the thread does."""
 
 TOGETHER_S = 0.3
 """For at most this many seconds some threads are held while others have to come out of the

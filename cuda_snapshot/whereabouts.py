@@ -40,8 +40,8 @@ LOADER = re.compile(r".*/ld(-linux-[^/]*|-[0-9.]+)?\.so[^/]*")
 """It binds a function at its first call. Its frames are large and hold much that is left over."""
 
 STACK, LOADER_STACK = 64 << 10, 4 << 10
-"""At most so many bytes of a stack are read; of a thread that is in the loader, fewer: what they
-hold of the driver counts, be it left over or not."""
+"""At most this many bytes of a stack are read. Of a thread that is in the loader fewer are read,
+and an address of the driver in them counts even if it may be left over."""
 
 _CALLS = (
     (5, re.compile(rb"\xe8....", re.DOTALL)),

@@ -133,7 +133,7 @@ def test_who_does_not_run_at_all_is_taken_for_one_that_is_outside(start: Start) 
     assert names == {"in-waits"}
 
 
-def test_whoever_never_comes_out_is_named_and_nobody_is_held(start: Start) -> None:
+def test_a_thread_that_never_comes_out_is_named_and_no_thread_is_held(start: Start) -> None:
     pid = start("in-computes", "out-waits")
     hold = ThreadHold(pid)
     with pytest.raises(
