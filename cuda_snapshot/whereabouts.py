@@ -4,9 +4,10 @@
 A thread that is inside a driver call may hold the driver's locks. The driver's lock for a
 checkpoint is a read-write lock of glibc: a thread that waits for it owns it as soon as the process
 is unlocked, be the thread held or not (seen with driver 580 on an H100, 2026-11: the next lock then
-failed with NOT_READY). And a call that begins while memory is not mapped fails later, though the
-memory is back by then (seen there too: "invalid argument", or a fault of the GPU). So memory is
-taken away only while no thread that is held is inside.
+failed with NOT_READY). And ranks that were inside a copy at the freeze failed there after the move
+("invalid argument", or a fault of the GPU): a call that begins while memory is not mapped seems to
+fail later, though the memory is back by then. So memory is taken away only while no thread that is
+held is inside.
 
 A thread that waits in the C library is inside if the driver has called the C library: the first
 return address on its stack that is not of the C library itself is then the driver's. An address may
