@@ -26,7 +26,7 @@ from . import trial
 
 log = logging.getLogger("liveshift.gpu")
 
-VERSION = 4
+VERSION = 5
 FILE = "gpu-fast-path.json"
 PROBING = "being probed"
 

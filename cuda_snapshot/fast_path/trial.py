@@ -90,10 +90,12 @@ def main(uuid: str, lock_ms: int) -> None:
         driver.lock(pid, lock_ms)
         begin("checkpoint")
         driver.checkpoint(pid)
-        threads.stop(pid, HOLD_S)
-        hold.end()
+        # The restore thread answers this, so it is asked while that thread still runs.
         if driver.state(pid) is not CudaState.CHECKPOINTED:
             raise LiveshiftError("the driver does not report the process as checkpointed")
+        begin("stop")
+        threads.stop(pid, HOLD_S)
+        hold.end()
         begin("reading given memory")
         here = memory.reserve()
         memory.map(here, handle)

@@ -227,22 +227,47 @@ static void maps(int pid) {
 
 static void *lock_it(void *pid) { return (void *)(intptr_t)lock((int)(intptr_t)pid, 0); }
 
-static void stopped(int pid) {
+static void *ask_it(void *pid) {
+    CUprocessState is;
+    return (void *)(intptr_t)cuCheckpointProcessGetState((int)(intptr_t)pid, &is);
+}
+
+/* A call on a stopped process has not returned after a second, and works once it goes on. */
+static void waits(int pid, void *(*call)(void *)) {
     pthread_t thread;
     void *result;
     struct timespec soon;
     kill(pid, SIGSTOP);
     waitpid(pid, NULL, WUNTRACED);
-    MUST(pthread_create(&thread, NULL, lock_it, (void *)(intptr_t)pid) == 0);
+    MUST(pthread_create(&thread, NULL, call, (void *)(intptr_t)pid) == 0);
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec++;
     MUST(pthread_timedjoin_np(thread, &result, &soon) != 0);
     kill(pid, SIGCONT);
     pthread_join(thread, &result);
     WORKS((intptr_t)result);
+}
+
+static void stopped(int pid) {
+    int tid;
+    waits(pid, lock_it);
     WORKS(cuCheckpointProcessUnlock(pid, NULL));
     check_content();
     ok("operations on a stopped process wait until it goes on");
+
+    kill(pid, SIGSTOP);
+    waitpid(pid, NULL, WUNTRACED);
+    WORKS(cuCheckpointProcessGetRestoreThreadId(pid, &tid));
+    kill(pid, SIGCONT);
+    ok("the restore thread of a stopped process is known");
+
+    WORKS(lock(pid, 10000));
+    WORKS(cuCheckpointProcessCheckpoint(pid, NULL));
+    waits(pid, ask_it);
+    WORKS(cuCheckpointProcessRestore(pid, NULL));
+    WORKS(cuCheckpointProcessUnlock(pid, NULL));
+    check_content();
+    ok("nor is the state of a stopped process told before it goes on");
 }
 
 /* Driver 580: what it can't take along. The child is given up afterwards. */

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import liveshift
 
-from . import alone, plan
+from . import alone, plan, xid
 from .machine import Machine, from_json
 from .report import Report
 from .step import Outcome
@@ -48,16 +48,15 @@ def main() -> int:
     work.mkdir(parents=True)
     alone.adopt_orphans()
     try:
-        report = _run(args, work)
+        ours = _run(args, work)
     finally:
         if not args.keep:
             shutil.rmtree(work)
-    ours = [report.outcomes[step.name] for step in args.steps]
     ran = [outcome for outcome in ours if outcome.ran]
     return 0 if ran and all(outcome.passed for outcome in ran) else 1
 
 
-def _run(args: argparse.Namespace, work: Path) -> Report:
+def _run(args: argparse.Namespace, work: Path) -> list[Outcome]:
     """The steps, one after the other; the results are written after each."""
     began = float(os.environ.get("LIVESHIFT_GPU_SUITE_BEGAN", time.time()))
     environment = _environment(args.short)
@@ -78,7 +77,7 @@ def _run(args: argparse.Namespace, work: Path) -> Report:
     today = datetime.date.today().isoformat()
     report = Report(machine, liveshift.__version__, args.commit or _commit(), today, {})
     report.take_over(folder)
-    written = folder
+    written, ours = folder, []
     for step in args.steps:
         left = began + args.budget - time.time()
         lacking = [machine.lacks[need] for need in step.needs if need in machine.lacks]
@@ -89,15 +88,17 @@ def _run(args: argparse.Namespace, work: Path) -> Report:
         else:
             patience = step.deadline_s * (3 if machine.simulated else 1)  # few cores do it all
             limit = min(patience, left, args.deadline)
+            earlier = xid.errors()
             outcome = alone.run(step, work / step.name, environment, limit)
-        outcome.commit = report.commit
-        report.outcomes[step.name] = outcome
+            outcome.remarks += sorted(xid.errors() - earlier)
+        ours.append(outcome)
+        report.record(step.name, outcome)
         report.seconds = time.time() - began
         written = report.write(folder)
         told = "passed" if outcome.passed else "FAILED" if outcome.ran else "not run"
         _say(f"{step.name} {told:7} {outcome.seconds:6.1f} s  {step.title}  {outcome.why}")
     print(written)
-    return report
+    return ours
 
 
 def _environment(short: bool) -> dict[str, str]:

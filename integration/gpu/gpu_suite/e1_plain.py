@@ -12,6 +12,7 @@ import time
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 
 from .child import Child, WorkerFailed
+from .resident import settled_helper
 from .step import GIB, CannotRun, Step
 
 SIZES = (1, 10, 40)
@@ -33,7 +34,7 @@ def measure(step: Step) -> None:
     machine = step.machine
     if machine.gpu_free_bytes < step.unit:
         raise CannotRun(f"the GPU has {machine.gpu_free_bytes / GIB:.1f} GiB free")
-    helper = GpuHelper.start(step.work, machine.driver_folder)
+    helper, _ = settled_helper(step)
     step.begin()
     for count in sizes(step):
         size, name = count * step.unit, label(step, count)

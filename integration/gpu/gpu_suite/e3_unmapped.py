@@ -10,9 +10,9 @@ product's own probe says.
 from __future__ import annotations
 
 import os
-import time
 
 from .child import Child, WorkerFailed
+from .resident import settled_helper
 from .step import MIB, Step
 
 VARIANTS = ("handed", "all", "half", "mapped")
@@ -20,7 +20,6 @@ VARIANTS = ("handed", "all", "half", "mapped")
 COUNT = 16
 ACTIONS = ("Lock", "Checkpoint", "Restore", "Unlock")
 DEADLINE_S = 25.0
-PROBE_S = 60.0
 
 
 def measure(step: Step) -> None:
@@ -38,8 +37,7 @@ def measure(step: Step) -> None:
     for variant, works_ in works.items():
         step.figure(f"{variant}/works", works_)
     with step.part("the product's probe"):
-        said = _probe(step)
-        step.figure("the product's probe", said or "the fast path is available")
+        _, said = settled_helper(step)
         step.check(
             (said == "") == works["handed"],
             f"by hand memory given away {'works' if works['handed'] else 'does not work'}, "
@@ -69,14 +67,3 @@ def _try(step: Step, variant: str, size: int) -> bool:
             after = child.ask("remap", 30)
             step.figure(f"{variant}/after", after)
             return bool(after["values_right"])
-
-
-def _probe(step: Step) -> str:
-    """What the resident helper found: "" if the fast path is there, else why not."""
-    from liveshift.cuda_snapshot.helper.client import GpuHelper
-
-    helper = GpuHelper.start(step.work, step.machine.driver_folder)
-    until = time.monotonic() + min(PROBE_S, step.left_s)
-    while "being probed" in (said := helper.host().fast_path) and time.monotonic() < until:
-        time.sleep(0.1)
-    return said

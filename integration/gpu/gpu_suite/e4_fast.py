@@ -26,6 +26,7 @@ from liveshift.runtime.model.stopwatch import Stopwatch
 
 from .child import Child
 from .e1_plain import LOCK_S, label, sizes
+from .resident import settled_helper
 from .step import GIB, Step
 
 
@@ -54,7 +55,7 @@ class Tree(DeviceTree):
 
 def measure(step: Step) -> None:
     step.begin()
-    helper = GpuHelper.start(step.work, step.machine.driver_folder)
+    helper, _ = settled_helper(step)
     for count in sizes(step):
         size, name = count * step.unit, label(step, count)
         if 2 * size + 4 * GIB > step.machine.gpu_free_bytes and not step.simulated:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """E6: of two NCCL ranks on one GPU (each its own NCCL_HOSTID, so by sockets) one moves.
 
-Quiesced at a collective boundary, communicators torn down, moved, rebuilt: DDP, then FSDP2, bit by
-bit what an undisturbed run computes. Where torch has no CUDA, jobs/device_ddp.py takes the place.
+Quiesced at a collective boundary, communicators torn down, moved, rebuilt: a pipeline whose ranks
+use the GPU in turns, then DDP and FSDP2, bit by bit what an undisturbed run computes. Where torch
+has no CUDA, jobs/device_ddp.py takes the place.
+
+DDP and FSDP2 need a GPU that switches between the ranks in the middle of a kernel. Where the bare
+driver cannot do that with a process that it has restored (sharing.py), they are left out.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from moving_job import Job
 from liveshift.criu_glue.capsule.sandboxes import PAGES
 from liveshift.interposer.page import opened, paths
 
+from . import sharing
 from .e5_training import GPT
 from .lab import in_capsule, lab
 from .moved import compare
 from .step import Step
+
+TURNS = GPT.with_name("turns.py")
 
 
 def measure(step: Step) -> None:
@@ -28,8 +35,18 @@ def measure(step: Step) -> None:
     how = (*out, "--steps", "2000", "--enough", "{out}/enough")
     jobs: dict[str, tuple[str, ...]]
     if step.machine.torch_cuda:
+        jobs = {"in turns": (python, str(TURNS), *how, "--pace", "0.1")}
         training = (python, str(GPT), *how, "--pace", "0.1", "--depth", "4")
-        jobs = {how: (*training, "--wrap", how) for how in ("ddp", "fsdp")}
+        shares = False
+        with step.part("sharing"):
+            shares = sharing.works(step)
+        if shares:
+            jobs |= {how: (*training, "--wrap", how) for how in ("ddp", "fsdp")}
+        else:
+            step.remark(
+                "no DDP, no FSDP2: after the bare driver's checkpoint a process of this GPU cannot"
+                " share it any more; they need a GPU for each rank"
+            )
     else:
         step.remark("no torch with CUDA here: DDP by ctypes, computed on the CPU; no FSDP2")
         script = str(JOBS / "device_ddp.py")

@@ -81,6 +81,12 @@ class Report:
                 del told["title"]
                 self.outcomes[name] = Outcome(**told)
 
+    def record(self, name: str, outcome: Outcome) -> None:
+        """Set the outcome of a step. One that was not run does not replace an earlier one."""
+        outcome.commit = self.commit
+        if outcome.ran or name not in self.outcomes:
+            self.outcomes[name] = outcome
+
     def write(self, folder: Path) -> Path:
         """Both files, whole at any time; returns the JSON's path."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -65,13 +65,13 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten())
 
 
-def batch(rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
+def batch(rank: int, step: int, size: int, device: str = "cuda") -> tuple[Tensor, Tensor]:
     """A rule with some chance in it, which there is something to learn of."""
     chance = torch.Generator().manual_seed((rank << 20) + step)
     starts = torch.randint(VOCABULARY, (size, 1), generator=chance)
     strides = torch.randint(1, 5, (size, 1), generator=chance)
     row = (starts + strides * torch.arange(CONTEXT + 1)) % VOCABULARY
-    return row[:, :-1].cuda(), row[:, 1:].cuda()
+    return row[:, :-1].to(device), row[:, 1:].to(device)
 
 
 def wrapped(model: nn.Module, how: str) -> nn.Module:

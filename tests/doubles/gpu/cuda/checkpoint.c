@@ -128,6 +128,28 @@ static bool all_zero(const void *bytes, size_t count) {
     return true;
 }
 
+/* Waits while the restore thread, which answers questions about the process, is stopped. */
+static CUresult await_restore_thread(int pid) {
+    int32_t inner;
+    if (!READ(pid, restore_thread, &inner))
+        return CUDA_ERROR_INVALID_VALUE;
+    char path[64], state = 'T';
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, find_thread(pid, inner));
+    while (state == 'T' || state == 't') {
+        FILE *stat = fopen(path, "re");
+        if (stat == NULL)
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        /* The name stands in brackets, and may hold any character but a slash. */
+        int read = fscanf(stat, "%*d (%*[^)]) %c", &state);
+        fclose(stat);
+        if (read != 1)
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        if (state == 'T' || state == 't')
+            nanosleep(&(struct timespec){0, 500000}, NULL);
+    }
+    return CUDA_SUCCESS;
+}
+
 struct others {
     int but;
     struct inventory *host;
@@ -166,6 +188,8 @@ CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
 CUresult cuCheckpointProcessGetState(int pid, CUprocessState *result) {
     uint32_t state;
     CUresult found = check(pid);
+    if (found == CUDA_SUCCESS)
+        found = await_restore_thread(pid);
     if (found != CUDA_SUCCESS)
         return found;
     if (result == NULL || !READ(pid, state, &state))
