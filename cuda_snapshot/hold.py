@@ -51,8 +51,8 @@ outside."""
 DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
 """The names of the CUDA driver's own threads. A call of the service thread may wait for one of
 them: for a lock of the driver that it holds, or for its answer. Without a hold these threads run
-all through a checkpoint. Of the application they run only host functions, and a locked process has
-no host function left to run."""
+all through a checkpoint. Of the application they run only host functions, and the first lock waits
+until these have run."""
 
 Spared = Callable[[int], Container[int]]
 """A function of a pid: the threads of that process that must not be held (the host's numbers)."""
@@ -154,11 +154,12 @@ class ThreadHold:
             self.end()
             if time.monotonic() > until:
                 raise self._always_inside(inside[0], looks, outside_s)
-            # A word on the stack may be left over from an earlier call: who does not run at all now
-            # is not in a call, since a call ends when the GPU has done its work.
-            before = {tid: threads.switches(tid) for tid in inside}
+            # A word on the stack may be left over from an earlier call, and a thread that sleeps
+            # all the time is hardly in a call: most calls end when the GPU has done its work. If it
+            # is in one, the driver's lock fails before any memory has left the process.
+            before = {tid: threads.run_so_far(tid) for tid in {*inside, *idle}}
             time.sleep(IDLE_S)
-            idle |= {tid for tid, seen in before.items() if seen and threads.switches(tid) == seen}
+            idle = {tid for tid, seen in before.items() if seen == threads.run_so_far(tid) != ""}
 
     def spare_from_exit(self) -> None:
         """From now on, if this process ends, the threads go on as at the end of the hold.
@@ -325,7 +326,8 @@ class ThreadHold:
             f"{threads.who(self._pid, tid)} was inside a call of the CUDA driver each time that it"
             f" was looked at, {looks} times in {seconds:g} s",
             hint="try again; for a program that does hardly anything but wait for its GPU, set"
-            ' gpu.fast_path = "off" and gpu.verify = "off" in the cluster file',
+            ' gpu.fast_path = "off" and gpu.verify = "off" in the cluster file, and start the job'
+            " again",
         )
 
     def _failed(self, moving: list[int], timeout_s: float) -> StepFailed:

@@ -29,12 +29,15 @@ def state(tid: int) -> str:
         return "X"
 
 
-def switches(tid: int) -> str:
-    """How often the kernel has taken the thread off a processor, as text: if the text is another
-    one, the thread has run. "" if the thread has ended."""
+def run_so_far(tid: int) -> str:
+    """How long the thread has run, and how often the kernel has taken it off a processor, as text:
+    if the text is another one, the thread has run. "" for a thread that does not sleep now."""
     try:
+        if state(tid) not in "StT":
+            return ""
         kinds = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-        return "+".join(_status(tid, kind) for kind in kinds)
+        switches = "+".join(_status(tid, kind) for kind in kinds)
+        return f"{_read(tid, 'schedstat').split(maxsplit=1)[:1]} {switches}"
     except _GONE:
         return ""
 
@@ -45,13 +48,20 @@ def ended(tid: int) -> bool:
 
 def stop(pid: int, timeout_s: float) -> None:
     """Stop (SIGSTOP) a process some of whose threads are held: they run no instruction either when
-    they are released. Raises StepFailed if the process does not stop within ``timeout_s``."""
-    os.kill(pid, signal.SIGSTOP)
+    they are released. Raises StepFailed if the process has ended, or does not stop within
+    ``timeout_s``; then no stop is pending."""
     until = time.monotonic() + timeout_s
-    while not stopped(pid):  # a thread that is not held has to take note of the signal
-        if time.monotonic() > until:
-            raise StepFailed("hold", f"process {pid} did not stop within {timeout_s:g} s")
-        time.sleep(0.0005)
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        while not stopped(pid):  # a thread that is not held has to take note of the signal
+            if ended(pid):
+                raise ProcessLookupError
+            if time.monotonic() > until:
+                os.kill(pid, signal.SIGCONT)
+                raise StepFailed("hold", f"process {pid} did not stop within {timeout_s:g} s")
+            time.sleep(0.0005)
+    except ProcessLookupError:
+        raise StepFailed("hold", f"process {pid} ended before it was stopped") from None
 
 
 def stopped(pid: int) -> bool:

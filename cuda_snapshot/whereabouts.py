@@ -12,8 +12,8 @@ held is inside.
 A thread that waits in the C library is inside if the driver has called the C library: the first
 return address on its stack that is not of the C library itself is then the driver's. An address may
 be left over from an earlier call, so the answer may be wrong (hold.py takes a thread that does not
-run for one that is outside). If a thread is inside after all, the driver's lock fails, and the move
-is undone.
+run for one that is outside). If a thread is inside after all, the driver's lock that follows the
+hold fails, before any memory has left the process, and the move is undone.
 """
 
 from __future__ import annotations

@@ -106,7 +106,9 @@ class FrozenTree:
         self._filter = page_filter
         self._begun = True
         self._stood = [task.pid for task in self._tree() if _is_stopped(task)]
-        (self._directory / STOOD).write_bytes(msgspec.json.encode(self._stood))
+        part = self._directory / f"{STOOD}.part"  # an agent that dies now leaves no torn note
+        part.write_bytes(msgspec.json.encode(self._stood))
+        part.rename(self._directory / STOOD)
         try:
             self._take_out(epoll)
             preload = [INTERRUPTED, *([page_filter.library] if page_filter else [])]
@@ -263,6 +265,9 @@ class FrozenTree:
 
 
 def _is_stopped(task: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(task.status() == psutil.STATUS_STOPPED)
-    return False
+    """Whether a thread of the process is stopped by a signal. The first one may have ended."""
+    states = list[str]()
+    for thread in Path(f"/proc/{task.pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.append(thread.read_text(errors="replace").rpartition(")")[2].split()[0])
+    return "T" in states

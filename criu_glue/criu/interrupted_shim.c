@@ -9,8 +9,9 @@
 // CRIU's own code runs in the task. These calls return EINTR, after a restore as well as where the
 // task goes on. A program without signals does not expect EINTR: script(1), for example, ends at
 // once. So CRIU reads the registers of a thread in a poll without timeout as those of a call that
-// is simply made again. Only the kernel knows how much of a timeout is left, so a poll with a
-// timeout still returns EINTR.
+// is made again. Where the task goes on at the source, the kernel still returns EINTR to a program
+// whose handler of a signal ran meanwhile (ERESTARTNOHAND); CRIU itself does not tell the two apart.
+// Only the kernel knows how much of a timeout is left, so a poll with a timeout still returns EINTR.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,7 +27,7 @@
 #ifdef __x86_64__
 
 enum {
-    ERESTARTNOINTR = 513,
+    ERESTARTNOHAND = 514,
     ERESTART_RESTARTBLOCK = 516
 }; // linux/errno.h; programs never see them
 
@@ -36,7 +37,7 @@ static void call_again(struct user_regs_struct *regs, size_t size) {
         return;
     int timeout = (int)regs->rdx;
     if ((long long)regs->rax == -ERESTART_RESTARTBLOCK && timeout < 0)
-        regs->rax = (unsigned long long)-ERESTARTNOINTR;
+        regs->rax = (unsigned long long)-ERESTARTNOHAND;
 }
 
 #define EXPORT __attribute__((visibility("default")))

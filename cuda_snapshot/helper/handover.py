@@ -29,7 +29,7 @@ def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Blo
         for block in ours:
             try:
                 yield block, session.export(block)
-            except Imported:
+            except Imported:  # an interposer of an earlier build did not copy it by itself
                 session.own(block)
                 yield block, session.export(block)
 

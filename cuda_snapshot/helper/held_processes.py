@@ -9,6 +9,7 @@ move.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import StepFailed
@@ -23,6 +24,8 @@ class HeldProcesses:
         self._operations = operations
         self._holds: dict[int, ThreadHold] = {}
         self._mutex = threading.Lock()
+        self._turns: dict[int, threading.Lock] = {}
+        """A process that is about to be held has its lock taken: others wait for the outcome."""
 
     def why_stay(self) -> str:
         """Why the helper must not end, in words: it holds threads that would run on. "" if none."""
@@ -30,14 +33,32 @@ class HeldProcesses:
             alive = [pid for pid in self._holds if Path(f"/proc/{pid}").exists()]
         return f"it still holds the threads of process {alive[0]}" if alive else ""
 
-    def hold(self, pid: int, kill_on_exit: bool, timeout_s: float, outside_s: float) -> None:
+    def hold(
+        self,
+        pid: int,
+        kill_on_exit: bool,
+        timeout_s: float,
+        outside_s: float,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Hold a process; does nothing if it is held already. Raises StepFailed.
 
         With ``outside_s``, wait at most so many seconds until each thread is outside of the CUDA
-        driver's calls."""
+        driver's calls. ``gone`` tells at the end whether the client has ended: then the process is
+        not held, since nobody would release it."""
+        with self._turn(pid):
+            if self._of(pid) is None:
+                hold = self._begun(pid, kill_on_exit, timeout_s, outside_s)
+                if gone():
+                    hold.end()
+                    raise StepFailed("hold", f"process {pid}: its client has gone")
+                with self._mutex:
+                    self._holds[pid] = hold
+
+    def _begun(
+        self, pid: int, kill_on_exit: bool, timeout_s: float, outside_s: float
+    ) -> ThreadHold:
         self._forget_ended()
-        if self.holds(pid):
-            return
         restore_thread = self._operations.restore_thread(pid)
         hold = ThreadHold(
             pid, lambda pid: spared_threads(pid, restore_thread), kill_on_exit=kill_on_exit
@@ -46,11 +67,12 @@ class HeldProcesses:
             hold.begin_outside(timeout_s, outside_s)
         else:
             hold.begin(timeout_s)
-        with self._mutex:
-            self._holds[pid] = hold
+        return hold
 
     def holds(self, pid: int) -> bool:
-        return self._of(pid) is not None
+        """Whether the process is held. If it is just about to be, wait for the outcome."""
+        with self._turn(pid):
+            return self._of(pid) is not None
 
     def spare_from_exit(self, pid: int) -> None:
         """Do not kill a held process any more if this process ends. Raises StepFailed."""
@@ -61,10 +83,15 @@ class HeldProcesses:
 
     def release(self, pid: int) -> None:
         """Let the threads go on, if they are held."""
+        with self._turn(pid):
+            with self._mutex:
+                hold = self._holds.pop(pid, None)
+            if hold is not None:
+                hold.end()
+
+    def _turn(self, pid: int) -> threading.Lock:
         with self._mutex:
-            hold = self._holds.pop(pid, None)
-        if hold is not None:
-            hold.end()
+            return self._turns.setdefault(pid, threading.Lock())
 
     def _of(self, pid: int) -> ThreadHold | None:
         """The hold of a process; None also if the held process has ended, since another process may
@@ -79,5 +106,6 @@ class HeldProcesses:
             gone = {pid: hold for pid, hold in self._holds.items() if not hold.held}
             for pid in gone:
                 del self._holds[pid]
+                self._turns.pop(pid, None)
         for hold in gone.values():
             hold.end()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ... import units
 from ...errors import StepFailed
+from .. import threads
 from ..assignment import MARGIN
 from ..checkpoint import CheckpointApi, CudaState
 from ..devices import Inventory, Nvml
@@ -105,7 +106,15 @@ class Operations:
     # ---- questions -----------------------------------------------------------------------------
 
     def state(self, pid: int) -> CudaState | None:
-        """The driver's state of the process; None if it does not use CUDA. Raises CudaError."""
+        """The driver's state of the process; None if it does not use CUDA. Raises CudaError, and
+        StepFailed for a process that is stopped (SIGSTOP): the driver's call would not return
+        before the process goes on."""
+        if threads.stopped(pid):
+            raise StepFailed(
+                "gpu state",
+                f"process {pid} is stopped (SIGSTOP), and the driver answers once it goes on",
+                hint="let it go on (SIGCONT), and try again",
+            )
         try:
             return self.driver.state(pid)
         except CudaError as error:
@@ -233,7 +242,8 @@ class Operations:
         except CudaError as error:
             words = _WORDS.get((what, error.result)) or _ANY.get(error.result, "")
             try:
-                state = _STATES[self.driver.state(pid)]
+                stopped = threads.stopped(pid)
+                state = "it is stopped" if stopped else _STATES[self.driver.state(pid)]
             except CudaError:
                 state = "" if error.result in NO_CUDA else "its state is unknown"
             cause = "; ".join(text for text in (words, state) if text)

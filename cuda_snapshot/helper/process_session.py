@@ -151,7 +151,11 @@ class ProcessSession:
         what = f"export device memory at {block.address:#x}"
         try:
             if reply.result == CUresult.INVALID_VALUE:
-                raise Imported(STEP, f"process {self._pid} ({self._inner} inside): asked to {what}")
+                raise Imported(
+                    STEP,
+                    f"process {self._pid} ({self._inner} inside): asked to {what}, which the driver"
+                    " refuses for memory that came from another process",
+                )
             self._check(reply, what)
             if reply.size != block.size:
                 raise self._failed(

@@ -61,7 +61,8 @@ class Service:
             case calls.Operation():
                 return self._operate(caller, request)
             case calls.HoldThreads(pid, kill_on_exit, timeout_s, outside_s):
-                return self._held.hold(pid, kill_on_exit, timeout_s, outside_s)
+                gone = caller.channel.peer_gone
+                return self._held.hold(pid, kill_on_exit, timeout_s, outside_s, gone)
             case calls.SpareFromExit(pid):
                 return self._held.spare_from_exit(pid)
             case calls.Release(pid):
@@ -110,7 +111,11 @@ class Service:
                 raise StepFailed(step, f"process {pid}: its client has gone")
             match request:
                 case calls.Lock():
-                    return self._operations.lock(pid, request.timeout_s)
+                    self._operations.lock(pid, request.timeout_s)
+                    if caller.channel.peer_gone():  # nobody would unlock it
+                        self._operations.unlock(pid)
+                        raise StepFailed(step, f"process {pid}: its client has gone")
+                    return None
                 case calls.CheckpointProcess():
                     return self._operations.checkpoint(pid)
                 case calls.RestoreProcess():

@@ -68,9 +68,8 @@ static void checksum(struct device_session *session, const struct liveshift_devi
     device_set_result(reply, result, "copying that memory to the host failed");
 }
 
-/* Exports a block's memory. Memory that came back by MAP was made by another process. No document
-   says that the driver exports such memory again. If it does not, the block gets a copy in memory
-   that this process made. */
+/* Exports a block's memory. Memory that came back by MAP was made by another process, and driver 580
+   does not export such memory again. The block gets a copy in memory that this process made. */
 static int export_memory(struct device_session *session,
                          const struct liveshift_device_reply *reply) {
     int result = memory_export(reply->address, &session->descriptor);

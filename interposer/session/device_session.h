@@ -47,13 +47,14 @@ enum liveshift_device_op {
     LIVESHIFT_DEVICE_EXPORT = 3,
     /* Unmaps and releases the physical memory of the arena block at `address`; the addresses stay
        reserved. -EALREADY: that was done before. From before RELEASE until after MAP, every thread
-       that may use the memory must be stopped, or wait inside CUDA. */
+       that may use the memory must be stopped, outside of CUDA's calls. */
     LIVESHIFT_DEVICE_RELEASE = 4,
     /* Gives physical memory back to the arena block at `address`, which was released: the memory
        behind the descriptor that comes with the request (SCM_RIGHTS). The block keeps its address,
        and the same devices may access it. `size` must be the block's. */
     LIVESHIFT_DEVICE_MAP = 5,
-    /* Waits for all work of every device that the process uses. */
+    /* Waits for all work in the primary contexts that the process uses. The caller has already made
+       the driver lock the process, which waits for the work of all contexts. */
     LIVESHIFT_DEVICE_SYNC = 6,
     LIVESHIFT_DEVICE_END = 7,
     /* Makes the memory of the arena block at `address` this process's own. Memory that was

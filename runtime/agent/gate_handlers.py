@@ -28,7 +28,7 @@ from .. import messages
 from ..model.collective_clock import ClockReport
 from ..quiesce import services
 from ..quiesce.host_gate import GateObstacle, HostGate, page_problem
-from .gpu.devices import has_cuda
+from .gpu.cuda_processes import has_cuda
 from .host.capsule_table import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
 from .migration_registry import MigrationRegistry

@@ -21,7 +21,8 @@ from liveshift.criu_glue.capsule import sandboxes
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.interposer.library import library_path
 from liveshift.interposer.orders import open_ordered
-from liveshift.runtime.agent.gpu.devices import CudaProcess, DeviceTree
+from liveshift.runtime.agent.gpu.cuda_processes import CudaProcess
+from liveshift.runtime.agent.gpu.devices import DeviceTree
 from liveshift.runtime.model.stopwatch import Stopwatch
 
 from .child import Child
@@ -108,7 +109,8 @@ def _moved(step: Step, helper: GpuHelper, name: str, size: int) -> None:
 
 
 def _tree(root: Path, helper: GpuHelper, child: Child, migration: str) -> Tree:
-    resident: Any = SimpleNamespace(sandbox=SimpleNamespace(root=root))
+    plan = SimpleNamespace(directory=root)
+    resident: Any = SimpleNamespace(sandbox=SimpleNamespace(root=root, plan=plan))
     tree = Tree(resident, helper, migration, LOCK_S)
     tree.child = child
     return tree

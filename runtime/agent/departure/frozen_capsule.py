@@ -15,8 +15,9 @@ from ....criu_glue.criu.dump import FrozenTree
 from ....criu_glue.network import network_lock
 from ....errors import LiveshiftError, Unreachable
 from ...model.stopwatch import Stopwatch
+from ..gpu.cuda_processes import has_cuda
 from ..gpu.device_state import DeviceLost
-from ..gpu.devices import DeviceTree, FindDevices, has_cuda
+from ..gpu.devices import DeviceTree, FindDevices
 from ..host.running_capsule import ROOT_PID, RunningCapsule
 
 

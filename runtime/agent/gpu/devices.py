@@ -4,10 +4,10 @@
 For each process, one after the other, at the source (:meth:`DeviceTree.save`):
 
 1. hold: ptrace stops every thread except those of the driver and of liveshift, each while it is
-   outside of the driver's calls (cuda_snapshot/whereabouts.py says why).
-2. session: the service thread waits until the process's work on the GPU has ended, takes checksums,
-   and hands the memory of the interposer's own allocations to the helper; their addresses stay
-   reserved (the fast path).
+   outside of the driver's calls (cuda_snapshot/whereabouts.py says why). Then the driver locks the
+   process, which waits until all of its work on GPUs has ended, and unlocks it.
+2. session: the service thread takes checksums, and hands the memory of the interposer's own
+   allocations to the helper; their addresses stay reserved (the fast path).
 3. lock, checkpoint: the rest goes into the process's host memory.
 4. stop (SIGSTOP), release: the threads run no instruction until their memory is back.
 
@@ -24,24 +24,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....cuda_snapshot import threads
 from ....cuda_snapshot.checkpoint import CudaState
 from ....cuda_snapshot.helper.client import GpuHelper
 from ....cuda_snapshot.helper.session_client import DeviceSession
 from ....errors import LiveshiftError, StepFailed
-from ....interposer.layout import MemoryKind, WantedState, text_of
+from ....interposer.layout import MemoryKind
 from ....interposer.orders import OrderedPage
 from ...config.cluster import Cluster, FastPathChoice, Verify
 from ...model.stopwatch import Stopwatch
 from ..host.rank_pages import lives, ordered_pages
 from ..host.running_capsule import RunningCapsule
+from .cuda_processes import CudaProcess, device_session, maps_driver, served
 from .device_state import (
     DeviceLost,
     Saved,
@@ -50,6 +49,7 @@ from .device_state import (
     words_of_return,
     words_of_save,
 )
+from .stopped_processes import StoppedProcesses
 from .watch import OFF, GpuWatch
 
 log = logging.getLogger("liveshift.devices")
@@ -62,10 +62,6 @@ OUTSIDE_S = 5.0
 
 STOP_S = 5.0
 """A process must stop within this many seconds after SIGSTOP."""
-
-SESSION_S = 20.0
-"""A service thread must answer within this many seconds; it looks for orders at least once a
-second."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +124,6 @@ class Devices:
 
 
 @dataclass
-class CudaProcess:
-    """A process that holds device state; ``pid`` is the one that the host sees."""
-
-    pid: int
-    inner: int
-    page: OrderedPage | None  # None: it has no service thread
-
-
-@dataclass
 class DeviceTree:
     """The CUDA processes of one capsule, for one migration.
 
@@ -156,7 +143,6 @@ class DeviceTree:
     sessions: bool = True
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # pids that arrive() holds
-    _stood: list[int] = field(default_factory=list)  # pids that a user had stopped before save()
 
     def warm(self, gpus: Sequence[str]) -> str:
         """While the job trains, prepare the helper to take memory of these GPUs. Returns why it
@@ -178,6 +164,8 @@ class DeviceTree:
         with self._processes(self.only) as found:
             if not found:
                 return []
+            for process in found:
+                process.check_runs("gpu save")
             with watch.phase("gpu save", frozen=True) as lap:
                 for process in found:
                     self.saved.append(self._save(process))
@@ -187,25 +175,21 @@ class DeviceTree:
 
     def _save(self, process: CudaProcess) -> Saved:
         helper, pid = self.helper, process.pid
-        if threads.stopped(pid):
-            self._stood.append(pid)
-            raise StepFailed(
-                "gpu save",
-                f"process {process.inner} is stopped (SIGSTOP): the driver cannot save its state",
-                hint="let it go on (SIGCONT), and try again",
-            )
         used = helper.used(pid)
         if process.page is None or not self._needs_session(process.page):
             helper.lock(pid, self.lock_s)
             helper.checkpoint(pid)
             return Saved(process.inner, used=used)
         helper.hold(pid, outside_s=OUTSIDE_S)
+        helper.lock(pid, self.lock_s)
+        helper.unlock(pid)
         with self._session(process) as session:
             sums = {} if self.samples is None else session.checksums(self.samples)
             blocks = [] if self.plain else session.give_up(self.key(process.inner))
             if self.plain:
                 session.own()
         helper.lock(pid, self.lock_s)
+        self._stopped.add(process.inner)
         helper.checkpoint(pid)
         threads.stop(pid, STOP_S)
         helper.release(pid)
@@ -232,16 +216,26 @@ class DeviceTree:
         StepFailed if another attempt is possible."""
         self._continue_stopped()
         with self._processes(self.only) as found, watch.phase("gpu restore", frozen=True) as lap:
+            ours = {saved.pid for saved in self.saved}
             for process in found:
+                if threads.stopped(process.pid):  # by a user
+                    if process.inner in ours or self.key(process.inner) in self.helper.held():
+                        process.check_runs("gpu restore")
+                    continue  # its state has not left its GPU
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = words_of_return(self.saved)
+        self._stopped.forget(self.only)
         self.drop()  # the rest belongs to processes that have ended meanwhile
 
     def off_gpus(self) -> bool:
         """Whether some device state is on no GPU now, and could be brought back to any."""
         with self._processes(self.only) as found:
-            return any(self.helper.state(p.pid) is CudaState.CHECKPOINTED for p in found)
+            return any(
+                threads.stopped(process.pid)
+                or self.helper.state(process.pid) is CudaState.CHECKPOINTED
+                for process in found
+            )
 
     def arrive(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]]) -> None:
         """Put the device state of a stopped tree, which waits for its grant, onto this host's GPUs.
@@ -327,13 +321,19 @@ class DeviceTree:
     def _continue_stopped(self) -> None:
         """Let the driver's threads run in the processes that :meth:`save` has stopped, while all
         others are held. A driver's request to a stopped process would wait for its SIGCONT."""
+        noted = self._stopped.read()
         for pid in self._pids():
             with suppress(FileNotFoundError, ProcessLookupError):
-                if pid not in self._stood and threads.stopped(pid) and _has_cuda(pid):
+                inner = inner_pid(pid)
+                if inner in noted and (not self.only or inner in self.only):
                     self.helper.hold(pid)
                     os.kill(pid, signal.SIGCONT)
 
     # ---- both ----------------------------------------------------------------------------------
+
+    @property
+    def _stopped(self) -> StoppedProcesses:
+        return StoppedProcesses(self.resident.sandbox.plan.directory)
 
     def key(self, inner: int) -> str:
         """The helper's name for a process's memory."""
@@ -350,7 +350,7 @@ class DeviceTree:
                 with suppress(FileNotFoundError, ProcessLookupError):
                     inner = inner_pid(task.pid)
                     if inner in of or (not of and self._is_cuda(task.pid, inner)):
-                        found.append(CudaProcess(task.pid, inner, _served(pages.get(task.pid))))
+                        found.append(CudaProcess(task.pid, inner, served(pages.get(task.pid))))
             yield sorted(found, key=lambda process: process.inner)
         finally:
             for page in pages.values():
@@ -361,22 +361,14 @@ class DeviceTree:
         return [task.pid for task in tasks(self.resident.sandbox)]
 
     def _is_cuda(self, pid: int, inner: int) -> bool:
-        if not _has_cuda(pid):
+        if not maps_driver(pid):
             return False
+        if threads.stopped(pid):
+            return True  # perhaps: the driver does not answer before it goes on
         return self.helper.state(pid) is not None or self.key(inner) in self.helper.held()
 
-    @contextmanager
-    def _session(self, process: CudaProcess) -> Iterator[DeviceSession]:
-        """A session with the process's service thread, which serves nothing else meanwhile."""
-        page = process.page
-        assert page is not None
-        directory = self.resident.sandbox.root / sandboxes.PAGES.lstrip("/")
-        with self.helper.session(process.pid, directory, process.inner) as session:
-            order = page.order()
-            page.give(WantedState.DEVICES, order["attempt"], order["version"] + 1)
-            session.wait(SESSION_S)
-            yield session
-        _await_served(page)
+    def _session(self, process: CudaProcess) -> AbstractContextManager[DeviceSession]:
+        return device_session(self.helper, self.resident, process)
 
 
 FindDevices = Callable[[], DeviceTree | None]
@@ -386,40 +378,3 @@ helper. It is called once they are needed, and again at the next attempt."""
 
 def no_devices() -> None:
     """The FindDevices of a migration that this agent began: it has them from the beginning."""
-
-
-def has_cuda(resident: RunningCapsule) -> bool:
-    """Whether a process of the capsule may have device state."""
-    for task in tasks(resident.sandbox):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if _has_cuda(task.pid):
-                return True
-    return False
-
-
-def _has_cuda(pid: int) -> bool:
-    """Whether the driver's library is mapped; without it the driver does not know the process."""
-    with open(f"/proc/{pid}/maps", "rb") as maps:
-        return b"/libcuda.so" in maps.read()
-
-
-def _served(page: OrderedPage | None) -> OrderedPage | None:
-    """The page, if a service thread looks at it: every process with device memory has one."""
-    if page is None or not page.allocations():
-        return None
-    return page
-
-
-def _await_served(page: OrderedPage) -> None:
-    """Wait until the service thread has ended the session; raises StepFailed with its message."""
-    order, until = page.order(), time.monotonic() + SESSION_S
-    asked = (order["attempt"], order["version"], WantedState.DEVICES)
-    while True:
-        answer = page.answer()
-        if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
-            if code := answer["done_result"]:
-                raise StepFailed("gpu", text_of(answer["message"]) or os.strerror(code))
-            return
-        if time.monotonic() > until:
-            raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")
-        time.sleep(0.001)

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from ....criu_glue.survey.found import GpuTask, Survey
+from ....cuda_snapshot import threads
 from ....cuda_snapshot.assignment import named
 from ....cuda_snapshot.devices import NvmlGpu
 from ....interposer.inspection import KINDS, ProcessState
@@ -31,6 +32,8 @@ CHECKPOINTS = (12, 8)
 
 NEWER = "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)"
 
+
+GO_ON = "let it go on (SIGCONT), and try again"
 
 UNREADABLE = "no collective boundary can be found with it: start the job again"
 
@@ -64,6 +67,9 @@ def survey_devices(
     problems: list[PreflightFinding] = []
     processes: list[GpuProcess] = []
     for task in found.gpu_tasks:
+        if threads.stopped(task.host_pid):
+            problems.append((f"{who(task)} is stopped (SIGSTOP): the driver waits for it", GO_ON))
+            continue
         state = helper.state(task.host_pid)
         if state is None:
             problems += _of_no_process(task)

@@ -23,7 +23,7 @@ __all__ = ["criu", "new_sandboxes", "place", "sink"]
 
 SOURCE = ROOT / "criu_glue" / "criu" / "interrupted_shim.c"
 POLL, EPOLL_WAIT = 7, 232
-NOINTR, RESTARTBLOCK = (1 << 64) - 513, (1 << 64) - 516
+NOHAND, RESTARTBLOCK = (1 << 64) - 514, (1 << 64) - 516
 ENDLESS = (1 << 32) - 1
 
 WAITING = """
@@ -104,7 +104,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.parametrize(
     ("call", "result", "timeout_ms", "size", "read_as"),
     [
-        (POLL, RESTARTBLOCK, ENDLESS, 0, NOINTR),
+        (POLL, RESTARTBLOCK, ENDLESS, 0, NOHAND),
         (EPOLL_WAIT, RESTARTBLOCK, ENDLESS, 0, RESTARTBLOCK),
         (POLL, 1, ENDLESS, 0, 1),
         (POLL, RESTARTBLOCK, 1000, 0, RESTARTBLOCK),

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.checkpoint import CheckpointApi, CudaState, uuid_bytes, uuid_text
 from liveshift.cuda_snapshot.devices import Inventory, Nvml, NvmlGpu
 from liveshift.cuda_snapshot.driver import CudaError, CUresult
@@ -190,3 +192,13 @@ def test_uuids_of_gpus() -> None:
     for wrong in ("MIG-51c0da00-0000-4000-8000-000000000001", "GPU-51", "GPU-", ""):
         with pytest.raises(LiveshiftError, match="is no UUID of a GPU"):
             uuid_bytes(wrong)
+
+
+def test_the_state_of_a_stopped_process_is_not_asked_of_the_driver() -> None:
+    """The driver's answer would come once the process goes on."""
+    todo = made(Driver(), host({}))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        threads.stop(process.pid, 5.0)
+        with pytest.raises(StepFailed, match=r"is stopped \(SIGSTOP\)"):
+            todo.state(process.pid)
+        process.kill()

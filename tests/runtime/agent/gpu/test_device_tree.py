@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from liveshift.cuda_snapshot.checkpoint import CudaState
 from liveshift.cuda_snapshot.helper.client import GpuHelper
+from liveshift.cuda_snapshot.threads import stop, stopped
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable, from_wire, to_wire
+from liveshift.runtime.agent.gpu.cuda_processes import CudaProcess
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
-from liveshift.runtime.agent.gpu.devices import CudaProcess, Devices, DeviceTree
+from liveshift.runtime.agent.gpu.devices import Devices, DeviceTree
+from liveshift.runtime.agent.gpu.stopped_processes import StoppedProcesses
 from liveshift.runtime.agent.host.running_capsule import RunningCapsule
 from liveshift.runtime.model.stopwatch import Stopwatch
 
@@ -29,6 +37,7 @@ class Helper:
         self.states = dict.fromkeys((101, 102), CudaState.RUNNING)
         self.needed: list[object] = []
         self.fails: LiveshiftError | None = None
+        self.asked: list[str] = []
 
     def held(self) -> dict[str, int]:
         return dict(self.memory)
@@ -39,7 +48,13 @@ class Helper:
     def holds(self, pid: int) -> bool:
         return pid in self.holding
 
+    def hold(self, pid: int) -> None:
+        self.asked.append("hold")
+        self.holding.add(pid)
+
     def state(self, pid: int) -> CudaState | None:
+        assert not stopped(pid), "the driver would not answer"
+        self.asked.append("state")
         return self.states.get(pid)
 
     def release(self, pid: int) -> None:
@@ -59,14 +74,14 @@ class Helper:
 class Tree(DeviceTree):
     """Of ``ONE`` and ``OTHER``, as far as they live."""
 
-    living = (ONE, OTHER)
+    living: tuple[CudaProcess, ...] = (ONE, OTHER)
 
     @contextmanager
     def _processes(self, of: object = ()) -> Iterator[list[CudaProcess]]:
         yield list(self.living)
 
     def _pids(self) -> list[int]:
-        return []  # none is a process of this machine
+        return [each.pid for each in self.living if each not in (ONE, OTHER)]
 
 
 @pytest.fixture
@@ -75,8 +90,10 @@ def helper() -> Helper:
 
 
 @pytest.fixture
-def tree(helper: Helper) -> Tree:
-    return Tree(cast(RunningCapsule, None), cast(GpuHelper, helper), "m7", 1.0)
+def tree(helper: Helper, tmp_path: Path) -> Tree:
+    plan = SimpleNamespace(directory=tmp_path)
+    capsule = SimpleNamespace(sandbox=SimpleNamespace(plan=plan))
+    return Tree(cast(RunningCapsule, capsule), cast(GpuHelper, helper), "m7", 1.0)
 
 
 def test_memory_of_a_process_that_ended_meanwhile_is_not_kept(helper: Helper, tree: Tree) -> None:
@@ -142,3 +159,70 @@ def test_memory_of_migrations_that_nobody_knows_is_dropped(helper: Helper) -> No
     assert devices.drop_all_but(lambda: {"m7"})
     assert helper.memory == {"m7/1001": 5, "m7/warm": 0}
     assert not Devices(cast(Any, Watch(None)), cast(Any, None)).drop_all_but(set)
+
+
+# ---- processes that are stopped ----------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def alone(tree: Tree, helper: Helper, pid: int) -> None:
+    """The process is the tree's only one, and the driver knows it. Its pid inside is the same."""
+    tree.living = (CudaProcess(pid, pid, None),)
+    helper.states[pid] = CudaState.RUNNING
+
+
+def test_what_a_user_has_stopped_is_refused_and_stays_stopped(
+    helper: Helper, tree: Tree, sleeper: int
+) -> None:
+    alone(tree, helper, sleeper)
+    stop(sleeper, 5.0)
+    with pytest.raises(StepFailed, match=rf"process {sleeper} is stopped \(SIGSTOP\)"):
+        tree.save(Stopwatch())
+    tree.bring_back(Stopwatch())
+    assert stopped(sleeper)
+    assert not helper.asked, "the driver would not have answered"
+
+
+def test_what_a_user_has_stopped_gets_its_memory_once_it_goes_on(
+    helper: Helper, tree: Tree, sleeper: int
+) -> None:
+    alone(tree, helper, sleeper)
+    helper.memory = {f"m7/{sleeper}": 5}
+    stop(sleeper, 5.0)
+    with pytest.raises(StepFailed, match="is stopped"):
+        tree.bring_back(Stopwatch())
+    assert helper.memory, "it is the only copy"
+    os.kill(sleeper, signal.SIGCONT)
+
+
+def test_what_a_move_has_stopped_goes_on_also_when_another_agent_brings_it_back(
+    helper: Helper, tree: Tree, sleeper: int, tmp_path: Path
+) -> None:
+    alone(tree, helper, sleeper)
+    helper.states[sleeper] = CudaState.CHECKPOINTED
+    StoppedProcesses(tmp_path).add(sleeper)
+    stop(sleeper, 5.0)
+    assert tree.off_gpus()
+    tree.bring_back(Stopwatch())
+    assert not stopped(sleeper)
+    assert helper.asked == ["hold", "state"], "held before it goes on, and asked afterwards"
+    assert helper.states[sleeper] is CudaState.RUNNING
+    assert not StoppedProcesses(tmp_path).read()
+
+
+def test_a_swap_of_one_process_leaves_the_others_alone(
+    helper: Helper, tree: Tree, sleeper: int, tmp_path: Path
+) -> None:
+    alone(tree, helper, sleeper)
+    tree.only = {sleeper + 1}
+    StoppedProcesses(tmp_path).add(sleeper)
+    stop(sleeper, 5.0)
+    tree.bring_back(Stopwatch())
+    assert stopped(sleeper)
+    assert StoppedProcesses(tmp_path).read() == {sleeper}
