@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -58,6 +59,8 @@ class _RingUser(Closing):
             raise
         self.total = self._ring.total
         """Bytes of all the key's blocks."""
+        self.reach = (self._ring.slots - 1) * self._ring.slot_bytes
+        """Bytes that may be under way at once, out of order."""
 
     def close(self) -> None:
         """End the copy, complete or not. May be called again."""
@@ -133,54 +136,83 @@ class Drain(_RingUser, Iterator[memoryview]):
 
 
 class Filler(_RingUser):
-    """Writes all bytes of a key's blocks, in order."""
+    """Writes all bytes of a key's blocks, in any order, from several threads.
+
+    The bytes of a slot go to the GPU once they are all there, and those of all earlier slots have
+    gone. All bytes that are under way must lie within the ring's :attr:`reach`.
+    """
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self._free = deque(range(self._ring.slots))
-        self._at = 0
+        self._open: dict[int, tuple[int, int]] = {}
+        """By window of a slot's size: its slot, and how many of its bytes are missing."""
+        self._next = 0
+        """The first window that has not gone to the GPU."""
+        self._written = 0  # by write()
+        self._turn = threading.Lock()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Write the next bytes, any number; they are copied into the ring before this returns.
-
-        Raises LiveshiftError if the copy fails, or if there are more bytes than the blocks hold."""
+        """Write the next bytes, where one thread writes all in their order; else as
+        :meth:`write_at`."""
         view = memoryview(data).cast("B")
-        while view:
-            space = self.space()
-            part = min(len(space), len(view))
-            space[:part] = view[:part]
-            view = view[part:]
-            self.advance(part)
+        self.write_at(self._written, view)
+        self._written += len(view)
 
-    def space(self) -> memoryview:
-        """Memory into which the caller may put the next bytes itself, for example from a socket;
-        valid until :meth:`advance`. Raises as :meth:`write`."""
-        while not self._free:
-            self._take(self._receive())
-        return self._slot(self._free[0], self._at, self._ring.slot_bytes)
-
-    def advance(self, size: int) -> None:
-        """Says that the caller has put ``size`` bytes into :meth:`space`. Raises as
-        :meth:`write`."""
-        self._at += size
-        if self._at == self._ring.slot_bytes:
-            self._flush()
+    def write_at(self, at: int, data: memoryview) -> None:
+        """Write bytes whose first one is byte ``at`` of all. They are copied into the ring before
+        this returns. Raises LiveshiftError if the copy fails, or if there are no such bytes."""
+        if at < 0 or at + len(data) > self.total:
+            raise LiveshiftError(
+                f"{len(data)} bytes at {at} are outside of {self.total} bytes of device memory"
+            )
+        size = self._ring.slot_bytes
+        while data:
+            window, start = divmod(at, size)
+            part = min(size - start, len(data))
+            with self._turn:
+                slot = self._slot_of(window)
+                space = self._slot(slot, start, start + part)
+            space[:] = data[:part]
+            space.release()
+            with self._turn:
+                self._wrote(window, part)
+            at, data = at + part, data[part:]
 
     def finish(self) -> Figures:
         """Call this after all bytes were written; waits until they are on the GPU.
 
         Raises LiveshiftError if bytes are missing, or the copy failed."""
-        if self.figures is None:
-            self._flush()
-            self._send(Finish())
-            while self.figures is None:
-                self._take(self._receive())
-        return self.figures
+        with self._turn:
+            if self.figures is None:
+                self._send(Finish())
+                while self.figures is None:
+                    self._take(self._receive())
+            return self.figures
 
-    def _flush(self) -> None:
-        if self._at:
-            self._send(SlotFilled(self._free.popleft(), self._at))
-            self._at = 0
+    def _slot_of(self, window: int) -> int:
+        if window < self._next:
+            raise LiveshiftError("bytes of device memory came twice")
+        if window not in self._open:
+            if window >= self._next + self._ring.slots:  # else earlier bytes would wait for us
+                raise LiveshiftError(
+                    f"device memory came further ahead than the {self.reach} bytes of the ring"
+                )
+            while not self._free:
+                self._take(self._receive())
+            size = self._ring.slot_bytes
+            missing = min(size, self.total - window * size)
+            self._open[window] = self._free.popleft(), missing
+        return self._open[window][0]
+
+    def _wrote(self, window: int, size: int) -> None:
+        slot, missing = self._open[window]
+        self._open[window] = slot, missing - size
+        while self._next in self._open and self._open[self._next][1] <= 0:
+            slot, _ = self._open.pop(self._next)
+            whole = self._ring.slot_bytes
+            self._send(SlotFilled(slot, min(whole, self.total - self._next * whole)))
+            self._next += 1
 
     def _take(self, message: RingMessage) -> None:
         if isinstance(message, TransferEnded):

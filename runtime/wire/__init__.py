@@ -36,9 +36,19 @@ shows which answer belongs to it.
 
 from .header import CHUNK, LANES, PAGE_TABLE
 from .lanes import Lanes
-from .page_streams import PageStreams
+from .page_streams import PageStreams, no_device
 from .receiver import Receiver
 from .sender import Sender
 from .wants import Wants
 
-__all__ = ["CHUNK", "LANES", "PAGE_TABLE", "Lanes", "PageStreams", "Receiver", "Sender", "Wants"]
+__all__ = [
+    "CHUNK",
+    "LANES",
+    "PAGE_TABLE",
+    "Lanes",
+    "PageStreams",
+    "Receiver",
+    "Sender",
+    "Wants",
+    "no_device",
+]

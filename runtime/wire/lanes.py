@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
+"""Lanes 1 to n of a migration at its source: memory, over several connections at once.
 
 The thread that brings a chunk also seals it (:meth:`Lanes.pages`); several threads may do so at
 once. The thread seals the chunk from its slot into a buffer of the lanes. The buffer stays until
@@ -25,7 +25,7 @@ from ...cores import threads
 from ...errors import StepFailed
 from ..config.choices import Compress
 from .compression import Compressor
-from .header import CHUNK, LANES, MEMORY, RATE, Kind
+from .header import CHUNK, DEVICE, LANES, MEMORY, RATE, Kind
 from .lane import TICK_MS
 from .meter import Meter, burst_sizes
 from .page_lane import LANE_WINDOW, PageLane
@@ -87,8 +87,13 @@ class Lanes:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that were sent."""
+        """Bytes of host memory that were sent."""
         return sum(lane.bytes for lane in self._lanes)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of device memory that were sent."""
+        return sum(lane.device_bytes for lane in self._lanes)
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Seal a chunk of at most CHUNK bytes for the lane with the most credit. The lanes' own
@@ -103,6 +108,12 @@ class Lanes:
         finally:
             release()
 
+    def device(self, process: int, at: int, chunk: memoryview) -> None:
+        """Seal a chunk of at most CHUNK bytes of a process's device memory, whose first byte is at
+        ``at``; as :meth:`pages`. ``chunk`` is not read after the return."""
+        assert 0 < len(chunk) <= CHUNK
+        self._put(DEVICE, chunk, process=process, at=at)
+
     def finish(self) -> None:
         """Return when the destination has acknowledged every chunk. This is a barrier."""
         with self._changed:
@@ -113,13 +124,14 @@ class Lanes:
         """End every lane's stream; return the streams' entries in the manifest: name → (bytes,
         xxh3-64 of the tags of its chunks' seals)."""
         self.finish()
-        used = [n for n, lane in enumerate(self._lanes) if lane.bytes]
+        used = [n for n, lane in enumerate(self._lanes) if lane.bytes or lane.device_bytes]
         for n in used:
             self._put(MEMORY, b"", [n])
         self.finish()
         return {
-            f"{MEMORY}:{n + 1}": (self._lanes[n].bytes, self._lanes[n].hash.intdigest())
-            for n in used
+            f"{MEMORY}:{n + 1}": (lane.bytes + lane.device_bytes, lane.hash.intdigest())
+            for n, lane in enumerate(self._lanes)
+            if n in used
         }
 
     def measure(self) -> float:
@@ -154,7 +166,9 @@ class Lanes:
                 os.close(self._wake)
                 self._wake = -1
 
-    def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
+    def _put(
+        self, kind: Kind, data: _Data, lanes: Sequence[int] = (), process: int = 0, at: int = 0
+    ) -> None:
         """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected lanes."""
 
         def best() -> int:
@@ -169,7 +183,7 @@ class Lanes:
             self._credit[n] -= 1
         try:
             rate = self._meter.rate if self._link_is_slow() else 0.0
-            self._lanes[n].seal(kind, data, rate)
+            self._lanes[n].seal(kind, data, rate, process, at)
         except Exception as error:  # the chunk is lost, and with it the migration
             raise self._broke(error) from error
         self._wake_up()

@@ -29,7 +29,7 @@ from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, WantedPag
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest
-from ...wire import PAGE_TABLE, PageStreams, small_images
+from ...wire import PAGE_TABLE, PageStreams, no_device, small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
 from .image_place import ImagePlace, Sink, append, create
 from .memory_ahead import MemoryAhead
@@ -90,7 +90,7 @@ class Inbox:
     def __post_init__(self) -> None:
         self._small = small_images.SmallImageUnpacker(self._keep_small)
         self._small_files = 0
-        self.pages = PageStreams(self._take_pages, self._wanted_pages)
+        self.pages = PageStreams(self._take_pages, self._wanted_pages, self._take_device)
 
     @property
     def images(self) -> Path:
@@ -238,6 +238,13 @@ class Inbox:
     def _end_device_table(self, devices: DeviceInlet) -> None:
         devices.end_table()
         (self.images / TABLE).write_bytes(devices.table)
+
+    def _take_device(self, process: int, at: int, chunk: memoryview) -> None:
+        """Take device memory. Several threads call this and copy at the same time."""
+        if self.complete or self._closed or self.devices is None:
+            no_device(process, at, chunk)
+        else:
+            self.devices.write_at(process, at, chunk)
 
     def _take_pages(self, chunk: memoryview) -> None:
         """Take pages. Several threads call this and copy into the store at the same time."""

@@ -68,8 +68,8 @@ class OutgoingMemory:
 
     @property
     def sent(self) -> int:
-        """Bytes of pages that were sent."""
-        return self._lanes.bytes if self._lanes is not None else 0
+        """Bytes of host and device memory that went over the lanes."""
+        return self._lanes.bytes + self._lanes.device_bytes if self._lanes is not None else 0
 
     @property
     def chosen(self) -> Chosen | None:
@@ -122,6 +122,11 @@ class OutgoingMemory:
                 self._resident, lanes, settings, reporter, wants, 0.0, self._lent, Way.ROUND
             )
         )
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """What other memory may go over, too; None if there are no lanes."""
+        return self._lanes if self._rounds is not None else None
 
     def _open_lanes(self, wire: OutgoingWire) -> Lanes:
         self._lanes = lanes = wire.open_lanes(wire.sender)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,20 +159,34 @@ def test_a_slow_client_keeps_the_ring_full_and_loses_nothing(helper: Helper) -> 
     assert at == len(data)
 
 
-def test_a_writer_may_put_bytes_into_the_slot_itself(helper: Helper) -> None:
+def test_several_threads_write_in_any_order_within_the_ring(helper: Helper) -> None:
+    gpu, chunk = helper("4x65536"), 10_000
+    gpu.create("1/100", blocks(2 * MIB, 4 * MIB))
+    data = content(6 * MIB)
+    dice = random.Random(3)
+    with gpu.filler("1/100") as filler, ThreadPoolExecutor(4) as pool:
+        for begin in range(0, len(data), filler.reach // 2):
+            end = min(begin + filler.reach // 2, len(data))
+            places = list(range(begin, end, chunk))
+            dice.shuffle(places)
+            parts = [(at, memoryview(data)[at : min(at + chunk, end)]) for at in places]
+            for done in [pool.submit(filler.write_at, *part) for part in parts]:
+                done.result()
+        assert filler.finish().bytes == len(data)
+    assert drained(gpu, "1/100") == data
+
+
+def test_bytes_too_far_ahead_or_outside_or_twice_are_refused(helper: Helper) -> None:
     gpu = helper("2x65536")
     gpu.create("1/100", blocks(2 * MIB))
-    data = content(2 * MIB)
     with gpu.filler("1/100") as filler:
-        at = 0
-        while at < len(data):
-            space = filler.space()
-            part = min(len(space), 50_000, len(data) - at)
-            space[:part] = data[at : at + part]
-            filler.advance(part)
-            at += part
-        filler.finish()
-    assert drained(gpu, "1/100") == data
+        with pytest.raises(LiveshiftError, match="further ahead than the 65536 bytes of the ring"):
+            filler.write_at(2 * 65536, memoryview(bytes(10)))
+        with pytest.raises(LiveshiftError, match="outside of 2097152 bytes"):
+            filler.write_at(2 * MIB - 5, memoryview(bytes(10)))
+        filler.write_at(0, memoryview(bytes(65536)))
+        with pytest.raises(LiveshiftError, match="came twice"):
+            filler.write_at(5, memoryview(bytes(10)))
 
 
 # ---- what goes wrong ---------------------------------------------------------------------------
