@@ -20,8 +20,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 from .. import ptrace
 from ..errors import StepFailed
@@ -36,8 +37,8 @@ REAP_S = 0.02
 its tracer has noted its end."""
 
 PAUSE_S = (0.0005, 0.004)
-"""Seconds between two looks for a thread inside the driver, by chance, lest the looks keep pace
-with what the process does."""
+"""Seconds for which a thread that is inside the driver runs on before it is looked at again; by
+chance, lest the looks keep pace with what it does."""
 
 DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
 """The names of the CUDA driver's own threads. A call of the service thread may wait for one of
@@ -116,31 +117,25 @@ class ThreadHold:
             raise
 
     def begin_outside(self, timeout_s: float, outside_s: float) -> None:
-        """Begin in a moment in which no held thread is inside a call of the CUDA driver.
+        """Hold each thread at a moment at which it is outside of the CUDA driver's calls.
 
-        Raises StepFailed as :meth:`begin`, and if there was no such moment in ``outside_s``
-        seconds.
+        Threads that are inside run on, a little at a time, until they are outside. Raises
+        StepFailed as :meth:`begin`, and if one was inside at each look for ``outside_s`` seconds;
+        then all threads go on.
         """
-        where, looks, until = Whereabouts(self._pid), 0, time.monotonic() + outside_s
-        while True:
-            looks += 1
-            # Threads are not stopped for nothing, as long as one that waits is seen to be inside.
-            inside = where.inside(threads.of(self._pid))
-            if not inside:
-                self.begin(timeout_s)
-                inside = where.inside(self.held)
-                if not inside:
-                    return
-                self.end()
-            if time.monotonic() > until:
-                raise StepFailed(
-                    "hold",
-                    f"{threads.who(self._pid, inside[0])} was inside a call of the CUDA driver each"
-                    f" time that its process was looked at, {looks} times in {outside_s:g} s",
-                    hint="try again; for a program that does hardly anything but wait for its GPU,"
-                    ' set gpu.fast_path = "off" and gpu.verify = "off" in the cluster file',
-                )
-            time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 (no secret)
+        where, looks, until = Whereabouts(self._pid), 1, time.monotonic() + outside_s
+        self.begin(timeout_s)
+        try:
+            while inside := where.inside(self.held):
+                if time.monotonic() > until:
+                    raise self._always_inside(inside[0], looks, outside_s)
+                self._ask(partial(self._resume, inside))
+                time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 (no secret)
+                self._ask(partial(self._stop_again, inside, timeout_s))
+                looks += 1
+        except BaseException:
+            self.end()
+            raise
 
     def spare_from_exit(self) -> None:
         """From now on, if this process ends, the threads go on as at the end of the hold.
@@ -201,7 +196,9 @@ class ThreadHold:
                 answer.set_exception(error)
 
     def _stop_all(self, until: float, timeout_s: float) -> None:
-        while self._seize_new():  # threads that still ran may have started others
+        new = True
+        while new:  # threads that still ran may have started others
+            new = self._seize_new()
             while moving := self._moving():
                 if time.monotonic() > until:
                     raise self._failed(moving, timeout_s)
@@ -210,6 +207,19 @@ class ThreadHold:
                 raise StepFailed("hold", f"threads come and go for more than {timeout_s:g} s")
         if self._kill_on_exit:
             self._set_options(ptrace.EXITKILL)
+
+    def _resume(self, tids: Iterable[int]) -> None:
+        for tid in tids:
+            with contextlib.suppress(ProcessLookupError):
+                ptrace.resume(tid, 0)
+                self._still.discard(tid)
+
+    def _stop_again(self, tids: Iterable[int], timeout_s: float) -> None:
+        """Stop threads that were resumed, and those that they have started."""
+        for tid in tids:
+            with contextlib.suppress(ProcessLookupError):
+                ptrace.interrupt(tid)
+        self._stop_all(time.monotonic() + timeout_s, timeout_s)
 
     def _seize_new(self) -> bool:
         """Seize the threads that are not seized yet. Returns whether there were any."""
@@ -284,6 +294,15 @@ class ThreadHold:
             "hold",
             f"{who} can't be traced: the kernel does not permit it",
             hint="the agent needs CAP_SYS_PTRACE; `liveshift doctor` checks its privileges",
+        )
+
+    def _always_inside(self, tid: int, looks: int, seconds: float) -> StepFailed:
+        return StepFailed(
+            "hold",
+            f"{threads.who(self._pid, tid)} was inside a call of the CUDA driver each time that it"
+            f" was looked at, {looks} times in {seconds:g} s",
+            hint="try again; for a program that does hardly anything but wait for its GPU, set"
+            ' gpu.fast_path = "off" and gpu.verify = "off" in the cluster file',
         )
 
     def _failed(self, moving: list[int], timeout_s: float) -> StepFailed:

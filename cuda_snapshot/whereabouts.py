@@ -29,14 +29,18 @@ from . import threads
 
 DRIVER = re.compile(r".*/(libcuda|libcudadebugger|libnvidia-[^/]*)\.so[^/]*")
 BETWEEN = re.compile(
-    r".*/(libc|ld|ld-linux-[^/]*|libpthread|libm|libdl|librt|libjemalloc|libtcmalloc[^/]*"
-    r"|libmimalloc|liveshift_interposer)(-[0-9.]+)?\.so[^/]*"
+    r".*/(libc|libpthread|libm|libdl|librt|libjemalloc|libtcmalloc[^/]*|libmimalloc"
+    r"|lib(a|t|ub)san|liveshift_interposer)(-[0-9.]+)?\.so[^/]*"
     r"|\[v(dso|syscall)\]"
 )
 """What the driver calls, and what stands between it and its callers: these frames tell nothing."""
 
-STACK = 64 << 10
-"""At most so many bytes of a stack are read."""
+LOADER = re.compile(r".*/ld(-linux-[^/]*|-[0-9.]+)?\.so[^/]*")
+"""It binds a function at its first call. Its frames are large and hold much that is left over."""
+
+STACK, LOADER_STACK = 64 << 10, 4 << 10
+"""At most so many bytes of a stack are read; of a thread that is in the loader, fewer: what they
+hold of the driver counts, be it left over or not."""
 
 _CALLS = (
     (5, re.compile(rb"\xe8....", re.DOTALL)),
@@ -58,6 +62,7 @@ class Code(Enum):
     NONE = "no code"
     DRIVER = "the driver's"
     BETWEEN = "the C library's or the like"
+    LOADER = "the dynamic loader's"
     OTHER = "the program's"
 
 
@@ -91,6 +96,8 @@ class Whereabouts:
         first = self._whose(counter)
         if first is Code.OTHER or first is Code.NONE:
             return False
+        if first is Code.LOADER:
+            return Code.DRIVER in self._callers(stack, memory, LOADER_STACK)
         seen = first is Code.DRIVER
         for whose in self._callers(stack, memory):
             if whose is Code.DRIVER:
@@ -99,15 +106,15 @@ class Whereabouts:
                 return seen
         return False
 
-    def _callers(self, stack: int, memory: int) -> Iterable[Code]:
+    def _callers(self, stack: int, memory: int, size: int = STACK) -> Iterable[Code]:
         """Whose code has called, from the innermost call outwards."""
         try:
-            data = os.pread(memory, STACK, stack)
+            data = os.pread(memory, size, stack)
         except OSError:
             return
         for (word,) in struct.iter_unpack("<Q", data[: len(data) & ~7]):
             whose = self._whose(word)
-            if whose is not Code.NONE and whose is not Code.BETWEEN and _called(word, memory):
+            if whose in (Code.DRIVER, Code.OTHER) and _called(word, memory):
                 yield whose
 
     def _whose(self, address: int) -> Code:
@@ -131,6 +138,8 @@ def _of(path: str) -> Code:
     path = path.removesuffix(" (deleted)")
     if DRIVER.fullmatch(path):
         return Code.DRIVER
+    if LOADER.fullmatch(path):
+        return Code.LOADER
     return Code.BETWEEN if BETWEEN.fullmatch(path) else Code.OTHER
 
 

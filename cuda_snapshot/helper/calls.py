@@ -112,7 +112,7 @@ class Unlock(Operation, frozen=True):
 class HoldThreads(Change, frozen=True):
     """Stops the process's threads, except those of the driver and of liveshift. Reply: None.
     ``kill_on_exit``: if the helper ends, the process is killed, until SpareFromExit. ``outside_s``:
-    wait so long for a moment in which no thread is inside the driver; 0: at any moment."""
+    wait so long until each thread is outside of the driver's calls; 0: hold them anywhere."""
 
     pid: int
     kill_on_exit: bool

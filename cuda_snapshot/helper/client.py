@@ -112,8 +112,8 @@ class GpuHelper(HelperConnections):
         helper holds them until :meth:`release`, also after this client's end. Raises StepFailed,
         which names a thread that does not stop in time; then no thread is held.
 
-        ``outside_s``: wait at most so long for a moment in which none of the threads is inside the
-        CUDA driver; 0: hold them wherever they are."""
+        ``outside_s``: wait at most so long until each thread is outside of the CUDA driver's calls;
+        0: hold them wherever they are."""
         request = calls.HoldThreads(pid, kill_on_exit, HOLD_S, outside_s)
         self._ask(request, None, QUESTION_S + HOLD_S + outside_s)
 

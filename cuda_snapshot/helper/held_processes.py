@@ -33,8 +33,8 @@ class HeldProcesses:
     def hold(self, pid: int, kill_on_exit: bool, timeout_s: float, outside_s: float) -> None:
         """Hold a process; does nothing if it is held already. Raises StepFailed.
 
-        With ``outside_s``, wait at most so many seconds for a moment in which no thread is inside
-        the CUDA driver."""
+        With ``outside_s``, wait at most so many seconds until each thread is outside of the CUDA
+        driver's calls."""
         self._forget_ended()
         if self.holds(pid):
             return

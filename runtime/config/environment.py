@@ -109,6 +109,13 @@ MOVABLE = (
         "NCCL src/ras/ras.cc, ras_internal.h",
     ),
     Movable(
+        "NCCL_SET_THREAD_NAME",
+        "1",
+        "before a move liveshift looks for threads that NCCL has left, and knows them by name; NCCL"
+        " gives them none by itself",
+        "NCCL src/misc/param.cc; seen with NCCL 2.28.9 (E7 of the GPU suite)",
+    ),
+    Movable(
         "NCCL_IB_DISABLE",
         "1",
         "NCCL's InfiniBand transport holds its devices open until the process ends, and CRIU dumps"

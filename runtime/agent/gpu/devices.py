@@ -3,8 +3,8 @@
 
 For each process, one after the other, at the source (:meth:`DeviceTree.save`):
 
-1. hold: ptrace stops every thread except those of the driver and of liveshift, in a moment in which
-   none of them is inside the driver (cuda_snapshot/whereabouts.py says why).
+1. hold: ptrace stops every thread except those of the driver and of liveshift, each while it is
+   outside of the driver's calls (cuda_snapshot/whereabouts.py says why).
 2. session: the service thread waits until the process's work on the GPU has ended, takes checksums,
    and hands the memory of the interposer's own allocations to the helper; their addresses stay
    reserved (the fast path).
@@ -58,7 +58,7 @@ SAMPLES = 4
 """A sampled checksum reads this many blocks of 4 KiB of each allocation."""
 
 OUTSIDE_S = 5.0
-"""A hold waits at most this many seconds for a moment in which no thread is inside the driver."""
+"""A hold waits at most this many seconds until every thread is outside of the driver's calls."""
 
 STOP_S = 5.0
 """A process must stop within this many seconds after SIGSTOP."""

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -326,3 +327,42 @@ def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
     restoring.bring_up(criu, left.pipes, 60)
     restoring.let_run(60)
     assert {task.uids().real for task in tasks(there)} == {0}, "what the check is there for"
+
+
+@pytest.mark.root
+def test_a_process_that_was_stopped_before_the_dump_stays_stopped_after_it(
+    criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
+) -> None:
+    """Also if the tree was pinned, and if another agent lets it go."""
+    program = """
+import signal
+child = os.fork()
+if not child:
+    while True: time.sleep(0.01)
+os.kill(child, signal.SIGSTOP)
+"""
+    here = new_sandboxes.counting(program + COUNTER)
+    (stopped,) = [task.pid for task in tasks(here) if threads_stopped(task.pid)]
+    for number, (pinned, another) in enumerate(product((False, True), repeat=2)):
+        sink.images.clear()
+        sink.ended.clear()
+        images = place / f"images-{number}"
+        frozen = FrozenTree(here, ROOT_PID, images)
+        frozen.dump(criu, sink, 60)
+        if pinned:
+            frozen.pin()
+        if another:
+            later = FrozenTree(here, ROOT_PID, images)
+            later.take_up()
+            later.thaw()
+        frozen.thaw()
+        assert goes_on(here)
+        assert threads_stopped(stopped)
+        os.kill(stopped, signal.SIGCONT)
+        until(lambda: not threads_stopped(stopped))
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: threads_stopped(stopped))
+
+
+def threads_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.images import image_check, reservations, shared_sizes
+from liveshift.criu_glue.images import image_check, reservations, shared_sizes, task_states
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.arrival import incoming_migration, restored_capsule
 from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.arrival.incoming_phase import IncomingPhase
 from liveshift.runtime.agent.gpu.device_memory import TABLE
+from liveshift.runtime.agent.gpu.device_state import Saved
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Book
 
@@ -120,7 +121,8 @@ class Scene:
         """Device state came with the image."""
         self.manifest.streams[TABLE] = (1, 0)
         (self.here.images / TABLE).write_bytes(b"table")
-        monkeypatch.setattr(restored_capsule, "decode", lambda raw: [raw])
+        monkeypatch.setattr(restored_capsule, "decode", lambda raw: [Saved(1001, stopped=True)])
+        monkeypatch.setattr(task_states, "let_go_on", self.noted("let go on"))
         self.devices = SimpleNamespace(
             arrive=self.noted("arrive"),
             end=self.noted("end"),

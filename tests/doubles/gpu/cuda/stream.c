@@ -76,8 +76,8 @@ static void run_first(CUstream stream) {
 
 static void *worker(void *argument) {
     CUstream stream = argument;
-    prctl(PR_SET_NAME,
-          "cuda stream"); /* not that of whoever made it, one of NCCL's threads perhaps */
+    /* A name of the driver's threads: like a GPU it works on while the process's threads are held. */
+    prctl(PR_SET_NAME, "cuda-EvtHandlr");
     pthread_mutex_lock(&streams_lock);
     for (;;) {
         while (stream->busy || (stream->first == NULL && !stream->destroyed))

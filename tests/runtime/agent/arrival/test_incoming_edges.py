@@ -95,7 +95,10 @@ def test_an_attempt_that_succeeds(scene: Scene, host: Host) -> None:
 @pytest.mark.parametrize("error", [StepFailed("restore", "no"), OSError(28, "full")])
 @pytest.mark.parametrize(
     "fails",
-    ["inbox closed", "reconcile", "prepare", "forget", "mark", "bring_up", *DEVICES],
+    [
+        *("inbox closed", "reconcile", "prepare", "forget", "mark", "let go on", "bring_up"),
+        *DEVICES,
+    ],
 )
 def test_what_fails_before_the_claim_claims_nothing_and_may_be_tried_again(
     scene: Scene,

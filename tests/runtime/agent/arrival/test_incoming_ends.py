@@ -106,7 +106,7 @@ def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
 ) -> None:
     scene.with_devices(monkeypatch)
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
-    assert scene.done[-3:] == ["bring_up", "stop_at_door", "arrive"]
+    assert scene.done[-4:] == ["let go on", "bring_up", "stop_at_door", "arrive"]
     scene.granted().let_run(Stopwatch(), 9, 10.0)
     assert scene.done[-2:] == ["noted", "let_run_held"]
     for fails in ("stop_at_door", "arrive"):
