@@ -90,11 +90,6 @@ class Lanes:
         """Bytes of host memory that were sent."""
         return sum(lane.bytes for lane in self._lanes)
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of device memory that were sent."""
-        return sum(lane.device_bytes for lane in self._lanes)
-
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Seal a chunk of at most CHUNK bytes for the lane with the most credit. The lanes' own
         thread sends it. Blocks while all windows are full.

@@ -68,8 +68,8 @@ class OutgoingMemory:
 
     @property
     def sent(self) -> int:
-        """Bytes of host and device memory that went over the lanes."""
-        return self._lanes.bytes + self._lanes.device_bytes if self._lanes is not None else 0
+        """Bytes of pages that were sent."""
+        return self._lanes.bytes if self._lanes is not None else 0
 
     @property
     def chosen(self) -> Chosen | None:

@@ -62,13 +62,14 @@ class WireDump:
         self._frozen = frozen
         self._deadline_s = 0.0
         self._before = 0  # bytes that were sent before the rounds had ended
+        self._spread = 0  # bytes of device memory that went over the lanes
         self._epoll: Sequence[EpollEntry] = ()
         self._removed: dict[str, list[str]] = {}
 
     @property
     def sent(self) -> int:
         """Bytes sent on all lanes since :meth:`stop`."""
-        return self._wire.bytes + self._memory.sent - self._before
+        return self._wire.bytes + self._memory.sent + self._spread - self._before
 
     def begin(self, deadline_s: float) -> None:
         """From now on the other host must have everything within ``deadline_s`` seconds. May be
@@ -122,6 +123,7 @@ class WireDump:
             if pump.bytes:
                 with self.watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()
+                    self._spread = pump.spread
                     lap.detail = "what was not sent yet"
         finally:
             pump.stop()

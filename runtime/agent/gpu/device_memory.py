@@ -43,8 +43,10 @@ Send = Callable[[str, bytes | memoryview], None]
 class Pump:
     """Sends the table at once, and the memory in its own thread while CRIU works."""
 
-    def __init__(self, devices: DeviceTree | None, send: Send, lanes: Lanes | None) -> None:
+    def __init__(self, devices: DeviceTree | None, send: Send, lanes: Lanes | None = None) -> None:
         self._lanes = lanes
+        self.spread = 0
+        """Bytes that have gone over the lanes."""
         self.bytes = 0 if devices is None else sum(process.bytes for process in devices.saved)
         self._error: BaseException | None = None
         self._stop = threading.Event()
@@ -107,6 +109,7 @@ class Pump:
                 for one in sealed:
                     one.result()
                 at += len(view)
+                self.spread += len(view)
                 under_way += len(view)
                 if under_way > drain.reach // 2:
                     lanes.finish()
