@@ -146,6 +146,7 @@ lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/mypy -p liveshift
 	@$(BIN)/mypy tests scripts
 	@$(BIN)/mypy integration
+	@$(BIN)/mypy integration/gpu/gather
 
 format: $(STAMPS)/requirements ## Format all sources
 	@$(BIN)/ruff check --fix --select I .

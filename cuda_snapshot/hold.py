@@ -37,8 +37,16 @@ REAP_S = 0.02
 its tracer has noted its end."""
 
 PAUSE_S = (0.0005, 0.004)
-"""Seconds for which a thread that is inside the driver runs on before it is looked at again; by
-chance, lest the looks keep pace with what it does."""
+"""Seconds for which a thread that is inside the driver runs on before it is looked at again. They
+are random, so that the looks do not keep pace with what the thread does."""
+
+TOGETHER_S = 0.3
+"""For at most this many seconds some threads are held while others have to come out of the
+driver."""
+
+IDLE_S = 1.0
+"""A thread that seems to be inside, and has not run for this many seconds, is taken for one that is
+outside."""
 
 DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
 """The names of the CUDA driver's own threads. A call of the service thread may wait for one of
@@ -120,22 +128,37 @@ class ThreadHold:
         """Hold each thread at a moment at which it is outside of the CUDA driver's calls.
 
         Threads that are inside run on, a little at a time, until they are outside. Raises
-        StepFailed as :meth:`begin`, and if one was inside at each look for ``outside_s`` seconds;
-        then all threads go on.
+        StepFailed as :meth:`begin`, and if that takes longer than ``outside_s`` seconds; then all
+        threads go on.
         """
-        where, looks, until = Whereabouts(self._pid), 1, time.monotonic() + outside_s
-        self.begin(timeout_s)
-        try:
-            while inside := where.inside(self.held):
-                if time.monotonic() > until:
-                    raise self._always_inside(inside[0], looks, outside_s)
-                self._ask(partial(self._resume, inside))
-                time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 (no secret)
-                self._ask(partial(self._stop_again, inside, timeout_s))
-                looks += 1
-        except BaseException:
+        where, looks, until = Whereabouts(self._pid), 0, time.monotonic() + outside_s
+        idle: set[int] = set()
+        while True:
+            self.begin(timeout_s)
+            try:
+                # One that is inside may wait for another that is held, such as one that has a lock
+                # of malloc: then all go on, and it is tried again.
+                together = min(until, time.monotonic() + TOGETHER_S)
+                while inside := where.inside(self.held - idle):
+                    looks += 1
+                    if time.monotonic() > together:
+                        break
+                    self._ask(partial(self._resume, inside))
+                    time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 (no secret)
+                    self._ask(partial(self._stop_again, inside, timeout_s))
+            except BaseException:
+                self.end()
+                raise
+            if not inside:
+                return
             self.end()
-            raise
+            if time.monotonic() > until:
+                raise self._always_inside(inside[0], looks, outside_s)
+            # A word on the stack may be left over from an earlier call: who does not run at all now
+            # is not in a call, since a call ends when the GPU has done its work.
+            before = {tid: threads.switches(tid) for tid in inside}
+            time.sleep(IDLE_S)
+            idle |= {tid for tid, seen in before.items() if seen and threads.switches(tid) == seen}
 
     def spare_from_exit(self) -> None:
         """From now on, if this process ends, the threads go on as at the end of the hold.

@@ -4,14 +4,16 @@
 A thread that is inside a driver call may hold the driver's locks. The driver's lock for a
 checkpoint is a read-write lock of glibc: a thread that waits for it owns it as soon as the process
 is unlocked, be the thread held or not (seen with driver 580 on an H100, 2026-11: the next lock then
-failed with NOT_READY). And a call that begins while memory is not mapped fails later, though the
-memory is back by then (seen there too: "invalid argument", or a fault of the GPU). So memory is
-taken away only while no thread that is held is inside.
+failed with NOT_READY). And ranks that were inside a copy at the freeze failed there after the move
+("invalid argument", or a fault of the GPU): a call that begins while memory is not mapped seems to
+fail later, though the memory is back by then. So memory is taken away only while no thread that is
+held is inside.
 
 A thread that waits in the C library is inside if the driver has called the C library: the first
 return address on its stack that is not of the C library itself is then the driver's. An address may
-be left over there from an earlier call, so the answer is wrong in rare cases. The driver's lock
-fails then, and the move is undone.
+be left over from an earlier call, so the answer may be wrong (hold.py takes a thread that does not
+run for one that is outside). If a thread is inside after all, the driver's lock fails, and the move
+is undone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from . import threads
 DRIVER = re.compile(r".*/(libcuda|libcudadebugger|libnvidia-[^/]*)\.so[^/]*")
 BETWEEN = re.compile(
     r".*/(libc|libpthread|libm|libdl|librt|libjemalloc|libtcmalloc[^/]*|libmimalloc"
-    r"|lib(a|t|ub)san|liveshift_interposer)(-[0-9.]+)?\.so[^/]*"
+    r"|lib(a|t|ub)san)(-[0-9.]+)?\.so[^/]*"
     r"|\[v(dso|syscall)\]"
 )
 """What the driver calls, and what stands between it and its callers: these frames tell nothing."""
@@ -39,8 +41,8 @@ LOADER = re.compile(r".*/ld(-linux-[^/]*|-[0-9.]+)?\.so[^/]*")
 """It binds a function at its first call. Its frames are large and hold much that is left over."""
 
 STACK, LOADER_STACK = 64 << 10, 4 << 10
-"""At most so many bytes of a stack are read; of a thread that is in the loader, fewer: what they
-hold of the driver counts, be it left over or not."""
+"""At most this many bytes of a stack are read. Of a thread that is in the loader fewer are read,
+and an address of the driver in them counts even if it may be left over."""
 
 _CALLS = (
     (5, re.compile(rb"\xe8....", re.DOTALL)),

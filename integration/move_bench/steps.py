@@ -160,14 +160,18 @@ def lost(times: Sequence[float], asked: float, over: float, begin: float = 0.0) 
 
 def noise(times: Sequence[float], asked: float, over: float) -> float:
     """How far off :func:`lost` can be on this machine, in seconds: the most that it says, either
-    way, of as many steps in a row before the request, when nothing moved."""
-    steps = [b - a for a, b in pairwise(times) if b <= asked][WARM:]
+    way, of as many steps in a row before the request, or after the window, when nothing moved."""
     first = max(t for t in times if t <= asked)
     last = min((t for t in times if t >= over + AFTER_S), default=times[-1])
     made = sum(1 for t in times if first < t <= last)
-    stretches = [sum(steps[n : n + made]) for n in range(len(steps) - made + 1)]
-    assert stretches, f"the job made {len(steps)} steps before the move, fewer than {made} in it"
-    return max(abs(took - made * median(steps)) for took in stretches)
+    before = [b - a for a, b in pairwise(times) if b <= asked][WARM:]
+    after = [b - a for a, b in pairwise(times) if a >= last]
+    usual = median(before + after)
+    stretches = [
+        sum(steps[n : n + made]) for steps in (before, after) for n in range(len(steps) - made + 1)
+    ]
+    assert stretches, f"the job made {len(before)} steps before the move, fewer than {made} in it"
+    return max(abs(took - made * usual) for took in stretches)
 
 
 def progress(times: Sequence[float], since: float, until: float) -> float:

@@ -123,7 +123,17 @@ def test_a_hold_begins_while_all_are_outside(start: Start) -> None:
         hold.end()
 
 
-def test_whoever_never_comes_out_is_named_and_nobody_is_held(start: Start) -> None:
+def test_who_does_not_run_at_all_is_taken_for_one_that_is_outside(start: Start) -> None:
+    """As a thread on whose stack an address of the driver is left over."""
+    pid = start("in-waits", "sometimes")
+    hold = ThreadHold(pid)
+    hold.begin_outside(10, 30)
+    names = {threads.name(tid) for tid in Whereabouts(pid).inside(hold.held)}
+    hold.end()
+    assert names == {"in-waits"}
+
+
+def test_a_thread_that_never_comes_out_is_named_and_no_thread_is_held(start: Start) -> None:
     pid = start("in-computes", "out-waits")
     hold = ThreadHold(pid)
     with pytest.raises(

@@ -93,8 +93,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         "}\n"
     )
     library = folder / "cases.so"
-    command = ["cc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", library]
-    subprocess.run([*command, folder / "cases.c"], check=True)
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run([*command, str(folder / "cases.c")], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.read_as.argtypes = [ctypes.c_uint64] * 3 + [ctypes.c_size_t]
     loaded.read_as.restype = ctypes.c_uint64

@@ -95,7 +95,7 @@ class Holder:
         held.handle, held.here = handle, True
 
     def renew(self, held: Held) -> None:
-        """Its memory anew, made here."""
+        """Give it memory that was made here, with the same bytes."""
         data = self.bytes(held)
         self.call("cuMemUnmap", u64(held.address), size_t(held.size))
         self.call("cuMemRelease", u64(held.handle))

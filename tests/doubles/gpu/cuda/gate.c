@@ -16,8 +16,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
 static _Atomic uint32_t shut;
 static unsigned int inside;
-/* A waiter is inside from the moment the gate opens, be it stopped or not: driver 580 takes glibc's
-   read-write lock (seen on an H100, 2026-11). */
+/* A waiter is inside from the moment the gate opens, also if it is stopped: driver 580 takes
+   glibc's read-write lock (seen on an H100, 2026-11). */
 static unsigned int waiting;
 static _Atomic uint32_t openings;
 static atomic_bool initialised;

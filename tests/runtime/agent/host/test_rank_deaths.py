@@ -127,6 +127,7 @@ def test_a_rank_in_the_place_of_a_dead_one_ends_the_matter(scene: Scene) -> None
         scene.heartbeat()
         await scene.end(rank, kill=signal.SIGSEGV)
         assert scene.deaths.first is not None
+        await asyncio.sleep(2 / rank_deaths.TICKS)  # when a process began is known to a tick
         scene.rank(finished=1)
         scene.heartbeat()
 
