@@ -173,7 +173,7 @@ class Announced:
                 log.exception("cannot take the image of %s", self.migration)
             else:
                 log.error("cannot take the image of %s: %s", self.migration, error)
-            self.refused = str(error)
+            self.refused = self.refused or str(error)  # another lane may have failed before
         return self.refused
 
     def _write(self, stream: str, data: memoryview) -> None:

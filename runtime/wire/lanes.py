@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import ge
 
 import zmq
 
@@ -39,15 +40,16 @@ _Data = bytes | memoryview
 
 
 class Lanes:
-    """One migration's lanes for pages at the source.
+    """One migration's lanes for memory at the source.
 
     ``beside``: lane 0 of the migration. ``endpoint``: where the destination takes pages.
     ``streams``: the number of connections, 1 to LANES. ``clear``: the network is trusted, so pages
     are not sealed.
 
-    Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
-    destination has refused something, was silent for too long (ImageDestination.patience), or has
-    not acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
+    Threads may call :meth:`pages` and :meth:`device` at the same time. Every method raises
+    StepFailed once the destination has refused something, was silent for too long
+    (ImageDestination.patience), or has not acknowledged everything by ``until`` (monotonic
+    seconds). ``until`` may be set at any time.
     """
 
     until = float("inf")
@@ -71,6 +73,7 @@ class Lanes:
             for k in range(1, streams + 1)
         ]
         self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
+        self._settled = [0] * streams  # acknowledged chunks of each lane
         self._meter = Meter()
         self._greeted = 0  # lanes whose first chunk was acknowledged
         self._changed = threading.Condition()
@@ -89,6 +92,11 @@ class Lanes:
     def bytes(self) -> int:
         """Bytes of host memory that were sent."""
         return sum(lane.bytes for lane in self._lanes)
+
+    @property
+    def device_bytes(self) -> list[int]:
+        """Bytes of device memory that were sent, by lane."""
+        return [lane.device_bytes for lane in self._lanes]
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Seal a chunk of at most CHUNK bytes for the lane with the most credit. The lanes' own
@@ -109,10 +117,17 @@ class Lanes:
         assert 0 < len(chunk) <= CHUNK
         self._put(DEVICE, chunk, process=process, at=at)
 
-    def finish(self) -> None:
-        """Return when the destination has acknowledged every chunk. This is a barrier."""
+    def mark(self) -> list[int]:
+        """What :meth:`finish` takes: the number of chunks that each lane has sealed by now."""
+        return [lane.numbered for lane in self._lanes]
+
+    def finish(self, mark: Sequence[int] | None = None) -> None:
+        """Return when the destination has acknowledged every chunk that was sealed before ``mark``,
+        or before this call. This is a barrier, and does not wait for what other threads send later.
+        """
+        until = self.mark() if mark is None else mark
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way() or self._closing)
+            self._changed.wait_for(lambda: self._closing or all(map(ge, self._settled, until)))
             self._raise()
 
     def end(self) -> dict[str, tuple[int, int]]:
@@ -123,10 +138,10 @@ class Lanes:
         for n in used:
             self._put(MEMORY, b"", [n])
         self.finish()
+        lanes = ((n, self._lanes[n]) for n in used)
         return {
             f"{MEMORY}:{n + 1}": (lane.bytes + lane.device_bytes, lane.hash.intdigest())
-            for n, lane in enumerate(self._lanes)
-            if n in used
+            for n, lane in lanes
         }
 
     def measure(self) -> float:
@@ -241,6 +256,7 @@ class Lanes:
             with self._changed:
                 for n, chunks in enumerate(settled):
                     self._credit[n] += chunks
+                    self._settled[n] += chunks
                 self._changed.notify_all()
 
     def _announce(self) -> None:

@@ -55,11 +55,13 @@ class PageLane(Lane):
         self.bytes = 0
         """Bytes of host memory that were sealed on this lane."""
         self.device_bytes = 0
+        """Bytes of device memory that were sealed on this lane."""
         self.hash = xxhash.xxh3_64()
         """The xxh3-64 of the tags of the lane's chunks of memory, in their order."""
         self._order = threading.Lock()
         self._sealed: deque[tuple[bytes, memoryview]] = deque()
-        self._numbered = 0  # the number of chunks sealed so far
+        self.numbered = 0
+        """The number of chunks sealed so far."""
         self._sealer, self._opener = Sealer(key, "pages"), Opener(key, "answers")
         self._compressor = compressor
         self._free = free
@@ -83,16 +85,15 @@ class PageLane(Lane):
             size, raw = len(data), 0
             if kind == MEMORY and size:
                 data, raw = self._compressor.squeeze(data, link_rate)
-            made = PageHeader(
-                self._to.migration, self.index, self._numbered, kind, raw, process, at
-            )
+            number, name = self.numbered, self._to.migration
+            made = PageHeader(name, self.index, number, kind, raw, process, at)
             header = msgspec.msgpack.encode(made)
             try:
                 buffer = self._free.pop()
             except IndexError:
                 buffer = memoryview(bytearray(CHUNK + TAG))
-            sealed = self._sealer.seal(self.index, self._numbered, header, data, buffer)
-            self._numbered += 1
+            sealed = self._sealer.seal(self.index, number, header, data, buffer)
+            self.numbered += 1
             if kind == MEMORY:
                 self.bytes += size
             elif kind == DEVICE:

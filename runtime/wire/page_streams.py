@@ -12,8 +12,8 @@ from ...errors import StepFailed
 from .header import MEMORY
 
 
-def no_device(process: int, at: int, chunk: memoryview) -> None:
-    """Of an image without device memory: raises StepFailed."""
+def _no_device(process: int, at: int, chunk: memoryview) -> None:
+    """Where an image has no device memory: raises StepFailed."""
     raise StepFailed("ship", f"device memory of process {process} came unannounced")
 
 
@@ -29,7 +29,7 @@ class PageStreams:
         self,
         store: Callable[[memoryview], None],
         wants: Callable[[], Iterable[tuple[int, int, int]]] = tuple,
-        store_device: Callable[[int, int, memoryview], None] = no_device,
+        store_device: Callable[[int, int, memoryview], None] = _no_device,
     ) -> None:
         self._store, self._store_device = store, store_device
         self.wants = wants
@@ -45,7 +45,9 @@ class PageStreams:
         self._take(lane, data, tag, lambda: self._store(data))
 
     def write_device(self, lane: int, process: int, at: int, data: memoryview, tag: bytes) -> None:
-        """Store one chunk of device memory; otherwise as :meth:`write`."""
+        """Store one chunk of device memory, which is not empty; otherwise as :meth:`write`."""
+        if not data:
+            raise StepFailed("ship", f"an empty chunk of device memory of process {process} came")
         self._take(lane, data, tag, lambda: self._store_device(process, at, data))
 
     def _take(self, lane: int, data: memoryview, tag: bytes, store: Callable[[], None]) -> None:

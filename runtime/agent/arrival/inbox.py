@@ -29,7 +29,7 @@ from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, WantedPag
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest
-from ...wire import PAGE_TABLE, PageStreams, no_device, small_images
+from ...wire import PAGE_TABLE, PageStreams, small_images
 from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
 from .image_place import ImagePlace, Sink, append, create
 from .memory_ahead import MemoryAhead
@@ -240,11 +240,10 @@ class Inbox:
         (self.images / TABLE).write_bytes(devices.table)
 
     def _take_device(self, process: int, at: int, chunk: memoryview) -> None:
-        """Take device memory. Several threads call this and copy at the same time."""
+        """Take device memory; several threads call this."""
         if self.complete or self._closed or self.devices is None:
-            no_device(process, at, chunk)
-        else:
-            self.devices.write_at(process, at, chunk)
+            raise StepFailed("ship", "this image takes no device memory")
+        self.devices.write_at(process, at, chunk)
 
     def _take_pages(self, chunk: memoryview) -> None:
         """Take pages. Several threads call this and copy into the store at the same time."""

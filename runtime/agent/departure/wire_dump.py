@@ -62,14 +62,13 @@ class WireDump:
         self._frozen = frozen
         self._deadline_s = 0.0
         self._before = 0  # bytes that were sent before the rounds had ended
-        self._spread = 0  # bytes of device memory that went over the lanes
         self._epoll: Sequence[EpollEntry] = ()
         self._removed: dict[str, list[str]] = {}
 
     @property
     def sent(self) -> int:
         """Bytes sent on all lanes since :meth:`stop`."""
-        return self._wire.bytes + self._memory.sent + self._spread - self._before
+        return self._wire.bytes + self._memory.sent - self._before
 
     def begin(self, deadline_s: float) -> None:
         """From now on the other host must have everything within ``deadline_s`` seconds. May be
@@ -108,7 +107,7 @@ class WireDump:
         works, and may raise. After an error no thread of the dump goes on.
         """
         left, final_set = self._left(), None
-        pump = Pump(self._frozen.devices, self._wire.send, self._memory.lanes)
+        pump = Pump(self._frozen.devices, self._wire, self._memory.lanes)
         try:
             final_set = self._memory.send_final_set(self._images, self._wire.until)
             with self.watch.phase("dump", frozen=True) as lap:
@@ -123,8 +122,7 @@ class WireDump:
             if pump.bytes:
                 with self.watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()
-                    self._spread = pump.spread
-                    lap.detail = "what was not sent yet"
+                    lap.detail = pump.describe()
         finally:
             pump.stop()
             if final_set is not None:
