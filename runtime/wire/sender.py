@@ -143,7 +143,7 @@ class Sender:
         """Ask which of the pages that were only named must be sent, as (inner pid, address, pages).
         The answer may not hold all of them, so the caller asks again. Raises like :meth:`send`.
 
-        The destination must have acknowledged all chunks of the other lanes (Lanes.finish).
+        The destination must have acknowledged all pages on the other lanes (Lanes.finish).
         """
         answer = self._ask(WANTS)
         try:
