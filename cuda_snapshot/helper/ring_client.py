@@ -238,16 +238,23 @@ class Filler(_RingUser):
 
         Raises LiveshiftError if bytes are missing, or the copy failed."""
         with self._turn:
-            if self._missing:
-                self.close()
-                raise LiveshiftError(
-                    f"{self._missing} of {self.total} bytes of device memory are missing"
-                )
             if self.figures is None:
-                self._send(Finish())
-                while self.figures is None:
-                    self._take(self._receive())
+                self._check_open()
+                self._finish()
+            assert self.figures is not None
             return self.figures
+
+    def _finish(self) -> None:
+        # Ask the helper in any case: when it has answered, no copy into the blocks runs any more.
+        self._send(Finish())
+        try:
+            while self.figures is None:
+                self._take(self._receive())
+        except LiveshiftError as error:
+            if self._error is not None and self._missing:  # the helper counts only whole slots
+                missing = f"{self._missing} of {self.total} bytes of device memory are missing"
+                raise LiveshiftError(missing) from error
+            raise
 
     def _window(self, number: int) -> _Window:
         """A window that takes bytes; waits for a slot if it is new."""
