@@ -3,7 +3,8 @@
 
 The helper begins with a RingHere, with the ring's memfd. Copy out: the helper sends SlotFilled, and
 the client sends Free when it has read the slot. Copy in: the client has all slots at first and
-sends SlotFilled, and the helper sends Free. Slots are used in order. TransferEnded is the helper's
+sends SlotFilled, and the helper sends Free. The bytes come in their order, in any
+slots. TransferEnded is the helper's
 last message. Another copy may use the ring only when the client has closed the connection, since
 until then the client may still read or write there.
 """

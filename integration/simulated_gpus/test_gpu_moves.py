@@ -119,6 +119,13 @@ def device_bytes(row: MigrationRow) -> int:
     return sum(phase.bytes or 0 for phase in row.phases if phase.name == "gpu memory")
 
 
+def used_lanes(row: MigrationRow) -> int:
+    """Over how many lanes that memory went; 0 if it went over lane 0."""
+    detail = next(phase.detail for phase in row.phases if phase.name == "gpu memory")
+    found = re.search(r"all went over (\d+) lanes? at once", detail)
+    return int(found[1]) if found else 0
+
+
 def dumped_bytes(row: MigrationRow) -> int:
     """What was on the host at the standstill: CRIU's images, and memory that went beside them."""
     found = [phase.bytes for phase in row.phases if phase.name in ("dump", "memory")]
@@ -176,6 +183,8 @@ def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
         detail = {phase.name: phase.detail for phase in row.phases}
         assert re.match(r"paused after collective \d+ of nccl", detail["quiesce"]), detail
         assert re.match(r"1 communicators? rebuilt", detail["reopen"]), detail
+        assert device_bytes(row) >= BLOCKS
+        assert used_lanes(row) > 1
     fast.assert_whole(job, references, ranks=2)
 
 

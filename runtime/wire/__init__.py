@@ -14,12 +14,14 @@ connection, repeated or damaged is sent again and never written twice. The sourc
 until it is acknowledged. It keeps at most the lane's window; the free part is the credit.
 
 Lane 0 (Sender) carries everything that has an order. libzmq's CURVE encrypts it and proves who
-speaks. Lanes 1 to n (Lanes) carry pages of memory to a port of their own (PagePort), in any order
-between two barriers (Lanes.finish). The manifest calls the bytes of lane k the stream ``memory:k``.
-CURVE would take most of the time on these lanes. There the chunks and answers are sealed instead,
-with a key that the source makes and sends over lane 0 (seal.py).
+speaks. Lanes 1 to n (Lanes) carry memory to a port of its own (PagePort): pages of host memory, and
+device memory. Each chunk says where its bytes belong, so chunks may come in any order between two
+barriers (Lanes.finish). The manifest calls the bytes of lane k the stream ``memory:k``. CURVE would
+take most of the time on these lanes. There the chunks and answers are sealed instead, with a key
+that the source makes and sends over lane 0 (seal.py).
 
-A. lanes → page port   [header, sealed]    header.PageHeader: migration, lane, number, kind, raw
+A. lanes → page port   [header, sealed]    header.PageHeader: migration, lane, number, kind, raw,
+                                           process, at
 B. page port → lanes   [number, sealed]    ("ack" …), ("again" …) or ("refused" …), as above
 
 The destination takes an image only for a migration that was announced, from the announced host, on

@@ -17,7 +17,7 @@ import xxhash
 
 from ...errors import LiveshiftError
 from .compression import restore
-from .header import LANES, RATE, RATE_LIMIT, SEAL, WANTS, Header, PageHeader
+from .header import DEVICE, LANES, RATE, RATE_LIMIT, SEAL, WANTS, Header, PageHeader
 from .page_lane import ANSWER
 from .page_streams import PageStreams
 from .seal import TAG, Opener, Sealer, in_clear
@@ -173,7 +173,7 @@ class Announced:
                 log.exception("cannot take the image of %s", self.migration)
             else:
                 log.error("cannot take the image of %s: %s", self.migration, error)
-            self.refused = str(error)
+            self.refused = self.refused or str(error)  # another lane may have failed before
         return self.refused
 
     def _write(self, stream: str, data: memoryview) -> None:
@@ -196,6 +196,9 @@ class Announced:
         assert self.pages is not None  # without pages, reply() takes no key
         if header.raw:
             data = restore(data, header.raw)
-        self.pages.write(header.lane, data, tag)
+        if header.kind == DEVICE:
+            self.pages.write_device(header.lane, header.process, header.at, data, tag)
+        else:
+            self.pages.write(header.lane, data, tag)
         with self._lock:
             self.paged += size

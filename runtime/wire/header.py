@@ -21,10 +21,12 @@ OVERHEAD = 256
 LANES = 32
 """One migration has at most this many lanes for memory, besides lane 0."""
 
-Kind = Literal["memory", "rate"]
+Kind = Literal["memory", "device", "rate"]
 MEMORY: Final = "memory"
+DEVICE: Final = "device"
 RATE: Final = "rate"
-"""A chunk on a lane for pages holds pages (MEMORY), or bytes that only measure the link (RATE)."""
+"""A chunk on another lane than 0 holds pages of host memory (MEMORY), bytes of device memory
+(DEVICE), or bytes that only measure the link (RATE)."""
 
 PAGE_TABLE = MEMORY
 """The name of the stream on lane 0 that lists all tracked pages. It comes after the pages."""
@@ -56,9 +58,10 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class PageHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The first frame of a chunk on another lane. It goes in clear, but the seal covers it too.
 
-    ``kind``: MEMORY or RATE. ``raw``: the size of the second frame in bytes once it is opened and
-    decompressed; 0 where it was not compressed. There is no digest: from a digest a listener
-    could learn which pages the chunk carries.
+    ``raw``: the size of the second frame in bytes once it is opened and decompressed; 0 where it
+    was not compressed. ``process``, ``at``: for DEVICE, the process (the capsule's pid) and the
+    place of the chunk in its device memory. There is no digest: from a digest a listener could
+    learn which pages the chunk carries.
     """
 
     migration: _Name
@@ -66,6 +69,8 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     number: _Number
     kind: Kind
     raw: Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
+    process: _Number = 0
+    at: _Number = 0
 
 
 _headers = msgspec.msgpack.Decoder(Header)

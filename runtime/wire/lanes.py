@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
+"""Lanes 1 to n of a migration at its source: memory, over several connections at once.
 
 The thread that brings a chunk also seals it (:meth:`Lanes.pages`); several threads may do so at
 once. The thread seals the chunk from its slot into a buffer of the lanes. The buffer stays until
@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import ge
 
 import zmq
 
@@ -25,7 +26,7 @@ from ...cores import threads
 from ...errors import StepFailed
 from ..config.choices import Compress
 from .compression import Compressor
-from .header import CHUNK, LANES, MEMORY, RATE, Kind
+from .header import CHUNK, DEVICE, LANES, MEMORY, RATE, Kind
 from .lane import TICK_MS
 from .meter import Meter, burst_sizes
 from .page_lane import LANE_WINDOW, PageLane
@@ -39,15 +40,16 @@ _Data = bytes | memoryview
 
 
 class Lanes:
-    """One migration's lanes for pages at the source.
+    """One migration's lanes for memory at the source.
 
     ``beside``: lane 0 of the migration. ``endpoint``: where the destination takes pages.
     ``streams``: the number of connections, 1 to LANES. ``clear``: the network is trusted, so pages
     are not sealed.
 
-    Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
-    destination has refused something, was silent for too long (ImageDestination.patience), or has
-    not acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
+    Threads may call :meth:`pages` and :meth:`device` at the same time. Every method raises
+    StepFailed once the destination has refused something, was silent for too long
+    (ImageDestination.patience), or has not acknowledged everything by ``until`` (monotonic
+    seconds). ``until`` may be set at any time.
     """
 
     until = float("inf")
@@ -71,6 +73,7 @@ class Lanes:
             for k in range(1, streams + 1)
         ]
         self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
+        self._settled = [0] * streams  # acknowledged chunks of each lane
         self._meter = Meter()
         self._greeted = 0  # lanes whose first chunk was acknowledged
         self._changed = threading.Condition()
@@ -87,8 +90,13 @@ class Lanes:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that were sent."""
+        """Bytes of host memory that were sent."""
         return sum(lane.bytes for lane in self._lanes)
+
+    @property
+    def device_bytes(self) -> list[int]:
+        """Bytes of device memory that were sent, by lane."""
+        return [lane.device_bytes for lane in self._lanes]
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Seal a chunk of at most CHUNK bytes for the lane with the most credit. The lanes' own
@@ -103,23 +111,37 @@ class Lanes:
         finally:
             release()
 
-    def finish(self) -> None:
-        """Return when the destination has acknowledged every chunk. This is a barrier."""
+    def device(self, process: int, at: int, chunk: memoryview) -> None:
+        """Seal a chunk of at most CHUNK bytes of a process's device memory, whose first byte is at
+        ``at``; as :meth:`pages`. ``chunk`` is not read after the return."""
+        assert 0 < len(chunk) <= CHUNK
+        self._put(DEVICE, chunk, process=process, at=at)
+
+    def mark(self) -> list[int]:
+        """What :meth:`finish` takes: the number of chunks that each lane has sealed by now."""
+        return [lane.numbered for lane in self._lanes]
+
+    def finish(self, mark: Sequence[int] | None = None) -> None:
+        """Return when the destination has acknowledged every chunk that was sealed before ``mark``,
+        or before this call. This is a barrier, and does not wait for what other threads send later.
+        """
+        until = self.mark() if mark is None else mark
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way() or self._closing)
+            self._changed.wait_for(lambda: self._closing or all(map(ge, self._settled, until)))
             self._raise()
 
     def end(self) -> dict[str, tuple[int, int]]:
         """End every lane's stream; return the streams' entries in the manifest: name → (bytes,
         xxh3-64 of the tags of its chunks' seals)."""
         self.finish()
-        used = [n for n, lane in enumerate(self._lanes) if lane.bytes]
+        used = [n for n, lane in enumerate(self._lanes) if lane.bytes or lane.device_bytes]
         for n in used:
             self._put(MEMORY, b"", [n])
         self.finish()
+        lanes = ((n, self._lanes[n]) for n in used)
         return {
-            f"{MEMORY}:{n + 1}": (self._lanes[n].bytes, self._lanes[n].hash.intdigest())
-            for n in used
+            f"{MEMORY}:{n + 1}": (lane.bytes + lane.device_bytes, lane.hash.intdigest())
+            for n, lane in lanes
         }
 
     def measure(self) -> float:
@@ -154,7 +176,9 @@ class Lanes:
                 os.close(self._wake)
                 self._wake = -1
 
-    def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
+    def _put(
+        self, kind: Kind, data: _Data, lanes: Sequence[int] = (), process: int = 0, at: int = 0
+    ) -> None:
         """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected lanes."""
 
         def best() -> int:
@@ -169,7 +193,7 @@ class Lanes:
             self._credit[n] -= 1
         try:
             rate = self._meter.rate if self._link_is_slow() else 0.0
-            self._lanes[n].seal(kind, data, rate)
+            self._lanes[n].seal(kind, data, rate, process, at)
         except Exception as error:  # the chunk is lost, and with it the migration
             raise self._broke(error) from error
         self._wake_up()
@@ -232,6 +256,7 @@ class Lanes:
             with self._changed:
                 for n, chunks in enumerate(settled):
                     self._credit[n] += chunks
+                    self._settled[n] += chunks
                 self._changed.notify_all()
 
     def _announce(self) -> None:

@@ -19,7 +19,7 @@ import zmq
 
 from ...errors import LiveshiftError, StepFailed
 from .compression import Compressor
-from .header import CHUNK, HEADER, MEMORY, Kind, PageHeader, read_answer
+from .header import CHUNK, DEVICE, HEADER, MEMORY, RATE, Kind, PageHeader, read_answer
 from .lane import ImageDestination, Lane, Pending
 from .seal import TAG, Opener, Sealer, Unsealed
 
@@ -53,37 +53,52 @@ class PageLane(Lane):
         super().__init__(to, socket, LANE_WINDOW)
         self.index = index
         self.bytes = 0
-        """Bytes of memory that were sealed on this lane."""
+        """Bytes of host memory that were sealed on this lane."""
+        self.device_bytes = 0
+        """Bytes of device memory that were sealed on this lane."""
         self.hash = xxhash.xxh3_64()
         """The xxh3-64 of the tags of the lane's chunks of memory, in their order."""
         self._order = threading.Lock()
         self._sealed: deque[tuple[bytes, memoryview]] = deque()
-        self._numbered = 0  # the number of chunks sealed so far
+        self.numbered = 0
+        """The number of chunks sealed so far."""
         self._sealer, self._opener = Sealer(key, "pages"), Opener(key, "answers")
         self._compressor = compressor
         self._free = free
         self._last_answer = -1
         self._answer = memoryview(bytearray(HEADER))
 
-    def seal(self, kind: Kind, data: bytes | memoryview, link_rate: float = 0.0) -> None:
+    def seal(
+        self,
+        kind: Kind,
+        data: bytes | memoryview,
+        link_rate: float = 0.0,
+        process: int = 0,
+        at: int = 0,
+    ) -> None:
         """Seal one chunk as the lane's next, from any thread; ``data`` is not read after that.
 
-        ``link_rate``: for chunks of memory, the rate that :meth:`Compressor.squeeze` takes.
+        ``link_rate``: for chunks of host memory, the rate that :meth:`Compressor.squeeze` takes.
+        ``process``, ``at``: as in PageHeader.
         """
         with self._order:
             size, raw = len(data), 0
             if kind == MEMORY and size:
                 data, raw = self._compressor.squeeze(data, link_rate)
-            made = PageHeader(self._to.migration, self.index, self._numbered, kind, raw)
+            number, name = self.numbered, self._to.migration
+            made = PageHeader(name, self.index, number, kind, raw, process, at)
             header = msgspec.msgpack.encode(made)
             try:
                 buffer = self._free.pop()
             except IndexError:
                 buffer = memoryview(bytearray(CHUNK + TAG))
-            sealed = self._sealer.seal(self.index, self._numbered, header, data, buffer)
-            self._numbered += 1
+            sealed = self._sealer.seal(self.index, number, header, data, buffer)
+            self.numbered += 1
             if kind == MEMORY:
                 self.bytes += size
+            elif kind == DEVICE:
+                self.device_bytes += size
+            if kind != RATE:
                 self.hash.update(sealed[-TAG:])
             self._sealed.append((header, sealed))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from .header import CHUNK, SEAL, WANTS
 from .lane import TICK_MS, ImageDestination
 from .ordered_lane import OrderedLane
 from .wants import Wants, read_wants
+
+WAIT_S = 0.002
+"""A thread that waits while others send looks for answers this often."""
 
 
 class Sender:
@@ -123,11 +127,23 @@ class Sender:
             while self._lane.pending:
                 self._hear(block=True)
 
+    def wait_taken(self) -> None:
+        """Return when the destination has acknowledged every chunk that was sent before this call;
+        other threads may send meanwhile. Raises like :meth:`send`."""
+        with self._turn:
+            last = self._lane.pending[-1].number if self._lane.pending else -1
+        while True:
+            with self._turn:
+                self._hear(block=False)
+                if not self._lane.pending or self._lane.pending[0].number > last:
+                    return
+            time.sleep(WAIT_S)  # without the lock, so that others can send
+
     def wants(self) -> Wants:
         """Ask which of the pages that were only named must be sent, as (inner pid, address, pages).
         The answer may not hold all of them, so the caller asks again. Raises like :meth:`send`.
 
-        The destination must have acknowledged all chunks of the other lanes (Lanes.finish).
+        The destination must have acknowledged all pages on the other lanes (Lanes.finish).
         """
         answer = self._ask(WANTS)
         try:

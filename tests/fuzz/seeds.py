@@ -87,6 +87,8 @@ def page_headers() -> list[bytes]:
         (PageHeader("m1", 32, 0, "memory", 1000), zstandard.compress(b"x" * 1000)),
         (PageHeader("m1", 1, 2, "memory", 0), b""),
         (PageHeader("m2", 3, (1 << 63) - 1, "memory", 0), b"x"),
+        (PageHeader("m1", 2, 0, "device", 0, 1001, 16 << 20), b"device memory"),
+        (PageHeader("m1", 2, 1, "device", 0, (1 << 63) - 1, (1 << 63) - 1), b""),
     ]
     framed = [
         bytes([len(raw)]) + raw + struct.pack("<H", len(data)) + data

@@ -160,7 +160,10 @@ def sealed(data: bytes) -> None:
     """What the announced source might seal, and the same from one that does not know the key."""
     taken: list[bytes] = []
     inlet: Any = SimpleNamespace(complete=False)
-    pages = wire.PageStreams(lambda chunk: taken.append(bytes(chunk)))
+    pages = wire.PageStreams(
+        lambda chunk: taken.append(bytes(chunk)),
+        store_device=lambda process, at, chunk: taken.append(bytes(chunk)),
+    )
     entry = Announced("m1", "h0", inlet, 0, pages, 4, IncomingSeal(bytes(32), 1, "key"))
     known: Any = SimpleNamespace(name_of=lambda key: "h0")
     port = PagePort("", [], {"m1": entry}.get, known)

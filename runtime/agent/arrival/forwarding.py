@@ -35,7 +35,7 @@ def forward_image(
             forward_file(functools.partial(sender.send, stream), inbox.path(kind, name))
     if inbox.memory is not None:
         _forward_memory(inbox.memory, sender, lanes)
-    pump = Pump(devices, sender.send)
+    pump = Pump(devices, sender, lanes)
     try:
         for tree in sorted({s.split(":", 2)[2] for s in manifest.streams if s[:5] == "tree:"}):
             _forward_tree(place, sender, tree)

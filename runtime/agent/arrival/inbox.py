@@ -90,7 +90,7 @@ class Inbox:
     def __post_init__(self) -> None:
         self._small = small_images.SmallImageUnpacker(self._keep_small)
         self._small_files = 0
-        self.pages = PageStreams(self._take_pages, self._wanted_pages)
+        self.pages = PageStreams(self._take_pages, self._wanted_pages, self._take_device)
 
     @property
     def images(self) -> Path:
@@ -238,6 +238,12 @@ class Inbox:
     def _end_device_table(self, devices: DeviceInlet) -> None:
         devices.end_table()
         (self.images / TABLE).write_bytes(devices.table)
+
+    def _take_device(self, process: int, at: int, chunk: memoryview) -> None:
+        """Take device memory; several threads call this."""
+        if self.complete or self._closed or self.devices is None:
+            raise StepFailed("ship", "this image takes no device memory")
+        self.devices.write_at(process, at, chunk)
 
     def _take_pages(self, chunk: memoryview) -> None:
         """Take pages. Several threads call this and copy into the store at the same time."""

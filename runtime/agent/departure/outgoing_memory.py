@@ -68,8 +68,8 @@ class OutgoingMemory:
 
     @property
     def sent(self) -> int:
-        """Bytes of pages that were sent."""
-        return self._lanes.bytes if self._lanes is not None else 0
+        """Bytes of memory that went over the lanes, device memory too."""
+        return self._lanes.bytes + sum(self._lanes.device_bytes) if self._lanes is not None else 0
 
     @property
     def chosen(self) -> Chosen | None:
@@ -122,6 +122,11 @@ class OutgoingMemory:
                 self._resident, lanes, settings, reporter, wants, 0.0, self._lent, Way.ROUND
             )
         )
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The lanes, over which device memory may go too; None for a full dump."""
+        return self._lanes
 
     def _open_lanes(self, wire: OutgoingWire) -> Lanes:
         self._lanes = lanes = wire.open_lanes(wire.sender)

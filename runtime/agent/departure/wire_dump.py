@@ -106,7 +106,8 @@ class WireDump:
         ``point``: the fault point at which CRIU holds the tree. ``look`` is called while CRIU
         works, and may raise. After an error no thread of the dump goes on.
         """
-        left, pump, final_set = self._left(), Pump(self._frozen.devices, self._wire.send), None
+        left, final_set = self._left(), None
+        pump = Pump(self._frozen.devices, self._wire, self._memory.lanes)
         try:
             final_set = self._memory.send_final_set(self._images, self._wire.until)
             with self.watch.phase("dump", frozen=True) as lap:
@@ -121,7 +122,7 @@ class WireDump:
             if pump.bytes:
                 with self.watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()
-                    lap.detail = "what was not sent yet"
+                    lap.detail = pump.describe()
         finally:
             pump.stop()
             if final_set is not None:

@@ -2,21 +2,32 @@
 """Device memory on the wire: from the source's GPU helper into the destination's. Host memory never
 holds all of it.
 
-Streams: ``devices`` carries the table of saved state (device_state.Saved); then ``device:<pid>``
-carries the bytes of that process's blocks, in the order of the table.
+Stream ``devices`` on lane 0 carries the table of saved state (device_state.Saved). The destination
+allocates all the memory, then acknowledges the table. Then the source sends the blocks, one process
+after the other. The bytes go over all lanes for memory at once, and may overtake each other: each
+chunk says whose it is and where it belongs. When the destination has acknowledged all chunks of a
+process, the source ends the stream ``device:<pid>`` on lane 0. At this end the destination refuses
+the image unless each byte has come once.
+
+A full dump has no other lanes. Then the stream ``device:<pid>`` carries the bytes, in the order of
+the table.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
 
+from ....cores import threads
 from ....cuda_snapshot.helper.blocks import Block
-from ....cuda_snapshot.helper.ring_client import Filler
+from ....cuda_snapshot.helper.ring_client import Drain, Filler
 from ....errors import StepFailed
+from ...wire import CHUNK, Lanes, Sender
 from .device_state import Saved
 from .devices import DeviceTree
 
@@ -25,23 +36,25 @@ MEMORY = "device"
 TABLE_LIMIT = 64 << 20
 """A table has at most this many bytes; a block takes some 60."""
 
-Send = Callable[[str, bytes | memoryview], None]
-"""A function like wire.Sender.send: empty bytes end a stream."""
+SEALERS = 8
+"""At most this many threads seal device memory for the lanes."""
 
 
 class Pump:
-    """Sends the table at once, and the memory in its own thread while CRIU works."""
+    """Sends the table at once, and the memory in its own thread while CRIU works. ``lanes``: None
+    to send all on lane 0."""
 
-    def __init__(self, devices: DeviceTree | None, send: Send) -> None:
+    def __init__(self, devices: DeviceTree | None, sender: Sender, lanes: Lanes | None) -> None:
         self.bytes = 0 if devices is None else sum(process.bytes for process in devices.saved)
+        self._sender, self._lanes = sender, lanes
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if devices is None or not devices.saved:
             return
-        send(TABLE, msgspec.msgpack.encode(devices.saved))
-        send(TABLE, b"")
-        self._thread = threading.Thread(target=self._run, args=(devices, send), daemon=True)
+        sender.send(TABLE, msgspec.msgpack.encode(devices.saved))
+        sender.send(TABLE, b"")
+        self._thread = threading.Thread(target=self._run, args=(devices,), daemon=True)
         self._thread.start()
 
     def finish(self) -> int:
@@ -50,6 +63,12 @@ class Pump:
         if self._error is not None:
             raise self._error
         return self.bytes
+
+    def describe(self) -> str:
+        """Return which way the memory went, as the table of phases says it."""
+        used = sum(1 for size in self._lanes.device_bytes if size) if self._lanes else 0
+        way = f"over {used} lane{'s' if used > 1 else ''} at once" if used else "over lane 0"
+        return f"what was not sent yet; all went {way}"
 
     def stop(self) -> None:
         """Send nothing more. A second call does no harm."""
@@ -61,23 +80,57 @@ class Pump:
             self._thread.join()
             self._thread = None
 
-    def _run(self, devices: DeviceTree, send: Send) -> None:
+    def _run(self, devices: DeviceTree) -> None:
         try:
             for process in devices.saved:
                 if process.blocks:
-                    self._send_blocks(devices, process.pid, send)
+                    # Chunks on other lanes must not overtake the table, nor the end of the process
+                    # before: until that end the destination's helper uses a ring for it.
+                    self._sender.wait_taken()
+                    self._send_blocks(devices, process.pid)
         except BaseException as error:
             self._error = error
 
-    def _send_blocks(self, devices: DeviceTree, pid: int, send: Send) -> None:
+    def _send_blocks(self, devices: DeviceTree, pid: int) -> None:
         stream = f"{MEMORY}:{pid}"
-        for view in devices.helper.drain(devices.key(pid)):
-            if self._stop.is_set():
-                raise StepFailed(
-                    "gpu memory", "the copy of device memory was stopped because the dump failed"
-                )
-            send(stream, view)
-        send(stream, b"")
+        with devices.helper.drain(devices.key(pid)) as drain:
+            if self._lanes is not None:
+                self._spread(drain, pid, self._lanes)
+            else:
+                for view in drain:
+                    self._check()
+                    self._sender.send(stream, view)
+        self._sender.send(stream, b"")
+
+    def _spread(self, drain: Drain, pid: int, lanes: Lanes) -> None:
+        """Send all bytes over the lanes; return when the destination has acknowledged them.
+
+        A chunk comes ahead of one that a slow lane still holds. The ring at the destination limits
+        by how much (Filler), so this waits until the oldest bytes are acknowledged."""
+        at = ahead = 0
+        sent: deque[tuple[list[int], int]] = deque()  # a mark of the lanes, bytes before it
+        with ThreadPoolExecutor(threads(SEALERS), "device memory") as sealers:
+            for view in drain:
+                self._check()
+                while sent and ahead + len(view) > drain.reach:
+                    mark, size = sent.popleft()
+                    lanes.finish(mark)
+                    ahead -= size
+                chunks = [
+                    sealers.submit(lanes.device, pid, at + start, view[start : start + CHUNK])
+                    for start in range(0, len(view), CHUNK)
+                ]
+                for chunk in chunks:
+                    chunk.result()
+                sent.append((lanes.mark(), len(view)))
+                at, ahead = at + len(view), ahead + len(view)
+        lanes.finish()
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise StepFailed(
+                "gpu memory", "the copy of device memory was stopped because the dump failed"
+            )
 
 
 class DeviceInlet:
@@ -90,8 +143,10 @@ class DeviceInlet:
         self._devices = devices
         self._gpus = gpus
         self._raw = bytearray()
-        self._fillers: list[Filler] = []
         self._saved: list[Saved] = []
+        self._fillers: dict[str, Filler] = {}
+        self._closed = False
+        self._lock = threading.Lock()
 
     @property
     def table(self) -> bytes:
@@ -105,25 +160,38 @@ class DeviceInlet:
 
     def end_table(self) -> None:
         """End the table; the helper now allocates all its memory."""
-        self._saved = decode(self._raw)
-        for process in self._saved:
+        saved = decode(self._raw)
+        for process in saved:
             if process.blocks:
                 key = self._devices.key(process.pid)
                 self._devices.helper.create(key, self._moved(process))
+        self._saved = saved
+
+    def write_at(self, pid: int, at: int, data: memoryview) -> None:
+        """Take a chunk of a process's memory; several threads may call this."""
+        self.filler(str(pid)).write_at(at, data)
 
     def filler(self, pid: str) -> Filler:
         """What takes the memory of a process."""
-        process = next((p for p in self._saved if p.blocks and str(p.pid) == pid), None)
-        if process is None:
-            raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
-        self._fillers.append(self._devices.helper.filler(self._devices.key(process.pid)))
-        return self._fillers[-1]
+        with self._lock:
+            if self._closed:
+                raise StepFailed("ship", "the image is closed and takes no more device memory")
+            if pid not in self._fillers:
+                process = next((p for p in self._saved if p.blocks and str(p.pid) == pid), None)
+                if process is None:
+                    text = f"device memory of process {pid[:20]!a} came unannounced"
+                    raise StepFailed("ship", text)
+                key = self._devices.key(process.pid)
+                self._fillers[pid] = self._devices.helper.filler(key)
+            return self._fillers[pid]
 
     def close(self) -> None:
         """Take nothing more. A second call does no harm."""
-        for filler in self._fillers:
-            filler.close()
-        self._fillers.clear()
+        with self._lock:
+            self._closed = True
+            for filler in self._fillers.values():
+                filler.close()
+            self._fillers.clear()
 
     def _moved(self, process: Saved) -> list[Block]:
         for block in process.blocks:

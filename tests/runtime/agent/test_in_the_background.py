@@ -31,6 +31,7 @@ def memory(*, on_idle_cores: bool) -> Any:
         on_idle_cores=on_idle_cores,
         chosen=None,
         sent=0,
+        lanes=None,
         begin=lambda *_: None,
         send_ahead=lambda *_: None,
         stop_rounds=lambda *_: None,

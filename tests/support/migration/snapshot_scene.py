@@ -36,6 +36,7 @@ class Memory:
 
     def __init__(self, scene: SnapshotScene) -> None:
         self.sent = 0
+        self.lanes = None
         self.interrupted = threading.Event()
         self.round_waits = False
         self._scene = scene

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from waits import until
 from wire_ends import LIMIT, Inbox, receiver, sender_to
 
 from liveshift.runtime.wire import Lanes, PageStreams, Receiver, Sender
@@ -80,6 +81,7 @@ def send_all(slots: Slots, lanes: Lanes, among: Sequence[int] | None = None) -> 
 def wire_bytes(lanes: Lanes) -> int:
     """Bytes of pages as they went over the wire, once all are acknowledged. Each lane has sent a
     greeting of one byte besides."""
+    until(lambda: lanes._greeted == len(lanes._lanes))
     return sum(lane.acknowledged - 1 for lane in lanes._lanes)
 
 

@@ -274,7 +274,7 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
 
     pump = SimpleNamespace(finish=scene.noted("gpu memory"), stop=scene.noted("pump ends"))
     monkeypatch.setattr(forwarding, "SmallImagePacker", Packer)
-    monkeypatch.setattr(forwarding, "Pump", lambda devices, _send: devices and pump)
+    monkeypatch.setattr(forwarding, "Pump", lambda devices, _sender, _lanes: devices and pump)
     came: dict[str, list[bytes]] = {}
     sender: Any = SimpleNamespace(
         send=lambda stream, data: came.setdefault(stream, []).append(data),

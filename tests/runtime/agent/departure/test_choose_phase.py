@@ -28,7 +28,7 @@ Moments = dict[str, float]
 
 class Link:
     until = float("inf")
-    bytes = 0
+    bytes, device_bytes = 0, ()
 
     def __init__(self, moments: Moments) -> None:
         self._moments = moments

@@ -62,7 +62,7 @@ def with_memory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Any:
         began=True,
     )
     end = scene.note("lanes ended")
-    memory._lanes = SimpleNamespace(until=0.0, bytes=0, end=lambda: end() or {})
+    memory._lanes = SimpleNamespace(until=0.0, bytes=0, device_bytes=[], end=lambda: end() or {})
     finish = scene.note("final set sent")
     final_set = SimpleNamespace(
         page_filter=None,
@@ -96,7 +96,7 @@ class Link:
     """Lanes whose measuring takes until the test says so."""
 
     until = float("inf")
-    bytes = 0
+    bytes, device_bytes = 0, ()
 
     def __init__(self, fails: Exception | None = None) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()

@@ -47,7 +47,7 @@ class Rounds:
 def with_memory(gone: Any) -> tuple[Rounds, Any]:
     """Give it memory that goes ahead; its rounds and its lanes."""
     rounds: Any = Rounds()
-    lanes: Any = SimpleNamespace(until=5.0, bytes=7, end=dict)
+    lanes: Any = SimpleNamespace(until=5.0, bytes=7, device_bytes=[], end=dict)
     gone._memory._rounds, gone._memory._lanes = rounds, lanes
     return rounds, lanes
 
@@ -437,7 +437,12 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
         describe=lambda: "pages again",
     )
     monkeypatch.setattr(outgoing_memory, "FinalDirtySet", lambda *_: delta)
-    pump = SimpleNamespace(bytes=9, finish=finished("pump", 9), stop=scene.note("pump ends"))
+    pump = SimpleNamespace(
+        bytes=9,
+        finish=finished("pump", 9),
+        describe=lambda: "over lanes",
+        stop=scene.note("pump ends"),
+    )
     monkeypatch.setattr(wire_dump, "Pump", lambda *_: pump)
     packer = SimpleNamespace(finish=scene.note("packed"))
     monkeypatch.setattr(wire_dump, "SmallImagePacker", lambda _: packer)
@@ -467,5 +472,5 @@ def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     assert laps["dump"][0] == 21
     assert laps["files"][0] == 6
     assert laps["memory"] == (5, "pages again")
-    assert laps["gpu memory"] == (9, "what was not sent yet")
+    assert laps["gpu memory"] == (9, "over lanes")
     assert all(phase.frozen for phase in frozen.phases)

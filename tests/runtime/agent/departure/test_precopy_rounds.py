@@ -178,7 +178,7 @@ class Named(Counted):
         assert self.arrived == len(self.sent) + 1, "asked before what was sent had arrived"
         return self.lacks.pop(0) if self.lacks else []
 
-    def _arrive(self) -> None:
+    def _arrive(self, mark: object = None) -> None:
         self.arrived = len(self.sent) + 1
 
     def _send(self, wanted: Wants, _sink: object) -> int:

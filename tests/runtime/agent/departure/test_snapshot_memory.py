@@ -30,7 +30,7 @@ class Lanes:
     until = float("inf")
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes, self.device_bytes = 0, ()
         self.closed = False
 
     def finish(self) -> None:
