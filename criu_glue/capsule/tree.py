@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,22 @@ def tasks(sandbox: Sandbox) -> list[psutil.Process]:
         return list(psutil.Process(sandbox.init).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
+
+
+def children_first(pids: Iterable[int]) -> list[int]:
+    """The host's pids in an order in which each process comes before its parent; those that have
+    ended come last."""
+    parents = dict[int, int]()
+    pids = list(pids)
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parents[pid] = psutil.Process(pid).ppid()
+
+    def depth(pid: int) -> int:
+        above = parents.get(pid)
+        return 0 if above is None else 1 + depth(above)
+
+    return sorted(pids, key=depth, reverse=True)
 
 
 def inner_pid(pid: int) -> int:

@@ -32,7 +32,7 @@ from typing import Protocol
 
 from ...errors import LiveshiftError, StepFailed
 from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter, hand_over, kill_tree
-from ..capsule.tree import inner_pid, tasks
+from ..capsule.tree import children_first, inner_pid, tasks
 from ..images import pids, task_states
 from ..memory.fill.fill import FillEngine
 from ..memory.fill.tree_memory import TreeMemory
@@ -247,7 +247,8 @@ class RestoringTree:
             raise self._failed(why)
 
     def _open_door(self, pids: list[int]) -> None:
-        _send(pids, signal.SIGCONT)
+        # Children first: a parent such as script(1) stops itself when it sees a stopped child.
+        _send(children_first(pids), signal.SIGCONT)
         (self._images / "at-door").unlink()
 
     def _tree(self) -> dict[int, int]:

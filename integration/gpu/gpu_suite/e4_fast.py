@@ -36,8 +36,11 @@ class Tree(DeviceTree):
 
     child: Child
 
-    def _pids(self) -> list[int]:
-        return [self.child.pid]
+    def _pids(self, of: Collection[int]) -> list[int]:
+        return [self.child.pid] if self.child.pid in of else []
+
+    def _running_parents(self, pid: int) -> list[int]:
+        return []
 
     @contextmanager
     def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:

@@ -194,8 +194,9 @@ class IncomingMigration:
             manifest = self.inbox.manifest
             devices = self._restored.saved_devices(manifest)
             if devices is not None:
-                stopped = [saved.pid for saved in devices.saved if saved.stopped]
-                task_states.let_go_on(self.images, stopped)
+                stopped = {saved.pid for saved in devices.saved if saved.stopped}
+                parents = {parent for saved in devices.saved for parent in saved.parents}
+                task_states.let_go_on(self.images, stopped | parents)
             self._ahead.restore(
                 self._restored.tree,
                 criu,

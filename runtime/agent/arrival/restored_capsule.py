@@ -69,6 +69,7 @@ class RestoredCapsule:
         """Open the network and let the tree go on."""
         if (devices := self.saved_devices(manifest)) is not None:
             self.tree.let_run_held(devices)
+            devices.continue_parents()
         else:
             self.tree.let_run(deadline_s)
 

@@ -23,7 +23,8 @@ class Saved(msgspec.Struct, frozen=True):
     ``pid`` is the one that the capsule sees. ``blocks``: memory that the helper holds. ``used``:
     bytes of device memory by GPU. ``sums``: checksum by address, each over ``samples`` blocks of
     4 KiB (0: over all bytes, None: no checksums). ``stopped``: whether the process was stopped for
-    the move, by SIGSTOP.
+    the move, by SIGSTOP; ``parents``: its ancestors in the capsule that ran then (pids inside), and
+    may have stopped themselves since.
     """
 
     pid: int
@@ -32,6 +33,7 @@ class Saved(msgspec.Struct, frozen=True):
     sums: dict[int, int] = {}
     samples: int | None = None
     stopped: bool = False
+    parents: list[int] = []
 
     @property
     def bytes(self) -> int:

@@ -49,7 +49,7 @@ from .device_state import (
     words_of_return,
     words_of_save,
 )
-from .stopped_processes import StoppedProcesses
+from .stopped_processes import StoppedProcesses, continue_parents, running_parents
 from .watch import OFF, GpuWatch
 
 log = logging.getLogger("liveshift.devices")
@@ -189,11 +189,12 @@ class DeviceTree:
             if self.plain:
                 session.own()
         helper.lock(pid, self.lock_s)
-        self._stopped.add(process.inner)
+        parents = self._running_parents(pid)
+        self._stopped.add(process.inner, parents)
         helper.checkpoint(pid)
         threads.stop(pid, STOP_S)
         helper.release(pid)
-        return Saved(process.inner, blocks, used, sums, self.samples, stopped=True)
+        return Saved(process.inner, blocks, used, sums, self.samples, True, parents)
 
     def _needs_session(self, page: OrderedPage) -> bool:
         """A session moves the memory and takes checksums. It also makes memory that once came from
@@ -225,8 +226,16 @@ class DeviceTree:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = words_of_return(self.saved)
+        self.continue_parents({parent for ours in self._noted().values() for parent in ours})
         self._stopped.forget(self.only)
         self.drop()  # the rest belongs to processes that have ended meanwhile
+
+    def continue_parents(self, parents: Collection[int] = ()) -> None:
+        """Let those go on that have stopped themselves because their child was stopped; pids
+        inside, by default what :meth:`save` has found at the source."""
+        of = set(parents) or {parent for saved in self.saved for parent in saved.parents}
+        if of:
+            continue_parents(lambda: self._pids(of))
 
     def off_gpus(self) -> bool:
         """Whether some device state is on no GPU now, and could be brought back to any."""
@@ -321,13 +330,18 @@ class DeviceTree:
     def _continue_stopped(self) -> None:
         """Let the driver's threads run in the processes that :meth:`save` has stopped, while all
         others are held. A driver's request to a stopped process would wait for its SIGCONT."""
-        noted = self._stopped.read()
-        for pid in self._pids():
-            with suppress(FileNotFoundError, ProcessLookupError):
-                inner = inner_pid(pid)
-                if inner in noted and (not self.only or inner in self.only):
-                    self.helper.hold(pid)
-                    os.kill(pid, signal.SIGCONT)
+        for pid in self._pids(self._noted()):
+            with suppress(ProcessLookupError):
+                self.helper.hold(pid)
+                os.kill(pid, signal.SIGCONT)
+
+    def _noted(self) -> dict[int, list[int]]:
+        """Those of this tree that :meth:`save` has stopped, with their parents; pids inside."""
+        noted = self._stopped.read().items()
+        return {pid: parents for pid, parents in noted if not self.only or pid in self.only}
+
+    def _running_parents(self, pid: int) -> list[int]:
+        return running_parents(self.resident.sandbox, pid)
 
     # ---- both ----------------------------------------------------------------------------------
 
@@ -356,9 +370,14 @@ class DeviceTree:
             for page in pages.values():
                 page.close()
 
-    def _pids(self) -> list[int]:
-        """All processes of the capsule, by the host's pids."""
-        return [task.pid for task in tasks(self.resident.sandbox)]
+    def _pids(self, of: Collection[int]) -> list[int]:
+        """The host's pids of processes of the capsule, given by their pids inside."""
+        found = list[int]()
+        for task in tasks(self.resident.sandbox) if of else ():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if inner_pid(task.pid) in of:
+                    found.append(task.pid)
+        return found
 
     def _is_cuda(self, pid: int, inner: int) -> bool:
         if not maps_driver(pid):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,8 +80,8 @@ class Tree(DeviceTree):
     def _processes(self, of: object = ()) -> Iterator[list[CudaProcess]]:
         yield list(self.living)
 
-    def _pids(self) -> list[int]:
-        return [each.pid for each in self.living if each not in (ONE, OTHER)]
+    def _pids(self, of: Collection[int]) -> list[int]:
+        return [each.pid for each in self.living if each.inner in of]
 
 
 @pytest.fixture
@@ -225,4 +225,4 @@ def test_a_swap_of_one_process_leaves_the_others_alone(
     stop(sleeper, 5.0)
     tree.bring_back(Stopwatch())
     assert stopped(sleeper)
-    assert StoppedProcesses(tmp_path).read() == {sleeper}
+    assert StoppedProcesses(tmp_path).read() == {sleeper: []}

@@ -14,7 +14,7 @@ from doubles.gpu import build
 from gpu_helper import end_helper
 from gpu_scenes import survey, task
 
-from liveshift.cuda_snapshot.checkpoint import uuid_text
+from liveshift.cuda_snapshot.checkpoint import uuid_bytes, uuid_text
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.agent.gpu import survey as gpu_survey
@@ -27,7 +27,8 @@ __all__ = ["doubles"]
 
 MIB = 1 << 20
 MODEL = "liveshift simulated GPU H200"
-A, B, C, D, E = (uuid_text(bytes.fromhex(digit * 32)) for digit in "abcde")
+# GPUs of no other test: the double finds their users among all processes of this machine.
+A, B, C, D, E = (uuid_text(bytes.fromhex(digit * 28 + "6a7c")) for digit in "abcde")
 HERE = f"{A}:H200:1GiB,{B}:H200:1GiB"
 THERE = f"{C}:H200:1GiB,{D}:H200:64MiB,{E}:H200:2GiB"
 Watch = Callable[[str], GpuWatch]
@@ -119,7 +120,7 @@ def test_the_driver_takes_the_map_of_a_plan(watch: Watch, process: CudaProcess) 
     assert other is not None
     other.restore(process.pid, made.pairs, needed={E: 3 * MIB})
     other.unlock(process.pid)
-    assert process.do("uuids()") == ["e" * 32]
+    assert process.do("uuids()") == [uuid_bytes(E).hex()]
     assert there.host({}).taken == {E: f"is used by process {process.pid}"}
 
 
