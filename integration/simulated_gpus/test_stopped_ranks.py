@@ -31,6 +31,7 @@ def stopped(job: Job) -> list[int]:
     return [inner for inner, pid in job.seen(0).tasks.items() if threads.stopped(pid)]
 
 
+@pytest.mark.long
 def test_a_parent_that_stops_itself_with_the_rank_goes_on_after_the_move(lab: GpuLab) -> None:
     """script(1) does so, as do su(1) and sudo(8). If it stayed stopped, the job would not end."""
     train = shlex.join(lab.train())

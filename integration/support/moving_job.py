@@ -165,7 +165,7 @@ class Job:
         assert row.destination != before.host
         after = self.seen(int(row.capsule.partition("/")[2]))
         assert after.host == row.destination
-        assert after.tasks.keys() == before.tasks.keys(), "other pids than before the move"
+        assert after.tasks.keys() == before.tasks.keys(), f"{after.tasks}, before {before.tasks}"
         assert after.users == before.users
         assert not set(after.tasks.values()) & set(before.tasks.values()), "they have not moved"
         self.moves.append(row)
