@@ -154,8 +154,8 @@ class ThreadHold:
             self.end()
             if time.monotonic() > until:
                 raise self._always_inside(inside[0], looks, outside_s)
-            # A word on the stack may be left over from an earlier call, and a thread that sleeps
-            # all the time is hardly in a call: most calls end when the GPU has done its work. If it
+            # A word on the stack may be left over from an earlier call. Most calls end when the GPU
+            # has done its work, so a thread that has slept for IDLE_S is probably in no call. If it
             # is in one, the driver's lock fails before any memory has left the process.
             before = {tid: threads.run_so_far(tid) for tid in {*inside, *idle}}
             time.sleep(IDLE_S)

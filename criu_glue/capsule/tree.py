@@ -22,8 +22,8 @@ def tasks(sandbox: Sandbox) -> list[psutil.Process]:
 
 
 def children_first(pids: Iterable[int]) -> list[int]:
-    """The host's pids in an order in which each process comes before its parent; those that have
-    ended come last."""
+    """Sort pids of the host so that each process comes before its parent. Processes that have ended
+    come last."""
     parents = dict[int, int]()
     pids = list(pids)
     for pid in pids:

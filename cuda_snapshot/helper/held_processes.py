@@ -44,8 +44,8 @@ class HeldProcesses:
         """Hold a process; does nothing if it is held already. Raises StepFailed.
 
         With ``outside_s``, wait at most so many seconds until each thread is outside of the CUDA
-        driver's calls. ``gone`` tells at the end whether the client has ended: then the process is
-        not held, since nobody would release it."""
+        driver's calls. ``gone`` tells whether the client has ended. If it has, this releases the
+        process and raises StepFailed, because no other client knows of the hold."""
         with self._turn(pid):
             if self._of(pid) is None:
                 hold = self._begun(pid, kill_on_exit, timeout_s, outside_s)

@@ -175,7 +175,7 @@ class Filler(_RingUser):
         super().__init__(channel)
         self._free = deque(range(self._ring.slots))
         self._windows: dict[int, _Window] = {}
-        """Those of which some bytes have come, and which have not gone to the helper."""
+        """The windows that have some of their bytes, and that the helper does not have yet."""
         self._first = 0
         """The first window that has not gone to the helper."""
         self._missing = self.total

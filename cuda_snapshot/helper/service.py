@@ -112,7 +112,7 @@ class Service:
             match request:
                 case calls.Lock():
                     self._operations.lock(pid, request.timeout_s)
-                    if caller.channel.peer_gone():  # nobody would unlock it
+                    if caller.channel.peer_gone():  # so no client will unlock the process
                         self._operations.unlock(pid)
                         raise StepFailed(step, f"process {pid}: its client has gone")
                     return None

@@ -267,7 +267,7 @@ static void stopped(int pid) {
     WORKS(cuCheckpointProcessRestore(pid, NULL));
     WORKS(cuCheckpointProcessUnlock(pid, NULL));
     check_content();
-    ok("nor is the state of a stopped process told before it goes on");
+    ok("the driver tells the state of a stopped process once the process goes on");
 }
 
 /* Driver 580: what it can't take along. The child is given up afterwards. */

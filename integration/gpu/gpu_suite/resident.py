@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resident helper, once it has nothing of its own to do.
+"""Starts the resident helper, and waits until its own trial is over.
 
 A helper that begins tries the fast path on a process of its own (cuda_snapshot/fast_path), and does
 no other operation meanwhile: the first figure of a step would hold that time.

@@ -4,8 +4,8 @@
 Two NCCL ranks on one GPU wait for each other inside their kernels, so the GPU has to switch from
 one process to the other in the middle of a kernel. On driver 580.159 the restored rank ended with
 Xid 109 (context switch timeout) 4.3 s after the move. Here two processes run one long kernel each
-at the same time, before and after one of them was checkpointed by the bare driver. Nothing of
-liveshift takes part.
+at the same time, before and after one of them was checkpointed by the bare driver. No part
+of liveshift is involved.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ class DeviceTree:
         self.drop()  # the rest belongs to processes that have ended meanwhile
 
     def continue_parents(self, parents: Collection[int] = ()) -> None:
-        """Let those go on that have stopped themselves because their child was stopped; pids
-        inside, by default what :meth:`save` has found at the source."""
+        """Let parents go on that have stopped themselves because their child was stopped.
+        ``parents``: their pids inside; by default those that :meth:`save` noted at the source."""
         of = set(parents) or {parent for saved in self.saved for parent in saved.parents}
         if of:
             continue_parents(lambda: self._pids(of))
@@ -383,7 +383,7 @@ class DeviceTree:
         if not maps_driver(pid):
             return False
         if threads.stopped(pid):
-            return True  # perhaps: the driver does not answer before it goes on
+            return True  # it may be one; the driver would not answer before it goes on
         return self.helper.state(pid) is not None or self.key(inner) in self.helper.held()
 
     def _session(self, process: CudaProcess) -> AbstractContextManager[DeviceSession]:

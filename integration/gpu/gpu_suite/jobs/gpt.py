@@ -87,6 +87,12 @@ def wrapped(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
+def add_in_one_order() -> None:
+    """Turn off the attention kernels whose backward passes may add in any order."""
+    for kind in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{kind}_sdp")(False)
+
+
 def enough(args: argparse.Namespace, rank: int) -> bool:
     """Whether rank 0 has seen the file, at the same step for all."""
     if args.enough is None:
@@ -98,21 +104,17 @@ def enough(args: argparse.Namespace, rank: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
+    from steplog import StepLog, arguments, leave, place
+
+    parser = arguments()
     parser.add_argument("--enough", type=Path, help="end when this file is there")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--depth", type=int, default=DEPTH)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--wrap", choices=("none", "ddp", "fsdp"), default="none")
     args = parser.parse_args()
-    from steplog import StepLog, leave, place
-
     rank, _ = place()
-    for other in ("flash", "mem_efficient", "cudnn"):  # whose backward passes may add in any order
-        getattr(torch.backends.cuda, f"enable_{other}_sdp")(False)
+    add_in_one_order()
     torch.cuda.set_device(0)
     if args.wrap != "none":
         dist.init_process_group("nccl", device_id=torch.device("cuda:0"))

@@ -12,7 +12,6 @@ some 40 ms, which needs no kernel, and rank 0 has sent by then. Without CUDA it 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpu_suite.jobs.gpt import CONTEXT, VOCABULARY, WIDTH, Block, batch
+from gpu_suite.jobs.gpt import CONTEXT, VOCABULARY, WIDTH, Block, add_in_one_order, batch
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -86,19 +85,15 @@ class Turns:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
+    from steplog import StepLog, arguments, leave, place
+
+    parser = arguments()
     parser.add_argument("--enough", type=Path, help="end when this file is there")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2, help="blocks of each rank")
     args = parser.parse_args()
-    from steplog import StepLog, leave, place
-
     rank, _ = place()
-    for other in ("flash", "mem_efficient", "cudnn"):  # whose backward passes may add in any order
-        getattr(torch.backends.cuda, f"enable_{other}_sdp")(False)
+    add_in_one_order()
     if CUDA:
         torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl" if CUDA else "gloo")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the GPU busy with one kernel for as many seconds as it is told: answers the seconds that it
-took, or the error. Needs torch with CUDA.
+"""Runs one kernel for as many seconds as the step says, and answers with the seconds that it took,
+or with the error. It needs torch with CUDA.
 """
 
 from __future__ import annotations

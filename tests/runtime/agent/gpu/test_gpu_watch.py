@@ -27,7 +27,7 @@ __all__ = ["doubles"]
 
 MIB = 1 << 20
 MODEL = "liveshift simulated GPU H200"
-# GPUs of no other test: the double finds their users among all processes of this machine.
+# No other test has these GPUs: the double looks for their users among all processes of the machine.
 A, B, C, D, E = (uuid_text(bytes.fromhex(digit * 28 + "6a7c")) for digit in "abcde")
 HERE = f"{A}:H200:1GiB,{B}:H200:1GiB"
 THERE = f"{C}:H200:1GiB,{D}:H200:64MiB,{E}:H200:2GiB"
