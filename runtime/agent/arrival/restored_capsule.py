@@ -79,6 +79,7 @@ class RestoredCapsule:
         if (devices := self.saved_devices(manifest)) is not None:
             devices.recover_held(some=resumed)
             if resumed:
+                devices.continue_parents()
                 devices.end()
         if not resumed:
             self.let_go(manifest, deadline_s)

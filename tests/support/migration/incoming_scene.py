@@ -127,6 +127,7 @@ class Scene:
             arrive=self.noted("arrive"),
             end=self.noted("end"),
             drop=self.noted("devices dropped"),
+            continue_parents=self.noted("parents continued"),
             recover_held=lambda some=False: self.done.append(f"recover_held some={some}"),
         )
         return self.devices

@@ -108,7 +108,7 @@ def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert scene.done[-4:] == ["let go on", "bring_up", "stop_at_door", "arrive"]
     scene.granted().let_run(Stopwatch(), 9, 10.0)
-    assert scene.done[-2:] == ["noted", "let_run_held"]
+    assert scene.done[-3:] == ["noted", "let_run_held", "parents continued"]
     for fails in ("stop_at_door", "arrive"):
         scene.fails, scene.here = fails, scene.make()
         with pytest.raises(StepFailed, match=fails):
@@ -190,9 +190,9 @@ def test_it_takes_up_the_devices_too(
     scene.runs = runs
     assert scene.granted().resume_recovered() is True
     assert scene.done == (
-        ["recover_held some=True", "end", "hand_over"]
+        ["recover_held some=True", "parents continued", "end", "hand_over"]
         if runs
-        else ["recover_held some=False", "let_run_held"]
+        else ["recover_held some=False", "let_run_held", "parents continued"]
     )
 
 
