@@ -15,6 +15,7 @@ if the last two failures had the same words. A person can ask for an earlier att
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -146,10 +147,9 @@ class Evacuation:
             for host in list(self._fleet.taints):
                 self._start_next(host)
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), TICK_S)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
 
     def _on(self, host: str) -> list[tuple[Job, Capsule]]:
         return [(job, each) for job, each in self._fleet.living() if each.host == host]
@@ -225,7 +225,8 @@ async def _soon(
     """Return the plan of one move, or the error that says why there is none. Planning may take half
     of the time (at least PLAN_LEAST_S); the rest is for the moves."""
     try:
-        return await asyncio.wait_for(plan, max(PLAN_LEAST_S, within / 2))
+        async with asyncio.timeout(max(PLAN_LEAST_S, within / 2)):
+            return await plan
     except TimeoutError:
         return Unreachable("its hosts did not answer in time")
     except LiveshiftError as error:

@@ -159,7 +159,8 @@ class Rewinds:
             self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self.cluster.timeouts.heartbeat / 2)
+                async with asyncio.timeout(self.cluster.timeouts.heartbeat / 2):
+                    await self._wake.wait()
 
     def _look_at(self, job: Job) -> None:
         if job.state == "rewinding":

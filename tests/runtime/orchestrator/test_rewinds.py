@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from rewinds_scene import RewindsScene, ended, scene
 
 from liveshift.runtime.messages import CapsuleState
@@ -131,3 +132,21 @@ def test_a_restarted_orchestrator_goes_on(scene: RewindsScene) -> None:
     assert scene.job.state == "running"
     assert scene.job.rewinds == 1, "the same rewind"
     assert {host for host, _, granted in scene.owners().values() if granted} == {"h0", "h2"}
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_it_ends_though_something_wakes_it_as_it_is_cancelled(
+    scene: RewindsScene, turns: int
+) -> None:
+    async def play() -> bool:
+        work = asyncio.ensure_future(scene.rewinds.run())
+        await asyncio.sleep(0.01)
+        scene.rewinds._wake.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        work.cancel()
+        ended, _ = await asyncio.wait({work}, timeout=5)
+        work.cancel()
+        return bool(ended)
+
+    assert asyncio.run(play())
