@@ -34,6 +34,7 @@ from .commands import (
     run,
     status,
     stop,
+    suspend,
     taint,
     whoami,
 )
@@ -44,7 +45,8 @@ DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
 JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
 ORDER = (
-    *("run", "status", "logs", "inspect", "migrate", "cancel", "events", "rewind", "stop"),
+    *("run", "status", "logs", "inspect", "migrate", "cancel", "events"),
+    *("suspend", "resume", "rewind", "stop"),
     *("cordon", "drain", "taint", "uncordon", "untaint"),
     *("lab", "doctor"),
     *("host", "config", "keys", "install-units", "agent", "orchestrator"),
@@ -96,6 +98,16 @@ app.command(
     epilog=events.EXAMPLES,
     short_help="Show the history: who asked for what, how it ended.",
 )(events.events)
+app.command(
+    rich_help_panel=JOBS,
+    epilog=suspend.SUSPEND_EXAMPLES,
+    short_help="Let a whole job leave its hosts; nothing is lost.",
+)(suspend.suspend)
+app.command(
+    rich_help_panel=JOBS,
+    epilog=suspend.RESUME_EXAMPLES,
+    short_help="Let a suspended job go on.",
+)(suspend.resume)
 app.command(
     rich_help_panel=JOBS,
     epilog=rewind.EXAMPLES,

@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[str, type]] = {
     "drain --dry-run": ("one object", records.DrainPlan),
     "taint": ("one object", records.Tainted),
     "run --detach": ("one object", messages.Named),
+    "suspend": ("one object", records.Suspended),
+    "resume": ("one object", records.Resumed),
     "rewind": ("one object", records.Rewound),
     "stop": ("one object", records.Stopped),
     "doctor": ("one object", records.Examined),

@@ -25,11 +25,13 @@ class Reason:
 @dataclass
 class Drained:
     """`left`: the capsules that are still there; `refused`: those of them that cannot move;
+    `holds`: suspended jobs whose images are in the host's memory and nowhere else;
     `deadline`: how the host was to become empty in time, null where there was no deadline."""
 
     host: str
     empty: bool
     left: list[str]
+    holds: list[str]
     moves: list[messages.MigrationRow]
     refused: dict[str, Reason]
     deadline: messages.Evacuating | None
@@ -79,6 +81,31 @@ class Rewound:
     snapshot: str
     ago: float
     where: dict[str, str]
+    text: str
+
+
+@dataclass
+class Suspended:
+    """`state`: suspended or, with `--no-wait`, suspending; running with `--dry-run`. `holders`: the
+    host that holds the image of each capsule. `text`: how it went, in words."""
+
+    job: str
+    holders: dict[str, str]
+    state: str
+    text: str
+
+
+@dataclass
+class Resumed:
+    """`state`: running or, with `--no-wait`, resuming; suspended with `--dry-run`. `suspended_s`:
+    how long it was suspended. `where`: the host of each capsule that was planned. `text`: how it
+    went, in words."""
+
+    job: str
+    snapshot: str
+    suspended_s: float
+    where: dict[str, str]
+    state: str
     text: str
 
 

@@ -81,6 +81,7 @@ def drain(
             if watched.wait(until):
                 if not as_json:
                     render.out().print(f"{host} is empty and tainted", soft_wrap=True)
+                    watched.warn_of_images()
                 took = time.monotonic() - began
                 watched.see_costs()
                 if not soon or took <= soon:
@@ -121,6 +122,8 @@ class Draining:
     quiet: bool = False  # print no line for a move that has ended
     plan: Evacuating | None = None  # None: the host has no deadline
     left: list[str] = field(default_factory=list)
+    holds: list[str] = field(default_factory=list)
+    """The suspended jobs whose only images are in the host's memory."""
     ended: list[MigrationRow] = field(default_factory=list)
     _event: int = 0
     _moving: list[str] = field(default_factory=list)
@@ -133,6 +136,14 @@ class Draining:
         for event in self._notices():
             if event.migration and moves.over(event.migration):
                 self._reported.add(event.migration.name)
+
+    def warn_of_images(self) -> None:
+        for job in self.holds:
+            render.note(
+                f"{self.host} has an image of {job}, which is suspended, and no other host has it:"
+                f" `liveshift resume {job}` before you switch {self.host} off",
+                style="yellow",
+            )
 
     def wait(self, until: float) -> bool:
         """Wait until the host is empty; False if it is not by ``until`` (monotonic seconds).
@@ -147,6 +158,12 @@ class Draining:
             while True:
                 status = retry.request(self.client, Status, GetStatus())
                 self.left = self._row(status).capsules
+                self.holds = [
+                    job.name
+                    for job in status.jobs
+                    if job.state == "suspended" and job.protection is not None
+                    if self.host in job.protection.holders
+                ]
                 moving = [row for row in status.moving if self._leaves(row)]
                 self._moving = [row.name for row in moving]
                 bars.update(moves.get_migration(self.client, row.name) for row in moving)
@@ -182,6 +199,7 @@ class Draining:
             "host": self.host,
             "empty": not self.left,
             "left": self.left,
+            "holds": self.holds,
             "moves": self.ended,
             "refused": reasons,
             "deadline": render.plain(self.plan),

@@ -29,8 +29,15 @@ REQUEST_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
 LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
-REWINDS = ("rewinding", "rewound", "not rewound")
-"""The kinds of events that say that the job is taken back, or is not."""
+REWINDS = frozenset(
+    f"{before}{kind}"
+    for before, kind in (
+        *(("", "rewinding"), ("", "rewound"), ("not ", "rewound")),
+        *(("", "suspending"), ("", "suspended"), ("not ", "suspended")),
+        *(("", "resuming"), ("", "resumed"), ("not ", "resumed")),
+    )
+)
+"""The kinds of events that say that the job is taken back, suspended or resumed, or is not."""
 
 
 class Foreground:

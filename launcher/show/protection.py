@@ -36,12 +36,22 @@ def lines(jobs: Iterable[JobRow], *, wide: bool) -> Iterator[Text]:
         row = job.protection
         if row is None or not (row.every or row.newest):
             continue
+        if job.state == "suspended":
+            yield from _suspended(job.name, row)
+            continue
         if wide and row.newest:
             yield Text(f"{job.name}: {_snapshot(row)}")
             if not row.why_not:
                 yield Text(f"{job.name}: {_failure(row)}")
         for text in _warnings(row, wide=wide):
             yield Text(f"{job.name}: {text}", style="yellow")
+
+
+def _suspended(job: str, row: ProtectionRow) -> Iterator[Text]:
+    where = f"{q.size(row.bytes)} in the memory of {', '.join(row.holders)}"
+    yield Text(f"{job}: suspended {render.clock(row.age)} ago; {row.newest} is {where}")
+    if row.why_not:
+        yield Text(f"{job}: cannot be resumed now: {row.why_not}", style="yellow")
 
 
 def _snapshot(row: ProtectionRow) -> str:

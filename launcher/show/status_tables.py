@@ -36,6 +36,7 @@ STYLES = {
     "moving": "yellow",
     "unknown": "yellow",
     "rewinding": "yellow",
+    "suspended": "cyan",
     "ending": "yellow",
     "tainted": "yellow",
     "cordoned": "yellow",
@@ -210,7 +211,7 @@ def _job(job: JobRow, now: float, *, wide: bool) -> dict[str, RenderableType]:
     return {
         "job": Text(job.name, style="bold"),
         "state": _state(job.state, job.code),
-        "coll/s": "" if job.state == "ended" else _rate(job.rate),
+        "coll/s": "" if job.state in ("ended", "suspended") else _rate(job.rate),
         "user": _user(job.user) if wide else "",
         "age": render.clock(max(0.0, now - job.started)),
         "protected": protection.cell(job.protection) if wide else "",
@@ -219,7 +220,7 @@ def _job(job: JobRow, now: float, *, wide: bool) -> dict[str, RenderableType]:
 
 
 def _capsule(capsule: CapsuleRow) -> dict[str, RenderableType]:
-    over = capsule.state == "ended"
+    over = capsule.state in ("ended", "suspended")
     return {
         "job": f"  {capsule.name}",
         "state": _state(capsule.state, capsule.code),

@@ -126,6 +126,7 @@ class Agent:
             messages.LockCapsule: snapshots.lock,
             messages.DumpCapsule: snapshots.dump,
             messages.ThawCapsule: snapshots.thaw,
+            messages.SealSnapshot: snapshots.seal,
             messages.CloseSnapshot: snapshots.close,
             messages.EndEarlier: snapshots.end_earlier,
             messages.Hold: holding.hold,

@@ -42,7 +42,8 @@ class Ahead:
 
 
 class SnapshotHandlers:
-    """Answers StartSnapshot, LockCapsule, DumpCapsule, ThawCapsule, CloseSnapshot and EndEarlier.
+    """Answers StartSnapshot, LockCapsule, DumpCapsule, ThawCapsule, SealSnapshot, CloseSnapshot and
+    EndEarlier.
 
     ``silence``: seconds since the orchestrator was last heard.
     """
@@ -96,6 +97,12 @@ class SnapshotHandlers:
         snapshot = self._sessions.find(request.image, request.capsule)
         if snapshot is not None:
             await asyncio.to_thread(snapshot.thaw)
+
+    async def seal(self, request: messages.SealSnapshot) -> messages.SnapshotClosed:
+        snapshot = self._of(request.image, request.capsule)
+        digest = await asyncio.to_thread(snapshot.seal)
+        _need_ranks(snapshot.resident)  # one may have ended between the lock and the freeze
+        return messages.SnapshotClosed(digest)
 
     async def close(self, request: messages.CloseSnapshot) -> messages.SnapshotClosed:
         snapshot = self._sessions.find(request.image, request.capsule)

@@ -5,10 +5,15 @@ often the job was rewound, and which rewind is under way.
 Two writes decide: :meth:`SnapshotTables.complete_snapshot` makes a snapshot the one to which the
 job goes back, and :meth:`SnapshotTables.rewind` takes all its capsules back at once. Each is one
 transaction, and checks in it that nothing has changed since it was prepared.
+
+A suspension is both in one transaction, and is written as a rewind: every copy of the job counts as
+an earlier one from then on, and must end. It restores nothing. The rewind that follows it, the
+resumption, does that.
 """
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,9 +38,21 @@ ending (earlier copies end, nothing is restored yet), restoring, done, or replac
 """
 
 
+class RewindKind(enum.Enum):
+    REWIND = "rewind"
+    SUSPENSION = "suspension"
+    RESUMPTION = "resumption"
+
+    @property
+    def under_way(self) -> str:
+        """The kind of events about one that has not ended."""
+        return {"rewind": "rewinding", "suspension": "suspending"}.get(self.value, "resuming")
+
+
 @dataclass(frozen=True)
 class RewindRow:
-    """A rewind of a job, as it was written.
+    """A rewind of a job, as it was written; ``kind``: whether it is one, or a suspension or the
+    resumption after one.
 
     ``number`` counts the rewinds of all jobs, ``rewinds`` those of this one. ``generation``: the
     number of the snapshot. ``owners``: the new host and epoch of each capsule. ``before``: the
@@ -53,6 +70,7 @@ class RewindRow:
     why: str
     time: float
     died: dict[str, int] = field(default_factory=dict)
+    kind: RewindKind = RewindKind.REWIND
 
 
 class SnapshotTables:
@@ -148,28 +166,68 @@ class SnapshotTables:
         capsules, or if one of them or the job has ended.
         """
         with self._file.together():
-            newest = self.newest(job)
-            if newest is None or newest.number != generation:
-                raise LiveshiftError(f"s{generation} is not the newest snapshot of {job} any more")
-            owners = self._owners(job)
-            if owners.keys() != plan.keys():
-                raise LiveshiftError(f"{job} cannot be rewound: a capsule has ended")
-            new = {c: (plan[c], epoch + REWIND_EPOCHS) for c, (_, epoch) in owners.items()}
-            before = sorted(last_whole(self._granted(job), self.before(job)))
-            number, count = self._last_number("rewinds") + 1, self.rewinds(job) + 1
-            now, dead = time.time(), dict(died or {})
-            row = RewindRow(number, job, generation, count, new, before, why, now, dead)
-            self._write_rewind(row)
+            row = self._new_row(RewindKind.REWIND, job, generation, plan, why, died or {})
+            self._write_rewind(row, "rewinding", ("running", "rewinding"))
         return row
 
-    def _write_rewind(self, row: RewindRow) -> None:
-        done = self._file.write(
-            "UPDATE jobs SET state = 'rewinding'"
-            " WHERE name = ? AND state IN ('running', 'rewinding')",
-            (row.job,),
-        )
-        if done != 1:
-            raise LiveshiftError(f"{row.job} cannot be rewound: it has ended, or is being ended")
+    def suspend(self, generation: Generation, why: str) -> RewindRow:
+        """Make a snapshot the newest one of its job, and suspend the job there: from now on no host
+        may run any of its capsules. Raises as :meth:`complete_snapshot` does, and changes nothing
+        then."""
+        job, where = generation.job, {c: host for c, (host, _) in generation.owners.items()}
+        with self._file.together():
+            self.complete_snapshot(generation)
+            row = self._new_row(RewindKind.SUSPENSION, job, generation.number, where, why, {})
+            self._write_rewind(row, "suspended", ("running",))
+        return row
+
+    def resume(self, job: str, generation: int, plan: Mapping[str, str], why: str) -> RewindRow:
+        """Give the capsules of a suspended job to the hosts of the plan, as :meth:`rewind` does."""
+        with self._file.together():
+            row = self._new_row(RewindKind.RESUMPTION, job, generation, plan, why, {})
+            self._write_rewind(row, "rewinding", ("suspended",))
+        return row
+
+    def suspend_again(self, resumption: RewindRow, why: str) -> RewindRow:
+        """Suspend a job whose resumption has failed, at the same snapshot; what was restored must
+        end. Raises LiveshiftError, and changes nothing, if the resumption is over."""
+        job, plan = resumption.job, {c: host for c, (host, _) in resumption.owners.items()}
+        with self._file.together():
+            if self.rewinds(job) != resumption.rewinds:
+                raise LiveshiftError(f"{job} was rewound since")
+            number = resumption.generation
+            row = self._new_row(RewindKind.SUSPENSION, job, number, plan, why, {})
+            self._write_rewind(row, "suspended", ("rewinding",))
+        return row
+
+    def _new_row(
+        self,
+        kind: RewindKind,
+        job: str,
+        generation: int,
+        plan: Mapping[str, str],
+        why: str,
+        died: Mapping[str, int],
+    ) -> RewindRow:
+        newest = self.newest(job)
+        if newest is None or newest.number != generation:
+            raise LiveshiftError(f"s{generation} is not the newest snapshot of {job} any more")
+        owners = self._owners(job)
+        if owners.keys() != plan.keys():
+            raise LiveshiftError(f"no {kind.value} of {job} is possible: a capsule has ended")
+        new = {c: (plan[c], epoch + REWIND_EPOCHS) for c, (_, epoch) in owners.items()}
+        before = sorted(last_whole(self._granted(job), self.before(job)))
+        number, count = self._last_number("rewinds") + 1, self.rewinds(job) + 1
+        now = time.time()
+        return RewindRow(number, job, generation, count, new, before, why, now, dict(died), kind)
+
+    def _write_rewind(self, row: RewindRow, state: str, states: tuple[str, ...]) -> None:
+        """Write a row. The job gets ``state``; it must be in one of ``states``."""
+        found = self._file.rows("SELECT state FROM jobs WHERE name = ?", (row.job,))
+        if not found or found[0][0] not in states:
+            there = found[0][0] if found else "gone"
+            raise LiveshiftError(f"no {row.kind.value} of {row.job} is possible: it is {there}")
+        self._file.write("UPDATE jobs SET state = ? WHERE name = ?", (state, row.job))
         self._file.write("INSERT OR REPLACE INTO rewound VALUES (?, ?)", (row.job, row.rewinds))
         self._file.write_all(
             "UPDATE capsules SET host = ?, epoch = ?, granted = 0 WHERE name = ?",
@@ -213,7 +271,8 @@ class SnapshotTables:
                 )
 
     def rewinds_under_way(self) -> list[tuple[RewindRow, bool]]:
-        """List the rewinds that have not ended, each with whether it may restore capsules."""
+        """List the rewinds that have not ended, each with whether it may restore capsules. A
+        suspension does not end before another row takes its place."""
         query = "SELECT row, state FROM rewinds WHERE state IN ('ending', 'restoring')"
         return [
             (msgspec.msgpack.decode(row, type=RewindRow), state == "restoring")

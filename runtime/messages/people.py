@@ -243,6 +243,41 @@ class RewindOrdered(Answer, frozen=True):
     within: float = 0.0
 
 
+class SuspendJob(Message, frozen=True):
+    """Take a last snapshot of a job, and end it everywhere; answers SuspensionOrdered at once.
+    ``dry_run``: only say which hosts would hold it."""
+
+    job: str
+    dry_run: bool = False
+
+
+class SuspensionOrdered(Answer, frozen=True):
+    """A suspension that begins now, or would. ``holders``: the host that is to hold the image of
+    each capsule."""
+
+    job: str
+    holders: dict[str, str]
+
+
+class ResumeJob(Message, frozen=True):
+    """Let a suspended job go on; answers ResumptionOrdered at once. ``dry_run``: only say where."""
+
+    job: str
+    dry_run: bool = False
+
+
+class ResumptionOrdered(Answer, frozen=True):
+    """A resumption that begins now, or would. ``snapshot``, ``boundary``: the name of the snapshot
+    from which the job goes on, and where all its ranks were. ``suspended_s``: for how many seconds
+    it has been suspended. ``where``: the host of each capsule."""
+
+    job: str
+    snapshot: str
+    boundary: str
+    suspended_s: float
+    where: dict[str, str]
+
+
 class EndUnknown(Message, frozen=True):
     """End the capsules of a job that a host runs and the journal does not know; answers None."""
 

@@ -141,7 +141,8 @@ class ProtectionRow(msgspec.Struct, frozen=True):
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """``state``: running, rewinding, ending or ended; ``rate``: that of its slowest capsule.
+    """``state``: running, rewinding, suspended, ending or ended; ``rate``: that of its slowest
+    capsule.
 
     ``protection``: its snapshots; None for a job that has ended."""
 

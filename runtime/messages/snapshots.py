@@ -119,6 +119,15 @@ class ThawCapsule(Message, frozen=True):
     capsule: str
 
 
+class SealSnapshot(Message, frozen=True):
+    """Compute the digest of a capsule that is dumped, and keep it frozen, for at most ``deadline``
+    seconds of DumpCapsule; answers SnapshotClosed. After that the job is suspended, and EndEarlier
+    ends the capsule without another step of it, or the orchestrator lets it go on."""
+
+    image: str
+    capsule: str
+
+
 class CloseSnapshot(Message, frozen=True):
     """End a session, and thaw the capsule if it is not yet; answers SnapshotClosed. It computes the
     digest, so it is sent outside of the pause. Repeatable."""

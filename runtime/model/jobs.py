@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...criu_glue.capsule.sandboxes import PAGES
@@ -51,7 +52,7 @@ class Capsule:
 
 @dataclass
 class Job:
-    """A job. ``state``: running, rewinding, ending or ended.
+    """A job. ``state``: running, rewinding, suspended, ending or ended.
 
     ``rewinds``: how often it was rewound. ``newest``: its newest complete snapshot. ``taking``: the
     number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
@@ -79,6 +80,14 @@ class Job:
     end_asked: float = 0.0
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
+
+    def enter(self, owners: Mapping[str, tuple[str, int]], rewinds: int, state: str) -> None:
+        """Note what the journal says since a rewind, a suspension or a resumption was written:
+        no capsule is granted, and each has a new host and epoch."""
+        self.rewinds, self.state = rewinds, state
+        for name, (host, epoch) in owners.items():
+            capsule = self.capsules[name]
+            capsule.host, capsule.epoch, capsule.granted, capsule.seen = host, epoch, False, None
 
     def book(self) -> Book:
         """The job's address book; the same object until a capsule has another owner."""

@@ -29,8 +29,9 @@ from .lookups import look_up
 from .migration_requests import MigrationRequests
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
-from .rewinds import Rewinds
 from .rights import Rights
+from .snapshots.rewinds import Rewinds
+from .snapshots.suspensions import Suspensions
 from .status import status
 from .stopping import Stopping
 
@@ -43,6 +44,8 @@ CHANGING = (
     messages.SignalJob,
     messages.EndUnknown,
     messages.RewindJob,
+    messages.SuspendJob,
+    messages.ResumeJob,
 )
 
 
@@ -58,6 +61,7 @@ class ApiServer:
         evacuation: Evacuation,
         stopping: Stopping,
         rewinds: Rewinds,
+        suspensions: Suspensions,
     ) -> None:
         self._fleet = fleet
         self._rights = rights = Rights(fleet)
@@ -65,7 +69,9 @@ class ApiServer:
         for name in self._roles.unknown():
             log.warning('access: this machine knows no "%s"', name)
         marks = HostMarks(fleet, rights, evacuation)
-        jobs = JobRequests(fleet, rights, agents, address_book, endings, stopping, rewinds)
+        jobs = JobRequests(
+            fleet, rights, agents, address_book, endings, stopping, rewinds, suspensions
+        )
         self._migration_requests = MigrationRequests(
             fleet, rights, agents, planner, migrations, evacuation
         )
@@ -84,6 +90,8 @@ class ApiServer:
             messages.SignalJob: jobs.signal_job,
             messages.EndUnknown: jobs.end_unknown,
             messages.RewindJob: jobs.rewind,
+            messages.SuspendJob: jobs.suspend,
+            messages.ResumeJob: jobs.resume,
             messages.GetEvents: self._get_events,
             messages.WhoAmI: self._who_am_i,
         }

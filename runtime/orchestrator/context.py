@@ -58,6 +58,15 @@ class OrchestratorContext:
         job = self._fleet.jobs[generation.job]
         job.newest, job.taking = generation, 0
 
+    def suspend(self, generation: Generation, why: str) -> None:
+        job = self._fleet.jobs[generation.job]
+        if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
+            raise Refused(f"{moving[0]} is under way: {job.name} is not suspended in a move")
+        row = self._fleet.journal.snapshots.suspend(generation, why)
+        job.newest, job.taking = generation, 0
+        job.enter(row.owners, row.rewinds, "suspended")
+        self._gates.forget(job.name)
+
     # ---- the gates of the job ------------------------------------------------------------------
 
     async def quiesce(self, migration: Migration) -> str:

@@ -71,8 +71,9 @@ class Fleet:
         return ""
 
     def living(self) -> list[tuple[Job, Capsule]]:
-        """List the capsules whose commands have not ended, each with its job."""
-        jobs = [job for job in self.jobs.values() if job.state != "ended"]
+        """List the capsules whose commands have not ended, each with its job. Those of suspended
+        jobs are on no host."""
+        jobs = [job for job in self.jobs.values() if job.state not in ("ended", "suspended")]
         return [(job, each) for job in jobs for each in job.capsules.values() if each.code is None]
 
     def unreported(self) -> list[str]:

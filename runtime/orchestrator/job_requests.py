@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the requests about jobs: run, signal, rewind, read."""
+"""Answers the requests about jobs: run, signal, rewind, suspend, resume, read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
 from .lookups import look_up
-from .rewinds import Rewinds
 from .rights import Rights
+from .snapshots.rewinds import Rewinds
+from .snapshots.suspensions import Suspensions
 from .spares import place_job
 from .stopping import Stopping
 
@@ -47,6 +48,7 @@ class JobRequests:
     _endings: Endings
     _stopping: Stopping
     _rewinds: Rewinds
+    _suspensions: Suspensions
 
     async def run(self, who: Principal, request: messages.RunJob) -> messages.Named:
         fleet = self._fleet
@@ -125,6 +127,11 @@ class JobRequests:
             ends = sent in ENDING
             what = f"end {job.name}" if ends else f"send {sent.name} to {job.name}"
             self._rights.need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
+        if job.state == "suspended" and sent not in (signal.SIGTERM, signal.SIGKILL):
+            raise Refused(
+                f"{job.name} is suspended: {sent.name} reaches nothing of it",
+                hint=f"`liveshift resume {job.name}`, then signal it",
+            )
         self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
         await self._stopping.signal(job, sent, who.shown)
 
@@ -135,6 +142,25 @@ class JobRequests:
         if request.lost or not who.owns(job.uid):
             self._rights.need(who, Role.OPERATE, f"rewind {job.name}", job)
         return self._rewinds.order(who.shown, job, request.lost, dry_run=request.dry_run)
+
+    async def suspend(
+        self, who: Principal, request: messages.SuspendJob
+    ) -> messages.SuspensionOrdered:
+        job = self._own(who, request.job, "suspend")
+        return self._suspensions.suspend(who.shown, job, dry_run=request.dry_run)
+
+    async def resume(
+        self, who: Principal, request: messages.ResumeJob
+    ) -> messages.ResumptionOrdered:
+        job = self._own(who, request.job, "resume")
+        return await self._suspensions.resume(who.shown, job, dry_run=request.dry_run)
+
+    def _own(self, who: Principal, name: str, what: str) -> Job:
+        """The job, which its owner and "operate" may suspend and resume."""
+        job = self._rights.job(who, name)
+        if not who.owns(job.uid):
+            self._rights.need(who, Role.OPERATE, f"{what} {job.name}", job)
+        return job
 
     async def end_unknown(self, who: Principal, request: messages.EndUnknown) -> None:
         """End a host's capsules of a job that the journal does not know; remove what they leave."""
@@ -170,6 +196,11 @@ class JobRequests:
         capsule = job.capsule(request.capsule)
         until = time.monotonic() + (min(request.wait, MOST_WAIT_S) if request.wait > 0 else 0)
         while True:
+            if job.state == "suspended":
+                raise Refused(
+                    f"{job.name} is suspended: its output is part of its image",
+                    hint=f"`liveshift resume {job.name}`",
+                )
             host = capsule.host
             left = max(0.0, until - time.monotonic())
             try:

@@ -48,8 +48,9 @@ from .fleet import Fleet
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
-from .protection import Protection
-from .rewinds import Rewinds
+from .snapshots.protection import Protection
+from .snapshots.rewinds import Rewinds
+from .snapshots.suspensions import Suspensions
 from .stopping import Stopping
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -88,6 +89,7 @@ class Orchestrator:
         )
         self.rewinds = Rewinds(fleet, agents, self.address_book, context, gates, self.endings)
         self.protection = Protection(fleet, context)
+        self.suspensions = Suspensions(fleet, self.protection, self.rewinds, self.endings)
         self.evacuation = Evacuation(fleet, planner, self.migrations)
         self.api = ApiServer(
             fleet,
@@ -99,6 +101,7 @@ class Orchestrator:
             self.evacuation,
             self.stopping,
             self.rewinds,
+            self.suspensions,
         )
         self.catch_up = CatchUp(fleet, self.endings.capsule_ended)
         self._decided = asyncio.Event()  # set once the journal is up to date
@@ -134,8 +137,8 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        working = (self._evacuate(), self._protect(), self._rewind(), self._keep_backup())
-        await asyncio.gather(serving, *working)
+        working = (self._evacuate(), self._protect(), self._rewind(), self._suspend())
+        await asyncio.gather(serving, *working, self._keep_backup())
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -155,6 +158,10 @@ class Orchestrator:
     async def _rewind(self) -> None:
         await self._decided.wait()
         await self.rewinds.run()
+
+    async def _suspend(self) -> None:
+        await self._decided.wait()
+        await self.suspensions.run()
 
     async def _keep_backup(self) -> None:
         """Back the journal up at the start, and every BACKUP_S seconds if it was changed."""
@@ -278,8 +285,8 @@ class Orchestrator:
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
                 self.rewinds.note_heartbeat(capsule, seen)
                 capsule.seen = seen
-            elif job.state == "rewinding" and seen.rewinds < job.rewinds:
-                continue  # the rewind ends it, behind a locked network
+            elif job.state in ("rewinding", "suspended") and seen.rewinds < job.rewinds:
+                continue  # the rewind or the suspension ends it, behind a locked network
             elif is_stray(
                 host,
                 seen.epoch,

@@ -177,6 +177,11 @@ class MigrationPlanner:
             raise Refused(f"{capsule.name} has ended with code {capsule.code}")
         if job.state == "ending":
             raise Refused(f"{job.name} is being ended: nothing of it is moved any more")
+        if job.state == "suspended":
+            raise Refused(
+                f"{job.name} is suspended, and is on no host",
+                hint=f"`liveshift resume {job.name}` lets it go on",
+            )
         if job.state == "rewinding":
             raise Refused(
                 f"{job.name} goes back to a snapshot: nothing of it is moved meanwhile",

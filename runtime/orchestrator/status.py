@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from ..messages import CapsuleRow, HostRow, JobRow, Status, UnknownRow
 from ..model.jobs import Capsule, Job
-from . import protection
 from .fleet import Fleet
+from .snapshots import protection
 
 
 def _trouble(fleet: Fleet) -> str:
@@ -57,6 +57,8 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
     seen = capsule.seen
     if capsule.code is not None:
         state = "ended"
+    elif job.state == "suspended":
+        state = "suspended"
     elif capsule.migration:
         state = "moving"
     elif not host_up:
@@ -68,7 +70,7 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
         name=capsule.name,
         index=capsule.index,
         state=state,
-        host=capsule.host,
+        host="" if state == "suspended" else capsule.host,
         epoch=capsule.epoch,
         address=job.overlay.address(capsule.index),
         ranks=seen.ranks if seen else [],

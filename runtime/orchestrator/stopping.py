@@ -109,7 +109,7 @@ class Stopping:
     def _stop(self, job: Job, by: str, *, kill: bool) -> None:
         if job.state == "ended":
             return
-        if job.state in ("running", "rewinding"):
+        if job.state in ("running", "rewinding", "suspended"):
             try:
                 self._fleet.journal.set_job(job.name, "ending", job.code)
             except LiveshiftError as error:  # a full disk must not prevent the end of a job

@@ -48,7 +48,7 @@ class CapsuleImage:
         self.refused = False
         """Whether the holder has refused the image."""
         self.digest = b""
-        """After :meth:`close`: as in SnapshotClosed."""
+        """After :meth:`seal` or :meth:`close`: as in SnapshotClosed."""
         self._spoilt = ""  # why the image is of no use, in words
         self._context = context
         self._image = image
@@ -105,11 +105,20 @@ class CapsuleImage:
         lock = messages.LockCapsule(self._image, self.name, left)
         await self._context.request(self.host, lock, self._limits.answer(left))
 
-    async def dump(self, left: float) -> None:
-        """Dump the locked capsule within ``left`` seconds, and thaw it at once."""
+    async def dump(self, left: float, *, thaw: bool = True) -> None:
+        """Dump the locked capsule within ``left`` seconds, and thaw it at once unless not
+        ``thaw``."""
         dump = messages.DumpCapsule(self._image, self.name, left)
         await self._request(self.host, dump, self._limits.answer(left), messages.Frozen)
-        await self.thaw()
+        if thaw:
+            await self.thaw()
+
+    async def seal(self, left: float) -> None:
+        """Learn the digest of a dumped capsule, which stays frozen for ``left`` seconds at most."""
+        seal = messages.SealSnapshot(self._image, self.name)
+        answer = self._limits.answer(left)
+        sealed = await self._request(self.host, seal, answer, messages.SnapshotClosed)
+        self.digest = sealed.digest
 
     async def thaw(self) -> None:
         """Let the capsule go on; never raises. A source that is not reached within twice

@@ -37,3 +37,7 @@ class SnapshotContext(Protocol):
     def complete(self, generation: Generation) -> None:
         """Durably make a snapshot the newest one of its job. Raises LiveshiftError, and changes
         nothing, if the job is no longer as it was when the snapshot began."""
+
+    def suspend(self, generation: Generation, why: str) -> None:
+        """Do the same, and let no host run a capsule of the job from then on. ``why``: for the
+        history."""

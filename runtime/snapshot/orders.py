@@ -11,7 +11,11 @@ from ..model.jobs import Job
 
 def cannot(job: Job, why: str, hint: str = "") -> Refused:
     """The refusal of an order; ``why``: in words, "" if the state of the job says enough."""
-    states = {"ending": "it is being ended", "ended": "it has ended"}
+    states = {
+        "ending": "it is being ended",
+        "ended": "it has ended",
+        "suspended": "it is suspended",
+    }
     reason = states.get(job.state) or why or "one of its capsules has ended"
     shows = f"`liveshift status {job.name} -o wide` shows its snapshots"
     return Refused(f"{job.name} cannot be taken back: {reason}", hint=hint or shows)

@@ -27,6 +27,10 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         return ProtectionRow(every, why_not=why, auto=auto)
     age = max(0.0, now - newest.time)
     up = {host.name for host in hosts if host.up}
+    if job.state == "suspended":
+        held, gone = holders_of(job), [h for h in holders_of(job) if h not in up]
+        why = f"{gone[0]}, which keeps {newest.name}, is not up" if gone else ""
+        return ProtectionRow(every, newest.name, age, newest.bytes, held, why_not=why, auto=auto)
     rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion)
     return ProtectionRow(
         every,

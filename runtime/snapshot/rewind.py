@@ -20,12 +20,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from ...errors import LiveshiftError
-from .. import messages
 from ..config.timeouts import Timeouts
-from ..journal.snapshot_tables import RewindRow
+from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import Job
-from ..model.ownership import may_restore
 from ..model.snapshots import Generation
+from .earlier_copies import EarlierCopies
 from .rewind_context import RewindContext
 from .rewound_capsule import NotRestorable, RewoundCapsule
 
@@ -68,7 +67,7 @@ class Rewind:
         self._context = context
         self._job = job
         self._generation = generation
-        self._row = row
+        self.row = row
         self._before = frozenset(before)
         self._limits: Timeouts = context.cluster.timeouts
         self._laps: dict[str, float] = {} if noticed is None else {"until noticed": noticed}
@@ -101,7 +100,7 @@ class Rewind:
 
     def _stops(self) -> RewindEnd | None:
         """Why the work may not go on; None if it may."""
-        if self._job.state != "rewinding" or self._job.rewinds != self._row.rewinds:
+        if self._job.state != "rewinding" or self._job.rewinds != self.row.rewinds:
             return RewindEnd.JOB_ENDS
         return RewindEnd.AGAIN if self._context.why_again(self._job) else None
 
@@ -124,45 +123,18 @@ class Rewind:
     async def _end_earlier(self) -> None:
         """Let all hosts that are up end their earlier copies. Return once those have that get a
         capsule, and one of those on which the job last ran as a whole."""
-        ended: set[str] = set()
-        noted: dict[str, str] = {}
-        while True:
-            targets = {c.host for c in self._job.capsules.values() if c.code is None}
-            whole = set(self._context.before(self._job))
-            asked = targets | whole | self._before
-            left = [h for h in sorted(asked - ended) if self._context.is_up(h)]
-            for host, error in await self._order_ends(left):
-                if error is None:
-                    ended.add(host)
-                elif noted.get(host) != str(error):
-                    noted[host] = str(error)
-                    self._note(f"earlier copies are left on {host}: {error}")
-            if targets <= ended:
-                if may_restore(whole, ended):
-                    await self._repeat(self._begin_restoring, "it cannot be recorded")
-                    return
-                where = ", ".join(sorted(whole))
-                waits = f"waits until one of {where} has ended its copy: the job may train there"
-                if noted.get("") != waits:
-                    noted[""] = waits
-                    self._note(waits)
-            self._check()
-            await asyncio.sleep(self._limits.heartbeat)
+
+        def targets() -> set[str]:
+            return {c.host for c in self._job.capsules.values() if c.code is None}
+
+        async def recorded() -> None:
+            await self._repeat(self._begin_restoring, "it cannot be recorded")
+
+        earlier = EarlierCopies(self._context, self._job, self._before, self._note, self._check)
+        await earlier.end(targets, recorded)
 
     async def _begin_restoring(self) -> None:
-        self._context.begin_restoring(self._row)
-
-    async def _order_ends(self, hosts: list[str]) -> list[tuple[str, LiveshiftError | None]]:
-        end, limit = messages.EndEarlier(self._job.book()), self._limits.prepare
-
-        async def order(host: str) -> LiveshiftError | None:
-            try:
-                await self._context.request(host, end, limit)
-            except LiveshiftError as error:
-                return error
-            return None
-
-        return list(zip(hosts, await asyncio.gather(*map(order, hosts)), strict=True))
+        self._context.begin_restoring(self.row)
 
     async def _bring_back(self) -> list[RewoundCapsule]:
         """Bring all capsules back at the same time; return those that were brought back here."""
@@ -172,7 +144,7 @@ class Rewind:
                 self._job,
                 capsule,
                 self._generation,
-                self._row,
+                self.row,
                 recovered=self._recovered,
             )
             for capsule in self._job.capsules.values()
@@ -194,10 +166,11 @@ class Rewind:
             self._note(remark)
 
     async def _end(self) -> None:
-        self._context.end_rewind(self._row)
+        self._context.end_rewind(self.row)
         if "until noticed" in self._laps and not self._recovered:  # else some parts are not known
             self._job.rewind_s = sum(self._laps.values())
-        self._context.note(self._job, "rewound", self._summary())
+        kind = "resumed" if self.row.kind is RewindKind.RESUMPTION else "rewound"
+        self._context.note(self._job, kind, self._summary())
 
     # ---- helpers -------------------------------------------------------------------------------
 
@@ -227,13 +200,14 @@ class Rewind:
 
     def _note(self, text: str) -> None:
         log.warning("%s: %s", self._job.name, text)
-        self._context.note(self._job, "rewinding", text)
+        self._context.note(self._job, self.row.kind.under_way, text)
 
     def _summary(self) -> str:
         laps = ", ".join(f"{seconds:.2f} s {what}" for what, seconds in self._laps.items())
-        lost = max(0.0, self._row.time - self._generation.time)
+        gone = max(0.0, self.row.time - self._generation.time)
+        if self.row.kind is RewindKind.RESUMPTION:
+            then = f"it was suspended for {gone:.1f} s"
+        else:
+            then = f"{gone:.1f} s of training are repeated"
         where = ", ".join(f"{c.name} on {c.host}" for c in self._job.capsules.values())
-        return (
-            f"runs again from {self._generation.name}: {where}; {laps};"
-            f" {lost:.1f} s of training are repeated"
-        )
+        return f"runs again from {self._generation.name}: {where}; {laps}; {then}"

@@ -13,7 +13,8 @@ from ..model.jobs import Capsule, Job
 
 
 class RewindContext(Protocol):
-    """What a rewind needs of the orchestrator, which implements it in orchestrator/rewinds.py."""
+    """What a rewind needs of the orchestrator, which implements it in
+    orchestrator/snapshots/rewinds.py."""
 
     cluster: Cluster
 

@@ -64,6 +64,7 @@ class RewoundCapsule:
         self._limits: Timeouts = context.cluster.timeouts
         self._image = image_name(generation.number, capsule.index)
         self._name = restore_name(row.number, capsule.index)
+        self._kind = row.kind
         self._holders = list(generation.holders.get(capsule.name, ()))
         self._dumped_on = generation.owners[capsule.name][0]
         self._void = recovered  # whether an attempt under the present epoch may have begun
@@ -199,7 +200,7 @@ class RewoundCapsule:
         if text != self._noted:
             self._noted = text
             log.warning("%s: %s", self._name, text)
-            self._context.note(self._job, "rewinding", text)
+            self._context.note(self._job, self._kind.under_way, text)
 
     async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
         answer = await self._context.request(host, message, timeout)

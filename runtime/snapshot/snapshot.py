@@ -12,6 +12,11 @@ then reaches no capsule that is not dumped yet.
 No host promises anything, and no ownership changes. So every failure has one answer: thaw all, open
 the gates, and keep the snapshot before this one. The snapshot counts only after one durable write,
 which comes when each holder has compared the pages with its source.
+
+The last snapshot before a suspension thaws nothing before that write. The write then also says that
+the job is suspended, and whoever made it ends the frozen capsules. So no step is trained, and no
+line is printed, that the resumed job repeats. If the time for the pause is over before the write,
+sources thaw as ever, and the job is not suspended.
 """
 
 from __future__ import annotations
@@ -42,10 +47,17 @@ class Snapshot:
 
     ``holders``: the holder of each capsule's image. :meth:`run` and :meth:`recover` never raise:
     ``generation`` is what they have completed, else ``error`` says why there is nothing.
+    ``suspends``: why the job is suspended with it, for the history; "" if it goes on.
     """
 
     def __init__(
-        self, context: SnapshotContext, number: int, job: Job, holders: Mapping[str, str]
+        self,
+        context: SnapshotContext,
+        number: int,
+        job: Job,
+        holders: Mapping[str, str],
+        *,
+        suspends: str = "",
     ) -> None:
         self.number = number
         self.name = f"s{number}"
@@ -56,7 +68,8 @@ class Snapshot:
         """Set while this snapshot does not hold the job's gates."""
         self.released.set()
         self.seconds: dict[str, float] = {}
-        """The parts of the pause: quiesce, lock, dump, reopen."""
+        """The parts of the pause: quiesce, lock, dump, reopen; seal where the job is suspended."""
+        self._suspends = suspends
         self._context = context
         try:
             self._limits = job.timeouts(context.cluster)
@@ -101,6 +114,10 @@ class Snapshot:
             await self._unless_abandoned()
         except Exception as error:
             self.error = _as_ours(error)
+        if self._suspends and self.error is None:
+            await self._suspend()
+            if self.generation is not None:
+                return
         await self._let_go()
         await self._close()  # after a failure too: it ends the sessions
         if self.error is not None:
@@ -148,7 +165,7 @@ class Snapshot:
         self._time = time.time()
         with self._timed("dump"):
             rest = self._left()
-            await self._all(lambda part: part.dump(rest))
+            await self._all(lambda part: part.dump(rest, thaw=not self._suspends))
 
     async def _close_gates(self) -> None:
         """Bring the job to a boundary; a job that talks over TCP only may be frozen without one."""
@@ -161,6 +178,18 @@ class Snapshot:
             if not error.only_tcp:
                 raise
             self._boundary = f"frozen in place: {error}"
+
+    async def _suspend(self) -> None:
+        """Complete the snapshot while all capsules are frozen: they stay so, and their gates stay
+        closed. After an error the job goes on."""
+        try:
+            with self._timed("seal"):
+                left = self._left()
+                await self._all(lambda part: part.seal(left))
+                await self._complete()
+            self.released.set()
+        except Exception as error:
+            self.error = _as_ours(error)
 
     async def _complete(self) -> None:
         """Let the holders compare what they have; then make the snapshot the newest one."""
@@ -175,7 +204,11 @@ class Snapshot:
             {part.name: [part.holder] for part in self._parts},
             sum(sizes),
         )
-        self._context.complete(generation)
+        if self._suspends:
+            self._left()  # raises if it is over: capsules have gone on then
+            self._context.suspend(generation, self._suspends)
+        else:
+            self._context.complete(generation)
         self.generation = generation
         await reached("snapshot.complete")
 

@@ -101,6 +101,8 @@ VERBS = [
         "migrate",
         "cancel",
         "events",
+        "suspend",
+        "resume",
         "rewind",
         "stop",
         "taint",

@@ -91,7 +91,8 @@ class OutgoingSnapshot:
         self.complete = False
         """Whether the holder has the whole image."""
         self.digest = b""
-        """After :meth:`close`: the digest of the image's pages, empty if the image is not whole."""
+        """After :meth:`seal` or :meth:`close`: the digest of the image's pages, empty if the image
+        is not whole."""
         self._factory = factory
         self._wire = wire
         self._tracker = tracker
@@ -189,6 +190,18 @@ class OutgoingSnapshot:
             self.phase = SnapshotPhase.DUMPED
             return Frozen(dump.sent, watch.phases)
 
+    def seal(self) -> bytes:
+        """Make the digest of a dumped capsule, which stays frozen. Raises StepFailed if it does not
+        stay so, or if the image is not whole. May be repeated."""
+        with self._turn:
+            with self._step(SnapshotPhase.DUMPED):
+                if not self.digest:
+                    self._make_digest()
+                if not self.digest:
+                    name = self.resident.spec.name
+                    raise StepFailed("snapshot", f"the image of {name} is not whole")
+            return self.digest
+
     # ---- its end -------------------------------------------------------------------------------
 
     def abandon(self) -> None:
@@ -218,7 +231,8 @@ class OutgoingSnapshot:
         self.thaw()
         with self._turn:
             if not self._closed:
-                self._make_digest()
+                if not self.digest:
+                    self._make_digest()
                 background.end(self.snapshot)
                 self._files.close()
                 self._memory.close()

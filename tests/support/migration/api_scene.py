@@ -143,7 +143,7 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(8)))
+        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(9)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
         run = RunJob(name, len(hosts), ["train"], {}, "/", 100, [])

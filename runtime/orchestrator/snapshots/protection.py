@@ -6,6 +6,8 @@ tracker of the capsule's memory. A move that begins meanwhile ends the snapshot,
 is taken after the move. A holder that is lost, or that gets a capsule of the job itself, is
 replaced at once by a snapshot that other hosts keep.
 
+A person who suspends a job orders its last snapshot here; suspensions.py has what follows.
+
 A snapshot that fails harms only itself. The job still has the one before it, as the journal says.
 """
 
@@ -17,20 +19,20 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from ... import units
-from ...errors import LiveshiftError
-from ..daemon.tasks import Tasks
-from ..messages import ProtectionRow
-from ..model.interval import expected_cost
-from ..model.jobs import Job
-from ..model.snapshots import choose_holders
-from ..snapshot import protection_row
-from ..snapshot.context import SnapshotContext
-from ..snapshot.protection_notes import ProtectionNotes, same, words
-from ..snapshot.protection_row import exposed, holders_of
-from ..snapshot.slowness import TAKES_S, Slowness
-from ..snapshot.snapshot import Snapshot
-from .fleet import Fleet
+from .... import units
+from ....errors import LiveshiftError, Refused
+from ...daemon.tasks import Tasks
+from ...messages import ProtectionRow, SuspensionOrdered
+from ...model.interval import expected_cost
+from ...model.jobs import Job
+from ...model.snapshots import choose_holders
+from ...snapshot import protection_row
+from ...snapshot.context import SnapshotContext
+from ...snapshot.protection_notes import ProtectionNotes, same, words
+from ...snapshot.protection_row import exposed, holders_of
+from ...snapshot.slowness import TAKES_S, Slowness
+from ...snapshot.snapshot import Snapshot
+from ..fleet import Fleet
 
 log = logging.getLogger("liveshift.protection")
 
@@ -73,6 +75,7 @@ class Protection:
         self._context = context
         self._journal = fleet.journal.snapshots
         self._states: dict[str, _State] = {}  # by job
+        self._suspends: dict[str, str] = {}  # by job: who wants it suspended
         self._tasks = Tasks()
 
     def recover(self) -> None:
@@ -86,6 +89,20 @@ class Protection:
             self._begin(snapshot)
             self._tasks.spawn(self._recover(snapshot))
 
+    def suspend(self, who: str, job: Job, *, dry_run: bool) -> SuspensionOrdered:
+        """Take a snapshot of a job soon, after the one that may be under way, and suspend the job
+        with it. There is one attempt, and the history says what came of it. Raises Refused."""
+        if hindrance := self._hindrance(job):
+            raise _not_suspended(job, hindrance)
+        holders = self._holders(self._states.get(job.name) or self._new_state(job, 0.0))
+        if isinstance(holders, str):
+            raise _not_suspended(job, holders)
+        if not dry_run:
+            self._suspends[job.name] = who
+            text = "a last snapshot is taken, then it ends everywhere"
+            self._fleet.journal.note(job.name, "suspending", text, who)
+        return SuspensionOrdered(job.name, holders)
+
     async def run(self) -> None:
         # After a restart no host is up before it has reported: none of them is lost for that.
         until = time.monotonic() + 2 * self._fleet.cluster.timeouts.suspicion
@@ -97,7 +114,10 @@ class Protection:
             self._states = {n: s for n, s in self._states.items() if jobs.get(n) is s.job}
             for job in list(jobs.values()):
                 if job.state == "running" and job.name not in self._fleet.snapshots:
-                    self._look(job, now)
+                    if who := self._suspends.pop(job.name, ""):
+                        self._begin_last(job, who)
+                    else:
+                        self._look(job, now)
             await asyncio.sleep(TICK_S)
 
     # ---- one job -------------------------------------------------------------------------------
@@ -110,9 +130,7 @@ class Protection:
             return
         state = self._states.get(job.name)
         if state is None:
-            state = self._states[job.name] = _State(
-                job, ProtectionNotes(self._fleet.journal, job), now + min(every, FIRST_S)
-            )
+            state = self._states[job.name] = self._new_state(job, now + min(every, FIRST_S))
         before, state.exposed = state.exposed, self._exposed(job)
         if state.exposed and state.exposed != before:
             state.notes.unprotected(state.exposed)
@@ -141,6 +159,33 @@ class Protection:
         snapshot = Snapshot(self._context, number, job, holders)
         self._begin(snapshot)
         self._tasks.spawn(self._follow(snapshot, state, now))
+
+    def _new_state(self, job: Job, due: float) -> _State:
+        return _State(job, ProtectionNotes(self._fleet.journal, job), due)
+
+    def _begin_last(self, job: Job, who: str) -> None:
+        """Begin the snapshot with which the job is suspended."""
+        holders = self._holders(self._states.get(job.name) or self._new_state(job, 0.0))
+        why = self._hindrance(job) or (holders if isinstance(holders, str) else "")
+        if why or isinstance(holders, str):
+            self._fleet.journal.note(job.name, "not suspended", f"the job goes on: {why}", who)
+            return
+        number = self._journal.begin_snapshot(job.name)
+        snapshot = Snapshot(self._context, number, job, holders, suspends=f"{who} wants it")
+        self._begin(snapshot)
+        self._tasks.spawn(self._follow_last(snapshot, who))
+
+    async def _follow_last(self, snapshot: Snapshot, who: str) -> None:
+        await snapshot.run()
+        self._end(snapshot)
+        job = snapshot.job
+        self._states.pop(job.name, None)  # it begins anew once the job is resumed
+        if snapshot.generation is not None:
+            job.pause_s, job.unprotected = 0.0, ""
+        elif job.state == "running":
+            text = f"the job goes on: {words(snapshot.error)}"
+            log.warning("%s is not suspended: %s", job.name, text)
+            self._fleet.journal.note(job.name, "not suspended", text, who)
 
     def _switch_off(self, job: Job) -> None:
         """Let go of the snapshot of a job that is to have none any more: it would only grow older.
@@ -277,6 +322,12 @@ class Protection:
         log.warning("%s: %s: %s", state.job.name, name or "no snapshot", why)
         if same(before) != same(why):
             state.notes.failed(why, name)
+
+
+def _not_suspended(job: Job, why: str) -> Refused:
+    return Refused(
+        f"{job.name} cannot be suspended: {why}", hint=f"`liveshift status {job.name} -o wide`"
+    )
 
 
 def row(fleet: Fleet, job: Job) -> ProtectionRow | None:

@@ -16,27 +16,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 
-from ...errors import LiveshiftError, NotFound, Refused
-from .. import messages
-from ..daemon.faultpoints import reached
-from ..daemon.tasks import Tasks
-from ..journal.snapshot_tables import RewindRow
-from ..model.jobs import KILLED, Capsule, Job
-from ..model.snapshots import Place, image_name, rewind_plan
-from ..model.steps import MigrationStep
-from ..quiesce.gates import Gates
-from ..snapshot.command_ends import CommandEnds
-from ..snapshot.lookout import Lookout
-from ..snapshot.orders import cannot, check_lost
-from ..snapshot.rewind import Rewind, RewindEnd
-from .address_book import AddressBook
-from .agents import Agents
-from .context import OrchestratorContext
-from .endings import Endings
-from .fleet import Fleet
-from .spares import choose_destination
+from ....errors import LiveshiftError, NotFound, Refused
+from ... import messages
+from ...daemon.faultpoints import reached
+from ...daemon.tasks import Tasks
+from ...journal.snapshot_tables import RewindKind, RewindRow
+from ...model.jobs import KILLED, Capsule, Job
+from ...model.snapshots import Place, image_name, rewind_plan
+from ...model.steps import MigrationStep
+from ...quiesce.gates import Gates
+from ...snapshot.command_ends import CommandEnds
+from ...snapshot.lookout import Lookout
+from ...snapshot.orders import cannot, check_lost
+from ...snapshot.rewind import Rewind, RewindEnd
+from ..address_book import AddressBook
+from ..agents import Agents
+from ..context import OrchestratorContext
+from ..endings import Endings
+from ..fleet import Fleet
+from ..spares import choose_destination
 
 log = logging.getLogger("liveshift.rewinds")
 
@@ -133,6 +133,14 @@ class Rewinds:
         ago, boundary = max(0.0, time.time() - generation.time), generation.boundary
         return messages.RewindOrdered(job.name, generation.name, boundary, ago, where, within)
 
+    def resume(self, job: Job, row: RewindRow, before: Collection[str]) -> None:
+        """Carry out the resumption of a suspended job, which the journal has. ``before``: the hosts
+        that may have something of it left."""
+        assert job.newest is not None
+        self._enter(job, row)
+        rewind = Rewind(self, job, job.newest, row, before)
+        self._spawn(job, self._carry_out(job, rewind))
+
     def host_lost(self, host: str, job: Job, capsule: Capsule) -> bool:
         """Take it that a host does not have a capsule which it was let run. Returns False if the
         job cannot be rewound: then the capsule has ended."""
@@ -164,7 +172,7 @@ class Rewinds:
 
     def _look_at(self, job: Job) -> None:
         if job.state == "rewinding":
-            self._spawn(job)
+            self._spawn(job, self._follow(job))
             return
         if job.name in self._rows:
             if job.state == "ending":
@@ -174,20 +182,24 @@ class Rewinds:
             self._end_lacking(job)
         elif not any(c.migration for c in job.capsules.values()):
             if self.why_again(job):
-                self._spawn(job)
+                self._spawn(job, self._follow(job))
             else:
                 self._noted.pop(job.name, None)
 
-    def _spawn(self, job: Job) -> None:
+    def _spawn(self, job: Job, work: Coroutine[None, None, None]) -> None:
         self._following.add(job.name)
-        self._tasks.spawn(self._follow(job))
+        self._tasks.spawn(self._guarded(job, work))
 
     async def _follow(self, job: Job) -> None:
+        if self.why_again(job):
+            await self._begin(job)
+        else:
+            await self._go_on(job)
+
+    async def _guarded(self, job: Job, work: Coroutine[None, None, None]) -> None:
+        """One piece of work on a job at a time. If it fails, the loop tries again."""
         try:
-            if self.why_again(job):
-                await self._begin(job)
-            else:
-                await self._go_on(job)
+            await work
         except Exception as error:  # the next attempt comes with the loop
             if not isinstance(error, LiveshiftError):
                 log.exception("%s: an internal error in its rewind", job.name)
@@ -229,7 +241,9 @@ class Rewinds:
         self.note(job, "rewinding", f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
-        rewind = Rewind(self, job, generation, row, owners.values(), noticed)
+        await self._carry_out(job, Rewind(self, job, generation, row, owners.values(), noticed))
+
+    async def _carry_out(self, job: Job, rewind: Rewind) -> None:
         self._ended(job, rewind, await rewind.run())
 
     async def _go_on(self, job: Job) -> None:
@@ -245,10 +259,8 @@ class Rewinds:
         """Bring the memory to what the journal says since the write."""
         if (snapshot := self._fleet.snapshots.get(job.name)) is not None:
             snapshot.abandon("the job is rewound")
-        job.rewinds, job.state = row.rewinds, "rewinding"
-        for name, (host, epoch) in row.owners.items():
-            capsule = job.capsules[name]
-            capsule.host, capsule.epoch, capsule.granted, capsule.seen = host, epoch, False, None
+        job.enter(row.owners, row.rewinds, "rewinding")
+        for capsule in job.capsules.values():
             self._lookout.begin_anew(capsule)
         self._rows[job.name] = row
         self._noted.pop(job.name, None)
@@ -271,10 +283,19 @@ class Rewinds:
         return next(filter(None, found), "")
 
     def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
-        if end is RewindEnd.LOST:
+        if end is RewindEnd.LOST and rewind.row.kind is RewindKind.RESUMPTION:
+            self._suspend_again(job, rewind.row, str(rewind.error))
+        elif end is RewindEnd.LOST:
             self._give_up(job, str(rewind.error))
         elif end is RewindEnd.JOB_ENDS:
             self._end_unrestored(job)
+
+    def _suspend_again(self, job: Job, resumption: RewindRow, why: str) -> None:
+        """Suspend a job that could not be resumed: another host may do what these could not."""
+        row = self._protection.suspend_again(resumption, why)
+        job.enter(row.owners, row.rewinds, "suspended")
+        self._rows.pop(job.name, None)
+        self.note(job, "not resumed", f"is suspended again: {why}")
 
     # ---- jobs that cannot be rewound -----------------------------------------------------------
 

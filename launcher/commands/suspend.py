@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift suspend`` and ``liveshift resume``: a job leaves all hosts, and comes back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...errors import LiveshiftError
+from ..show import render
+from .options import AsTableOrJson, Job, OpenClient, TableOrJson, with_client
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Event
+    from ..client.client import Client
+
+LOOK_S = 0.2
+
+SUSPEND_EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift suspend gpt   [dim]# its hosts are needed for something else[/]
+
+liveshift resume gpt   [dim]# later: it goes on where it was, on any hosts with room[/]
+"""
+
+RESUME_EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift resume gpt --dry-run   [dim]# on which hosts would it run?[/]
+
+liveshift resume gpt
+"""
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say where.")]
+
+
+@with_client
+def suspend(
+    open_client: OpenClient,
+    job: Job,
+    dry_run: DryRun = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when it runs nowhere, or at once.")
+    ] = True,
+    output: AsTableOrJson = TableOrJson.TABLE,
+) -> None:
+    """Let a whole job leave its hosts: its slots are free then, and no progress is lost.
+
+    The job is stopped at a boundary, and the image of each of its capsules goes into the memory of
+    a host that runs none of them. `liveshift resume` lets it go on from exactly there. If that
+    fails before the end, the job trains on. The image lasts as long as the hosts that hold it run:
+    `liveshift status JOB -o wide` names them.
+
+    Exit code 5 if it cannot be suspended now, or if no host can hold it.
+    """
+    from ...runtime.messages import SuspendJob, SuspensionOrdered
+
+    with open_client() as client:
+        last = _last_event(client, job)
+        ordered = client.get(SuspensionOrdered, SuspendJob(job, dry_run))
+        about = {"job": job, "holders": ordered.holders}
+        if dry_run or not wait:
+            holders = ", ".join(dict.fromkeys(ordered.holders.values()))
+            text = f"would go into the memory of {holders}" if dry_run else "is being suspended"
+            _say(about, "running" if dry_run else "suspending", text, output)
+            return
+        text = _follow(client, job, last, "suspended", quiet=output is TableOrJson.JSON)
+    _say(about, "suspended", text, output)
+
+
+@with_client
+def resume(
+    open_client: OpenClient,
+    job: Job,
+    dry_run: DryRun = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when it runs again, or at once.")
+    ] = True,
+    output: AsTableOrJson = TableOrJson.TABLE,
+) -> None:
+    """Let a suspended job go on, on any hosts that have room for it.
+
+    Its processes go on from the boundary at which they were stopped, on the same addresses. A host
+    that holds a capsule's image takes that capsule if it has a free slot.
+
+    Exit code 5 if the job is not suspended, or if there is no room: then it stays suspended.
+    """
+    from ...runtime.messages import ResumeJob, ResumptionOrdered
+
+    with open_client() as client:
+        last = _last_event(client, job)
+        ordered = client.get(ResumptionOrdered, ResumeJob(job, dry_run))
+        about = {
+            "job": job,
+            "snapshot": ordered.snapshot,
+            "suspended_s": ordered.suspended_s,
+            "where": ordered.where,
+        }
+        where = ", ".join(f"{capsule} on {host}" for capsule, host in ordered.where.items())
+        if dry_run or not wait:
+            text = f"would go on: {where}" if dry_run else f"is being resumed: {where}"
+            _say(about, "suspended" if dry_run else "resuming", text, output)
+            return
+        text = _follow(client, job, last, "resumed", quiet=output is TableOrJson.JSON)
+    _say(about, "running", text, output)
+
+
+def _follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> str:
+    """Wait until the job is ``done``, and print what happens meanwhile; return how it went."""
+    under_way = {"suspended": "suspending", "resumed": "resuming"}[done]
+    try:
+        while True:
+            for event in _events(client, job, last):
+                last = event.number
+                if event.subject != job:
+                    continue
+                if event.kind == done:
+                    return event.text
+                if event.kind in (f"not {done}", "ended"):
+                    raise LiveshiftError(f"{job} was not {done}: {event.text}")
+                if event.kind == under_way and not quiet:
+                    render.note(f"{job}: {event.text}")
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        render.note(f"{job} is {under_way} all the same: `liveshift events {job}` shows it")
+        raise
+
+
+def _last_event(client: Client, job: str) -> int:
+    return max((event.number for event in _events(client, job, 0)), default=0)
+
+
+def _events(client: Client, job: str, after: int) -> list[Event]:
+    from ...runtime.messages import Events, GetEvents
+    from ..show import retry
+
+    return retry.request(client, Events, GetEvents(job, after)).events
+
+
+def _say(about: dict[str, object], state: str, text: str, output: TableOrJson) -> None:
+    if output is TableOrJson.JSON:
+        render.print_json(about | {"state": state, "text": text})
+    else:
+        render.out().print(f"{about['job']} {text}", soft_wrap=True)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suspends jobs and resumes them, because a person wants it.
+
+A suspended job runs nowhere and takes no slot: its newest snapshot, in the memory of other hosts,
+is all that there is of it. Protection takes that snapshot, whose durable write also says that the
+job is suspended (snapshot/snapshot.py). From then on every copy of the job counts as an earlier
+one. They end here, on each host that is up; another host ends its own when it returns, as the
+address book tells it to.
+
+The resumption is written and carried out as a rewind in which no capsule is in place. If it fails
+for good, the job is suspended again, and nothing of it is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from .... import units
+from ....errors import LiveshiftError, Refused
+from ... import messages
+from ...daemon.tasks import Tasks
+from ...journal.snapshot_tables import RewindKind, RewindRow
+from ...model.jobs import KILLED, Job
+from ...model.snapshots import image_name, rewind_plan
+from ...snapshot.earlier_copies import EarlierCopies
+from ...snapshot.protection_row import holders_of
+from ..endings import Endings
+from ..fleet import Fleet
+from .protection import Protection
+from .rewinds import Rewinds
+
+log = logging.getLogger("liveshift.suspensions")
+
+TICK_S = 0.1
+
+
+class _Over(LiveshiftError):
+    """The job is not suspended any more."""
+
+
+class Suspensions:
+    def __init__(
+        self, fleet: Fleet, protection: Protection, rewinds: Rewinds, endings: Endings
+    ) -> None:
+        self._fleet = fleet
+        self._protection = protection
+        self._rewinds = rewinds
+        self._endings = endings
+        self._tables = fleet.journal.snapshots
+        self._rows: dict[str, RewindRow] = {}  # by job: the suspension in which it is
+        self._clear: set[int] = set()  # the numbers of those of which no copy is left
+        self._busy: set[str] = set()  # jobs on which a task works
+        self._tasks = Tasks()
+
+    # ---- what people ask for -------------------------------------------------------------------
+
+    def suspend(self, who: str, job: Job, *, dry_run: bool) -> messages.SuspensionOrdered:
+        """Order the suspension of a job; its history says what came of it. Raises Refused."""
+        if job.state != "running":
+            raise _cannot(job, "suspended", f"it is {job.state}", "")
+        if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
+            hint = f"`liveshift cancel {moving[0]}`, or wait for its end"
+            raise _cannot(job, "suspended", f"{moving[0]} is under way", hint)
+        return self._protection.suspend(who, job, dry_run=dry_run)
+
+    async def resume(self, who: str, job: Job, *, dry_run: bool) -> messages.ResumptionOrdered:
+        """Let a suspended job go on. Raises Refused; then it stays suspended."""
+        generation, names = job.newest, dict.fromkeys(job.capsules, "")
+        _check_suspended(job)
+        if generation is None:
+            raise _cannot(
+                job, "resumed", "no snapshot of it is left", f"`liveshift stop {job.name}`"
+            )
+        plan = rewind_plan(self._fleet.views(), generation, names, names)
+        if isinstance(plan, str):
+            raise _cannot(job, "resumed", plan, "it stays suspended until then")
+        where = {name: place.host for name, place in plan.items()}
+        seconds = max(0.0, time.time() - generation.time)
+        ordered = messages.ResumptionOrdered(
+            job.name, generation.name, generation.boundary, seconds, where
+        )
+        if dry_run:
+            return ordered
+        for name, place in plan.items():
+            image = image_name(generation.number, job.capsules[name].index)
+            limit = self._fleet.cluster.timeouts.prepare
+            await self._rewinds.request(place.holder, messages.GetHeld(image, name), limit)
+        _check_suspended(job)  # again: another request may have come first
+        before = self._rows[job.name].owners.values() if job.name in self._rows else ()
+        row = self._tables.resume(job.name, generation.number, where, f"{who} wants it")
+        self._rows.pop(job.name, None)
+        text = ", ".join(f"{name} on {host}" for name, host in where.items())
+        note = f"goes on from {generation.name}: {text}"
+        self._fleet.journal.note(job.name, row.kind.under_way, note, who)
+        self._rewinds.resume(job, row, {host for host, _ in before})
+        return ordered
+
+    # ---- what follows --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while True:
+            for row, _ in self._tables.rewinds_under_way() if self._has_news() else ():
+                if row.kind is RewindKind.SUSPENSION:
+                    self._rows[row.job] = row
+            for name, row in list(self._rows.items()):
+                self._look_at(self._fleet.jobs.get(name), row)
+            await asyncio.sleep(TICK_S)
+
+    def _has_news(self) -> bool:
+        """Whether the journal has a suspension that is not known here yet."""
+        asleep = (job for job in self._fleet.jobs.values() if job.state in ("suspended", "ending"))
+        return any(
+            job.name not in self._rows or self._rows[job.name].rewinds != job.rewinds
+            for job in asleep
+            if all(not capsule.granted for capsule in job.capsules.values())
+        )
+
+    def _look_at(self, job: Job | None, row: RewindRow) -> None:
+        if job is None or job.rewinds != row.rewinds or job.state == "ended":
+            del self._rows[row.job]
+        elif job.name not in self._busy and job.state == "ending":
+            self._end(job)
+        elif job.name not in self._busy and row.number not in self._clear:
+            self._busy.add(job.name)
+            self._tasks.spawn(self._end_copies(job, row))
+
+    def _end(self, job: Job) -> None:
+        """End a job that was stopped while it was suspended: no signal reaches it."""
+        for capsule in list(job.capsules.values()):
+            if capsule.code is None and not capsule.granted:
+                self._endings.capsule_ended(job, capsule, KILLED)
+
+    async def _end_copies(self, job: Job, row: RewindRow) -> None:
+        """End the copies of a suspended job on all hosts that are up, and say then that it is
+        suspended."""
+
+        def check() -> None:
+            if (job.state, job.rewinds) != ("suspended", row.rewinds):
+                raise _Over(f"{job.name} is not suspended any more")
+
+        async def record() -> None:
+            self._tables.begin_restoring(row.number)
+
+        def note(text: str) -> None:
+            self._fleet.journal.note(job.name, row.kind.under_way, text)
+
+        owners = {host for host, _ in row.owners.values()}
+        try:
+            copies = EarlierCopies(self._rewinds, job, owners, note, check)
+            await copies.end(lambda: set(filter(self._fleet.is_up, owners)), record)
+            await self._rewinds.publish(job)
+            self._fleet.journal.note(job.name, "suspended", _text(job))
+            self._clear.add(row.number)
+        except _Over:
+            pass
+        except Exception as error:  # the loop tries again
+            if not isinstance(error, LiveshiftError):
+                log.exception("%s: an internal error in its suspension", job.name)
+            note(str(error))
+            await asyncio.sleep(self._fleet.cluster.timeouts.heartbeat)
+        finally:
+            self._busy.discard(job.name)
+
+
+def _text(job: Job) -> str:
+    newest = job.newest
+    if newest is None:
+        return "runs nowhere, and no snapshot of it is left"
+    hosts = ", ".join(holders_of(job))
+    size = units.size(newest.bytes)
+    return f"runs nowhere any more: {newest.name}, {size}, is in the memory of {hosts}"
+
+
+def _check_suspended(job: Job) -> None:
+    if job.state != "suspended":
+        raise _cannot(job, "resumed", f"it is {job.state}, not suspended", "")
+
+
+def _cannot(job: Job, what: str, why: str, hint: str) -> Refused:
+    shows = f"`liveshift events {job.name}` shows its history"
+    return Refused(f"{job.name} cannot be {what}: {why}", hint=hint or shows)
