@@ -104,11 +104,23 @@ struct liveshift_stream *stream_destroy_begin(uint64_t handle) {
     struct liveshift_stream *row = find(handle, -1, false);
     /* Another stream may get the handle before the call is back. */
     if (row != NULL) {
+        pthread_mutex_lock(&rows); /* a drain may be asking the driver about the stream */
         atomic_store(&row->handle, UINT64_MAX);
+        pthread_mutex_unlock(&rows);
         vcomms_clear_fast_stream();
     }
     return row;
 }
+
+bool stream_keep(struct liveshift_stream *row, uint64_t handle) {
+    pthread_mutex_lock(&rows);
+    if (atomic_load(&row->handle) == handle)
+        return true;
+    pthread_mutex_unlock(&rows);
+    return false;
+}
+
+void stream_kept(void) { pthread_mutex_unlock(&rows); }
 
 void stream_destroy_end(struct liveshift_stream *row, uint64_t handle, bool destroyed) {
     if (row != NULL)

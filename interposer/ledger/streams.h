@@ -39,6 +39,12 @@ int32_t stream_device(uint64_t handle, int32_t device);
 struct liveshift_stream *stream_destroy_begin(uint64_t handle);
 void stream_destroy_end(struct liveshift_stream *row, uint64_t handle, bool destroyed);
 
+/* Keep a row's stream from being destroyed until stream_kept. False if the row no longer has the
+   handle; then nothing is kept. Meanwhile the caller may ask the driver about the stream, but call
+   nothing that waits, and no function that is hooked. */
+bool stream_keep(struct liveshift_stream *row, uint64_t handle);
+void stream_kept(void);
+
 void streams_reset(int32_t device);
 void streams_forked(void);
 

@@ -42,10 +42,25 @@ static void refuse_what_is_unsafe(struct task *task) {
     free(all);
 }
 
+enum asked { STREAM_GONE, STREAM_CAPTURES, STREAM_ANSWERED };
+
+/* Ask the driver about a stream, which the application may destroy at any moment. A stream that is
+   captured is not asked: that would spoil the capture. */
+static enum asked ask(struct liveshift_stream *row, uint64_t number, int *state) {
+    void *stream = (void *)(uintptr_t)number;
+    if (!stream_keep(row, number))
+        return STREAM_GONE;
+    bool captures = cuda_captures(stream);
+    if (!captures)
+        *state = DEVICE_CALL(cuStreamQuery, stream);
+    stream_kept();
+    return captures ? STREAM_CAPTURES : STREAM_ANSWERED;
+}
+
 /* Whether a stream has done what it carried. True also if the task failed over it. */
 static bool idle(struct task *task, struct liveshift_stream *row) {
     uint64_t number = atomic_load(&row->handle);
-    void *stream = (void *)(uintptr_t)number;
+    int state = CUDA_OK;
     if (number == 0 || number == UINT64_MAX || (atomic_load(&row->use) & STREAM_DIRTY) == 0)
         return true;
     if (number == STREAM_PER_THREAD) {
@@ -54,12 +69,11 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
         return true;
     }
     cuda_use_device(row->device); /* this thread has no context of its own */
-    /* A stream that is captured is not idle: what was enqueued before the capture is unknown, and
-       to ask would spoil the capture. */
-    if (cuda_captures(stream))
-        return false;
-    int state = DEVICE_CALL(cuStreamQuery, stream);
-    if (state == CUDA_BUSY)
+    enum asked asked = ask(row, number, &state);
+    if (asked == STREAM_GONE)
+        return true;
+    /* A stream that is captured is not idle: what was enqueued before the capture is unknown. */
+    if (asked == STREAM_CAPTURES || state == CUDA_BUSY)
         return false;
     if (state == CUDA_OK)
         atomic_fetch_and(&row->use, ~STREAM_DIRTY);

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -140,8 +141,8 @@ def _events(client: Client, job: str, after: int) -> list[Event]:
     return retry.request(client, Events, GetEvents(job, after)).events
 
 
-def _say(about: dict[str, object], state: str, text: str, output: TableOrJson) -> None:
+def _say(about: Mapping[str, object], state: str, text: str, output: TableOrJson) -> None:
     if output is TableOrJson.JSON:
-        render.print_json(about | {"state": state, "text": text})
+        render.print_json({**about, "state": state, "text": text})
     else:
         render.out().print(f"{about['job']} {text}", soft_wrap=True)

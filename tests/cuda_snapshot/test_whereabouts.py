@@ -71,7 +71,14 @@ class Start:
         assert one.stdout is not None
         assert one.stdout.read(1) == b"x"
         until(lambda: set(kinds) <= {threads.name(tid) for tid in threads.of(one.pid)})
+        until(lambda: all(there(one.pid, tid) for tid in threads.of(one.pid)))
         return one.pid
+
+
+def there(pid: int, tid: int) -> bool:
+    """Whether a thread has come to where it stays: it sleeps there, or has computed for a while."""
+    fields = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0] == "S" or int(fields[11]) > 2 or threads.name(tid) == "sometimes"
 
 
 @pytest.fixture(scope="module", params=["-O0", "-O2", "-O2 -fomit-frame-pointer"])
