@@ -28,8 +28,8 @@ A snapshot: ``Hold`` goes to the holders and ``StartSnapshot`` to the sources. A
 After the pause ``CloseSnapshot`` asks the sources for digests, ``CheckHeld`` the holders to compare
 them, and the journal makes the snapshot complete. A rewind: ``GetHeld``
 asks the holders, the journal takes all capsules back, ``EndEarlier`` goes to all hosts of the job;
-then B, ``ForwardHeld``, H, I and J for each capsule. A suspension is a snapshot without a thaw, with
-``SealSnapshot`` in place of ``CloseSnapshot``, and then ``EndEarlier``; a resumption is a rewind.
+then B, ``ForwardHeld``, H, I and J for each capsule. A suspension is a snapshot without a thaw:
+``SealSnapshot`` in place of ``CloseSnapshot``, and then ``EndEarlier``. A resumption is a rewind.
 
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` is a request. The same
 with ``"ok"`` is an answer, with ``"error": [kind, message, hint]`` a refusal. Tags are the class

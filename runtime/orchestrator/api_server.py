@@ -16,6 +16,7 @@ from ...errors import NotPermitted, Refused, no_such
 from .. import messages
 from ..config.access import Principal, Role, Roles
 from ..control.keyring import Holder
+from ..daemon.lookups import look_up
 from ..messages import Message
 from ..messages.request_text import request_to
 from .address_book import AddressBook
@@ -25,15 +26,14 @@ from .evacuation import Evacuation
 from .fleet import Fleet
 from .host_marks import HostMarks
 from .job_requests import JobRequests
-from .lookups import look_up
 from .migration_requests import MigrationRequests
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
+from .rewinds import Rewinds
 from .rights import Rights
-from .snapshots.rewinds import Rewinds
-from .snapshots.suspensions import Suspensions
 from .status import status
 from .stopping import Stopping
+from .suspensions import Suspensions
 
 log = logging.getLogger("liveshift.api")
 

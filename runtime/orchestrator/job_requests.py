@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
+from ..daemon.lookups import look_up
 from ..journal.journal import shortened
 from ..messages.answers import expected
 from ..model import run_spec
@@ -20,12 +21,11 @@ from .address_book import AddressBook
 from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
-from .lookups import look_up
+from .rewinds import Rewinds
 from .rights import Rights
-from .snapshots.rewinds import Rewinds
-from .snapshots.suspensions import Suspensions
 from .spares import place_job
 from .stopping import Stopping
+from .suspensions import Suspensions
 
 log = logging.getLogger("liveshift.api")
 

@@ -48,10 +48,10 @@ from .fleet import Fleet
 from .migration_records import MigrationRecords
 from .migration_service import MigrationService
 from .planning import MigrationPlanner
-from .snapshots.protection import Protection
-from .snapshots.rewinds import Rewinds
-from .snapshots.suspensions import Suspensions
+from .protection import Protection
+from .rewinds import Rewinds
 from .stopping import Stopping
+from .suspensions import Suspensions
 
 log = logging.getLogger("liveshift.orchestrator")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from ..messages import CapsuleRow, HostRow, JobRow, Status, UnknownRow
 from ..model.jobs import Capsule, Job
+from . import protection
 from .fleet import Fleet
-from .snapshots import protection
 
 
 def _trouble(fleet: Fleet) -> str:

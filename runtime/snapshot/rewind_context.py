@@ -14,7 +14,7 @@ from ..model.jobs import Capsule, Job
 
 class RewindContext(Protocol):
     """What a rewind needs of the orchestrator, which implements it in
-    orchestrator/snapshots/rewinds.py."""
+    orchestrator/rewinds.py."""
 
     cluster: Cluster
 

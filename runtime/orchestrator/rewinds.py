@@ -18,25 +18,25 @@ import logging
 import time
 from collections.abc import Collection, Coroutine
 
-from ....errors import LiveshiftError, NotFound, Refused
-from ... import messages
-from ...daemon.faultpoints import reached
-from ...daemon.tasks import Tasks
-from ...journal.snapshot_tables import RewindKind, RewindRow
-from ...model.jobs import KILLED, Capsule, Job
-from ...model.snapshots import Place, image_name, rewind_plan
-from ...model.steps import MigrationStep
-from ...quiesce.gates import Gates
-from ...snapshot.command_ends import CommandEnds
-from ...snapshot.lookout import Lookout
-from ...snapshot.orders import cannot, check_lost
-from ...snapshot.rewind import Rewind, RewindEnd
-from ..address_book import AddressBook
-from ..agents import Agents
-from ..context import OrchestratorContext
-from ..endings import Endings
-from ..fleet import Fleet
-from ..spares import choose_destination
+from ...errors import LiveshiftError, NotFound, Refused
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..daemon.tasks import Tasks
+from ..journal.snapshot_tables import RewindKind, RewindRow
+from ..model.jobs import KILLED, Capsule, Job
+from ..model.snapshots import Place, image_name, rewind_plan
+from ..model.steps import MigrationStep
+from ..quiesce.gates import Gates
+from ..snapshot.command_ends import CommandEnds
+from ..snapshot.lookout import Lookout
+from ..snapshot.orders import cannot, check_lost
+from ..snapshot.rewind import Rewind, RewindEnd
+from .address_book import AddressBook
+from .agents import Agents
+from .context import OrchestratorContext
+from .endings import Endings
+from .fleet import Fleet
+from .spares import choose_destination
 
 log = logging.getLogger("liveshift.rewinds")
 

@@ -23,10 +23,10 @@ from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.interval import SnapshotCost
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
+from liveshift.runtime.orchestrator import protection as module
 from liveshift.runtime.orchestrator.context import OrchestratorContext
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.snapshots import protection as module
-from liveshift.runtime.orchestrator.snapshots.protection import Protection
+from liveshift.runtime.orchestrator.protection import Protection
 from liveshift.runtime.quiesce.gates import Boundary
 from liveshift.runtime.snapshot.snapshot import Snapshot
 

@@ -19,20 +19,20 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from .... import units
-from ....errors import LiveshiftError, Refused
-from ...daemon.tasks import Tasks
-from ...messages import ProtectionRow, SuspensionOrdered
-from ...model.interval import expected_cost
-from ...model.jobs import Job
-from ...model.snapshots import choose_holders
-from ...snapshot import protection_row
-from ...snapshot.context import SnapshotContext
-from ...snapshot.protection_notes import ProtectionNotes, same, words
-from ...snapshot.protection_row import exposed, holders_of
-from ...snapshot.slowness import TAKES_S, Slowness
-from ...snapshot.snapshot import Snapshot
-from ..fleet import Fleet
+from ... import units
+from ...errors import LiveshiftError, Refused
+from ..daemon.tasks import Tasks
+from ..messages import ProtectionRow, SuspensionOrdered
+from ..model.interval import expected_cost
+from ..model.jobs import Job
+from ..model.snapshots import choose_holders
+from ..snapshot import protection_row
+from ..snapshot.context import SnapshotContext
+from ..snapshot.protection_notes import ProtectionNotes, same, words
+from ..snapshot.protection_row import exposed, holders_of
+from ..snapshot.slowness import TAKES_S, Slowness
+from ..snapshot.snapshot import Snapshot
+from .fleet import Fleet
 
 log = logging.getLogger("liveshift.protection")
 

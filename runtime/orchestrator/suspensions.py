@@ -17,17 +17,17 @@ import asyncio
 import logging
 import time
 
-from .... import units
-from ....errors import LiveshiftError, Refused
-from ... import messages
-from ...daemon.tasks import Tasks
-from ...journal.snapshot_tables import RewindKind, RewindRow
-from ...model.jobs import KILLED, Job
-from ...model.snapshots import image_name, rewind_plan
-from ...snapshot.earlier_copies import EarlierCopies
-from ...snapshot.protection_row import holders_of
-from ..endings import Endings
-from ..fleet import Fleet
+from ... import units
+from ...errors import LiveshiftError, Refused
+from .. import messages
+from ..daemon.tasks import Tasks
+from ..journal.snapshot_tables import RewindKind, RewindRow
+from ..model.jobs import KILLED, Job
+from ..model.snapshots import image_name, rewind_plan
+from ..snapshot.earlier_copies import EarlierCopies
+from ..snapshot.protection_row import holders_of
+from .endings import Endings
+from .fleet import Fleet
 from .protection import Protection
 from .rewinds import Rewinds
 
