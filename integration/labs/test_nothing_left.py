@@ -91,10 +91,10 @@ def traces(session: LabSession, host: str) -> str:
     return done.stdout
 
 
-MORE_MOMENTS = [pytest.param(each, marks=pytest.mark.long) for each in ("switch", "h2")]
+MORE_MOMENTS = [pytest.param(each, marks=pytest.mark.long) for each in ("switch", "h0", "h2")]
 
 
-@pytest.mark.parametrize("moment", ["directory", "h0", "agents", *MORE_MOMENTS])
+@pytest.mark.parametrize("moment", ["directory", "agents", *MORE_MOMENTS])
 def test_lab_up_killed(session: LabSession, moment: str) -> None:
     def reached() -> bool:
         if session.name not in labs.names() or moment == "directory":

@@ -168,6 +168,7 @@ def test_f_plain_python_under_rank(lab: LabSession, references: References) -> N
     job.assert_same_as_never_moved(references, ranks=2, argv=TRAIN_GPT)
 
 
+@pytest.mark.long
 def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
     argv = (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "240", "--pace", "0.05", "--out", "{out}")
     job = lab.start("g-fsdp", argv, nnodes=2)
@@ -176,6 +177,7 @@ def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
     job.assert_same_as_never_moved(references, ranks=2)
 
 
+@pytest.mark.long
 def test_h_log_and_checkpoints_on_a_carried_path(
     lab: LabSession, references: References, place: Path
 ) -> None:

@@ -33,6 +33,7 @@ def quiesced(job: Job) -> str:
     return detail
 
 
+@pytest.mark.long
 def test_an_order_that_no_collective_shows(lab: LabSession, references: References) -> None:
     """Tried twice; the rank that owes is named with its threads; then it is frozen in place."""
     argv = (

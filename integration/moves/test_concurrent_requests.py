@@ -115,6 +115,7 @@ def test_its_source_is_tainted_the_move_is_the_evacuation(
     assert (rows[-1].state, long.seen(1).host) == ("done", "h2")
 
 
+@pytest.mark.long
 @AT_LATE
 def test_its_destination_is_tainted_it_arrives_and_moves_on(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
@@ -130,6 +131,7 @@ def test_its_destination_is_tainted_it_arrives_and_moves_on(
     assert long.seen(1).host == rows[-1].destination
 
 
+@pytest.mark.long
 @AT_LATE
 def test_both_are_drained_it_ends_up_on_neither(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
@@ -147,6 +149,7 @@ def test_both_are_drained_it_ends_up_on_neither(
     assert long.seen(1).host == "h3"
 
 
+@pytest.mark.long
 @AT_EARLY
 def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     lab: LabSession, long: Job, held: Held, point: str
@@ -164,6 +167,7 @@ def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     assert "first" in rows[-1].reason
 
 
+@pytest.mark.long
 @AT_EARLY
 def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     lab: LabSession, long: Job, held: Held, point: str
@@ -178,6 +182,7 @@ def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     assert long.seen(1).host != "h1"
 
 
+@pytest.mark.long
 @AT_EARLY
 def test_a_second_migrate_of_it_is_refused(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
@@ -392,6 +397,7 @@ while True: time.sleep(0.1)
 """
 
 
+@pytest.mark.long
 def test_a_connection_that_is_opened_after_the_survey_is_told(
     free_lab: LabSession, held: Held
 ) -> None:

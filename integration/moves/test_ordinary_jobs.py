@@ -72,7 +72,7 @@ STANDS_S = 30
     [
         ("--threads", "1500"),
         pytest.param(("--threads", *["180"] * 8), marks=pytest.mark.long),
-        ("--ids-from", "2000", "--threads", "13"),
+        pytest.param(("--ids-from", "2000", "--threads", "13"), marks=pytest.mark.long),
         pytest.param(("--threads", "5000"), marks=pytest.mark.long),
     ],
     ids=["in one process", "in eight", "few, with high ids", "five thousand"],

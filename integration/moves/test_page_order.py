@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from lab_session import JOBS, NewLab
 
 from liveshift.launcher import lab as labs
@@ -17,6 +18,7 @@ MOVES = 4
 MEGABYTES = 12
 
 
+@pytest.mark.long
 def test_a_page_that_is_rewritten_all_the_time_arrives_as_it_was_last(new_lab: NewLab) -> None:
     session = new_lab("--hosts", "2")
     for host in ("h0", "h1"):

@@ -196,7 +196,7 @@ def library() -> tuple[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["missing", pytest.param("size", marks=pytest.mark.long), "build"]
+    "wrong", ["missing", *(pytest.param(w, marks=pytest.mark.long) for w in ("size", "build"))]
 )
 def test_mapped_file_that_the_destination_lacks(
     lab: LabSession, long: Job, local: Path, chain: Callable[..., Job], wrong: str
@@ -260,7 +260,10 @@ def perf_allowed() -> Iterator[None]:
         pytest.param(
             "fanotify", "holds a fanotify group, which CRIU cannot dump", marks=pytest.mark.long
         ),
-        ("perf", "holds a perf event, which CRIU cannot dump hint: end the profiler"),
+        pytest.param(
+            *("perf", "holds a perf event, which CRIU cannot dump hint: end the profiler"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_something_that_cannot_be_dumped(
@@ -296,11 +299,7 @@ NO_CRIU = "has no CRIU, or one that is too old hint: run `liveshift doctor` on"
             "h2",
             f"h2 {NO_CRIU} h2",
         ),
-        (
-            "too old",
-            "h1",
-            f"h1 {NO_CRIU} h1",
-        ),
+        pytest.param("too old", "h1", f"h1 {NO_CRIU} h1", marks=pytest.mark.long),
     ],
 )
 def test_criu_missing_or_too_old(
@@ -379,6 +378,7 @@ def test_a_second_migration_of_a_capsule_on_its_way(lab: LabSession, long: Job) 
     long.migrate(1, to="h1")
 
 
+@pytest.mark.long
 def test_agent_down_at_the_destination(lab: LabSession, long: Job) -> None:
     lab.stop_agent("h2")
     said = lab.refused("migrate", "long/1", "--to", "h2", code=5)

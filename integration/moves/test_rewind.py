@@ -166,6 +166,7 @@ def test_a_job_goes_on_when_a_host_loses_power(
     assert len(events(job, "rewound")) == 1, "the host that came back changed nothing"
 
 
+@pytest.mark.long
 def test_a_rewound_job_is_protected_again(
     lab: LabSession, job: Job, references: References
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_job_that_is_killed_more_often_than_it_may_be_ends_in_words(start: Sta
     assert len(events(job, "rewound")) == 1
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_by_itself_ends_its_job(start: Start) -> None:
     """Its peer fails of that, which is no fault either."""
     job = start((*LONG, "--fail", "{out}/fail"))
@@ -139,6 +140,7 @@ def test_a_rank_that_kills_itself_at_one_step_does_so_once_more_only(start: Star
     assert len(events(job, "rewound")) == 1
 
 
+@pytest.mark.long
 def test_a_person_takes_a_job_back(lab: LabSession, start: Start) -> None:
     job = start()
     said = lab.refused("rewind", job.name, code=2)
@@ -156,6 +158,7 @@ def test_a_person_takes_a_job_back(lab: LabSession, start: Start) -> None:
     assert "it has ended" in lab.refused("rewind", job.name, "--yes")
 
 
+@pytest.mark.long
 def test_a_job_without_a_snapshot_is_not_taken_back(lab: LabSession) -> None:
     job = lab.start("bare", LONG, nnodes=2, options=("--snapshot-every", "off"))
     job.wait_step(5)

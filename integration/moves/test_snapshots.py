@@ -90,6 +90,7 @@ def test_a_job_does_not_notice_its_snapshots(lab: LabSession, references: Refere
     eventually(lambda: held_bytes(lab, spare) == 0, "the holder to drop what is not needed", 30)
 
 
+@pytest.mark.long
 def test_a_move_in_between(lab: LabSession, references: References) -> None:
     job = lab.start("moved", LONG, nnodes=2)
     job.wait_step(10)

@@ -21,6 +21,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_interposer_works_in_every_world_that_is_here(built: Path) -> None:
     found = [*worlds.pythons([]), *worlds.suites(SUITES, fetch=False)]
     results = [trial.attempt(w, built) for w in found if isinstance(w, worlds.World)]

@@ -36,12 +36,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 EACH_TIME = {
     "orchestrator.committed/orchestrator-killed",
     "source.dumped/source-agent-killed",
-    "destination.running/destination-agent-killed",
-    "destination.claiming/image-used-up",
     "source.dumped/dump-killed",
-    "destination.granted/restore-killed",
     "source.locked/capsule-killed-at-source",
-    "orchestrator.resumed/capsule-killed-at-destination",
     "orchestrator.frozen/cut-source-orchestrator",
     "destination.claiming/destination-cut-off",
     "source.dumped/source-power-lost",

@@ -12,7 +12,7 @@ import pytest
 from lab_session import BIN, ROOT, environment
 from whereabouts import every_pid
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300), pytest.mark.long]
 
 RUN = ROOT / "integration" / "gpu" / "run"
 RESULTS = ROOT / "integration" / "gpu" / "results"

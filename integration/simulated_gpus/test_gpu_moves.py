@@ -236,6 +236,7 @@ def test_a_gpu_that_is_full_is_refused_before_anything_stands(fast: GpuLab, long
     assert not any(row.frozen_s for row in long.migrations()[-1:] if row.state == "failed")
 
 
+@pytest.mark.long
 def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, long: Job) -> None:
     """No restore on a GPU works, after the commit: the job returns to its source."""
     source, gpu = long.seen(0).host, fast.where(long)
@@ -288,6 +289,7 @@ def test_a_daemon_that_dies(
     assert long.seen(0).host == (destination if row.state == "done" else source)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [
@@ -394,7 +396,7 @@ def told(lab: GpuLab, old: str, new: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--managed", "managed memory"),
+        pytest.param("--managed", "managed memory", marks=pytest.mark.long),
         ("--ipc", "CUDA IPC|IPC handle"),
     ],
 )

@@ -90,7 +90,7 @@ def test_both_ranks_move_at_once(lab: LabSession, gpu: Device, references: Refer
 def test_a_move_that_fails_leaves_communicators_rebuilt(
     lab: LabSession, gpu: Device, references: References
 ) -> None:
-    job = started(lab, gpu, "fails")
+    job = started(lab, gpu, "fails", steps=600)  # several moves long, also beside other work
     lab.cli("lab", "link", "h2", "--rate", "300mbit")  # some seconds in which to do harm
     try:
         with lab.popen("migrate", "fails/1", "--to", "h2") as moving:
@@ -109,7 +109,8 @@ def test_a_move_that_fails_leaves_communicators_rebuilt(
     assert_same(job, references)
 
 
-@pytest.mark.parametrize("who", ["ctl", pytest.param("h0", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["ctl", "h0"])
 def test_a_daemon_that_dies_while_communicators_are_down(
     lab: LabSession, gpu: Device, references: References, who: str
 ) -> None:

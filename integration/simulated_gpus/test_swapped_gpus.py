@@ -137,6 +137,7 @@ def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References)
     fast.assert_whole(job, references, ranks=2)
 
 
+@pytest.mark.long
 def test_a_certain_gpu_of_another_host(fast: GpuLab, references: References) -> None:
     job = fast.start("far")
     source = job.seen(0).host
@@ -270,6 +271,7 @@ def test_memory_that_goes_with_its_helper_is_said_to_be_lost(fast: GpuLab, point
     assert job.migrations()[-1].state == "lost"
 
 
+@pytest.mark.long
 def test_the_driver_s_own_copy_outlives_the_helper(
     plain: GpuLab, points: Held, references: References
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_tree_with_memory_in_place_stops_at_the_door(staged: Stages) -> None:
     assert said(stage.there, output.STDERR) == ""
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_tree_whose_early_criu_has_gone_is_restored_without(staged: Stages) -> None:
     stage = staged(ALONE)
@@ -164,6 +165,7 @@ def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(staged: St
     restore_plainly(stage)
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
 def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
@@ -178,6 +180,7 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     is_whole_and_goes_on(stage, tree, pages=30000)
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +212,7 @@ def test_what_a_child_takes_over_from_its_parent_is_brought_back(
     is_whole_and_goes_on(stage, tree, pages=50000)
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_all_is_brought_back_when_nothing_can_be_placed(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +232,7 @@ def test_all_is_brought_back_when_nothing_can_be_placed(
     restore_plainly(stage)
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
     staged: Stages, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def early_pid(stage: Stage) -> int:
     return max(found, key=lambda pid: psutil.Process(pid).memory_info().rss)
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_another_order(
     staged: Stages, monkeypatch: pytest.MonkeyPatch

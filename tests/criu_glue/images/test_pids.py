@@ -107,7 +107,7 @@ for n in range(10**9):
         ("several(1500)", 1501),
         ("for _ in range(7):\n    if not os.fork(): break\nseveral(180)", 8 * 181),
         ("several(20); skip_to(2000); several(13)", 34),  # above where CRIU's ids once began
-        ("several(5000)", 5001),
+        pytest.param("several(5000)", 5001, marks=pytest.mark.long),
     ],
     ids=["one process", "eight processes", "a few, far apart", "five thousand"],
 )

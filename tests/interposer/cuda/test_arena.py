@@ -27,7 +27,13 @@ INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED, CAPTURE_UNSUPPORTED = 1, 2, 801, 90
 Start = Callable[..., Holder]
 
 
-@pytest.fixture(scope="module", params=sanitizers.SANITIZERS)
+MORE = {"thread": pytest.mark.long}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=MORE.get(name, ())) for name in sanitizers.SANITIZERS],
+)
 def built(request: pytest.FixtureRequest) -> Built:
     return Built(request.param)
 

@@ -103,7 +103,14 @@ def end(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-CASES = [("several", 2, 80), ("ddp", 2, 80), ("groups", 4, 60), ("pairs", 3, 120), ("fresh", 3, 16)]
+CASES = [
+    ("several", 2, 80),
+    ("pairs", 3, 120),
+    *(
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in (("ddp", 2, 80), ("groups", 4, 60), ("fresh", 3, 16))
+    ),
+]
 
 
 @pytest.mark.parametrize(("program", "size", "steps"), CASES)

@@ -17,7 +17,11 @@ def sanitized(request: pytest.FixtureRequest) -> World:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "begun"), [("train", "60", "step 1"), ("creations", "80", "made")]
+    ("name", "steps", "begun"),
+    [
+        ("train", "60", "step 1"),
+        pytest.param("creations", "80", "made", marks=pytest.mark.long),
+    ],
 )
 def test_nothing_is_found(
     sanitized: World, tmp_path: Path, name: str, steps: str, begun: str
