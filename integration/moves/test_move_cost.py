@@ -117,6 +117,7 @@ def test_what_holds_a_job_up_beside_the_pause_is_slower(lab: LabSession) -> None
     job.stop()
 
 
+@pytest.mark.long
 def test_a_second_move_in_the_same_time_leaves_the_first_without_a_cost(lab: LabSession) -> None:
     job = lab.start("twice", LONG, nnodes=2)
     job.wait_step(40)

@@ -70,6 +70,7 @@ def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: Referen
     job.assert_same_as_never_moved(references, 2)
 
 
+@pytest.mark.long
 def test_a_small_rank_on_busy_cores_is_stopped_and_the_plan_says_so_before(
     lab: LabSession, references: References
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_host_is_empty_in_time_and_says_so_before(
         job.assert_same_as_never_moved(references, 2)
 
 
+@pytest.mark.long
 def test_a_notice_that_is_too_short_is_said_and_harms_nothing(
     lab: LabSession, references: References
 ) -> None:
