@@ -93,10 +93,11 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
 # PARTS picks some of long, fault-matrix, soak, fuzz and compat; SHORT=1 tries each for a minute or so.
-# A part that fails does not keep the others from running.
+# A part that fails does not keep the others from running. A later call runs only what has not passed
+# with this code; FRESH=1 runs all parts again, and those that PARTS names are always run.
 nightly: ## All that takes hours, one after the other (root), and one page; build/nightly/
 	@$(ALONE) setup $(STAMPS)/test-requirements -- $(BIN)/python scripts/nightly.py \
-		$(if $(PARTS),--parts '$(PARTS)') $(if $(SHORT),--short) $(ARGS)
+		$(if $(PARTS),--parts '$(PARTS)') $(if $(SHORT),--short) $(if $(FRESH),--fresh) $(ARGS)
 
 # PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json

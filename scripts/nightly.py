@@ -2,10 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make nightly` runs: all that takes hours, one part after the other, and one page about it.
 
-``scripts/nightly.py [--parts NAME,…] [--short]``. Each part is a make target with a time limit of
-its own and a log in build/nightly/. A part that fails or takes too long does not keep the next one
-from running. After each part the page is written again: build/nightly/index.html and nightly.md. It
-ends with 1 unless all parts passed, and with 130 after an interruption, once the part is down.
+``scripts/nightly.py [--parts NAME,…] [--short] [--fresh]``. Each part is a make target with a time
+limit of its own and a log in build/nightly/. A part that fails or takes too long does not keep the
+next one from running. After each part the record (outcomes.json) and the page (index.html and
+nightly.md) are written again.
+
+A part that the record has as passed, in this form and with this code, is not run again: so a call
+goes on where an interrupted one was. ``--fresh`` forgets what the record has of the parts, and runs
+them all; ``--parts`` runs those that it names, whatever the record has.
+
+It ends with 1 unless all parts that it ran passed, with 2 if it cannot read the record, and with
+130 after an interruption, once the part is down.
 """
 
 from __future__ import annotations
@@ -13,7 +20,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import html
 import os
 import re
 import shlex
@@ -21,15 +27,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import nightly_page
+import nightly_record
+from nightly_record import INTERRUPTED, PASSED, Outcome, Record
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "nightly"
 GRACE_S = 120.0
 """An interrupted part has this long to take its labs down."""
-INTERRUPTED = 130
+UNREADABLE, STOPPED = 2, 130
+"""Exit statuses."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +53,6 @@ class Part:
     limit_s: float
     figures: tuple[str, ...]
     about: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """``outcome`` is "passed", "failed (exit status)", "took too long" or "interrupted"."""
-
-    part: Part
-    command: tuple[str, ...]
-    outcome: str
-    figures: str
-    seconds: float
 
 
 def parts(seed: int) -> tuple[Part, ...]:
@@ -103,42 +103,104 @@ def parts(seed: int) -> tuple[Part, ...]:
     )
 
 
-def main(arguments: Sequence[str], all_parts: Sequence[Part], out: Path = OUT) -> int:
+def main(
+    arguments: Sequence[str], all_parts: Sequence[Part], out: Path = OUT, root: Path = ROOT
+) -> int:
     parser = argparse.ArgumentParser(prog="make nightly", description=__doc__)
     names = [part.name for part in all_parts]
     parser.add_argument("--parts", default="", help=f"some of {', '.join(names)}")
     parser.add_argument("--short", action="store_true", help="each in a form of about a minute")
+    parser.add_argument("--fresh", action="store_true", help="also those that have passed")
     asked = parser.parse_args(arguments)
-    wanted = re.split(r"[,\s]+", asked.parts.strip()) if asked.parts.strip() else names
-    if unknown := set(wanted) - set(names):
+    named = re.split(r"[,\s]+", asked.parts.strip()) if asked.parts.strip() else []
+    if unknown := set(named) - set(names):
         parser.error(f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
-    began = datetime.datetime.now().astimezone()
-    outcomes: list[Outcome] = []
+    path = out / "outcomes.json"
+    try:
+        record = nightly_record.read(path)
+    except nightly_record.DamagedRecordError as error:
+        if not asked.fresh:
+            print(REFUSED.format(path=path, found=error), file=sys.stderr)
+            return UNREADABLE
+        record = Record([])
+    every = [(part, part.short if asked.short else part.command) for part in all_parts]
+    wanted = [(part, command) for part, command in every if not named or part.name in named]
+    if asked.fresh:  # at once, so that a later call goes on with this one's parts only
+        for part, command in wanted:
+            record.forget(part.name, command)
+        record.write(path)
+    elif not named:
+        wanted = [each for each in wanted if not _kept(record, *each, root)]
+    write(out, every, record, root)
+    ran: list[str] = []
     with _interruptible() as interrupted:
-        for part in all_parts:
-            if part.name in wanted and not interrupted():
-                command = part.short if asked.short else part.command
-                print(f"{part.name}: {shlex.join(command)} …", flush=True)
-                outcomes.append(run(part, command, out / f"{part.name}.log", interrupted))
-                done = outcomes[-1]
-                print(f"    {done.outcome} in {done.seconds:.0f} s; {done.figures}", flush=True)
-                write(out, began, outcomes)
+        for part, command in wanted:
+            if interrupted():
+                break
+            print(f"{part.name}: {shlex.join(command)} …", flush=True)
+            log = out / _log(part, command)
+            growing = log.with_name(f"{log.name}.new")
+            done = run(part, command, growing, interrupted, root)
+            print(f"    {done.outcome} in {done.seconds:.0f} s; {done.figures}", flush=True)
+            ran.append(done.outcome)
+            if record.add(done, root):  # else the earlier outcome keeps its log
+                os.replace(growing, log)
+                record.write(path)
+            write(out, every, record, root)
     print(out / "index.html")
     if interrupted():
-        return INTERRUPTED
-    return int(any(each.outcome != "passed" for each in outcomes))
+        return STOPPED
+    return int(any(each != PASSED for each in ran))
+
+
+REFUSED = """\
+error: read {path} for the parts that earlier calls ran, and found no such record: {found}
+hint: the file is damaged, or another version of `make nightly` wrote it; `make nightly FRESH=1` \
+replaces it and runs all parts again"""
+
+
+def _kept(record: Record, part: Part, command: tuple[str, ...], root: Path) -> bool:
+    """True if the part need not be run; what became of an earlier pass is said either way."""
+    before = record.of(part.name, command)
+    if before is None or before.outcome != PASSED:
+        return False
+    kept = nightly_record.counts(before, root)
+    word = "not run again (FRESH=1 does)" if kept else "run again, as the code may be another"
+    when = nightly_page.minute(before.began)
+    print(f"{part.name}: passed at {before.commit}, {when}; {word}", flush=True)
+    return kept
+
+
+def _log(part: Part, command: tuple[str, ...]) -> str:
+    """The forms have a log each, as they have an outcome each."""
+    whole = nightly_record.form(command) == nightly_record.form(part.command)
+    return f"{part.name}.log" if whole else f"{part.name}-short.log"
+
+
+def write(
+    out: Path, every: Sequence[tuple[Part, tuple[str, ...]]], record: Record, root: Path
+) -> None:
+    rows = []
+    for part, command in every:
+        outcome = record.of(part.name, command)
+        counts = nightly_record.counts(outcome, root)
+        log = _log(part, command)
+        rows.append(nightly_page.Row(part.name, part.about, command, log, outcome, counts))
+    nightly_page.write(out, rows)
 
 
 def run(
-    part: Part, command: tuple[str, ...], log: Path, interrupted: Callable[[], bool]
+    part: Part, command: tuple[str, ...], log: Path, interrupted: Callable[[], bool], root: Path
 ) -> Outcome:
     """Run one part; what it prints goes to its log."""
+    commit = nightly_record.commit_of(root)
+    when = datetime.datetime.now().astimezone()
     began = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -148,7 +210,7 @@ def run(
         outcome = ""
         while process.poll() is None and not outcome:
             if interrupted():
-                outcome = "interrupted"
+                outcome = INTERRUPTED
             elif time.monotonic() - began > part.limit_s:
                 outcome = "took too long"
             else:
@@ -157,9 +219,11 @@ def run(
         _end(process)
     if not outcome:
         code = process.returncode
-        outcome = "passed" if code == 0 else f"failed ({code})"
+        outcome = PASSED if code == 0 else f"failed ({code})"
+    seconds = round(time.monotonic() - began, 1)
     said = figures(part, log.read_text(errors="replace"))
-    return Outcome(part, command, outcome, said, time.monotonic() - began)
+    commit = nightly_record.marked(root, commit)  # hours have passed: somebody may have edited
+    return Outcome(part.name, command, outcome, said, seconds, commit, when)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -190,66 +254,6 @@ def figures(part: Part, said: str) -> str:
     plain = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", said)
     found = [list(re.finditer(pattern, plain, re.MULTILINE)) for pattern in part.figures]
     return "; ".join(re.sub(r"\s+", " ", each[-1][0]).strip(" =") for each in found if each)
-
-
-HEAD = ("part", "outcome", "figures", "seconds", "to repeat it")
-
-
-def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    return [
-        (o.part.name, o.outcome, o.figures, f"{o.seconds:,.0f}", shlex.join(o.command))
-        for o in outcomes
-    ]
-
-
-def write(out: Path, began: datetime.datetime, outcomes: Sequence[Outcome]) -> None:
-    """The page, for a browser and as text."""
-    title = f"Nightly of {began:%Y-%m-%d %H:%M %Z}, at {_commit()}"
-    failed = [each.part.name for each in outcomes if each.outcome != "passed"]
-    word = f"Failed: {', '.join(failed)}" if failed else "All parts passed."
-    table = rows(outcomes)
-    lines = [f"# {title}", "", word, ""]
-    lines += [f"| {' | '.join(HEAD)} |", "|" + " --- |" * len(HEAD)]
-    for row in table:
-        cells = [cell.replace("|", "\\|") for cell in row]
-        lines.append(f"| {' | '.join([*cells[:-1], f'`{cells[-1]}`'])} |")
-    (out / "nightly.md").write_text("\n".join(lines) + "\n")
-
-    body = ["<table>", _row("th", map(html.escape, HEAD))]
-    for outcome, row in zip(outcomes, table, strict=True):
-        name, *middle, command = map(html.escape, row)
-        link = f'<a href="{name}.log" title="{html.escape(outcome.part.about)}">{name}</a>'
-        kind = "good" if outcome.outcome == "passed" else "bad"
-        body.append(_row("td", [link, *middle, f"<code>{command}</code>"], kind))
-    page = PAGE.format(title=html.escape(title), word=html.escape(word), body="\n".join(body))
-    (out / "index.html").write_text(page)
-
-
-def _row(tag: str, cells: Iterable[str], kind: str = "") -> str:
-    return f'<tr class="{kind}">' + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
-
-
-PAGE = """<!doctype html>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 sans-serif; margin: 2em }}
-table {{ border-collapse: collapse }}
-th, td {{ border-bottom: 1px solid #ccc; padding: .3em 1em .3em 0; text-align: left;
-         vertical-align: top }}
-.good td:nth-child(2) {{ color: #060 }} .bad td:nth-child(2) {{ color: #a00; font-weight: bold }}
-</style>
-<h1>{title}</h1>
-<p>{word}</p>
-{body}
-</table>
-"""
-
-
-def _commit() -> str:
-    words = ["git", "-c", f"safe.directory={ROOT}", "describe", "--always", "--dirty"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "an unknown commit"
 
 
 def seed_of_today() -> int:

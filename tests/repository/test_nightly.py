@@ -42,7 +42,7 @@ def test_parts_run_one_after_the_other_whatever_comes_of_them(
         part(nightly, "five", "echo 5 of 5 '<b>|'"),
     ]
     began = time.monotonic()
-    assert nightly.main([], parts, tmp_path) == 1
+    assert nightly.main([], parts, tmp_path, tmp_path) == 1
     assert time.monotonic() - began < 30
     rows = [line.split(" | ") for line in (tmp_path / "nightly.md").read_text().splitlines()[6:]]
     assert [(row[0].strip("| "), row[1]) for row in rows] == [
@@ -65,11 +65,14 @@ def test_parts_run_one_after_the_other_whatever_comes_of_them(
 
 def test_some_parts_in_their_short_form(nightly: ModuleType, tmp_path: Path) -> None:
     parts = [part(nightly, name, "exit 1") for name in ("one", "two", "three")]
-    assert nightly.main(["--short", "--parts", "three,one"], parts, tmp_path) == 0
+    words = ["--short", "--parts", "three,one"]
+    assert nightly.main(words, parts, tmp_path, tmp_path) == 0
     text = (tmp_path / "nightly.md").read_text()
-    assert "All parts passed." in text
-    assert text.index("| one | passed | 1 of 1 short |") < text.index("| three | passed")
-    assert "two" not in text
+    assert "Not run: two." in text
+    order = [text.index(f"| {row} |") for row in ("one | passed | 1 of 1 short", "two | not run")]
+    assert order == sorted(order)
+    assert order[-1] < text.index("| three | passed")
+    assert (tmp_path / "one-short.log").read_text() == "1 of 1 short\n"
     with pytest.raises(SystemExit):
         nightly.main(["--parts", "four"], parts, tmp_path)
 
@@ -94,7 +97,8 @@ def test_an_interruption_ends_the_part_and_begins_no_other(tmp_path: Path) -> No
         assert process.wait(30) == 130
     text = (tmp_path / "nightly.md").read_text()
     assert "| one | interrupted |" in text
-    assert "two" not in text
+    assert "| two | not run |" in text
+    assert "Not run: one, two." in text
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "started").read_text()), 0)
 
