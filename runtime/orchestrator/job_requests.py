@@ -207,7 +207,10 @@ class JobRequests:
                 read = messages.ReadOutput(capsule.name, request.offset, left)
                 answer = await self._agents.request(host, read, left + 10)
                 return expected(messages.Output, host, read, answer)
-            except LiveshiftError:
+            except LiveshiftError as error:
+                if isinstance(error, NotFound) and job.state in ("rewinding", "suspended"):
+                    text = f"{job.name} is {job.state}: {capsule.name} is on no host just now"
+                    raise Refused(text) from error  # who reads it tries again
                 if time.monotonic() > until and capsule.host == host and not capsule.migration:
                     raise
             await asyncio.sleep(OUTPUT_RETRY_S)
