@@ -51,9 +51,9 @@ def suspend(
     """Let a whole job leave its hosts: its slots are free then, and no progress is lost.
 
     The job is stopped at a boundary, and the image of each of its capsules goes into the memory of
-    a host that runs none of them. `liveshift resume` lets it go on from exactly there. If that
-    fails before the end, the job trains on. The image lasts as long as the hosts that hold it run:
-    `liveshift status JOB -o wide` names them.
+    a host that runs none of them. If the suspension fails before its end, the job trains on.
+    `liveshift resume` lets the job go on from exactly there. The image lasts as long as the hosts
+    that hold it run: `liveshift status JOB -o wide` names them.
 
     Exit code 5 if it cannot be suspended now, or if no host can hold it.
     """
