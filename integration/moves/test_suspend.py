@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 
 import pytest
 from lab_session import LONG, LabSession, NewLab, eventually
@@ -49,6 +50,11 @@ def all_up(lab: LabSession) -> bool:
         return all(host.state == "up" for host in lab.status().hosts)
     except LiveshiftError:
         return False
+
+
+def boot(lab: LabSession, host: str) -> None:
+    labs.boot_host(lab.lab, host)
+    lab.start_agent(host)
 
 
 def numbers(job: Job, rank: int) -> list[int]:
@@ -118,6 +124,35 @@ def test_an_orchestrator_that_was_restarted_resumes_it(
     assert row(job).state == "suspended"
     lab.json("resume", job.name)
     job.go_on(AFTER)
+    job.assert_begins_like_never_moved(references)
+
+
+def test_one_that_is_saved_in_a_directory_outlives_all_hosts(
+    lab: LabSession, job: Job, references: References, place: Path
+) -> None:
+    kept = place / "kept"
+    kept.mkdir(mode=0o777)
+    kept.chmod(0o777)
+    refused = lab.cli("suspend", job.name, "--to", str(kept), code=1)
+    assert "others than root can change" in " ".join(refused.err.split())
+    assert protection(job).holders, "it is suspended in memory all the same"
+    kept.chmod(0o700)
+    said = lab.json("suspend", job.name, "--to", str(kept))
+    assert str(kept) in said["text"]
+    assert (protection(job).holders, protection(job).directory) == ([], str(kept))
+    assert sum(each.stat().st_blocks for each in kept.rglob("*")) * 512 > 50 << 20
+    steps = [numbers(job, rank) for rank in range(2)]
+    for host in lab.lab.hosts:
+        labs.kill_host(lab.lab, host)
+    for host in lab.lab.hosts:
+        boot(lab, host)
+    eventually(lambda: all_up(lab), "all hosts to be up again", 60)
+    lab.json("resume", job.name)
+    job.go_on(AFTER)
+    for rank in range(2):
+        there = numbers(job, rank)
+        assert there[: len(steps[rank])] == steps[rank]
+        assert there == list(range(1, len(there) + 1)), "each step once"
     job.assert_begins_like_never_moved(references)
 
 

@@ -34,7 +34,7 @@ REWINDS = frozenset(
     for before, kind in (
         *(("", "rewinding"), ("", "rewound"), ("not ", "rewound")),
         *(("", "suspending"), ("", "suspended"), ("not ", "suspended")),
-        *(("", "resuming"), ("", "resumed"), ("not ", "resumed")),
+        *(("", "resuming"), ("", "resumed"), ("not ", "resumed"), ("not ", "saved")),
     )
 )
 """The kinds of events that say that the job is taken back, suspended or resumed, or is not."""

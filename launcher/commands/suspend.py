@@ -25,6 +25,8 @@ SUSPEND_EXAMPLES = """\
 liveshift suspend gpt   [dim]# its hosts are needed for something else[/]
 
 liveshift resume gpt   [dim]# later: it goes on where it was, on any hosts with room[/]
+
+liveshift suspend gpt --to /nfs/liveshift   [dim]# all machines are to be switched off[/]
 """
 
 RESUME_EXAMPLES = """\
@@ -42,6 +44,16 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say where.")]
 def suspend(
     open_client: OpenClient,
     job: Job,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            help="Save its images in a directory that all hosts see and that root alone can change;"
+            " no memory is needed for them then. This takes the role operate.",
+            show_default=False,
+        ),
+    ] = "",
     dry_run: DryRun = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when it runs nowhere, or at once.")
@@ -53,15 +65,17 @@ def suspend(
     The job is stopped at a boundary, and the image of each of its capsules goes into the memory of
     a host that runs none of them. If the suspension fails before its end, the job trains on.
     `liveshift resume` lets the job go on from exactly there. The image lasts as long as the hosts
-    that hold it run: `liveshift status JOB -o wide` names them.
+    that hold it run: `liveshift status JOB -o wide` names them. With --to it is saved in a
+    directory, and outlives them. For a job that is suspended already, --to saves its image.
 
-    Exit code 5 if it cannot be suspended now, or if no host can hold it.
+    Exit code 5 if it cannot be suspended now, or if no host can hold it; 1 if it is suspended, but
+    could not be saved.
     """
     from ...runtime.messages import SuspendJob, SuspensionOrdered
 
     with open_client() as client:
         last = _last_event(client, job)
-        ordered = client.get(SuspensionOrdered, SuspendJob(job, dry_run))
+        ordered = client.get(SuspensionOrdered, SuspendJob(job, to, dry_run))
         about = {"job": job, "holders": ordered.holders}
         if dry_run or not wait:
             holders = ", ".join(dict.fromkeys(ordered.holders.values()))
@@ -76,6 +90,16 @@ def suspend(
 def resume(
     open_client: OpenClient,
     job: Job,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Where the images are, if not where `suspend --to` has saved them. This takes the"
+            " role operate.",
+            show_default=False,
+        ),
+    ] = "",
     dry_run: DryRun = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when it runs again, or at once.")
@@ -85,7 +109,8 @@ def resume(
     """Let a suspended job go on, on any hosts that have room for it.
 
     Its processes go on from the boundary at which they were stopped, on the same addresses. A host
-    that holds a capsule's image takes that capsule if it has a free slot.
+    that holds a capsule's image takes that capsule if it has a free slot. Images that were saved
+    in a directory are loaded from there.
 
     Exit code 5 if the job is not suspended, or if there is no room: then it stays suspended.
     """
@@ -93,7 +118,7 @@ def resume(
 
     with open_client() as client:
         last = _last_event(client, job)
-        ordered = client.get(ResumptionOrdered, ResumeJob(job, dry_run))
+        ordered = client.get(ResumptionOrdered, ResumeJob(job, source, dry_run))
         about = {
             "job": job,
             "snapshot": ordered.snapshot,
@@ -111,13 +136,19 @@ def resume(
 
 def _follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> str:
     """Wait until the job is ``done``, and print what happens meanwhile; return how it went."""
-    under_way = {"suspended": "suspending", "resumed": "resuming"}[done]
+    under_way, unsaved = {"suspended": "suspending", "resumed": "resuming"}[done], ""
     try:
         while True:
             for event in _events(client, job, last):
                 last = event.number
                 if event.subject != job:
                     continue
+                if event.kind == "not saved":
+                    unsaved = event.text
+                if event.kind == done and unsaved:
+                    raise LiveshiftError(
+                        f"{job} {unsaved}", hint=f"it is suspended all the same: it {event.text}"
+                    )
                 if event.kind == done:
                     return event.text
                 if event.kind in (f"not {done}", "ended"):

@@ -26,7 +26,8 @@ def cell(row: ProtectionRow | None) -> Text:
         return Text("–" if row else "")
     if not row.newest:
         return Text("no", style="yellow")
-    text = f"{row.newest}, {render.clock(row.age)} ago, on {', '.join(row.holders)}"
+    where = ", ".join(row.holders) or row.directory
+    text = f"{row.newest}, {render.clock(row.age)} ago, on {where}"
     return Text(f"no: {text}" if row.why_not else text, style="yellow" if row.why_not else "")
 
 
@@ -48,7 +49,8 @@ def lines(jobs: Iterable[JobRow], *, wide: bool) -> Iterator[Text]:
 
 
 def _suspended(job: str, row: ProtectionRow) -> Iterator[Text]:
-    where = f"{q.size(row.bytes)} in the memory of {', '.join(row.holders)}"
+    place = f"the memory of {', '.join(row.holders)}" if row.holders else row.directory
+    where = f"{q.size(row.bytes)} in {place}"
     yield Text(f"{job}: suspended {render.clock(row.age)} ago; {row.newest} is {where}")
     if row.why_not:
         yield Text(f"{job}: cannot be resumed now: {row.why_not}", style="yellow")

@@ -133,6 +133,8 @@ class Agent:
             messages.CheckHeld: holding.check,
             messages.GetHeld: holding.facts,
             messages.ForwardHeld: holding.forward,
+            messages.SaveHeld: holding.save,
+            messages.LoadHeld: holding.load,
         }
 
     async def start(self) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
+from pathlib import Path
 
 from ...errors import LiveshiftError
 from .. import messages
@@ -34,8 +35,8 @@ log = logging.getLogger("liveshift.holding")
 
 
 class HoldingHandlers:
-    """Answers Hold, CheckHeld, GetHeld and ForwardHeld. ``budget``: bytes of memory that this host
-    offers to images. No image is here before :meth:`recover`."""
+    """Answers Hold, CheckHeld, GetHeld, ForwardHeld, SaveHeld and LoadHeld. ``budget``: bytes of
+    memory that this host offers to images. No image is here before :meth:`recover`."""
 
     def __init__(
         self,
@@ -151,6 +152,17 @@ class HoldingHandlers:
         await reached("rewind.forwarded")
         return frozen
 
+    async def save(self, request: messages.SaveHeld) -> messages.Held:
+        capsule, number = self._images.find(request.image)
+        target = _saved(request)
+        return messages.Held(await asyncio.to_thread(capsule.save, number, target))
+
+    async def load(self, request: messages.LoadHeld) -> None:
+        async with self._preparing[request.capsule]:
+            await asyncio.to_thread(
+                self._images.load, _saved(request), request.image, request.capsule
+            )
+
     # ---- without requests ----------------------------------------------------------------------
 
     async def keep_claiming(self) -> None:
@@ -178,6 +190,11 @@ class HoldingHandlers:
         if Ruling(ruled.ruling) is Ruling.END:
             self._registry.receiver.forget(image)
             await asyncio.to_thread(self._images.drop, image)
+
+
+def _saved(request: messages.SaveHeld | messages.LoadHeld) -> Path:
+    """Where the image lies in the directory, such as gpt/s17.0."""
+    return Path(request.directory) / request.capsule.partition("/")[0] / request.image
 
 
 def _note(request: messages.Hold) -> HeldNote:

@@ -111,6 +111,20 @@ class SnapshotTables:
                 raise LiveshiftError(f"s{number} of {job} is not being taken any more")
             self._file.write("DELETE FROM snapshots WHERE job = ? AND number < ?", (job, number))
 
+    def rewrite(self, generation: Generation) -> None:
+        """Record that the images of a suspended job's snapshot are elsewhere. Raises
+        LiveshiftError, and changes nothing, if the job is not suspended, or not at that snapshot.
+        """
+        with self._file.together():
+            newest = self.newest(generation.job)
+            found = self._file.rows("SELECT state FROM jobs WHERE name = ?", (generation.job,))
+            if newest is None or newest.number != generation.number or found != [("suspended",)]:
+                raise LiveshiftError(f"{generation.job} is not suspended at {generation.name}")
+            self._file.write(
+                "UPDATE snapshots SET row = ? WHERE number = ?",
+                (msgspec.msgpack.encode(generation), generation.number),
+            )
+
     def give_up_snapshot(self, number: int) -> None:
         """Record that a snapshot was not completed. Repeatable."""
         self._file.write("DELETE FROM snapshots WHERE number = ? AND state = 'taking'", (number,))

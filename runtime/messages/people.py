@@ -245,9 +245,11 @@ class RewindOrdered(Answer, frozen=True):
 
 class SuspendJob(Message, frozen=True):
     """Take a last snapshot of a job, and end it everywhere; answers SuspensionOrdered at once.
-    ``dry_run``: only say which hosts would hold it."""
+    ``to``: a directory in which its images are saved then, or "". A job that is suspended already
+    is saved there. ``dry_run``: only say which hosts would hold it."""
 
     job: str
+    to: str = ""
     dry_run: bool = False
 
 
@@ -260,9 +262,11 @@ class SuspensionOrdered(Answer, frozen=True):
 
 
 class ResumeJob(Message, frozen=True):
-    """Let a suspended job go on; answers ResumptionOrdered at once. ``dry_run``: only say where."""
+    """Let a suspended job go on; answers ResumptionOrdered at once. ``source``: the directory in
+    which its images are, or "" for where they were put. ``dry_run``: only say where."""
 
     job: str
+    source: str = ""
     dry_run: bool = False
 
 

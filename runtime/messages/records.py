@@ -121,7 +121,8 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     if ``rewind_measured``, else an estimate. ``failure_s``: what a host's death would cost now:
     those seconds, and ``age``, which is trained again. ``in_place``: the capsules that a rewind
     restores where they are, if their hosts live. ``would_wait``: which host's death would leave the
-    job waiting until a slot is free, as text; else empty. All these are only set with ``newest``.
+    job waiting until a slot is free, as text; else empty. ``directory``: where the images of a
+    suspended job are saved; else empty. All these are only set with ``newest``.
     """
 
     every: float = 0.0
@@ -138,6 +139,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     failure_s: float = 0.0
     in_place: list[str] = msgspec.field(default_factory=list)
     would_wait: str = ""
+    directory: str = ""
 
 
 class JobRow(msgspec.Struct, frozen=True):

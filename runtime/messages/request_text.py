@@ -57,6 +57,8 @@ TEXTS = {
     "CheckHeld": "check an image",
     "GetHeld": "look at an image",
     "ForwardHeld": "send an image to a host",
+    "SaveHeld": "save an image",
+    "LoadHeld": "load an image",
     "EndEarlier": "end what a rewind has left",
     # a job's collectives
     "Arm": "hold a job's collectives",

@@ -178,6 +178,23 @@ class ForwardHeld(Message, frozen=True):
     endpoint: str
 
 
+class SaveHeld(Message, frozen=True):
+    """Copy an image of a suspended job into ``directory``, which all hosts see; answers Held once
+    it is on the disk. The image stays here until a ruling ends it."""
+
+    image: str
+    capsule: str
+    directory: str
+
+
+class LoadHeld(Message, frozen=True):
+    """Take an image that SaveHeld has written; answers None once it is held here. Repeatable."""
+
+    image: str
+    capsule: str
+    directory: str
+
+
 class EndEarlier(Message, frozen=True):
     """End all that this host has of a job from before a rewind, then enter the book; answers None.
 

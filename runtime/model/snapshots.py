@@ -34,7 +34,8 @@ class Generation:
     ``number`` counts the snapshots of all jobs. ``boundary``: where all ranks were, as text.
     ``time``: of the boundary, in seconds since 1970 (time.time()). ``rewinds``: how often the job
     had been rewound. ``owners``: the host and epoch of each capsule. ``holders``: the hosts that
-    hold the image of each capsule. ``bytes``: memory that all images take.
+    hold the image of each capsule. ``bytes``: memory that all images take. ``directory``: where
+    the images are saved too, or "".
     """
 
     number: int
@@ -45,6 +46,7 @@ class Generation:
     owners: dict[str, tuple[str, int]]
     holders: dict[str, list[str]]
     bytes: int = 0
+    directory: str = ""
 
     @property
     def name(self) -> str:

@@ -79,6 +79,9 @@ class ClaimJudge:
             raise LiveshiftError(f'{host} claims an image "{claim.migration}", which has no number')
         newest = job.newest.number if job.newest else 0
         ruling = rule_held(number, newest, job.taking)
+        holders = job.newest.holders.get(claim.capsule, ()) if job.newest else ()
+        if number == newest != job.taking and host not in holders:  # it is saved elsewhere
+            ruling = Ruling.END
         if job.state == "ended":
             ruling = Ruling.END
         if ruling is Ruling.END:

@@ -147,13 +147,25 @@ class JobRequests:
         self, who: Principal, request: messages.SuspendJob
     ) -> messages.SuspensionOrdered:
         job = self._own(who, request.job, "suspend")
-        return self._suspensions.suspend(who.shown, job, dry_run=request.dry_run)
+        self._check_directory(who, request.to)
+        return self._suspensions.suspend(who.shown, job, to=request.to, dry_run=request.dry_run)
 
     async def resume(
         self, who: Principal, request: messages.ResumeJob
     ) -> messages.ResumptionOrdered:
         job = self._own(who, request.job, "resume")
-        return await self._suspensions.resume(who.shown, job, dry_run=request.dry_run)
+        self._check_directory(who, request.source)
+        return await self._suspensions.resume(
+            who.shown, job, source=request.source, dry_run=request.dry_run
+        )
+
+    def _check_directory(self, who: Principal, directory: str) -> None:
+        """Agents use a directory as root, so only "operate" may name one."""
+        if not directory:
+            return
+        self._rights.need(who, Role.OPERATE, f"let agents use {directory}")
+        if not directory.startswith("/"):
+            raise Refused(f'"{directory}" is no absolute path', hint="all hosts must find it")
 
     def _own(self, who: Principal, name: str, what: str) -> Job:
         """The job, which its owner and "operate" may suspend and resume."""

@@ -7,6 +7,9 @@ job is suspended (snapshot/snapshot.py). From then on every copy of the job coun
 one. They end here, on each host that is up; another host ends its own when it returns, as the
 address book tells it to.
 
+Its images may be saved in a directory that all hosts see; then no host needs to keep them. A host
+that resumes a capsule of such a job loads its image first, and then holds it as any other.
+
 The resumption is written and carried out as a rewind in which no capsule is in place. If it fails
 for good, the job is suspended again, and nothing of it is lost.
 """
@@ -14,8 +17,10 @@ for good, the job is suspended again, and nothing of it is lost.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
+from collections.abc import Awaitable, Coroutine, Iterable
 
 from ... import units
 from ...errors import LiveshiftError, Refused
@@ -23,7 +28,7 @@ from .. import messages
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Job
-from ..model.snapshots import image_name, rewind_plan
+from ..model.snapshots import Generation, image_name, rewind_plan
 from ..snapshot.earlier_copies import EarlierCopies
 from ..snapshot.protection_row import holders_of
 from .endings import Endings
@@ -52,28 +57,49 @@ class Suspensions:
         self._rows: dict[str, RewindRow] = {}  # by job: the suspension in which it is
         self._clear: set[int] = set()  # the numbers of those of which no copy is left
         self._busy: set[str] = set()  # jobs on which a task works
+        self._to: dict[str, str] = {}  # by job: the directory to which it is suspended
         self._tasks = Tasks()
 
     # ---- what people ask for -------------------------------------------------------------------
 
-    def suspend(self, who: str, job: Job, *, dry_run: bool) -> messages.SuspensionOrdered:
-        """Order the suspension of a job; its history says what came of it. Raises Refused."""
+    def suspend(self, who: str, job: Job, *, to: str, dry_run: bool) -> messages.SuspensionOrdered:
+        """Order the suspension of a job; its history says what came of it. ``to``: a directory for
+        its images, "" for none. Raises Refused."""
+        if job.state == "suspended" and to and job.newest is not None:
+            held = {name: hosts[0] for name, hosts in job.newest.holders.items() if hosts}
+            if held.keys() != job.capsules.keys():
+                raise _cannot(job, "saved", f"it is in {job.newest.directory} already", "")
+            if not dry_run:
+                self._begin(job, self._save(job, to))
+            return messages.SuspensionOrdered(job.name, held)
         if job.state != "running":
             raise _cannot(job, "suspended", f"it is {job.state}", "")
         if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
             hint = f"`liveshift cancel {moving[0]}`, or wait for its end"
             raise _cannot(job, "suspended", f"{moving[0]} is under way", hint)
-        return self._protection.suspend(who, job, dry_run=dry_run)
+        ordered = self._protection.suspend(who, job, dry_run=dry_run)
+        if not dry_run:
+            self._to[job.name] = to
+        return ordered
 
-    async def resume(self, who: str, job: Job, *, dry_run: bool) -> messages.ResumptionOrdered:
-        """Let a suspended job go on. Raises Refused; then it stays suspended."""
-        generation, names = job.newest, dict.fromkeys(job.capsules, "")
+    async def resume(
+        self, who: str, job: Job, *, source: str, dry_run: bool
+    ) -> messages.ResumptionOrdered:
+        """Let a suspended job go on. ``source``: the directory of its images, "" for where they
+        were put. Raises Refused; then it stays suspended."""
         _check_suspended(job)
+        generation, names = job.newest, dict.fromkeys(job.capsules, "")
         if generation is None:
             raise _cannot(
                 job, "resumed", "no snapshot of it is left", f"`liveshift stop {job.name}`"
             )
-        plan = rewind_plan(self._fleet.views(), generation, names, names)
+        up = self._fleet.up()
+        held = all(any(h in up for h in generation.holders.get(name, ())) for name in names)
+        directory = source or ("" if held else generation.directory)
+        # From a directory any host can take an image.
+        there = dict.fromkeys(names, up) if directory else generation.holders
+        views = self._fleet.views()
+        plan = rewind_plan(views, dataclasses.replace(generation, holders=there), names, names)
         if isinstance(plan, str):
             raise _cannot(job, "resumed", plan, "it stays suspended until then")
         where = {name: place.host for name, place in plan.items()}
@@ -83,19 +109,93 @@ class Suspensions:
         )
         if dry_run:
             return ordered
+        if job.name in self._busy:
+            raise _cannot(job, "resumed", "its images are being saved or loaded", "")
+        text = ", ".join(f"{name} on {host}" for name, host in where.items())
+        taken = f"from {directory}, " if directory else ""
+        self._fleet.journal.note(
+            job.name, "resuming", f"goes on from {generation.name}, {taken}{text}", who
+        )
+        why = f"{who} wants it"
+        if directory:
+            self._begin(job, self._load(job, generation, where, directory, why))
+            return ordered
         for name, place in plan.items():
             image = image_name(generation.number, job.capsules[name].index)
             limit = self._fleet.cluster.timeouts.prepare
             await self._rewinds.request(place.holder, messages.GetHeld(image, name), limit)
+        self._let_go_on(job, generation, where, why)
+        return ordered
+
+    def _let_go_on(self, job: Job, generation: Generation, where: dict[str, str], why: str) -> None:
         _check_suspended(job)  # again: another request may have come first
         before = self._rows[job.name].owners.values() if job.name in self._rows else ()
-        row = self._tables.resume(job.name, generation.number, where, f"{who} wants it")
+        row = self._tables.resume(job.name, generation.number, where, why)
         self._rows.pop(job.name, None)
-        text = ", ".join(f"{name} on {host}" for name, host in where.items())
-        note = f"goes on from {generation.name}: {text}"
-        self._fleet.journal.note(job.name, row.kind.under_way, note, who)
         self._rewinds.resume(job, row, {host for host, _ in before})
-        return ordered
+
+    # ---- images in a directory -----------------------------------------------------------------
+
+    def _begin(self, job: Job, work: Coroutine[None, None, None]) -> None:
+        """Begin work on a job, the only one at a time."""
+        if job.name in self._busy:
+            work.close()
+            raise _cannot(job, "saved or resumed", "its images are being saved or loaded", "")
+        self._busy.add(job.name)
+        self._tasks.spawn(self._only(job, work))
+
+    async def _only(self, job: Job, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        finally:
+            self._busy.discard(job.name)
+
+    async def _save(self, job: Job, to: str) -> None:
+        """Save all images of a suspended job; hosts that hold them may forget them then."""
+        generation, journal = job.newest, self._fleet.journal
+        assert generation is not None
+        saves = [
+            self._rewinds.request(
+                generation.holders[name][0],
+                messages.SaveHeld(image_name(generation.number, capsule.index), name, to),
+                self._fleet.cluster.timeouts.precopy,
+            )
+            for name, capsule in job.capsules.items()
+        ]
+        try:
+            await _all(saves)
+            saved = dataclasses.replace(generation, directory=to, holders={})
+            self._tables.rewrite(saved)
+            job.newest = saved
+        except LiveshiftError as error:
+            journal.note(job.name, "not saved", f"is not in {to}: {error}")
+        journal.note(job.name, "suspended", _text(job))
+
+    async def _load(
+        self, job: Job, generation: Generation, where: dict[str, str], directory: str, why: str
+    ) -> None:
+        """Let the job's next hosts load its images, then let it go on there."""
+        loads = [
+            self._rewinds.request(
+                where[name],
+                messages.LoadHeld(image_name(generation.number, capsule.index), name, directory),
+                self._fleet.cluster.timeouts.precopy,
+            )
+            for name, capsule in job.capsules.items()
+        ]
+        job.taking = generation.number  # so these hosts keep what they load
+        try:
+            await _all(loads)
+            _check_suspended(job)
+            holders = {name: [host] for name, host in where.items()}
+            loaded = dataclasses.replace(generation, holders=holders, directory=directory)
+            self._tables.rewrite(loaded)
+            job.newest = loaded
+            self._let_go_on(job, loaded, where, why)
+        except LiveshiftError as error:
+            self._fleet.journal.note(job.name, "not resumed", f"stays suspended: {error}")
+        finally:
+            job.taking = 0
 
     # ---- what follows --------------------------------------------------------------------------
 
@@ -150,9 +250,11 @@ class Suspensions:
         try:
             copies = EarlierCopies(self._rewinds, job, owners, note, check)
             await copies.end(lambda: set(filter(self._fleet.is_up, owners)), record)
-            await self._rewinds.publish(job)
-            self._fleet.journal.note(job.name, "suspended", _text(job))
             self._clear.add(row.number)
+            if to := self._to.pop(job.name, ""):
+                await self._save(job, to)
+            else:
+                self._fleet.journal.note(job.name, "suspended", _text(job))
         except _Over:
             pass
         except Exception as error:  # the loop tries again
@@ -168,9 +270,16 @@ def _text(job: Job) -> str:
     newest = job.newest
     if newest is None:
         return "runs nowhere, and no snapshot of it is left"
-    hosts = ", ".join(holders_of(job))
-    size = units.size(newest.bytes)
-    return f"runs nowhere any more: {newest.name}, {size}, is in the memory of {hosts}"
+    hosts, size = ", ".join(holders_of(job)), units.size(newest.bytes)
+    where = f"in the memory of {hosts}" if hosts else f"in {newest.directory}"
+    return f"runs nowhere any more: {newest.name}, {size}, is {where}"
+
+
+async def _all(requests: Iterable[Awaitable[object]]) -> None:
+    """Wait for the ends of all requests; raise the first error."""
+    for outcome in await asyncio.gather(*requests, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _check_suspended(job: Job) -> None:

@@ -29,8 +29,17 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
     up = {host.name for host in hosts if host.up}
     if job.state == "suspended":
         held, gone = holders_of(job), [h for h in holders_of(job) if h not in up]
-        why = f"{gone[0]}, which keeps {newest.name}, is not up" if gone else ""
-        return ProtectionRow(every, newest.name, age, newest.bytes, held, why_not=why, auto=auto)
+        why = f"{gone[0]}, which keeps {newest.name}, is not up"
+        return ProtectionRow(
+            every,
+            newest.name,
+            age,
+            newest.bytes,
+            held,
+            why_not=why if gone and not newest.directory else "",
+            auto=auto,
+            directory=newest.directory,
+        )
     rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion)
     return ProtectionRow(
         every,

@@ -24,6 +24,7 @@ from ....errors import LiveshiftError, NotFound, Refused, StepFailed
 from ...messages import Frozen
 from ...wire import Lanes, Sender
 from ..arrival.inbox import Inbox
+from . import saved_image
 from .held_generation import HeldGeneration
 from .held_note import HeldNote
 
@@ -214,11 +215,29 @@ class HeldCapsule:
         except OSError as error:
             raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
         finally:
-            with self._lock:
-                generation.users -= 1
-                if generation in self._leaving and not generation.users:
-                    self._leaving.discard(generation)
-                    self._end(generation)
+            self._unuse(generation)
+
+    def save(self, number: int, target: Path) -> int:
+        """Copy a generation of a suspended job to ``target``; returns its bytes. It is the only one
+        that is of use any more, so all others are removed first. Raises as saved_image.save does,
+        and NotFound if it is not kept here."""
+        with self._lock:
+            generation = self._find_kept(number)
+            for other in self._generations.keys() - {number}:
+                self.drop(other)
+            generation.users += 1
+        try:
+            note = generation.note
+            return saved_image.save(self.directory, target, note.migration, note.spec.name)
+        finally:
+            self._unuse(generation)
+
+    def _unuse(self, generation: HeldGeneration) -> None:
+        with self._lock:
+            generation.users -= 1
+            if generation in self._leaving and not generation.users:
+                self._leaving.discard(generation)
+                self._end(generation)
 
     def drop(self, number: int) -> None:
         """Remove a generation, at once or when it is not sent on any more. It does nothing if there

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Self
 
 from .... import units
-from ....errors import LiveshiftError, NotFound, Refused
+from ....errors import LiveshiftError, NotFound, Refused, StepFailed
+from ...model.snapshots import snapshot_of
 from ..arrival.inbox import Inbox
 from ..host.running_capsule import CapsuleFactory
+from . import saved_image
 from .held_capsule import HeldCapsule
 from .held_generation import HeldGeneration
-from .held_note import HeldNote
+from .held_note import HeldNote, read_note
 
 log = logging.getLogger("liveshift.holding")
 
@@ -96,6 +98,33 @@ class HeldImages:
                 self._tidy()
             self._capsules[name] = capsule
             return inbox
+
+    def load(self, source: Path, image: str, capsule: str) -> None:
+        """Take an image that is saved in ``source``, unless it is here. Raises as
+        saved_image.load does, and Refused if there is no room or another image of the capsule."""
+        with contextlib.suppress(NotFound):
+            self.find(image)
+            return
+        with self._lock:
+            self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
+            directory = self._directory / capsule.replace("/", ".")
+            if capsule in self._capsules or directory.exists():
+                raise Refused(f"{self._host} holds another image of {capsule}: try again")
+            note = read_note(source / f"s{snapshot_of(image)}")
+            if note is None or (note.migration, note.spec.name) != (image, capsule):
+                raise NotFound(f"{source} has no image {image} of {capsule}")
+            self._check_fits(note, NOTHING)
+            try:
+                directory.mkdir(parents=True)
+                saved_image.load(source, directory, image, capsule)
+                loaded = HeldCapsule.recover(directory, self._carried, self._budget)
+            except OSError as error:
+                raise StepFailed("restore", f"{directory} cannot be made: {error}") from error
+            finally:
+                self._tidy()
+            if loaded.empty:
+                raise StepFailed("restore", f"the image in {source} cannot be used: see the log")
+            self._capsules[capsule] = loaded
 
     def budget_left(self) -> int:
         """Bytes of memory that this host offers to further images. Below 0, the images take more

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image of a suspended job's capsule in a directory, so that it outlives its holder.
+
+The directory lies on a file system that the hosts share. A file in it says that the image is
+whole, and what each file must be; it is written last. Whoever restores an image can do anything on
+the host, since an image says which user a process is. So only a directory that root alone can
+change is used, to write and to read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from .... import units
+from ....errors import LiveshiftError, NotFound, Refused, StepFailed
+
+VERSION = 1
+SUMS = "image.json"
+_CHUNK = 4 << 20
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class SavedImage(msgspec.Struct, frozen=True):
+    """What is written beside the files: ``files``, by their names in the directory, have a size and
+    a digest (XXH3, 128 bits, of the data and of where they lie)."""
+
+    version: int
+    image: str
+    capsule: str
+    files: dict[str, tuple[int, str]]
+
+
+def check_trusted(directory: Path) -> None:
+    """Raise Refused unless root alone can change what is in ``directory``, and NotFound if it is
+    not there."""
+    try:
+        directory = directory.resolve(strict=True)
+        here = directory.stat()
+    except OSError as error:
+        raise NotFound(
+            f"{directory} cannot be used: {error.strerror}",
+            hint="make it on a file system that all hosts share, for root alone (mode 0700)",
+        ) from None
+    if not stat.S_ISDIR(here.st_mode):
+        raise Refused(f"{directory} is not a directory")
+    for path in (directory, *directory.parents):
+        found = path.stat()
+        others = found.st_mode & _WRITABLE_BY_OTHERS
+        if found.st_uid != 0 or (
+            others and (path == directory or not found.st_mode & stat.S_ISVTX)
+        ):
+            raise Refused(
+                f"{directory} cannot be used: others than root can change {path}",
+                hint="whoever changes an image becomes root on the host that restores it:"
+                " use a directory that root alone can change",
+            )
+
+
+def save(files: Path, target: Path, image: str, capsule: str) -> int:
+    """Copy all files below ``files`` to ``target``, which must not exist or be of an attempt that
+    failed. Returns the bytes that they take. When it returns, they are on the disk.
+
+    Raises Refused if there is no room, StepFailed for other errors; then nothing is left.
+    """
+    check_trusted(target.parent.parent)
+    sums: dict[str, tuple[int, str]] = {}
+    try:
+        needed, free = _taken(files), shutil.disk_usage(target.parent.parent).free
+        if needed > free:
+            raise Refused(
+                f"{target.parent.parent} has {units.size(free)} left, and the image of {capsule}"
+                f" takes {units.size(needed)}"
+            )
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(mode=0o700, parents=True)
+        for path in sorted(p for p in files.rglob("*") if p.is_file()):
+            name = str(path.relative_to(files))
+            (target / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sums[name] = _copy(path, target / name, sync=True)
+        record = msgspec.json.encode(SavedImage(VERSION, image, capsule, sums))
+        fresh = target / f"{SUMS}.new"
+        with fresh.open("xb") as file:
+            file.write(record)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(target / SUMS)
+        _sync_directories(target)
+        return needed
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise StepFailed("hold", f"{target} cannot be written: {error}") from error
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def load(source: Path, target: Path, image: str, capsule: str) -> None:
+    """Copy an image that :meth:`save` has written to ``target``, and compare each file with what
+    was written. Raises NotFound if there is no whole image of that name, StepFailed if it is
+    damaged; then nothing is left in ``target``."""
+    saved = read(source)
+    if (saved.image, saved.capsule) != (image, capsule):
+        raise NotFound(
+            f"{source} has {saved.image} of {saved.capsule}, and not {image} of {capsule}"
+        )
+    try:
+        for name, sums in saved.files.items():
+            path = target / name
+            if not path.resolve().is_relative_to(target.resolve()):
+                raise StepFailed("restore", f"{source / SUMS} names {name}, which is outside")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if (found := _copy(source / name, path, sync=False)) != sums:
+                raise StepFailed(
+                    "restore",
+                    f"{source / name} is damaged: {found[0]} bytes with the digest {found[1]},"
+                    f" and {sums[0]} with {sums[1]} were written",
+                )
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise StepFailed("restore", f"{source} cannot be read: {error}") from error
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def read(source: Path) -> SavedImage:
+    """What is known of the image in ``source``. Raises NotFound if there is none that is whole."""
+    check_trusted(source)
+    try:
+        saved = msgspec.json.decode((source / SUMS).read_bytes(), type=SavedImage)
+    except FileNotFoundError:
+        raise NotFound(f"{source} has no whole image") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise LiveshiftError(f"{source / SUMS} cannot be read: {error}") from error
+    if saved.version != VERSION:
+        raise Refused(
+            f"{source} was written by another version of liveshift: its format is"
+            f" {saved.version}, and this one reads {VERSION}"
+        )
+    return saved
+
+
+def _taken(files: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in files.rglob("*") if path.is_file())
+
+
+def _copy(source: Path, target: Path, *, sync: bool) -> tuple[int, str]:
+    """Copy a file with its holes; returns its size and digest. A file with a great limit has few
+    data (held_store.py)."""
+    digest = xxhash.xxh3_128()
+    with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
+        os.fchmod(new.fileno(), 0o600)
+        size = os.fstat(old.fileno()).st_size
+        new.truncate(size)
+        for begin, end in _data(old.fileno(), size):
+            at = begin
+            while at < end:
+                data = os.pread(old.fileno(), min(_CHUNK, end - at), at)
+                if not data:
+                    raise OSError(f"{source} has become shorter")
+                _add(digest, at, data)
+                written = 0
+                while written < len(data):
+                    written += os.pwrite(new.fileno(), data[written:], at + written)
+                at += len(data)
+        if sync:
+            os.fsync(new.fileno())
+    return size, digest.hexdigest()
+
+
+def _add(digest: xxhash.xxh3_128, at: int, data: bytes) -> None:
+    """Add data to a digest that does not depend on which zeros are holes: file systems differ in
+    the sizes of these, so each block counts by itself, and one of zeros not at all."""
+    for offset in range(0, len(data), 4096):
+        block = data[offset : offset + 4096]
+        if block.strip(b"\0"):
+            digest.update((at + offset).to_bytes(8, "little"))
+            digest.update(block)
+
+
+def _data(file: int, size: int) -> list[tuple[int, int]]:
+    """Where a file has data, in whole blocks of 4096 bytes."""
+    parts: list[tuple[int, int]] = []
+    at = 0
+    while at < size:
+        try:
+            begin = os.lseek(file, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: only a hole is left
+            break
+        end = os.lseek(file, begin, os.SEEK_HOLE)
+        begin -= begin % 4096
+        end = min(size, end + -end % 4096)
+        if parts and begin <= parts[-1][1]:
+            parts[-1] = (parts[-1][0], max(end, parts[-1][1]))
+        else:
+            parts.append((begin, end))
+        at = end
+    return parts
+
+
+def _sync_directories(top: Path) -> None:
+    for path in (top, *(p for p in top.rglob("*") if p.is_dir()), top.parent, top.parent.parent):
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
