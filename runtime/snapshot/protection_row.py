@@ -29,14 +29,15 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
     up = {host.name for host in hosts if host.up}
     if job.state == "suspended":
         held, gone = holders_of(job), [h for h in holders_of(job) if h not in up]
-        why = f"{gone[0]}, which keeps {newest.name}, is not up"
+        gone = [] if newest.directory else gone
+        why = f"{gone[0]}, which keeps {newest.name}, is not up" if gone else ""
         return ProtectionRow(
             every,
             newest.name,
             age,
             newest.bytes,
             held,
-            why_not=why if gone and not newest.directory else "",
+            why_not=why,
             auto=auto,
             directory=newest.directory,
         )
