@@ -104,6 +104,7 @@ def test_it_leaves_its_hosts_and_goes_on_elsewhere(
     job.assert_begins_like_never_moved(references)
 
 
+@pytest.mark.long
 def test_a_suspended_job_can_be_stopped(lab: LabSession, job: Job) -> None:
     lab.json("suspend", job.name)
     holder = protection(job).holders[0]
@@ -114,6 +115,7 @@ def test_a_suspended_job_can_be_stopped(lab: LabSession, job: Job) -> None:
     assert anywhere(job) == set()
 
 
+@pytest.mark.long
 def test_an_orchestrator_that_was_restarted_resumes_it(
     lab: LabSession, job: Job, references: References
 ) -> None:
@@ -156,6 +158,7 @@ def test_one_that_is_saved_in_a_directory_outlives_all_hosts(
     job.assert_begins_like_never_moved(references)
 
 
+@pytest.mark.long
 def test_one_that_cannot_be_held_trains_on(lab: LabSession) -> None:
     job = lab.start("wide", LONG, nnodes=4)
     job.wait_step(5)
