@@ -107,7 +107,7 @@ def endless(lab: LabSession) -> Job:
     "harm",
     [
         pytest.param("source's agent", marks=pytest.mark.long),
-        pytest.param("destination's agent", marks=pytest.mark.long),
+        "destination's agent",
         pytest.param("link cut", marks=pytest.mark.long),
     ],
 )

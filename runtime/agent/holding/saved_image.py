@@ -2,9 +2,9 @@
 """An image of a suspended job's capsule in a directory, so that it outlives its holder.
 
 The directory lies on a file system that the hosts share. A file in it says that the image is
-whole, and what each file must be; it is written last. Whoever restores an image can do anything on
-the host, since an image says which user a process is. So only a directory that root alone can
-change is used, to write and to read.
+whole, and what each file must be; it is written last. Who can change an image can run any code as
+the job's user where it is restored, and who can read it has the job's memory. So only a directory
+that root alone can change is used, to write and to read, and the files are for root alone.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def check_trusted(directory: Path) -> None:
         ):
             raise Refused(
                 f"{directory} cannot be used: others than root can change {path}",
-                hint="whoever changes an image becomes root on the host that restores it:"
-                " use a directory that root alone can change",
+                hint="whoever can change an image runs code where it is restored: use a directory"
+                " that root alone can change",
             )
 
 
