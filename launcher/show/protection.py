@@ -37,7 +37,7 @@ def lines(jobs: Iterable[JobRow], *, wide: bool) -> Iterator[Text]:
         row = job.protection
         if row is None or not (row.every or row.newest):
             continue
-        if job.state == "suspended":
+        if job.state == "suspended" and row.newest:
             yield from _suspended(job.name, row)
             continue
         if wide and row.newest:

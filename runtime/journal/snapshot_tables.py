@@ -170,6 +170,7 @@ class SnapshotTables:
         plan: Mapping[str, str],
         why: str,
         died: Mapping[str, int] | None = None,
+        kind: RewindKind = RewindKind.REWIND,
     ) -> RewindRow:
         """Take all capsules of a job back to snapshot ``generation``; ``plan``: capsule → host;
         ``died``: see RewindRow.
@@ -180,7 +181,7 @@ class SnapshotTables:
         capsules, or if one of them or the job has ended.
         """
         with self._file.together():
-            row = self._new_row(RewindKind.REWIND, job, generation, plan, why, died or {})
+            row = self._new_row(kind, job, generation, plan, why, died or {})
             self._write_rewind(row, "rewinding", ("running", "rewinding"))
         return row
 

@@ -169,7 +169,7 @@ def rewind_plan(
             continue
         able = [host for host in known.values() if _receives(host) and left[host.name] > 0]
         if not able:
-            return f"no host has room for {capsule}, which was on {owner}"
+            return f"no host has room for {capsule}" + (f", which was on {owner}" if owner else "")
         best = min(able, key=lambda host: (host.name not in up, _rank(host)))
         left[best.name] -= 1
         plan[capsule] = Place(best.name, best.name if best.name in up else up[0])

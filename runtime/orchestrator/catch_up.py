@@ -60,12 +60,23 @@ class CatchUp:
 
     def _decide(self) -> None:
         fleet = self._fleet
+        for job in fleet.jobs.values():
+            if job.state == "suspended" and self._is_later(job):
+                fleet.journal.set_job(job.name, "running", job.code)
+                job.state = "running"
         for job, capsule in fleet.living():
             self._assign_owner(job, capsule)
         self._take_counts()
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
+
+    def _is_later(self, job: Job) -> bool:
+        """Whether a host has a capsule of the job under a later epoch than the journal: a suspended
+        job was resumed since."""
+        reports = self._fleet.reports.values()
+        capsules = job.capsules.values()
+        return any(r.epochs.get(c.name, 0) > c.epoch for c in capsules for r in reports)
 
     def _take_counts(self) -> None:
         """A count that is too low would be used again, for copies that are not of it."""

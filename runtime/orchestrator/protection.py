@@ -75,7 +75,8 @@ class Protection:
         self._context = context
         self._journal = fleet.journal.snapshots
         self._states: dict[str, _State] = {}  # by job
-        self._suspends: dict[str, str] = {}  # by job: who wants it suspended
+        self._suspends: dict[str, tuple[Job, str]] = {}  # by job: who wants it suspended
+        self._last: set[str] = set()  # jobs of which the last snapshot is under way
         self._tasks = Tasks()
 
     def recover(self) -> None:
@@ -98,12 +99,18 @@ class Protection:
         if isinstance(holders, str):
             raise _not_suspended(job, holders)
         if not dry_run:
-            self._suspends[job.name] = who
+            waits, _ = self._suspends.get(job.name, (None, ""))
+            if waits is job or job.name in self._last:
+                raise _not_suspended(job, "it is being suspended already")
+            self._suspends[job.name] = job, who
             text = "a last snapshot is taken, then it ends everywhere"
             self._fleet.journal.note(job.name, "suspending", text, who)
         return SuspensionOrdered(job.name, holders)
 
     async def run(self) -> None:
+        for job in self._fleet.jobs.values():
+            if not job.taking:  # else that snapshot's end says so
+                self._note_lost_order(job)
         # After a restart no host is up before it has reported: none of them is lost for that.
         until = time.monotonic() + 2 * self._fleet.cluster.timeouts.suspicion
         while not all(h.heard for h in self._fleet.hosts.values()) and time.monotonic() < until:
@@ -114,8 +121,9 @@ class Protection:
             self._states = {n: s for n, s in self._states.items() if jobs.get(n) is s.job}
             for job in list(jobs.values()):
                 if job.state == "running" and job.name not in self._fleet.snapshots:
-                    if who := self._suspends.pop(job.name, ""):
-                        self._begin_last(job, who)
+                    ordered = self._suspends.pop(job.name, None)
+                    if ordered is not None and ordered[0] is job:
+                        self._begin_last(job, ordered[1])
                     else:
                         self._look(job, now)
             await asyncio.sleep(TICK_S)
@@ -170,7 +178,12 @@ class Protection:
         if why or isinstance(holders, str):
             self._fleet.journal.note(job.name, "not suspended", f"the job goes on: {why}", who)
             return
-        number = self._journal.begin_snapshot(job.name)
+        try:
+            number = self._journal.begin_snapshot(job.name)
+        except LiveshiftError as error:
+            self._fleet.journal.note(job.name, "not suspended", f"the job goes on: {error}", who)
+            return
+        self._last.add(job.name)
         snapshot = Snapshot(self._context, number, job, holders, suspends=f"{who} wants it")
         self._begin(snapshot)
         self._tasks.spawn(self._follow_last(snapshot, who))
@@ -179,10 +192,11 @@ class Protection:
         await snapshot.run()
         self._end(snapshot)
         job = snapshot.job
+        self._last.discard(job.name)
         self._states.pop(job.name, None)  # it begins anew once the job is resumed
         if snapshot.generation is not None:
             job.pause_s, job.unprotected = 0.0, ""
-        elif job.state == "running":
+        elif job.state in ("running", "rewinding"):
             text = f"the job goes on: {words(snapshot.error)}"
             log.warning("%s is not suspended: %s", job.name, text)
             self._fleet.journal.note(job.name, "not suspended", text, who)
@@ -263,6 +277,14 @@ class Protection:
             await asyncio.sleep(timeouts.heartbeat / 10)
         await snapshot.recover()
         self._end(snapshot)
+        self._note_lost_order(snapshot.job)
+
+    def _note_lost_order(self, job: Job) -> None:
+        """Note that a suspension which an earlier orchestrator has begun does not come."""
+        kinds = [e.kind for e in self._fleet.journal.events(job.name, 0) if "suspend" in e.kind]
+        if job.state == "running" and kinds[-1:] == ["suspending"]:
+            text = "the job goes on: the orchestrator was restarted"
+            self._fleet.journal.note(job.name, "not suspended", text)
 
     async def _follow(self, snapshot: Snapshot, state: _State, begun: float) -> None:
         job, cluster = snapshot.job, self._fleet.cluster

@@ -225,7 +225,17 @@ class Rewinds:
         plan = rewind_plan(self._fleet.views(), generation, owners, lost)
         if isinstance(plan, str):
             raise LiveshiftError(plan)
-        if gone := await self._images_gone(job, generation.number, plan):
+        gone = await self._images_gone(job, generation.number, plan)
+        if job.newest is not generation or not self.protected(job):
+            return  # a later one is complete: what was asked for may be gone for that
+        last = self._rows.get(job.name)
+        resumes = (
+            job.state == "rewinding" and last is not None and last.kind is RewindKind.RESUMPTION
+        )
+        if gone and resumes:
+            self._suspend_again(job, last, gone)
+            return
+        if gone:
             self._gone.add(generation.number)
             self._give_up(job, gone)
             return
@@ -236,9 +246,10 @@ class Rewinds:
             return
         noticed = self._lookout.silence(job)
         where = {c: place.host for c, place in plan.items()}
-        row = self._protection.rewind(job.name, generation.number, where, why, died)
+        kind = RewindKind.RESUMPTION if resumes else RewindKind.REWIND
+        row = self._protection.rewind(job.name, generation.number, where, why, died, kind)
         self._enter(job, row)
-        self.note(job, "rewinding", f"goes back to {generation.name}: {why}")
+        self.note(job, row.kind.under_way, f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
         await self._carry_out(job, Rewind(self, job, generation, row, owners.values(), noticed))

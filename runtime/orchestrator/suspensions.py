@@ -124,6 +124,10 @@ class Suspensions:
             image = image_name(generation.number, job.capsules[name].index)
             limit = self._fleet.cluster.timeouts.prepare
             await self._rewinds.request(place.holder, messages.GetHeld(image, name), limit)
+        again = rewind_plan(self._fleet.views(), generation, names, names)
+        if again != plan:  # another job has taken a slot, say
+            why_not = again if isinstance(again, str) else "its hosts have changed meanwhile"
+            raise _cannot(job, "resumed", why_not, "try again")
         self._let_go_on(job, generation, where, why)
         return ordered
 
@@ -205,7 +209,10 @@ class Suspensions:
                 if row.kind is RewindKind.SUSPENSION:
                     self._rows[row.job] = row
             for name, row in list(self._rows.items()):
-                self._look_at(self._fleet.jobs.get(name), row)
+                try:
+                    self._look_at(self._fleet.jobs.get(name), row)
+                except LiveshiftError as error:  # a full disk, say: the next look tries again
+                    log.error("%s: %s", name, error)
             await asyncio.sleep(TICK_S)
 
     def _has_news(self) -> bool:
@@ -250,6 +257,7 @@ class Suspensions:
         try:
             copies = EarlierCopies(self._rewinds, job, owners, note, check)
             await copies.end(lambda: set(filter(self._fleet.is_up, owners)), record)
+            check()
             self._clear.add(row.number)
             if to := self._to.pop(job.name, ""):
                 await self._save(job, to)
