@@ -25,7 +25,7 @@ from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.endings import Endings
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.snapshots.rewinds import Rewinds
+from liveshift.runtime.orchestrator.rewinds import Rewinds
 from liveshift.runtime.orchestrator.stopping import Stopping
 
 FAULT_S = 0.7

@@ -20,9 +20,9 @@ from liveshift.runtime import messages
 from liveshift.runtime.messages import Message, ResumptionOrdered, SuspensionOrdered
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.snapshots import protection, suspensions
-from liveshift.runtime.orchestrator.snapshots.protection import Protection
-from liveshift.runtime.orchestrator.snapshots.suspensions import Suspensions
+from liveshift.runtime.orchestrator import protection, suspensions
+from liveshift.runtime.orchestrator.protection import Protection
+from liveshift.runtime.orchestrator.suspensions import Suspensions
 from liveshift.runtime.quiesce.gates import Boundary
 
 BOUNDARY = "paused after collective 7"

@@ -25,8 +25,8 @@ from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.context import OrchestratorContext
 from liveshift.runtime.orchestrator.fleet import Fleet
-from liveshift.runtime.orchestrator.snapshots import protection as module
-from liveshift.runtime.orchestrator.snapshots.protection import Protection
+from liveshift.runtime.orchestrator import protection as module
+from liveshift.runtime.orchestrator.protection import Protection
 from liveshift.runtime.quiesce.gates import Boundary
 from liveshift.runtime.snapshot.snapshot import Snapshot
 
