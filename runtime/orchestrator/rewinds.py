@@ -246,7 +246,6 @@ class Rewinds:
             return
         noticed = self._lookout.silence(job)
         where = {c: place.host for c, place in plan.items()}
-        kind = RewindKind.RESUMPTION if resumes else RewindKind.REWIND
         row = self._protection.rewind(job.name, generation.number, where, why, died, kind)
         self._enter(job, row)
         self.note(job, row.kind.under_way, f"goes back to {generation.name}: {why}")

@@ -33,6 +33,8 @@ class Job:
     started: float = field(default_factory=time.time)
     signals: list[int] = field(default_factory=list)
     code: int | None = None
+    suspended: bool = False
+    protection: messages.ProtectionRow | None = None
 
 
 @dataclass
@@ -51,8 +53,8 @@ def job_row(job: Job) -> JobRow:
         CapsuleRow(
             name=c.name,
             index=n,
-            state="ended" if c.code is not None else "moving" if c.migration else "running",
-            host=c.host,
+            state=_state(job, c),
+            host="" if job.suspended else c.host,
             epoch=c.epoch,
             address=f"10.99.1.{n + 2}",
             ranks=[2 * n, 2 * n + 1],
@@ -66,9 +68,18 @@ def job_row(job: Job) -> JobRow:
         )
         for n, c in enumerate(job.capsules.values())
     ]
-    state = "running" if job.code is None else "ended"
+    state = "ended" if job.code is not None else "suspended" if job.suspended else "running"
     argv = " ".join(job.argv)
-    return JobRow(job.name, state, argv, 0, job.started, 12.3, job.code, rows)
+    started, kept = job.started, job.protection
+    return JobRow(job.name, state, argv, 0, started, 12.3, job.code, rows, kept)
+
+
+def _state(job: Job, capsule: Capsule) -> str:
+    if capsule.code is not None:
+        return "ended"
+    if job.suspended:
+        return "suspended"
+    return "moving" if capsule.migration else "running"
 
 
 def host_row(host: Host, capsules: Iterable[Capsule]) -> HostRow:

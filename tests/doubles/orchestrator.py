@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 from doubles.cluster_state import Capsule, Host, Job, host_row, job_row
+from doubles.suspensions import Suspensions, check_readable
 
 from liveshift.criu_glue.capsule.output import HEADER, STDOUT
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable, to_wire
@@ -61,6 +62,7 @@ class Orchestrator:
         self.changed = threading.Condition()
         self._listener: socket.socket | None = None
         self.rewind_ends = [("rewound", "runs again from s7")]  # kind and text
+        self.suspensions = Suspensions()
         self.trouble = ""
         """What the orchestrator waits for before it can go on."""
         self._lines: set[socket.socket] = set()
@@ -262,6 +264,10 @@ class Orchestrator:
                     return None
                 case messages.RewindJob():
                     return self._rewind(ask)
+                case messages.SuspendJob():
+                    return self.suspensions.suspend(self._job(ask.job), ask, self._tell)
+                case messages.ResumeJob():
+                    return self.suspensions.resume(self._job(ask.job), ask, self._tell)
                 case messages.EndUnknown():
                     return None
                 case messages.SetTaint():
@@ -306,13 +312,14 @@ class Orchestrator:
             cluster="double",
             time=time.time(),
             jobs=[job_row(job) for job in self.jobs.values()],
-            hosts=[host_row(host, self._everyone()) for host in self.hosts.values()],
+            hosts=[host_row(host, self._running()) for host in self.hosts.values()],
             moving=[row for row in self.moves.values() if row.state in UNDER_WAY],
             trouble=self.trouble,
         )
 
     def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:
         capsule = self._capsule(ask.capsule)
+        check_readable(self._job(ask.capsule.partition("/")[0]))
         epoch = capsule.epoch
 
         def news() -> bool:
@@ -329,9 +336,7 @@ class Orchestrator:
         return messages.Output(data, at + len(data), code, at - ask.offset)
 
     def _signal(self, ask: messages.SignalJob) -> None:
-        if ask.job not in self.jobs:
-            raise NotFound(f'no job "{ask.job}"')
-        self.jobs[ask.job].signals.append(ask.signum)
+        self._job(ask.job).signals.append(ask.signum)
         if self.signals_end and ask.signum in (signal.SIGKILL, signal.SIGTERM):
             for capsule in self.jobs[ask.job].capsules.values():
                 self.end(capsule.name, 128 + ask.signum)
@@ -347,8 +352,8 @@ class Orchestrator:
     def _taint(self, ask: messages.SetTaint) -> None:
         self._host(ask.host).taint = ask.reason
         self._tell(ask.host, "tainted", f"tainted: {ask.reason}", "root")
-        for capsule in self._everyone():
-            if capsule.host != ask.host or capsule.code is not None:
+        for capsule in self._running():
+            if capsule.host != ask.host:
                 continue
             free = self._free()
             if free is None:
@@ -415,8 +420,17 @@ class Orchestrator:
         number = len(self.events) + 1
         self.events.append(Event(number, time.time(), subject, kind, text, by, row))
 
+    def _job(self, name: str) -> Job:
+        if name not in self.jobs:
+            raise NotFound(f'no job "{name}"')
+        return self.jobs[name]
+
     def _everyone(self) -> list[Capsule]:
         return [c for job in self.jobs.values() for c in job.capsules.values()]
+
+    def _running(self) -> list[Capsule]:
+        awake = (job for job in self.jobs.values() if not job.suspended)
+        return [c for job in awake for c in job.capsules.values() if c.code is None]
 
     def _capsule(self, name: str) -> Capsule:
         found = [c for c in self._everyone() if c.name == name]
@@ -431,7 +445,7 @@ class Orchestrator:
         return self.hosts[name]
 
     def _free(self) -> str | None:
-        taken = {c.host for c in self._everyone() if c.code is None}
+        taken = {c.host for c in self._running()}
         taken |= {row.destination for row in self.moves.values() if row.state in UNDER_WAY}
         open_ = [h.name for h in self.hosts.values() if h.taint is None and h.cordon is None]
         able = (name for name in open_ if name not in taken)

@@ -7,182 +7,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
+from snapshot_handlers_scene import CLOSE, DIGEST, DUMP, LOCK, SEAL, THAW, Scene, scene, start
 from waits import until_async
 
-from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime.agent import snapshot_handlers
-from liveshift.runtime.agent.departure import snapshot_sessions
-from liveshift.runtime.agent.departure.outgoing_snapshot import SnapshotRequest
-from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
 from liveshift.runtime.agent.host.rank_deaths import RankEnd
-from liveshift.runtime.agent.migration_registry import MigrationRegistry
-from liveshift.runtime.agent.rulings import Rulings
-from liveshift.runtime.agent.snapshot_handlers import SnapshotHandlers
 
-T = TypeVar("T")
-WHO = ("s17.1", "gpt/1")
-LOCK, DUMP = messages.LockCapsule(*WHO, 10.0), messages.DumpCapsule(*WHO, 10.0)
-THAW, CLOSE = messages.ThawCapsule(*WHO), messages.CloseSnapshot(*WHO)
-DIGEST = bytes(range(16))
-
-
-def start(image: str = "s17.1") -> messages.StartSnapshot:
-    return messages.StartSnapshot(image, "gpt/1", "h2", "tcp://h2:1", 16, 4, 10.0)
-
-
-class Snapshot:
-    """Stands in for one at its source; its steps may fail, and the first one may last."""
-
-    def __init__(self, scene: Scene, image: str, resident: Any) -> None:
-        self.snapshot, self.resident = image, resident
-        self.closed, self.digest = False, b""
-        self.request: SnapshotRequest | None = None
-        self.interrupted = threading.Event()
-        self._scene = scene
-
-    def send_ahead(self, request: SnapshotRequest, _asked: float) -> messages.Moved:
-        self.request = request
-        if self._scene.lasts:
-            self._scene.done.append("ahead")
-            assert self.interrupted.wait(10)
-            self._scene.fails = "sent"
-        self._do("sent")
-        return messages.Moved(14, [])
-
-    def check_may_lock(self) -> None:
-        self._do("checked")
-
-    def lock(self, _deadline: float) -> None:
-        assert self.resident.still, "signals are held back before"
-        self._do("locked")
-
-    def dump(self, criu: object, _deadline: float) -> messages.Frozen:
-        assert criu == "criu"
-        self._do("dumped")
-        self.digest = DIGEST
-        return messages.Frozen(7, [])
-
-    def thaw(self) -> None:
-        self._do("thawed")
-
-    def abandon(self) -> None:
-        self._scene.done.append("abandoned")
-        self.interrupted.set()
-
-    def close(self) -> None:
-        if not self.closed:
-            self._do("closed")
-        self.closed = True
-
-    def _do(self, what: str) -> None:
-        self._scene.done.append(what)
-        if what == self._scene.fails:
-            raise StepFailed(what, "it failed")
-
-
-class Scene(MigrationRegistry):
-    """h1 with gpt/1; stands in for its table of capsules, too."""
-
-    host = "h1"
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        me = cast(Any, self)
-        self._busy = set()
-        self._capsule_table = me
-        self.outgoing, self.incoming = {}, {}
-        self.snapshots = SnapshotSessions()
-        self.done: list[str] = []
-        self.fails = ""
-        self.lasts = False
-        self.silence = 0.0
-        self.criu = cast(Any, "criu")
-        self.capsule = self.copy()
-        self.capsules = {"gpt/1": self.capsule}
-        self.factory = None
-        timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0, prepare=0.4)
-        self.cluster = SimpleNamespace(timeouts=timeouts)
-        self.made: list[Snapshot] = []
-        self.handlers = SnapshotHandlers(me, self, lambda: self.silence)
-        self.rulings = Rulings(me, self, me)
-        monkeypatch.setattr(snapshot_handlers, "OutgoingSnapshot", self._make)
-        monkeypatch.setattr(snapshot_sessions, "CapsuleTracker", self._track)
-
-    def copy(self, rewinds: int = 0) -> Any:
-        spec = SimpleNamespace(name="gpt/1", job="gpt")
-        overlay = Overlay(7, "10.99.7.0/24", rewinds)
-        deaths = SimpleNamespace(first=None)
-        return SimpleNamespace(spec=spec, code=None, still=False, overlay=overlay, deaths=deaths)
-
-    def _make(self, image: str, resident: Any, _factory: object, *_: object) -> Any:
-        self.made.append(Snapshot(self, image, resident))
-        return self.made[-1]
-
-    def _track(self, _resident: object) -> Any:
-        self.done.append("tracker made")
-        return SimpleNamespace(close=lambda: self.done.append("tracker closed"))
-
-    def open_sender(self, migration: str, destination: str, endpoint: str) -> Any:
-        self.done.append(f"{migration} to {destination} at {endpoint}")
-
-    def resident(self, capsule: str) -> Any:
-        if capsule not in self.capsules:
-            raise NotFound(f"{capsule} is not on h1")
-        return self.capsules[capsule]
-
-    async def hold_signals(self, resident: Any) -> None:
-        resident.still = True
-
-    async def end_capsule(self, request: messages.End) -> None:
-        self.done.append(f"{request.capsule} ended")
-
-    async def locate(self, request: messages.Locate) -> None:
-        await self.rulings.drop_earlier(request.book)
-        self.done.append("located")
-
-    def run(self, *work: Coroutine[Any, Any, Any]) -> Any:
-        """Run these, one after the other; return the last answer."""
-
-        async def in_order() -> Any:
-            answer = None
-            for each in work:
-                answer = await each
-            return answer
-
-        return asyncio.run(in_order())
-
-    def begun(self) -> None:
-        """Send ahead, and forget what was done for that."""
-        self.run(self.handlers.start(start()))
-        self.done.clear()
-
-    def busy(self) -> bool:
-        return self.snapshots.busy
-
-    def beside(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Do ``work`` while a snapshot sends ahead, which then fails."""
-        self.lasts = True
-
-        async def both() -> None:
-            first = asyncio.create_task(self.handlers.start(start()))
-            await until_async(lambda: "ahead" in self.done)
-            await work()
-            with pytest.raises(StepFailed):
-                await first
-
-        asyncio.run(both())
-
-
-@pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    return Scene(monkeypatch)
-
+__all__ = ["scene"]
 
 # ---- the order ---------------------------------------------------------------------------------
 
@@ -353,6 +189,69 @@ def test_what_does_not_end_stays_known_and_is_tried_again(scene: Scene) -> None:
     scene.fails = ""
     scene.run(scene.snapshots.end("gpt/1"))
     assert scene.done[-1] == "tracker closed"
+
+
+# ---- before a suspension -----------------------------------------------------------------------
+
+
+def test_a_capsule_that_is_sealed_stays_frozen(scene: Scene) -> None:
+    scene.begun()
+    scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP))
+    for _ in range(2):
+        assert scene.run(scene.handlers.seal(SEAL)) == messages.SnapshotClosed(DIGEST)
+    assert scene.done == ["checked", "locked", "dumped", "sealed", "sealed"]
+    assert scene.capsule.still
+    assert scene.busy(), "its session has not ended"
+
+
+def test_a_seal_for_what_is_not_here_is_refused(scene: Scene) -> None:
+    """As after a restart of the agent, which has thawed the capsule: no write may follow."""
+    with pytest.raises(NotFound, match=r"h1 has no snapshot s17\.1 of gpt/1"):
+        scene.run(scene.handlers.seal(SEAL))
+    scene.run(scene.handlers.start(start("s18.1")))
+    with pytest.raises(NotFound, match=r"h1 has no snapshot s17\.1 of gpt/1"):
+        scene.run(scene.handlers.seal(SEAL))
+    assert "sealed" not in scene.done
+
+
+def test_a_seal_that_fails_at_the_source_is_passed_on(scene: Scene) -> None:
+    scene.begun()
+    scene.fails = "sealed"
+    with pytest.raises(StepFailed, match="it failed"):
+        scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP), scene.handlers.seal(SEAL))
+
+
+def test_a_job_of_which_a_rank_ended_before_the_freeze_is_not_suspended(scene: Scene) -> None:
+    scene.begun()
+    scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP))
+    scene.capsule.deaths.first = RankEnd(signal.SIGKILL, 7)
+    with pytest.raises(StepFailed, match="a rank of gpt/1 has ended by SIGKILL"):
+        scene.run(scene.handlers.seal(SEAL))
+
+
+def test_a_sealed_capsule_goes_on_when_it_is_thawed_or_the_orchestrator_is_silent(
+    scene: Scene,
+) -> None:
+    scene.begun()
+    scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP), scene.handlers.seal(SEAL))
+    scene.run(scene.handlers.thaw(THAW))
+    assert scene.done[-1] == "thawed"
+    scene.silence = 2.1
+
+    async def silent() -> None:
+        keeping = asyncio.create_task(scene.handlers.keep())
+        await until_async(lambda: "abandoned" in scene.done)
+        keeping.cancel()
+
+    asyncio.run(silent())
+
+
+def test_the_end_of_earlier_copies_ends_the_session_of_a_sealed_capsule(scene: Scene) -> None:
+    scene.begun()
+    scene.run(scene.handlers.lock(LOCK), scene.handlers.dump(DUMP), scene.handlers.seal(SEAL))
+    scene.run(scene.handlers.end_earlier(messages.EndEarlier(book(1))))
+    assert scene.done[4:] == ["abandoned", "closed", "tracker closed", "located"]
+    assert not scene.busy()
 
 
 # ---- after a rewind ----------------------------------------------------------------------------

@@ -213,3 +213,18 @@ def test_an_interval_that_is_chosen_goes_with_size_gpus_and_what_was_measured() 
     for capsule in made.capsules.values():
         capsule.seen = None
     assert every() == pytest.approx((2 * 0.25 * 7.9 * 3600 * 1024 / 16) ** 0.5)
+
+
+def test_a_job_that_enters_a_rewind_or_a_suspension_has_new_owners_and_no_grant() -> None:
+    made = job()
+    before = made.book()
+    for capsule in made.capsules.values():
+        capsule.granted = True
+    made.capsules["gpt/1"].seen = CapsuleState("gpt/1", 2, 2, 0, 40, 1.0, [1], "true")
+    made.enter({name: ("h9", c.epoch + 2) for name, c in made.capsules.items()}, 1, "suspended")
+    assert (made.state, made.rewinds) == ("suspended", 1)
+    owners = [(c.host, c.epoch, c.granted, c.seen) for c in made.capsules.values()]
+    assert owners == [("h9", epoch, False, None) for epoch in (3, 4, 5)]
+    book = made.book()
+    assert book != before
+    assert (book.rewinds, set(book.where.values())) == (1, {("h9", 3), ("h9", 4), ("h9", 5)})

@@ -244,3 +244,55 @@ def test_a_copy_of_a_forgotten_job_is_not_unknown_and_ends(
     says(brain, "h1", Heartbeat("h1", 1 << 30, [seen]))
     assert here(brain, GetStatus()).unknown == []
     assert ended == [("h1", "old/0", 1)]
+
+
+# ---- a job that was suspended when the backup was made ---------------------------------------
+
+
+def suspended_in_the_backup(state: Path) -> Orchestrator:
+    """The job a was suspended after it had run on h0 and h1; its last image is on h2."""
+    before = brain_on(state)
+    journal = before.fleet.journal
+    spec = msgspec.msgpack.encode({"uid": 0, "run": msgspec.to_builtins(RUN)})
+    journal.add_job("a", 1, "10.99.0.0/24", spec, {"a/0": (0, "h0"), "a/1": (1, "h1")})
+    number = journal.snapshots.begin_snapshot("a")
+    held = Generation(
+        number,
+        "a",
+        "step 9",
+        5.0,
+        0,
+        {"a/0": ("h0", 1), "a/1": ("h1", 1)},
+        {"a/0": ["h2"], "a/1": ["h2"]},
+    )
+    journal.snapshots.suspend(held, "root wants it")
+    journal.file.back_up()
+    journal.file.close()
+    shutil.copy(journal.file.backup, journal.file.path)
+    made = brain_on(state)
+    made.catch_up.begin()
+    return made
+
+
+def test_a_suspended_job_of_a_backup_stays_suspended_without_a_snapshot(tmp_path: Path) -> None:
+    brain = suspended_in_the_backup(tmp_path)
+    for host in ("h0", "h1", "h2"):
+        register(brain, host, {}, rewinds={"a": 1})
+    job = brain.fleet.jobs["a"]
+    assert (job.state, job.newest, job.rewinds) == ("suspended", None, 1)
+    assert [c.code for c in job.capsules.values()] == [None, None]
+    with pytest.raises(Refused, match="a cannot be resumed: no snapshot of it is left"):
+        here(brain, messages.ResumeJob("a"))
+
+
+def test_a_job_that_was_resumed_since_the_backup_runs(tmp_path: Path) -> None:
+    """Its hosts have it under a later count. A person who sees it as suspended would stop it, and
+    it would train on."""
+    brain = suspended_in_the_backup(tmp_path)
+    register(brain, "h0", {}, rewinds={"a": 2})
+    register(brain, "h1", {"a/1": 5}, rewinds={"a": 2})
+    register(brain, "h2", {"a/0": 5}, rewinds={"a": 2})
+    assert owners(brain) == {"a/0": ("h2", 5, None), "a/1": ("h1", 5, None)}
+    job = brain.fleet.jobs["a"]
+    assert (job.state, job.rewinds) == ("running", 2)
+    assert all(capsule.granted for capsule in job.capsules.values())

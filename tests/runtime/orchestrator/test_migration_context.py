@@ -15,7 +15,7 @@ from migration_service_scene import Scene, play
 from orchestrator_parts import Parts
 from waits import until_async
 
-from liveshift.errors import LiveshiftError, Unreachable
+from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.migration.gpu_swap import GpuSwap
@@ -23,6 +23,7 @@ from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.ownership import Side
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import migration_records as module
 from liveshift.runtime.quiesce.gates import Boundary
@@ -309,3 +310,57 @@ def test_the_end_of_a_swap_tells_of_no_copy(scene: Scene) -> None:
     scene.records.record(swap)
     (told,) = scene.told("moved")
     assert told[0] == "moved h1 → h1 GPU 5: paused 0.00 s"
+
+
+# ---- the last snapshot of a job ----------------------------------------------------------------
+
+
+def the_last(scene: Scene) -> Generation:
+    """A snapshot of the job as it is, which is being taken."""
+    number = scene.fleet.journal.snapshots.begin_snapshot(scene.job.name)
+    owners = {c.name: (c.host, c.epoch) for c in scene.job.capsules.values()}
+    holders = {name: ["h2"] for name in owners}
+    scene.job.taking = number
+    return Generation(number, scene.job.name, "step 9", 5.0, 0, owners, holders)
+
+
+def test_a_suspension_brings_the_memory_to_what_the_journal_says(scene: Scene) -> None:
+    double, generation = with_gates(scene), the_last(scene)
+    epochs = {c.name: c.epoch for c in scene.job.capsules.values()}
+    scene.context.suspend(generation, "root wants it")
+    job = scene.job
+    assert (job.state, job.newest, job.taking, job.rewinds) == ("suspended", generation, 0, 1)
+    for capsule in job.capsules.values():
+        assert capsule.epoch > epochs[capsule.name]
+        assert not capsule.granted
+        assert capsule.seen is None
+    assert double.forgotten == [job.name]
+    journal = scene.fleet.journal
+    assert [row[5] for row in journal.jobs()] == ["suspended"]
+    rows = journal.capsules(job.name)
+    assert {name: (host, epoch, granted) for name, _, _, host, epoch, _, granted in rows} == {
+        c.name: (c.host, c.epoch, 0) for c in job.capsules.values()
+    }
+    assert journal.snapshots.newest(job.name) == generation
+
+
+def test_a_job_is_not_suspended_while_one_of_its_capsules_moves(scene: Scene) -> None:
+    double, generation = with_gates(scene), the_last(scene)
+    swap = a_swap(scene, 7)
+    scene.fleet.migrations[swap.name] = swap
+    with pytest.raises(Refused, match=f"{swap.name} is under way: {scene.job.name} is not suspend"):
+        scene.context.suspend(generation, "root wants it")
+    assert (scene.job.state, scene.job.newest) == ("running", None)
+    assert scene.fleet.journal.snapshots.newest(scene.job.name) is None
+    assert double.forgotten == []
+
+
+def test_a_suspension_that_cannot_be_written_changes_nothing_in_memory(scene: Scene) -> None:
+    double, generation = with_gates(scene), the_last(scene)
+    scene.fleet.journal.snapshots.give_up_snapshots()
+    before = {c.name: c.owner for c in scene.job.capsules.values()}
+    with pytest.raises(LiveshiftError, match="is not being taken any more"):
+        scene.context.suspend(generation, "root wants it")
+    assert (scene.job.state, scene.job.newest, scene.job.rewinds) == ("running", None, 0)
+    assert {c.name: c.owner for c in scene.job.capsules.values()} == before
+    assert double.forgotten == []

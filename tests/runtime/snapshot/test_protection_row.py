@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from snapshot_stage import CLUSTER, a_job
@@ -97,3 +99,42 @@ def test_why_there_is_no_later_snapshot_is_kept_beside_the_last_one() -> None:
 )
 def test_intervals_in_words(every: float, text: str) -> None:
     assert protection_row.seconds(every) == text
+
+
+# ---- a job that is suspended -----------------------------------------------------------------
+
+
+def test_a_suspended_job_has_its_image_and_nothing_that_a_failure_would_cost() -> None:
+    job = protected()
+    job.state = "suspended"
+    seen = row(job, HOSTS)
+    assert (seen.newest, seen.age, seen.bytes) == ("s17", 12.0, 300_000_000)
+    assert (seen.holders, seen.why_not) == (["h3"], "")
+    assert (seen.pause_s, seen.rewind_s, seen.failure_s) == (0.0, 0.0, 0.0)
+    assert (seen.in_place, seen.would_wait, seen.trouble) == ([], "", "")
+
+
+def test_a_suspended_job_whose_former_hosts_are_gone_lacks_nothing() -> None:
+    job = protected()
+    job.state = "suspended"
+    gone = [a_host(name, 0, up=False) for name in ("h0", "h1", "h2")]
+    assert row(job, [*gone, a_host("h3", 0)]).why_not == ""
+
+
+def test_a_suspended_job_says_which_of_its_holders_is_not_up() -> None:
+    job = protected()
+    job.state = "suspended"
+    assert job.newest is not None
+    job.newest = replace(job.newest, holders={"gpt/0": ["h3"], "gpt/1": ["h2"], "gpt/2": ["h3"]})
+    found = row(job, [*HOSTS[:2], a_host("h2", 0, up=False), HOSTS[3]])
+    assert found.holders == ["h2", "h3"]
+    assert found.why_not == "h2, which keeps s17, is not up"
+
+
+def test_a_suspended_job_may_run_beside_its_image_again() -> None:
+    """Its capsules are on no host: that a holder was one of theirs is no exposure."""
+    job = protected()
+    job.state = "suspended"
+    assert job.newest is not None
+    job.newest = replace(job.newest, holders={name: ["h0"] for name in job.capsules})
+    assert row(job, HOSTS).why_not == ""

@@ -114,6 +114,14 @@ class Stubs:
         self.told.append(f"rewind {job.name} {lost}".strip())
         return messages.RewindOrdered(job.name, "s7", "step 9", 1.0, {})
 
+    def suspend(self, who: str, job: Job, *, dry_run: bool) -> Message:
+        self.told.append(f"suspend {job.name} for {who}{' dry' if dry_run else ''}")
+        return messages.SuspensionOrdered(job.name, {})
+
+    async def resume(self, who: str, job: Job, *, dry_run: bool) -> Message:
+        self.told.append(f"resume {job.name} for {who}{' dry' if dry_run else ''}")
+        return messages.ResumptionOrdered(job.name, "s7", "step 9", 1.0, {})
+
     async def forget(self, name: str, even_running: bool = False) -> None:
         self.told.append(f"forget {name}")
         if self.fleet.jobs.pop(name, None):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,13 +40,15 @@ class RewindsScene:
     """The job a, on h0 and h1; h2 holds its newest snapshot. ``alive``: the hosts whose agents are
     heard. ``kernels``: those that answer a connection. ``stuck``: what is never answered."""
 
+    settings = BRISK
+
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.alive = {"h0", "h1", "h2"}
         self.kernels = {"h0", "h1", "h2"}
         self.images = True
         self.stuck: set[str] = set()
         self.said: list[str] = []
-        fleet = a_fleet(state, BRISK)
+        fleet = a_fleet(state, self.settings)
         for capsule in fleet.jobs["a"].capsules.values():
             capsule.started = True
         self.take_snapshot(fleet)
@@ -89,7 +91,7 @@ class RewindsScene:
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        work = [asyncio.ensure_future(each) for each in (self.rewinds.run(), self._beat())]
+        work = [asyncio.ensure_future(each) for each in self.loops()]
         try:
             await asyncio.sleep(0.1)
             yield
@@ -97,6 +99,10 @@ class RewindsScene:
             for each in work:
                 each.cancel()
             await asyncio.gather(*work, return_exceptions=True)
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """What the orchestrator does by itself, and the hosts' heartbeats."""
+        return [self.rewinds.run(), self._beat()]
 
     async def _beat(self) -> None:
         while True:

@@ -57,6 +57,7 @@ ANSWERS: dict[type[Message], Message | None] = {
     messages.LockCapsule: None,
     messages.DumpCapsule: messages.Frozen(1000, []),
     messages.ThawCapsule: None,
+    messages.SealSnapshot: messages.SnapshotClosed(b"digest"),
     messages.CloseSnapshot: messages.SnapshotClosed(b"digest"),
     messages.CheckHeld: messages.Held(100),
     messages.StartMeasure: None,
@@ -93,6 +94,7 @@ class SnapshotStage:
         self.gates_closed = False
         self.at = ""  # the migration at the gates
         self.completed: list[Generation] = []
+        self.suspended: list[tuple[Generation, str]] = []  # each with why
 
     def fail(self, what: str, *how: Failure) -> None:
         """The next calls of ``what`` (a message's name, perhaps with a capsule) go so, without an
@@ -143,6 +145,11 @@ class SnapshotStage:
         self._planned(("complete",))
         self.completed.append(generation)
 
+    def suspend(self, generation: Generation, why: str) -> None:
+        self._say("suspend")
+        self._planned(("suspend",))
+        self.suspended.append((generation, why))
+
     def _say(self, line: str) -> None:
         self.said.append(line)
         self.watch(line)
@@ -167,6 +174,8 @@ class SnapshotStage:
             if capsule not in self.locked:
                 raise StepFailed("snapshot", f"{capsule} is not locked")
             self.dumped.append((capsule, set(self.locked)))
+        elif kind == "SealSnapshot":
+            self._need_session(capsule)
         elif kind in ("ThawCapsule", "CloseSnapshot"):
             self.over.add(capsule)
             self.locked.discard(capsule)
@@ -176,9 +185,10 @@ class SnapshotStage:
             raise StepFailed("snapshot", f"s17 is over where {capsule} runs")
 
 
-def a_snapshot(stage: SnapshotStage, job: Job | None = None) -> Snapshot:
+def a_snapshot(stage: SnapshotStage, job: Job | None = None, *, suspends: str = "") -> Snapshot:
     job = job or a_job()
-    return Snapshot(stage, 17, job, dict.fromkeys(job.capsules, HOLDER))
+    holders = dict.fromkeys(job.capsules, HOLDER)
+    return Snapshot(stage, 17, job, holders, suspends=suspends)
 
 
 def play(stage: SnapshotStage, snapshot: Snapshot | None = None) -> Snapshot:

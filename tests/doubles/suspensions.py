@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the double of the orchestrator suspends and resumes a job: at once, or as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from doubles.cluster_state import Job
+
+from liveshift.errors import Refused
+from liveshift.runtime import messages
+
+Tell = Callable[[str, str, str, str], None]
+"""Adds an event: its subject, kind, text, and who wanted it."""
+
+NOWHERE = "runs nowhere any more: s7, 500 MB, is in the memory of h2"
+AGAIN = "runs again from s7: gpt/0 on h2, gpt/1 on h2; it was suspended for 61.5 s"
+
+
+@dataclass
+class Suspensions:
+    """``suspends``, ``resumes``: the kinds and texts of the events that follow an order."""
+
+    suspends: list[tuple[str, str]] = field(default_factory=lambda: [("suspended", NOWHERE)])
+    resumes: list[tuple[str, str]] = field(default_factory=lambda: [("resumed", AGAIN)])
+
+    def suspend(self, job: Job, ask: messages.SuspendJob, tell: Tell) -> messages.SuspensionOrdered:
+        if not ask.dry_run:
+            tell(job.name, "suspending", "a last snapshot is taken", "root")
+            for kind, text in self.suspends:
+                tell(job.name, kind, text, "")
+                job.suspended = job.suspended or kind == "suspended"
+        return messages.SuspensionOrdered(job.name, dict.fromkeys(job.capsules, "h2"))
+
+    def resume(self, job: Job, ask: messages.ResumeJob, tell: Tell) -> messages.ResumptionOrdered:
+        if not ask.dry_run:
+            tell(job.name, "resuming", "goes on from s7: gpt/0 on h2, gpt/1 on h2", "root")
+            for kind, text in self.resumes:
+                tell(job.name, kind, text, "")
+                job.suspended = job.suspended and kind != "resumed"
+        where = dict.fromkeys(job.capsules, "h2")
+        return messages.ResumptionOrdered(job.name, "s7", "step 9", 61.5, where)
+
+
+def check_readable(job: Job) -> None:
+    """Refuse to read the output of a suspended job, as the orchestrator does."""
+    if job.suspended:
+        raise Refused(
+            f"{job.name} is suspended: its output is part of its image",
+            hint=f"`liveshift resume {job.name}`",
+        )

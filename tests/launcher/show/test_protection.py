@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``status`` shows of a job that is suspended."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from liveshift.launcher.show import protection, status_tables
+from liveshift.runtime.messages import CapsuleRow, JobRow, ProtectionRow, Status
+
+KEPT = ProtectionRow(0.0, "s17", 3661.0, 1_200_000_000, ["h2", "h3"])
+GONE = "h3, which keeps s17, is not up"
+
+
+def suspended(row: ProtectionRow | None) -> JobRow:
+    capsules = [
+        CapsuleRow(
+            name=f"gpt/{n}",
+            index=n,
+            state="suspended",
+            host="",
+            epoch=3,
+            address=f"10.99.1.{n + 2}",
+            ranks=[],
+            pids=0,
+            resident=0,
+            collectives=0,
+            rate=12.3,
+            code=None,
+            migration=None,
+        )
+        for n in range(2)
+    ]
+    return JobRow("gpt", "suspended", "train", 0, 0.0, 12.3, None, capsules, row)
+
+
+def lines(row: ProtectionRow | None, *, wide: bool) -> list[str]:
+    return [line.plain for line in protection.lines([suspended(row)], wide=wide)]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_suspended_job_shows_since_when_and_where_it_is(wide: bool) -> None:
+    said = "gpt: suspended 1 h 01 min ago; s17 is 1.20 GB in the memory of h2, h3"
+    assert lines(KEPT, wide=wide) == [said]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_suspended_job_that_cannot_be_resumed_now_shows_why(wide: bool) -> None:
+    found = lines(msgspec.structs.replace(KEPT, why_not=GONE), wide=wide)
+    assert found[1:] == [f"gpt: cannot be resumed now: {GONE}"]
+
+
+@pytest.mark.parametrize("every", [0.0, 30.0])
+def test_a_suspended_job_without_an_image_does_not_show_one(every: float) -> None:
+    """As after a journal was put back from a backup."""
+    row = ProtectionRow(every, why_not="no snapshot is complete yet" if every else "")
+    for line in lines(row, wide=False):
+        assert "in the memory of" not in line
+
+
+def test_a_suspended_job_is_not_called_unprotected_or_stale() -> None:
+    row = msgspec.structs.replace(KEPT, every=30.0, trouble="h2 has no room", would_wait="if h0 …")
+    found = " ".join(lines(row, wide=True))
+    assert "unprotected" not in found
+    assert "no later snapshot" not in found
+    assert "if h0" not in found
+
+
+def test_a_suspended_job_has_no_rate_and_no_host_in_the_table() -> None:
+    status = Status("c", 1.0, [suspended(KEPT)], [], [])
+    for wide in (False, True):
+        written = StringIO()
+        Console(width=300, file=written).print(status_tables.jobs(status, wide=wide))
+        shown = written.getvalue()
+        assert shown.count("suspended") == 3, "the job and its two capsules"
+        assert "12.3" not in shown
