@@ -228,13 +228,12 @@ class Rewinds:
         gone = await self._images_gone(job, generation.number, plan)
         if job.newest is not generation or not self.protected(job):
             return  # a later one is complete: what was asked for may be gone for that
-        last = self._rows.get(job.name)
-        resumes = (
-            job.state == "rewinding" and last is not None and last.kind is RewindKind.RESUMPTION
-        )
-        if gone and resumes:
-            self._suspend_again(job, last, gone)
-            return
+        last, kind = self._rows.get(job.name), RewindKind.REWIND
+        if job.state == "rewinding" and last and last.kind is RewindKind.RESUMPTION:
+            kind = last.kind  # a further host was lost
+            if gone:
+                self._suspend_again(job, last, gone)
+                return
         if gone:
             self._gone.add(generation.number)
             self._give_up(job, gone)

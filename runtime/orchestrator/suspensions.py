@@ -62,7 +62,9 @@ class Suspensions:
 
     # ---- what people ask for -------------------------------------------------------------------
 
-    def suspend(self, who: str, job: Job, *, to: str, dry_run: bool) -> messages.SuspensionOrdered:
+    def suspend(
+        self, who: str, job: Job, *, to: str = "", dry_run: bool
+    ) -> messages.SuspensionOrdered:
         """Order the suspension of a job; its history says what came of it. ``to``: a directory for
         its images, "" for none. Raises Refused."""
         if job.state == "suspended" and to and job.newest is not None:
@@ -83,7 +85,7 @@ class Suspensions:
         return ordered
 
     async def resume(
-        self, who: str, job: Job, *, source: str, dry_run: bool
+        self, who: str, job: Job, *, source: str = "", dry_run: bool
     ) -> messages.ResumptionOrdered:
         """Let a suspended job go on. ``source``: the directory of its images, "" for where they
         were put. Raises Refused; then it stays suspended."""
