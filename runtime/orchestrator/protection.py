@@ -89,6 +89,9 @@ class Protection:
             snapshot = Snapshot(self._context, number, job, {})
             self._begin(snapshot)
             self._tasks.spawn(self._recover(snapshot))
+        for job in self._fleet.jobs.values():
+            if not job.taking:  # else the end of that snapshot says so
+                self._note_lost_order(job)
 
     def suspend(self, who: str, job: Job, *, dry_run: bool) -> SuspensionOrdered:
         """Take a snapshot of a job soon, after the one that may be under way, and suspend the job
@@ -108,9 +111,6 @@ class Protection:
         return SuspensionOrdered(job.name, holders)
 
     async def run(self) -> None:
-        for job in self._fleet.jobs.values():
-            if not job.taking:  # else that snapshot's end says so
-                self._note_lost_order(job)
         # After a restart no host is up before it has reported: none of them is lost for that.
         until = time.monotonic() + 2 * self._fleet.cluster.timeouts.suspicion
         while not all(h.heard for h in self._fleet.hosts.values()) and time.monotonic() < until:

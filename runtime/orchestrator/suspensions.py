@@ -56,7 +56,8 @@ class Suspensions:
         self._tables = fleet.journal.snapshots
         self._rows: dict[str, RewindRow] = {}  # by job: the suspension in which it is
         self._clear: set[int] = set()  # the numbers of those of which no copy is left
-        self._busy: set[str] = set()  # jobs on which a task works
+        self._busy: set[str] = set()  # jobs whose copies are being ended
+        self._copying: set[str] = set()  # jobs whose images are being saved or loaded
         self._to: dict[str, str] = {}  # by job: the directory to which it is suspended
         self._tasks = Tasks()
 
@@ -111,12 +112,12 @@ class Suspensions:
         )
         if dry_run:
             return ordered
-        if job.name in self._busy:
+        if job.name in self._copying:
             raise _cannot(job, "resumed", "its images are being saved or loaded", "")
         text = ", ".join(f"{name} on {host}" for name, host in where.items())
-        taken = f"from {directory}, " if directory else ""
+        saved = f" in {directory}" if directory else ""
         self._fleet.journal.note(
-            job.name, "resuming", f"goes on from {generation.name}, {taken}{text}", who
+            job.name, "resuming", f"goes on from {generation.name}{saved}: {text}", who
         )
         why = f"{who} wants it"
         if directory:
@@ -143,18 +144,18 @@ class Suspensions:
     # ---- images in a directory -----------------------------------------------------------------
 
     def _begin(self, job: Job, work: Coroutine[None, None, None]) -> None:
-        """Begin work on a job, the only one at a time."""
-        if job.name in self._busy:
+        """Begin to save or to load the images of a job; only one of both at a time."""
+        if job.name in self._copying:
             work.close()
             raise _cannot(job, "saved or resumed", "its images are being saved or loaded", "")
-        self._busy.add(job.name)
+        self._copying.add(job.name)
         self._tasks.spawn(self._only(job, work))
 
     async def _only(self, job: Job, work: Coroutine[None, None, None]) -> None:
         try:
             await work
         finally:
-            self._busy.discard(job.name)
+            self._copying.discard(job.name)
 
     async def _save(self, job: Job, to: str) -> None:
         """Save all images of a suspended job; hosts that hold them may forget them then."""
@@ -259,10 +260,11 @@ class Suspensions:
         try:
             copies = EarlierCopies(self._rewinds, job, owners, note, check)
             await copies.end(lambda: set(filter(self._fleet.is_up, owners)), record)
+            await self._rewinds.publish(job)  # a host that is none of these may have a copy too
             check()
             self._clear.add(row.number)
             if to := self._to.pop(job.name, ""):
-                await self._save(job, to)
+                self._begin(job, self._save(job, to))
             else:
                 self._fleet.journal.note(job.name, "suspended", _text(job))
         except _Over:

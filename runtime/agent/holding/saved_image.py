@@ -57,7 +57,7 @@ def check_trusted(directory: Path) -> None:
         ):
             raise Refused(
                 f"{directory} cannot be used: others than root can change {path}",
-                hint="whoever can change an image runs code where it is restored: use a directory"
+                hint="a user who can change an image runs code where it is restored: use a directory"
                 " that root alone can change",
             )
 

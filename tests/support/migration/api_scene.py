@@ -114,11 +114,13 @@ class Stubs:
         self.told.append(f"rewind {job.name} {lost}".strip())
         return messages.RewindOrdered(job.name, "s7", "step 9", 1.0, {})
 
-    def suspend(self, who: str, job: Job, *, dry_run: bool) -> Message:
+    def suspend(self, who: str, job: Job, *, to: str, dry_run: bool) -> Message:
+        assert not to
         self.told.append(f"suspend {job.name} for {who}{' dry' if dry_run else ''}")
         return messages.SuspensionOrdered(job.name, {})
 
-    async def resume(self, who: str, job: Job, *, dry_run: bool) -> Message:
+    async def resume(self, who: str, job: Job, *, source: str, dry_run: bool) -> Message:
+        assert not source
         self.told.append(f"resume {job.name} for {who}{' dry' if dry_run else ''}")
         return messages.ResumptionOrdered(job.name, "s7", "step 9", 1.0, {})
 
