@@ -57,8 +57,8 @@ def check_trusted(directory: Path) -> None:
         ):
             raise Refused(
                 f"{directory} cannot be used: others than root can change {path}",
-                hint="a user who can change an image runs code where it is restored: use a directory"
-                " that root alone can change",
+                hint="a user who can change an image runs code where it is restored:"
+                " use a directory that root alone can change",
             )
 
 
