@@ -133,13 +133,21 @@ class History:
 
     def _since(self, after: Mapping[int, list[Line]], part: int, target: int) -> float | None:
         """When all parts had made a step from ``target`` on. Others than the lost part may have
-        ended the step in which the cut fell; all of them wait for the lost one."""
+        ended the step in which the cut fell; all of them wait for the lost one.
+
+        A part need not make the lost part's first step again: its image may have been taken just
+        after it had written that step. Then the job has made the step once the lost part has."""
         if not after[part]:
             return None
         wanted = max(target, after[part][0].step)
+        needed = [
+            lines
+            for p, lines in after.items()
+            if p == part or not lines or min(each.step for each in lines) <= wanted
+        ]
         ends = [
             min((each.time for each in lines if each.step >= wanted), default=None)
-            for lines in after.values()
+            for lines in needed
         ]
         known = [end for end in ends if end is not None]
         return max(known) if len(known) == len(ends) else None

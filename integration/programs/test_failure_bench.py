@@ -54,8 +54,7 @@ def test_each_way_brings_the_job_back_and_is_real_work(run: Run) -> None:
         assert kill.noticed_s is not None
         assert NOTHING_KNOWN_S < kill.noticed_s < kill.first_step_s <= kill.lost_s
         assert kill.lost_s <= kill.new_step_s
-        # The job's pace is no lower bound: 0.11 s were seen for one step, and 0.24 s for two.
-        assert kill.repeated_s > 0 or kill.repeated < 2
+        assert kill.repeated_s >= (kill.repeated - 1) * EFFORT.pace * 0.9
         assert (result.first_step_s, result.lost_s) == (kill.first_step_s, kill.lost_s)
     ours, theirs = others
     assert ours.snapshots > 1
@@ -155,6 +154,21 @@ def test_a_loss_is_what_the_records_tell(tmp_path: Path) -> None:
     assert seen.new_step_s == pytest.approx(6.9)
     assert seen.began_s == pytest.approx(3.8)
     assert history.host_of(1) == "h2"
+
+
+def test_a_rank_whose_image_has_the_first_step_already_does_not_delay_it(tmp_path: Path) -> None:
+    """Rank 0 had written step 9 when the snapshot was taken, and rank 1 had not."""
+    write(tmp_path, 0, *((float(t), t) for t in range(1, 12)))
+    write(tmp_path, 1, *((float(t), t) for t in range(1, 12)), host="h1")
+    write(tmp_path, 0, (15.4, 10), (16.4, 11), (17.4, 12))
+    write(tmp_path, 1, (15.0, 9), (16.0, 10), (17.0, 11), (18.0, 12), host="h2")
+    history = History(tmp_path, 2, 2)
+    history.look()
+    seen = history.back(11.2, 11.4, 1)
+    assert seen is not None
+    assert seen.repeated == 3
+    assert seen.first_step_s == pytest.approx(3.8)
+    assert seen.lost_s == pytest.approx(5.8)
 
 
 def test_where_nothing_is_repeated_the_first_step_is_a_new_one(tmp_path: Path) -> None:
