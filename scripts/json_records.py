@@ -86,8 +86,8 @@ class Rewound:
 
 @dataclass
 class Suspended:
-    """`state`: suspended or, with `--no-wait`, suspending; running with `--dry-run`. `holders`: the
-    host that holds the image of each capsule. `text`: how it went, in words."""
+    """`state` is suspended; suspending with `--no-wait`; running with `--dry-run`. `holders` names
+    the host that holds the image of each capsule. `text` says what was done."""
 
     job: str
     holders: dict[str, str]
@@ -97,9 +97,9 @@ class Suspended:
 
 @dataclass
 class Resumed:
-    """`state`: running or, with `--no-wait`, resuming; suspended with `--dry-run`. `suspended_s`:
-    how long it was suspended. `where`: the host of each capsule that was planned. `text`: how it
-    went, in words."""
+    """`state` is running; resuming with `--no-wait`; suspended with `--dry-run`. The job had been
+    suspended for `suspended_s` seconds. `where` names the planned host of each capsule. `text` says
+    what was done."""
 
     job: str
     snapshot: str

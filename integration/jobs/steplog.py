@@ -42,10 +42,8 @@ class StepLog:
         have passed since the last; no longer once it is hurried."""
         if not self.hurried:
             time.sleep(max(0.0, self._last + pace - time.monotonic()))
-        # Both clocks at once: after a restore, memory that the next line touches may still have to
-        # come, and steps would seem to follow each other faster than their pace.
-        self._last, now = time.monotonic(), time.time()
-        line = {"step": step, "loss_hex": _plain(loss).hex(), "time": now, **more}
+        self._last = time.monotonic()
+        line = {"step": step, "loss_hex": _plain(loss).hex(), "time": time.time(), **more}
         self._log.write(json.dumps(line) + "\n")
 
     def note(self, **line: Any) -> None:

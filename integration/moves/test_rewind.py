@@ -47,7 +47,7 @@ def job(lab: LabSession) -> Iterator[Job]:
     yield started
     for host in lab.lab.hosts:
         if lab.lab.machine(host).init is None:
-            boot(lab, host)
+            lab.boot(host)
 
 
 def events(job: Job, kind: str) -> list[Event]:
@@ -56,12 +56,6 @@ def events(job: Job, kind: str) -> list[Event]:
 
 def suspicion(lab: LabSession) -> float:
     return load(lab.lab.config).timeouts.suspicion
-
-
-def boot(lab: LabSession, host: str) -> None:
-    labs.boot_host(lab.lab, host)
-    lab.start_agent(host)
-    eventually(lambda: lab.host(host).state == "up", f"{host} to be up", 20)
 
 
 def steps(job: Job, rank: int) -> list[Step]:
@@ -158,7 +152,7 @@ def test_a_job_goes_on_when_a_host_loses_power(
     assert next(row for row in lab.status().jobs if row.name == job.name).state == "running"
     assert "was rewound here" in job.output()
 
-    boot(lab, victim)
+    lab.boot(victim)
     assert_nothing_left(lab, victim, job)
     assert job.name not in " ".join(lab.host(victim).capsules)
     wait_overwritten(job, before)
@@ -178,7 +172,7 @@ def test_a_rewound_job_is_protected_again(
         wait_rewound(job, count)
         wait_steps(job, time.time(), AFTER)
         assert job.seen(1).host == survivor, "it is restored in place"
-        boot(lab, victim)
+        lab.boot(victim)
         wait_protected(job)
     wait_overwritten(job, before)
     job.assert_begins_like_never_moved(references)

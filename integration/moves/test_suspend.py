@@ -52,11 +52,6 @@ def all_up(lab: LabSession) -> bool:
         return False
 
 
-def boot(lab: LabSession, host: str) -> None:
-    labs.boot_host(lab.lab, host)
-    lab.start_agent(host)
-
-
 def numbers(job: Job, rank: int) -> list[int]:
     return [step["step"] for step in job.steps(rank)]
 
@@ -147,8 +142,7 @@ def test_one_that_is_saved_in_a_directory_outlives_all_hosts(
     for host in lab.lab.hosts:
         labs.kill_host(lab.lab, host)
     for host in lab.lab.hosts:
-        boot(lab, host)
-    eventually(lambda: all_up(lab), "all hosts to be up again", 60)
+        lab.boot(host)
     lab.json("resume", job.name)
     job.go_on(AFTER)
     for rank in range(2):

@@ -90,7 +90,9 @@ def test_both_ranks_move_at_once(lab: LabSession, gpu: Device, references: Refer
 def test_a_move_that_fails_leaves_communicators_rebuilt(
     lab: LabSession, gpu: Device, references: References
 ) -> None:
-    job = started(lab, gpu, "fails", steps=600)  # several moves long, also beside other work
+    job = started(
+        lab, gpu, "fails", steps=600
+    )  # it trains through both moves on a busy machine too
     lab.cli("lab", "link", "h2", "--rate", "300mbit")  # some seconds in which to do harm
     try:
         with lab.popen("migrate", "fails/1", "--to", "h2") as moving:

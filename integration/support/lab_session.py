@@ -207,6 +207,12 @@ class LabSession:
         labs.start_daemon(self.lab, host)
         eventually(lambda: self._reports(host) > before, f"the agent of {host} to report", 20)
 
+    def boot(self, host: str) -> None:
+        """Switch a host on that was switched off, and wait until it is up."""
+        labs.boot_host(self.lab, host)
+        self.start_agent(host)
+        eventually(lambda: self.host(host).state == "up", f"{host} to be up", 20)
+
     def _reports(self, host: str) -> int:
         return self.lab.log(host).read_text().count("reported to the orchestrator")
 

@@ -29,15 +29,10 @@ REQUEST_S = 10.0
 SILENCE_S = 3.0  # a capsule that cannot be read for so many seconds is reported
 LAST_OUTPUT_S = 10.0  # seconds to wait for the rest of the output of a job that has ended
 
-REWINDS = frozenset(
-    f"{before}{kind}"
-    for before, kind in (
-        *(("", "rewinding"), ("", "rewound"), ("not ", "rewound")),
-        *(("", "suspending"), ("", "suspended"), ("not ", "suspended")),
-        *(("", "resuming"), ("", "resumed"), ("not ", "resumed"), ("not ", "saved")),
-    )
-)
-"""The kinds of events that say that the job is taken back, suspended or resumed, or is not."""
+REWINDS = frozenset({"rewinding", "rewound", "not rewound"})
+SUSPENSIONS = frozenset({"suspending", "suspended", "not suspended", "not saved"})
+RESUMPTIONS = frozenset({"resuming", "resumed", "not resumed"})
+"""The kinds of events that tell how the job is taken back, suspended and resumed."""
 
 
 class Foreground:
@@ -177,7 +172,7 @@ class Foreground:
             self._event = max(self._event, event.number)
             if event.kind in PROTECTION and event.time >= job.started:
                 render.note(event.text, style="dim")
-            if event.kind in REWINDS and event.time >= job.started:
+            if event.kind in REWINDS | SUSPENSIONS | RESUMPTIONS and event.time >= job.started:
                 render.note(f"{job.name}: {event.kind}: {event.text}", style="dim")
             row = event.migration
             # Several events may be about one move. A move that was asked for before the job began

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import LiveshiftError, WrongUsage
-from ..show import render
+from ..show import job_events, render
 from .options import AsTableOrJson, Job, OpenClient, TableOrJson, host_names, with_client
 
 if TYPE_CHECKING:
-    from ...runtime.messages import Event, RewindOrdered
+    from ...runtime.messages import RewindOrdered
     from ..client.client import Client
 
 LOOK_S = 0.2
@@ -65,7 +65,7 @@ def rewind(
         if not yes:
             plan = client.get(RewindOrdered, RewindJob(job, lost, dry_run=True))
             _confirm(plan, lost)
-        last = max((event.number for event in _events(client, job, 0)), default=0)
+        last = job_events.last(client, job)
         ordered = client.get(RewindOrdered, RewindJob(job, lost))
         if not wait:
             _say(ordered, "ordered", "is being taken back", output)
@@ -102,7 +102,7 @@ def _follow(client: Client, ordered: RewindOrdered, last: int, *, quiet: bool) -
     """Wait until the job runs again, and print what happens meanwhile; return how it went."""
     until = time.monotonic() + ordered.within if ordered.within else float("inf")
     while True:
-        for event in _events(client, ordered.job, last):
+        for event in job_events.after(client, ordered.job, last):
             last = event.number
             if event.subject != ordered.job:
                 continue
@@ -121,13 +121,6 @@ def _follow(client: Client, ordered: RewindOrdered, last: int, *, quiet: bool) -
                 hint=f"`liveshift events {ordered.job}` says why",
             )
         time.sleep(LOOK_S)
-
-
-def _events(client: Client, job: str, after: int) -> list[Event]:
-    from ...runtime.messages import Events, GetEvents
-    from ..show import retry
-
-    return retry.request(client, Events, GetEvents(job, after)).events
 
 
 def _say(ordered: RewindOrdered, state: str, text: str, output: TableOrJson) -> None:

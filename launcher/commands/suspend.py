@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import LiveshiftError
-from ..show import render
+from ..show import job_events, render
 from .options import AsTableOrJson, Job, OpenClient, TableOrJson, with_client
 
 if TYPE_CHECKING:
-    from ...runtime.messages import Event
     from ..client.client import Client
 
 LOOK_S = 0.2
@@ -22,11 +21,11 @@ LOOK_S = 0.2
 SUSPEND_EXAMPLES = """\
 [bold]Examples[/]
 
-liveshift suspend gpt   [dim]# its hosts are needed for something else[/]
+liveshift suspend gpt   [dim]# you need its hosts for another job[/]
 
-liveshift resume gpt   [dim]# later: it goes on where it was, on any hosts with room[/]
+liveshift resume gpt   [dim]# later gpt goes on where it was, on any hosts with room[/]
 
-liveshift suspend gpt --to /nfs/liveshift   [dim]# all machines are to be switched off[/]
+liveshift suspend gpt --to /nfs/liveshift   [dim]# you want to switch all machines off[/]
 """
 
 RESUME_EXAMPLES = """\
@@ -74,7 +73,7 @@ def suspend(
     from ...runtime.messages import SuspendJob, SuspensionOrdered
 
     with open_client() as client:
-        last = _last_event(client, job)
+        last = job_events.last(client, job)
         ordered = client.get(SuspensionOrdered, SuspendJob(job, to, dry_run))
         about = {"job": job, "holders": ordered.holders}
         if dry_run or not wait:
@@ -117,7 +116,7 @@ def resume(
     from ...runtime.messages import ResumeJob, ResumptionOrdered
 
     with open_client() as client:
-        last = _last_event(client, job)
+        last = job_events.last(client, job)
         ordered = client.get(ResumptionOrdered, ResumeJob(job, source, dry_run))
         about = {
             "job": job,
@@ -139,7 +138,7 @@ def _follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> s
     under_way, unsaved = {"suspended": "suspending", "resumed": "resuming"}[done], ""
     try:
         while True:
-            for event in _events(client, job, last):
+            for event in job_events.after(client, job, last):
                 last = event.number
                 if event.subject != job:
                     continue
@@ -159,17 +158,6 @@ def _follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> s
     except KeyboardInterrupt:
         render.note(f"{job} is {under_way} all the same: `liveshift events {job}` shows it")
         raise
-
-
-def _last_event(client: Client, job: str) -> int:
-    return max((event.number for event in _events(client, job, 0)), default=0)
-
-
-def _events(client: Client, job: str, after: int) -> list[Event]:
-    from ...runtime.messages import Events, GetEvents
-    from ..show import retry
-
-    return retry.request(client, Events, GetEvents(job, after)).events
 
 
 def _say(about: Mapping[str, object], state: str, text: str, output: TableOrJson) -> None:

@@ -45,7 +45,7 @@ class RewindKind(enum.Enum):
 
     @property
     def under_way(self) -> str:
-        """The kind of events about one that has not ended."""
+        """The kind of the events that tell of it before it has ended."""
         return {"rewind": "rewinding", "suspension": "suspending"}.get(self.value, "resuming")
 
 

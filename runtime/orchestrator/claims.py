@@ -80,7 +80,7 @@ class ClaimJudge:
         newest = job.newest.number if job.newest else 0
         ruling = rule_held(number, newest, job.taking)
         holders = job.newest.holders.get(claim.capsule, ()) if job.newest else ()
-        if number == newest != job.taking and host not in holders:  # it is saved elsewhere
+        if number == newest != job.taking and host not in holders:  # a directory has it now
             ruling = Ruling.END
         if job.state == "ended":
             ruling = Ruling.END

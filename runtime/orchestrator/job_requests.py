@@ -222,7 +222,7 @@ class JobRequests:
             except LiveshiftError as error:
                 if isinstance(error, NotFound) and job.state in ("rewinding", "suspended"):
                     text = f"{job.name} is {job.state}: {capsule.name} is on no host just now"
-                    raise Refused(text) from error  # who reads it tries again
+                    raise Refused(text) from error  # the reader tries again; NotFound would end it
                 if time.monotonic() > until and capsule.host == host and not capsule.migration:
                     raise
             await asyncio.sleep(OUTPUT_RETRY_S)

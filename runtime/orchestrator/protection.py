@@ -75,8 +75,9 @@ class Protection:
         self._context = context
         self._journal = fleet.journal.snapshots
         self._states: dict[str, _State] = {}  # by job
-        self._suspends: dict[str, tuple[Job, str]] = {}  # by job: who wants it suspended
-        self._last: set[str] = set()  # jobs of which the last snapshot is under way
+        # By a job's name: the job that is to be suspended, and who has ordered it.
+        self._suspends: dict[str, tuple[Job, str]] = {}
+        self._last: set[str] = set()  # jobs that are suspended once their snapshot is complete
         self._tasks = Tasks()
 
     def recover(self) -> None:
@@ -90,12 +91,13 @@ class Protection:
             self._begin(snapshot)
             self._tasks.spawn(self._recover(snapshot))
         for job in self._fleet.jobs.values():
-            if not job.taking:  # else the end of that snapshot says so
+            if not job.taking:  # else _recover notes it when it has undone that snapshot
                 self._note_lost_order(job)
 
     def suspend(self, who: str, job: Job, *, dry_run: bool) -> SuspensionOrdered:
-        """Take a snapshot of a job soon, after the one that may be under way, and suspend the job
-        with it. There is one attempt, and the history says what came of it. Raises Refused."""
+        """Order that the job's next snapshot suspends the job. If a snapshot is under way, the next
+        one follows it. It is tried once, and the job's history says what came of it. Raises
+        Refused."""
         if hindrance := self._hindrance(job):
             raise _not_suspended(job, hindrance)
         holders = self._holders(self._states.get(job.name) or self._new_state(job, 0.0))
@@ -193,7 +195,7 @@ class Protection:
         self._end(snapshot)
         job = snapshot.job
         self._last.discard(job.name)
-        self._states.pop(job.name, None)  # it begins anew once the job is resumed
+        self._states.pop(job.name, None)  # a resumed job gets a new one
         if snapshot.generation is not None:
             job.pause_s, job.unprotected = 0.0, ""
         elif job.state in ("running", "rewinding"):
@@ -280,8 +282,9 @@ class Protection:
         self._note_lost_order(snapshot.job)
 
     def _note_lost_order(self, job: Job) -> None:
-        """Note that a suspension which an earlier orchestrator has begun does not come."""
-        kinds = [e.kind for e in self._fleet.journal.events(job.name, 0) if "suspend" in e.kind]
+        """Note that the job is not suspended, though an earlier orchestrator has begun to."""
+        events = self._fleet.journal.events(job.name, 0)
+        kinds = [e.kind for e in events if e.kind in ("suspending", "suspended", "not suspended")]
         if job.state == "running" and kinds[-1:] == ["suspending"]:
             text = "the job goes on: the orchestrator was restarted"
             self._fleet.journal.note(job.name, "not suspended", text)

@@ -134,8 +134,8 @@ class Rewinds:
         return messages.RewindOrdered(job.name, generation.name, boundary, ago, where, within)
 
     def resume(self, job: Job, row: RewindRow, before: Collection[str]) -> None:
-        """Carry out the resumption of a suspended job, which the journal has. ``before``: the hosts
-        that may have something of it left."""
+        """Carry out the resumption of a suspended job. The journal has it already. The hosts
+        ``before`` may still have copies of the job."""
         assert job.newest is not None
         self._enter(job, row)
         rewind = Rewind(self, job, job.newest, row, before)
@@ -197,7 +197,8 @@ class Rewinds:
             await self._go_on(job)
 
     async def _guarded(self, job: Job, work: Coroutine[None, None, None]) -> None:
-        """One piece of work on a job at a time. If it fails, the loop tries again."""
+        """Do work on a job; the loop leaves the job alone meanwhile. If the work fails, the loop
+        tries again."""
         try:
             await work
         except Exception as error:  # the next attempt comes with the loop
@@ -227,10 +228,10 @@ class Rewinds:
             raise LiveshiftError(plan)
         gone = await self._images_gone(job, generation.number, plan)
         if job.newest is not generation or not self.protected(job):
-            return  # a later one is complete: what was asked for may be gone for that
+            return  # a later snapshot is complete, so the holders may have dropped this one
         last, kind = self._rows.get(job.name), RewindKind.REWIND
         if job.state == "rewinding" and last and last.kind is RewindKind.RESUMPTION:
-            kind = last.kind  # a further host was lost
+            kind = last.kind  # a host was lost while the job was being resumed
             if gone:
                 self._suspend_again(job, last, gone)
                 return
@@ -300,7 +301,7 @@ class Rewinds:
             self._end_unrestored(job)
 
     def _suspend_again(self, job: Job, resumption: RewindRow, why: str) -> None:
-        """Suspend a job that could not be resumed: another host may do what these could not."""
+        """Suspend a job that could not be resumed. A later resumption may use other hosts."""
         row = self._protection.suspend_again(resumption, why)
         job.enter(row.owners, row.rewinds, "suspended")
         self._rows.pop(job.name, None)

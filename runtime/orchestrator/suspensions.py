@@ -20,7 +20,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Coroutine, Mapping
 
 from ... import units
 from ...errors import LiveshiftError, Refused
@@ -54,11 +54,11 @@ class Suspensions:
         self._rewinds = rewinds
         self._endings = endings
         self._tables = fleet.journal.snapshots
-        self._rows: dict[str, RewindRow] = {}  # by job: the suspension in which it is
-        self._clear: set[int] = set()  # the numbers of those of which no copy is left
+        self._rows: dict[str, RewindRow] = {}  # by job: its suspension
+        self._clear: set[int] = set()  # suspensions, by number, whose jobs have no copy left
         self._busy: set[str] = set()  # jobs whose copies are being ended
         self._copying: set[str] = set()  # jobs whose images are being saved or loaded
-        self._to: dict[str, str] = {}  # by job: the directory to which it is suspended
+        self._to: dict[str, str] = {}  # by job: the directory in which it is saved next
         self._tasks = Tasks()
 
     # ---- what people ask for -------------------------------------------------------------------
@@ -66,8 +66,8 @@ class Suspensions:
     def suspend(
         self, who: str, job: Job, *, to: str = "", dry_run: bool
     ) -> messages.SuspensionOrdered:
-        """Order the suspension of a job; its history says what came of it. ``to``: a directory for
-        its images, "" for none. Raises Refused."""
+        """Order the suspension of a job; its history says what came of it. If ``to`` names a
+        directory, the images are saved there then. Raises Refused."""
         if job.state == "suspended" and to and job.newest is not None:
             held = {name: hosts[0] for name, hosts in job.newest.holders.items() if hosts}
             if held.keys() != job.capsules.keys():
@@ -88,8 +88,8 @@ class Suspensions:
     async def resume(
         self, who: str, job: Job, *, source: str = "", dry_run: bool
     ) -> messages.ResumptionOrdered:
-        """Let a suspended job go on. ``source``: the directory of its images, "" for where they
-        were put. Raises Refused; then it stays suspended."""
+        """Let a suspended job go on. ``source`` names the directory of its images; with "" they are
+        taken from where they were put. Raises Refused or NotFound; then the job stays suspended."""
         _check_suspended(job)
         generation, names = job.newest, dict.fromkeys(job.capsules, "")
         if generation is None:
@@ -124,18 +124,18 @@ class Suspensions:
             self._begin(job, self._load(job, generation, where, directory, why))
             return ordered
         for name, place in plan.items():
-            image = image_name(generation.number, job.capsules[name].index)
+            look = messages.GetHeld(_image(job, generation, name), name)
             limit = self._fleet.cluster.timeouts.prepare
-            await self._rewinds.request(place.holder, messages.GetHeld(image, name), limit)
+            await self._rewinds.request(place.holder, look, limit)
         again = rewind_plan(self._fleet.views(), generation, names, names)
-        if again != plan:  # another job has taken a slot, say
+        if again != plan:  # for example because another job has taken a slot
             why_not = again if isinstance(again, str) else "its hosts have changed meanwhile"
             raise _cannot(job, "resumed", why_not, "try again")
         self._let_go_on(job, generation, where, why)
         return ordered
 
     def _let_go_on(self, job: Job, generation: Generation, where: dict[str, str], why: str) -> None:
-        _check_suspended(job)  # again: another request may have come first
+        _check_suspended(job)  # another request may have come first
         before = self._rows[job.name].owners.values() if job.name in self._rows else ()
         row = self._tables.resume(job.name, generation.number, where, why)
         self._rows.pop(job.name, None)
@@ -144,7 +144,7 @@ class Suspensions:
     # ---- images in a directory -----------------------------------------------------------------
 
     def _begin(self, job: Job, work: Coroutine[None, None, None]) -> None:
-        """Begin to save or to load the images of a job; only one of both at a time."""
+        """Begin to save or to load the images of a job. Raises Refused while either goes on."""
         if job.name in self._copying:
             work.close()
             raise _cannot(job, "saved or resumed", "its images are being saved or loaded", "")
@@ -158,19 +158,12 @@ class Suspensions:
             self._copying.discard(job.name)
 
     async def _save(self, job: Job, to: str) -> None:
-        """Save all images of a suspended job; hosts that hold them may forget them then."""
+        """Save all images of a suspended job. After that no host needs to hold them."""
         generation, journal = job.newest, self._fleet.journal
         assert generation is not None
-        saves = [
-            self._rewinds.request(
-                generation.holders[name][0],
-                messages.SaveHeld(image_name(generation.number, capsule.index), name, to),
-                self._fleet.cluster.timeouts.precopy,
-            )
-            for name, capsule in job.capsules.items()
-        ]
+        hosts = {name: generation.holders[name][0] for name in job.capsules}
         try:
-            await _all(saves)
+            await self._order(job, generation, hosts, messages.SaveHeld, to)
             saved = dataclasses.replace(generation, directory=to, holders={})
             self._tables.rewrite(saved)
             job.newest = saved
@@ -182,17 +175,9 @@ class Suspensions:
         self, job: Job, generation: Generation, where: dict[str, str], directory: str, why: str
     ) -> None:
         """Let the job's next hosts load its images, then let it go on there."""
-        loads = [
-            self._rewinds.request(
-                where[name],
-                messages.LoadHeld(image_name(generation.number, capsule.index), name, directory),
-                self._fleet.cluster.timeouts.precopy,
-            )
-            for name, capsule in job.capsules.items()
-        ]
         job.taking = generation.number  # so these hosts keep what they load
         try:
-            await _all(loads)
+            await self._order(job, generation, where, messages.LoadHeld, directory)
             _check_suspended(job)
             holders = {name: [host] for name, host in where.items()}
             loaded = dataclasses.replace(generation, holders=holders, directory=directory)
@@ -204,6 +189,30 @@ class Suspensions:
         finally:
             job.taking = 0
 
+    async def _order(
+        self,
+        job: Job,
+        generation: Generation,
+        hosts: Mapping[str, str],
+        order: type[messages.SaveHeld | messages.LoadHeld],
+        directory: str,
+    ) -> None:
+        """Order each capsule's host to save or to load its image; raise the first error once all
+        have answered."""
+        limit = self._fleet.cluster.timeouts.precopy
+        answers = await asyncio.gather(
+            *(
+                self._rewinds.request(
+                    hosts[name], order(_image(job, generation, name), name, directory), limit
+                )
+                for name in job.capsules
+            ),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
     # ---- what follows --------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -214,7 +223,7 @@ class Suspensions:
             for name, row in list(self._rows.items()):
                 try:
                     self._look_at(self._fleet.jobs.get(name), row)
-                except LiveshiftError as error:  # a full disk, say: the next look tries again
+                except LiveshiftError as error:  # for example a full disk; the loop tries again
                     log.error("%s: %s", name, error)
             await asyncio.sleep(TICK_S)
 
@@ -260,7 +269,9 @@ class Suspensions:
         try:
             copies = EarlierCopies(self._rewinds, job, owners, note, check)
             await copies.end(lambda: set(filter(self._fleet.is_up, owners)), record)
-            await self._rewinds.publish(job)  # a host that is none of these may have a copy too
+            await self._rewinds.publish(
+                job
+            )  # after a failed resumption other hosts may have copies
             check()
             self._clear.add(row.number)
             if to := self._to.pop(job.name, ""):
@@ -287,11 +298,8 @@ def _text(job: Job) -> str:
     return f"runs nowhere any more: {newest.name}, {size}, is {where}"
 
 
-async def _all(requests: Iterable[Awaitable[object]]) -> None:
-    """Wait for the ends of all requests; raise the first error."""
-    for outcome in await asyncio.gather(*requests, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+def _image(job: Job, generation: Generation, capsule: str) -> str:
+    return image_name(generation.number, job.capsules[capsule].index)
 
 
 def _check_suspended(job: Job) -> None:

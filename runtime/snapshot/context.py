@@ -39,5 +39,5 @@ class SnapshotContext(Protocol):
         nothing, if the job is no longer as it was when the snapshot began."""
 
     def suspend(self, generation: Generation, why: str) -> None:
-        """Do the same, and let no host run a capsule of the job from then on. ``why``: for the
-        history."""
+        """Do what :meth:`complete` does, and let no host run a capsule of the job from then on. The
+        journal keeps ``why``."""

@@ -15,7 +15,7 @@ from .rewind_context import RewindContext
 
 class EarlierCopies:
     """``before``: the hosts that had a capsule of the job. ``note`` adds a line to the job's
-    history. ``check`` is called in each round, and raises once this is of no use any more."""
+    history. ``check`` is called in each round; it raises once the copies need not be ended here."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class EarlierCopies:
         self._note = note
         self._check = check
         self._ended: set[str] = set()
-        self._noted: dict[str, str] = {}  # by host: the last thing that was noted of it
+        self._noted: dict[str, str] = {}  # by host: the last line about it in the history
 
     async def end(
         self, targets: Callable[[], set[str]], then: Callable[[], Awaitable[None]]

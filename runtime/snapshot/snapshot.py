@@ -205,7 +205,7 @@ class Snapshot:
             sum(sizes),
         )
         if self._suspends:
-            self._left()  # raises if it is over: capsules have gone on then
+            self._left()  # raises StepFailed if the time is over: then capsules have gone on
             self._context.suspend(generation, self._suspends)
         else:
             self._context.complete(generation)

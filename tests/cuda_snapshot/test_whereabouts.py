@@ -76,7 +76,7 @@ class Start:
 
 
 def there(pid: int, tid: int) -> bool:
-    """Whether a thread has come to where it stays: it sleeps there, or has computed for a while."""
+    """Whether a thread has entered the function in which it stays: it sleeps, or has computed."""
     fields = Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
     return fields[0] == "S" or int(fields[11]) > 2 or threads.name(tid) == "sometimes"
 

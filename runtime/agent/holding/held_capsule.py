@@ -218,9 +218,9 @@ class HeldCapsule:
             self._unuse(generation)
 
     def save(self, number: int, target: Path) -> int:
-        """Copy a generation of a suspended job to ``target``; returns its bytes. It is the only one
-        that is of use any more, so all others are removed first. Raises as saved_image.save does,
-        and NotFound if it is not kept here."""
+        """Copy a generation of a suspended job to ``target``; return its bytes. Nobody needs the
+        other generations any more, so they are removed first. Raises what saved_image.save raises,
+        and NotFound if the generation is not kept here."""
         with self._lock:
             generation = self._find_kept(number)
             for other in self._generations.keys() - {number}:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image of a suspended job's capsule in a directory, so that it outlives its holder.
+"""Saves the image of a suspended job's capsule in a directory, so that it outlives its holder, and
+loads it again.
 
 The directory lies on a file system that the hosts share. A file in it says that the image is
 whole, and what each file must be; it is written last. Who can change an image can run any code as
@@ -12,6 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,8 +30,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class SavedImage(msgspec.Struct, frozen=True):
-    """What is written beside the files: ``files``, by their names in the directory, have a size and
-    a digest (XXH3, 128 bits, of the data and of where they lie)."""
+    """What is written beside the files. ``files`` has the size and the digest of each file, by its
+    name in the directory. The digest is XXH3 with 128 bits, of the data and their offsets."""
 
     version: int
     image: str
@@ -63,19 +66,20 @@ def check_trusted(directory: Path) -> None:
 
 
 def save(files: Path, target: Path, image: str, capsule: str) -> int:
-    """Copy all files below ``files`` to ``target``, which must not exist or be of an attempt that
-    failed. Returns the bytes that they take. When it returns, they are on the disk.
+    """Copy all files below ``files`` to ``target``, which does not exist, or is what an attempt has
+    left. Return the bytes that they take, once they are on the disk.
 
     Raises Refused if there is no room, StepFailed for other errors; then nothing is left.
     """
-    check_trusted(target.parent.parent)
+    place = target.parent.parent
+    check_trusted(place)
     sums: dict[str, tuple[int, str]] = {}
-    try:
-        needed, free = _taken(files), shutil.disk_usage(target.parent.parent).free
+    with _all_or_nothing(target, "hold", f"{target} cannot be written"):
+        needed, free = _taken(files), shutil.disk_usage(place).free
         if needed > free:
             raise Refused(
-                f"{target.parent.parent} has {units.size(free)} left, and the image of {capsule}"
-                f" takes {units.size(needed)}"
+                f"{place} has {units.size(free)} left, and the image of {capsule} takes"
+                f" {units.size(needed)}"
             )
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(mode=0o700, parents=True)
@@ -83,21 +87,14 @@ def save(files: Path, target: Path, image: str, capsule: str) -> int:
             name = str(path.relative_to(files))
             (target / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             sums[name] = _copy(path, target / name, sync=True)
-        record = msgspec.json.encode(SavedImage(VERSION, image, capsule, sums))
         fresh = target / f"{SUMS}.new"
         with fresh.open("xb") as file:
-            file.write(record)
+            file.write(msgspec.json.encode(SavedImage(VERSION, image, capsule, sums)))
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(target / SUMS)
         _sync_directories(target)
         return needed
-    except OSError as error:
-        shutil.rmtree(target, ignore_errors=True)
-        raise StepFailed("hold", f"{target} cannot be written: {error}") from error
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
 
 
 def load(source: Path, target: Path, image: str, capsule: str) -> None:
@@ -109,7 +106,7 @@ def load(source: Path, target: Path, image: str, capsule: str) -> None:
         raise NotFound(
             f"{source} has {saved.image} of {saved.capsule}, and not {image} of {capsule}"
         )
-    try:
+    with _all_or_nothing(target, "restore", f"{source} cannot be read"):
         for name, sums in saved.files.items():
             path = target / name
             if not path.resolve().is_relative_to(target.resolve()):
@@ -121,11 +118,17 @@ def load(source: Path, target: Path, image: str, capsule: str) -> None:
                     f"{source / name} is damaged: {found[0]} bytes with the digest {found[1]},"
                     f" and {sums[0]} with {sums[1]} were written",
                 )
-    except OSError as error:
+
+
+@contextmanager
+def _all_or_nothing(target: Path, step: str, trouble: str) -> Iterator[None]:
+    """After an error nothing is left in ``target``. An OSError becomes the StepFailed of a step."""
+    try:
+        yield
+    except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
-        raise StepFailed("restore", f"{source} cannot be read: {error}") from error
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise StepFailed(step, f"{trouble}: {error}") from error
         raise
 
 
@@ -151,8 +154,8 @@ def _taken(files: Path) -> int:
 
 
 def _copy(source: Path, target: Path, *, sync: bool) -> tuple[int, str]:
-    """Copy a file with its holes; returns its size and digest. A file with a great limit has few
-    data (held_store.py)."""
+    """Copy a file with its holes; return its size and digest. The file of a store is far larger
+    than its data (held_store.py)."""
     digest = xxhash.xxh3_128()
     with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
         os.fchmod(new.fileno(), 0o600)
@@ -175,8 +178,8 @@ def _copy(source: Path, target: Path, *, sync: bool) -> tuple[int, str]:
 
 
 def _add(digest: xxhash.xxh3_128, at: int, data: bytes) -> None:
-    """Add data to a digest that does not depend on which zeros are holes: file systems differ in
-    the sizes of these, so each block counts by itself, and one of zeros not at all."""
+    """Add data to a digest, block by block, without the blocks of zeros. One file system may keep
+    these as a hole, and another one as data."""
     for offset in range(0, len(data), 4096):
         block = data[offset : offset + 4096]
         if block.strip(b"\0"):
