@@ -150,7 +150,7 @@ def test_a_job_goes_on_when_a_host_loses_power(
     assert not [event.text for event in events(job, "rewinding") if "not back" in event.text]
     assert lab.host(victim).state == "lost"
     assert next(row for row in lab.status().jobs if row.name == job.name).state == "running"
-    assert "was rewound here" in job.output()
+    assert "went on here from a snapshot" in job.output()
 
     lab.boot(victim)
     assert_nothing_left(lab, victim, job)

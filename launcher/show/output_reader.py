@@ -63,8 +63,8 @@ class Reader:
         when = next((record.realtime_ns for record in split(answer.data)), time.time_ns())
         if rewinds_at(begins) > rewinds_at(begins - answer.dropped):
             text = (
-                f"[liveshift: {self.capsule} was rewound here: it went back to a snapshot, and"
-                " prints again what it has printed since]\n"
+                f"[liveshift: {self.capsule} went on here from a snapshot: it prints again what it"
+                " had printed since]\n"
             )
         else:
             text = (

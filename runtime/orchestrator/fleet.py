@@ -59,8 +59,8 @@ class Fleet:
             raise ConfigError(f"cluster file: {why}", hint="put the host's table back")
 
     def missing(self, hosts: Iterable[str]) -> str:
-        """Return in words why a cluster of these hosts does not fit the running jobs; "" if it
-        does."""
+        """Return in words why a cluster of these hosts does not fit the running and the suspended
+        jobs; "" if it does."""
         there = set(hosts)
         for _, capsule in self.living():
             if capsule.host not in there:
@@ -68,6 +68,15 @@ class Fleet:
                     f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
                     f" drain {capsule.host} before you remove it"
                 )
+        for job in self.jobs.values():
+            newest = job.newest if job.state == "suspended" else None
+            for name, holders in newest.holders.items() if newest else ():
+                if holders and there.isdisjoint(holders):
+                    return (
+                        f"{holders[0]}, which is not in the file any more, has the only image of"
+                        f" {name}, which is suspended: `liveshift resume {job.name}` before you"
+                        f" remove {holders[0]}"
+                    )
         return ""
 
     def living(self) -> list[tuple[Job, Capsule]]:

@@ -127,11 +127,8 @@ class JobRequests:
             ends = sent in ENDING
             what = f"end {job.name}" if ends else f"send {sent.name} to {job.name}"
             self._rights.need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
-        if job.state == "suspended" and sent not in (signal.SIGTERM, signal.SIGKILL):
-            raise Refused(
-                f"{job.name} is suspended: {sent.name} reaches nothing of it",
-                hint=f"`liveshift resume {job.name}`, then signal it",
-            )
+        if sent not in (signal.SIGTERM, signal.SIGKILL):
+            _check_not_suspended(job, f"{sent.name} reaches nothing of it")
         self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
         await self._stopping.signal(job, sent, who.shown)
 
@@ -208,11 +205,7 @@ class JobRequests:
         capsule = job.capsule(request.capsule)
         until = time.monotonic() + (min(request.wait, MOST_WAIT_S) if request.wait > 0 else 0)
         while True:
-            if job.state == "suspended":
-                raise Refused(
-                    f"{job.name} is suspended: its output is part of its image",
-                    hint=f"`liveshift resume {job.name}`",
-                )
+            _check_not_suspended(job, "its output is part of its image")
             host = capsule.host
             left = max(0.0, until - time.monotonic())
             try:
@@ -233,9 +226,18 @@ class JobRequests:
         """Ask the agent of the host that has the capsule."""
         job = self._rights.job(who, request.capsule)
         self._rights.need_to_see(who, job)
+        _check_not_suspended(job, "no host runs it")
         capsule = job.capsule(request.capsule)
         answer = await self._agents.request(capsule.host, request, INSPECT_S)
         return expected(messages.Inspection, capsule.host, request, answer)
+
+
+def _check_not_suspended(job: Job, why: str) -> None:
+    """Raise Refused if a job is suspended; ``why``: what that means for the request."""
+    if job.state == "suspended":
+        raise Refused(
+            f"{job.name} is suspended: {why}", hint=f"`liveshift resume {job.name}` lets it go on"
+        )
 
 
 def _check_groups(who: Principal, uid: int, request: messages.RunJob) -> None:

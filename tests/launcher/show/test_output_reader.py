@@ -66,7 +66,7 @@ def test_a_reader_marks_a_rewind_wherever_it_was(
     copy.append(3 * REWIND, b"step 2 again\n")
     found = said(reader, copy)
     (mark,) = [data for stream, data in found if stream == STDERR]
-    assert mark.startswith(b"[liveshift: gpt/0 was rewound here: ")
+    assert mark.startswith(b"[liveshift: gpt/0 went on here from a snapshot: ")
     kept = [] if read_before else lines[:1]
     assert found == [*kept, (STDERR, mark), (STDOUT, b"step 2 again\n")]
     copy.append(3 * REWIND, b"step 3\n")
@@ -80,7 +80,7 @@ def test_a_rewind_is_marked_before_the_capsule_prints_again(log: Log, tmp_path: 
     assert said(reader, log) == [(STDOUT, b"step 1\n")]
     copy = restored(tmp_path / "copy", b"step 1\n", 1)
     ((stream, mark),) = said(reader, copy)
-    assert (stream, "was rewound here" in mark.decode()) == (STDERR, True)
+    assert (stream, "went on here from a snapshot" in mark.decode()) == (STDERR, True)
     assert said(reader, copy) == [], "once"
     copy.append(REWIND, b"step 2\n")
     assert said(reader, copy) == [(STDOUT, b"step 2\n")]

@@ -17,6 +17,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.messages import CapsuleState, Heartbeat, Message
 from liveshift.runtime.migration.order import Order
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.evacuation import Evacuation
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
@@ -65,6 +66,21 @@ def test_the_end_of_an_earlier_copy_is_not_the_end_of_the_job(brain: Orchestrato
     suspended(brain)
     says(brain, "h0", messages.CapsuleEnded("a/0", 1, 137))
     assert brain.fleet.jobs["a"].capsules["a/0"].code is None
+
+
+@pytest.mark.parametrize("directory", ["", "/kept"])
+def test_the_only_holder_of_a_suspended_job_stays_in_the_cluster_file(
+    brain: Orchestrator, directory: str
+) -> None:
+    fleet = brain.fleet
+    suspended(brain)
+    holders = {} if directory else {"a/0": ["h2"], "a/1": ["h2"]}
+    owners = {f"a/{n}": (f"h{n}", 1) for n in range(2)}
+    fleet.jobs["a"].newest = Generation(1, "a", "step 9", 0.0, 0, owners, holders, 9, directory)
+    assert fleet.missing(fleet.hosts) == ""
+    left = [host for host in fleet.hosts if host != "h2"]
+    why = fleet.missing(left)
+    assert (not why) if directory else "`liveshift resume a` before you remove h2" in why
 
 
 # ---- moves and evacuations -------------------------------------------------------------------
@@ -140,7 +156,7 @@ def test_the_output_of_a_suspended_job_is_in_its_image(scene: Scene, wait: float
     began = time.monotonic()
     with pytest.raises(Refused, match="a is suspended: its output is part of its") as refused:
         scene.here(ALICE, messages.ReadOutput("a/0", 0, wait))
-    assert refused.value.hint == "`liveshift resume a`"
+    assert refused.value.hint == "`liveshift resume a` lets it go on"
     assert time.monotonic() - began < 5, "it is not waited for"
     assert scene.stubs.told == []
 
@@ -157,12 +173,19 @@ def test_a_reader_that_waits_while_the_job_is_suspended_is_told_so(
         scene.here(ALICE, messages.ReadOutput("a/0", 0, 20.0))
 
 
+def test_a_suspended_job_has_no_processes_to_inspect(scene: Scene) -> None:
+    scene.fleet.jobs["a"].state = "suspended"
+    with pytest.raises(Refused, match="a is suspended: no host runs it"):
+        scene.here(ALICE, messages.GetInspection("a/0"))
+    assert scene.stubs.told == []
+
+
 @pytest.mark.parametrize("sent", [signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGSTOP])
 def test_a_signal_reaches_nothing_of_a_suspended_job(scene: Scene, sent: signal.Signals) -> None:
     scene.fleet.jobs["a"].state = "suspended"
     with pytest.raises(Refused, match=f"a is suspended: {sent.name} reaches nothing") as refused:
         scene.here(ALICE, messages.SignalJob("a", sent))
-    assert refused.value.hint == "`liveshift resume a`, then signal it"
+    assert refused.value.hint == "`liveshift resume a` lets it go on"
     assert scene.stubs.told == []
 
 
