@@ -32,6 +32,7 @@ from .commands import (
     migrate,
     rewind,
     run,
+    snapshot,
     status,
     stop,
     suspend,
@@ -46,7 +47,7 @@ DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
 ORDER = (
     *("run", "status", "logs", "inspect", "migrate", "cancel", "events"),
-    *("suspend", "resume", "rewind", "stop"),
+    *("snapshot", "suspend", "resume", "rewind", "stop"),
     *("cordon", "drain", "taint", "uncordon", "untaint"),
     *("lab", "doctor"),
     *("host", "config", "keys", "install-units", "agent", "orchestrator"),
@@ -100,13 +101,18 @@ app.command(
 )(events.events)
 app.command(
     rich_help_panel=JOBS,
+    epilog=snapshot.EXAMPLES,
+    short_help="Save a snapshot of a whole job; it trains on.",
+)(snapshot.snapshot)
+app.command(
+    rich_help_panel=JOBS,
     epilog=suspend.SUSPEND_EXAMPLES,
     short_help="Let a whole job leave its hosts; nothing is lost.",
 )(suspend.suspend)
 app.command(
     rich_help_panel=JOBS,
     epilog=suspend.RESUME_EXAMPLES,
-    short_help="Let a suspended job go on.",
+    short_help="Let a suspended or saved job go on.",
 )(suspend.resume)
 app.command(
     rich_help_panel=JOBS,

@@ -17,6 +17,8 @@ VXLAN_PORT = 4789
 VXLAN_OVERHEAD = 50
 BRIDGES = "lsb*"
 """The pattern by which nft matches the bridges of all jobs."""
+JOB_PREFIX = 24
+"""The length of the prefix of each job's subnet."""
 STRIDE = 1 << 16
 """The distance between two VXLAN ids of a job. The number of a job is at most this, because the
 largest network for overlays, a /8, has so many /24."""
@@ -33,6 +35,16 @@ class Overlay:
     vni: int
     subnet: str
     rewinds: int = 0
+
+    @classmethod
+    def numbered(cls, subnet: str, overlays: str) -> Overlay | None:
+        """The overlay that has this subnet where jobs get theirs from the network ``overlays``;
+        None if none has. Raises ValueError if ``subnet`` is no network."""
+        own, network = ipaddress.IPv4Network(subnet), ipaddress.IPv4Network(overlays)
+        if own.prefixlen != JOB_PREFIX or not own.subnet_of(network):
+            return None
+        first, each = int(network.network_address), own.num_addresses
+        return cls((int(own.network_address) - first) // each + 1, subnet)
 
     @property
     def wire_id(self) -> int:

@@ -4,7 +4,7 @@ command line reads those. survey.py, along.py, footprint.py and gpu_tasks.py fil
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ class Survey:
     """Bytes of ``single_files`` without holes; they are sent while the job is paused."""
     output: int = 0
     """Bytes of the capsule's log, which moves too."""
+
+    def in_place(self) -> Survey:
+        """The same for a host on which the tree may have run before. Directories that a move must
+        not find again at its destination are that host's own then, and the earlier copy has left
+        them."""
+        return replace(self, along=tuple(replace(each, place=("", "")) for each in self.along))
 
 
 @dataclass(frozen=True)

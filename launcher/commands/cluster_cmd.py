@@ -126,6 +126,35 @@ def revoke(
     keys_cmd.revoke(config, name)
 
 
+@keys.command()
+def trust(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the other cluster.")],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="Its key, as `liveshift keys signer` prints it.")
+    ],
+    config: Config = CONFIG,
+) -> None:
+    """Let jobs that another cluster has saved in a directory be resumed here.
+
+    Whoever has that cluster's orchestrator key can then run any code here, as any user. Run it on
+    the orchestrator's machine. To take it back, remove the file that it prints.
+    """
+    from . import keys_cmd
+
+    keys_cmd.trust(config, name, key)
+
+
+@keys.command()
+def signer(config: Config = CONFIG) -> None:
+    """Print the key by which other clusters know what this one has saved.
+
+    Run it on the orchestrator's machine, and give the key to `liveshift keys trust` elsewhere.
+    """
+    from . import keys_cmd
+
+    keys_cmd.signer(config)
+
+
 @keys.command("list")
 def list_(config: Config = CONFIG, output: AsTableOrJson = TableOrJson.TABLE) -> None:
     """List who has or had a key: machines, operators with their roles, and what was revoked."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift keys``: makes, lists and revokes the key pairs by which a cluster knows its own."""
+"""``liveshift keys``: makes, lists and revokes the key pairs by which a cluster knows its own, and
+says which other clusters it trusts."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from ...errors import NotFound
 from ...runtime.config.access import Role
 from ...runtime.config.cluster import Cluster, load
-from ...runtime.control import keyring, keys
+from ...runtime.control import keyring, keys, signatures
 from ..show import render
 
 STATE_STYLE = {"valid": "green", "revoked": "dim", "unusable": "bold red"}
@@ -50,6 +51,16 @@ def revoke(config: Path, name: str) -> None:
         f"An orchestrator that reads {directory} hangs up on {name} within a second. Copy"
         f" {directory}/public to every other machine again: each then refuses {name} by itself.\n"
     )
+
+
+def trust(config: Path, name: str, key: str) -> None:
+    """Let the signatures of another cluster count."""
+    sys.stdout.write(f"{signatures.trust(load(config).paths.keys, name, key)}\n")
+
+
+def signer(config: Path) -> None:
+    """Print the public half of the key that signs what this cluster saves."""
+    sys.stdout.write(f"{signatures.Signatures(load(config).paths.keys).key}\n")
 
 
 def show(config: Path, output: str) -> None:

@@ -3,20 +3,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ...errors import LiveshiftError
-from ..show import job_events, render
+from ...errors import WrongUsage
+from ..show import job_events, job_order
 from .options import AsTableOrJson, Job, OpenClient, TableOrJson, with_client
-
-if TYPE_CHECKING:
-    from ..client.client import Client
-
-LOOK_S = 0.2
 
 SUSPEND_EXAMPLES = """\
 [bold]Examples[/]
@@ -34,6 +27,8 @@ RESUME_EXAMPLES = """\
 liveshift resume gpt --dry-run   [dim]# on which hosts would it run?[/]
 
 liveshift resume gpt
+
+liveshift resume gpt --from /nfs/liveshift   [dim]# all machines were switched off meanwhile[/]
 """
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say where.")]
@@ -72,6 +67,7 @@ def suspend(
     """
     from ...runtime.messages import SuspendJob, SuspensionOrdered
 
+    as_json = output is TableOrJson.JSON
     with open_client() as client:
         last = job_events.last(client, job)
         ordered = client.get(SuspensionOrdered, SuspendJob(job, to, dry_run))
@@ -79,10 +75,10 @@ def suspend(
         if dry_run or not wait:
             holders = ", ".join(dict.fromkeys(ordered.holders.values()))
             text = f"would go into the memory of {holders}" if dry_run else "is being suspended"
-            _say(about, "running" if dry_run else "suspending", text, output)
+            job_order.say(about, "running" if dry_run else "suspending", text, as_json=as_json)
             return
-        text = _follow(client, job, last, "suspended", quiet=output is TableOrJson.JSON)
-    _say(about, "suspended", text, output)
+        text = job_order.follow(client, job, last, "suspended", quiet=as_json)
+    job_order.say(about, "suspended", text, as_json=as_json)
 
 
 @with_client
@@ -94,8 +90,17 @@ def resume(
         typer.Option(
             "--from",
             metavar="DIR",
-            help="Where the images are, if not where `suspend --to` has saved them. This takes the"
-            " role operate.",
+            help="The directory in which `suspend` or `snapshot` has saved it; a suspended job"
+            " knows its own. This takes the role operate.",
+            show_default=False,
+        ),
+    ] = "",
+    snapshot: Annotated[
+        str,
+        typer.Option(
+            "--snapshot",
+            metavar="NAME",
+            help="Which one of those in DIR, such as s17; the newest by default.",
             show_default=False,
         ),
     ] = "",
@@ -105,19 +110,28 @@ def resume(
     ] = True,
     output: AsTableOrJson = TableOrJson.TABLE,
 ) -> None:
-    """Let a suspended job go on, on any hosts that have room for it.
+    """Let a suspended or saved job go on, on any hosts that have room for it.
 
     Its processes go on from the boundary at which they were stopped, on the same addresses. A host
     that holds a capsule's image takes that capsule if it has a free slot. Images that were saved
     in a directory are loaded from there.
 
-    Exit code 5 if the job is not suspended, or if there is no room: then it stays suspended.
+    With --from, JOB may be a job that has ended, or that this cluster has never had. The directory
+    must have been written by this cluster or by one that it trusts (`liveshift keys trust`). If a
+    job that is saved in one cluster still runs there, it trains twice.
+
+    Exit code 5 if the job still runs, if there is no room, or if the directory is not trusted: a
+    suspended job stays suspended then.
     """
     from ...runtime.messages import ResumeJob, ResumptionOrdered
 
+    if snapshot and not source:
+        raise WrongUsage("--snapshot names one of those in a directory", hint="add --from DIR")
+
+    as_json = output is TableOrJson.JSON
     with open_client() as client:
         last = job_events.last(client, job)
-        ordered = client.get(ResumptionOrdered, ResumeJob(job, source, dry_run))
+        ordered = client.get(ResumptionOrdered, ResumeJob(job, source, dry_run, snapshot))
         about = {
             "job": job,
             "snapshot": ordered.snapshot,
@@ -127,41 +141,7 @@ def resume(
         where = ", ".join(f"{capsule} on {host}" for capsule, host in ordered.where.items())
         if dry_run or not wait:
             text = f"would go on: {where}" if dry_run else f"is being resumed: {where}"
-            _say(about, "suspended" if dry_run else "resuming", text, output)
+            job_order.say(about, "suspended" if dry_run else "resuming", text, as_json=as_json)
             return
-        text = _follow(client, job, last, "resumed", quiet=output is TableOrJson.JSON)
-    _say(about, "running", text, output)
-
-
-def _follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> str:
-    """Wait until the job is ``done``, and print what happens meanwhile; return how it went."""
-    under_way, unsaved = {"suspended": "suspending", "resumed": "resuming"}[done], ""
-    try:
-        while True:
-            for event in job_events.after(client, job, last):
-                last = event.number
-                if event.subject != job:
-                    continue
-                if event.kind == "not saved":
-                    unsaved = event.text
-                if event.kind == done and unsaved:
-                    raise LiveshiftError(
-                        f"{job} {unsaved}", hint=f"it is suspended all the same: it {event.text}"
-                    )
-                if event.kind == done:
-                    return event.text
-                if event.kind in (f"not {done}", "ended"):
-                    raise LiveshiftError(f"{job} was not {done}: {event.text}")
-                if event.kind == under_way and not quiet:
-                    render.note(f"{job}: {event.text}")
-            time.sleep(LOOK_S)
-    except KeyboardInterrupt:
-        render.note(f"{job} is {under_way} all the same: `liveshift events {job}` shows it")
-        raise
-
-
-def _say(about: Mapping[str, object], state: str, text: str, output: TableOrJson) -> None:
-    if output is TableOrJson.JSON:
-        render.print_json({**about, "state": state, "text": text})
-    else:
-        render.out().print(f"{about['job']} {text}", soft_wrap=True)
+        text = job_order.follow(client, job, last, "resumed", quiet=as_json)
+    job_order.say(about, "running", text, as_json=as_json)

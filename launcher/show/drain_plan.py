@@ -110,7 +110,7 @@ def make_plan(client: Client, host: str, reason: str) -> Plan:
 
 
 def _free_slots(status: Status, leaving: HostRow) -> int:
-    """Count the free slots of other hosts, as runtime/orchestrator/spares.py counts them."""
+    """Count the free slots of other hosts, as runtime/model/spares.py counts them."""
     able = (
         row
         for row in status.hosts

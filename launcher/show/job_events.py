@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...errors import NotFound
+
 if TYPE_CHECKING:
     from ...runtime.messages import Event
     from ..client.client import Client
@@ -19,5 +21,8 @@ def after(client: Client, job: str, number: int) -> list[Event]:
 
 
 def last(client: Client, job: str) -> int:
-    """Return the number of a job's last event, 0 if there is none."""
-    return max((event.number for event in after(client, job, 0)), default=0)
+    """Return the number of a job's last event, 0 if there is none, or if there is no such job."""
+    try:
+        return max((event.number for event in after(client, job, 0)), default=0)
+    except NotFound:  # the command that is followed says so, if it needs the job
+        return 0

@@ -133,8 +133,11 @@ class Agent:
             messages.CheckHeld: holding.check,
             messages.GetHeld: holding.facts,
             messages.ForwardHeld: holding.forward,
+            messages.CutBack: holding.cut_back,
             messages.SaveHeld: holding.save,
             messages.LoadHeld: holding.load,
+            messages.WriteManifest: holding.write_manifest,
+            messages.ReadManifest: holding.read_manifest,
         }
 
     async def start(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host as a holder of images: it answers the orchestrator's requests from Hold to ForwardHeld.
-At every heartbeat it asks for a ruling on each image.
+"""A host as a holder of images: it answers the orchestrator's requests from Hold to LoadHeld. At
+every heartbeat it asks for a ruling on each image.
 
 holding/ does the work. A ruling ends an image that is kept (ownership.rule_held), so no order to
 drop one can be lost. A Hold for a further image does so too, if there would be too many.
@@ -14,6 +14,8 @@ import logging
 from collections import defaultdict
 from pathlib import Path
 
+from ...criu_glue.files.rights import User
+from ...criu_glue.survey.found import Survey
 from ...errors import LiveshiftError
 from .. import messages
 from ..daemon.faultpoints import reached
@@ -24,19 +26,22 @@ from ..model.snapshots import image_bytes, snapshot_of
 from ..wire import LANES
 from . import preflight
 from .arrival.restore_attempt import SendClaim
+from .holding import saved_manifests
 from .holding.held_generation import HeldGeneration
 from .holding.held_images import HELD, HeldImages
 from .holding.held_note import HeldNote
 from .host import host_facts
 from .host.capsule_table import CapsuleTable
+from .host.cut_back import cut_back
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.holding")
 
 
 class HoldingHandlers:
-    """Answers Hold, CheckHeld, GetHeld, ForwardHeld, SaveHeld and LoadHeld. ``budget``: bytes of
-    memory that this host offers to images. No image is here before :meth:`recover`."""
+    """Answers Hold, CheckHeld, GetHeld and ForwardHeld, and the requests about images in a
+    directory. ``budget``: bytes of memory that this host offers to images. No image is here before
+    :meth:`recover`."""
 
     def __init__(
         self,
@@ -103,10 +108,13 @@ class HoldingHandlers:
         if any(generation.kept for generation in here):
             refuse(request.survey.problems, at_source=bool(request.survey.problems))
             return
+        self._check_here(request.survey, request.facts)
+
+    def _check_here(self, survey: Survey, source: messages.HostFacts) -> None:
         paths = self._capsule_table.cluster.paths
         preflight.check(
-            request.survey,
-            request.facts,
+            survey,
+            source,
             self._registry.facts,
             self._registry.criu,
             host_facts.memory_offered(self._own.memory),
@@ -134,8 +142,14 @@ class HoldingHandlers:
 
     async def facts(self, request: messages.GetHeld) -> messages.HeldFacts:
         capsule, number = self._images.find(request.image)
-        note, size = await asyncio.to_thread(capsule.describe, number)
-        return messages.HeldFacts(note.survey, note.facts, size)
+        placement = self._capsule_table.factory.placement
+        note, size, written = await asyncio.to_thread(capsule.describe, number, placement)
+        return messages.HeldFacts(note.survey, note.facts, size, written)
+
+    async def cut_back(self, request: messages.CutBack) -> messages.CutBackDone:
+        user = User(request.uid, request.gid, tuple(request.groups))
+        cut, left = await asyncio.to_thread(cut_back, user, request.sizes)
+        return messages.CutBackDone(cut, left)
 
     async def forward(self, request: messages.ForwardHeld) -> messages.Frozen:
         """Send an image to a host that restores it; it stays here as it is."""
@@ -152,16 +166,35 @@ class HoldingHandlers:
         await reached("rewind.forwarded")
         return frozen
 
-    async def save(self, request: messages.SaveHeld) -> messages.Held:
+    # ---- a directory ---------------------------------------------------------------------------
+
+    async def save(self, request: messages.SaveHeld) -> messages.Saved:
         capsule, number = self._images.find(request.image)
-        target = _saved(request)
-        return messages.Held(await asyncio.to_thread(capsule.save, number, target))
+        directory, job = Path(request.directory), request.capsule.partition("/")[0]
+
+        def save() -> messages.Saved:
+            saved_manifests.check_free(directory, job, f"s{number}")
+            written = capsule.save(number, directory / job / request.image)
+            return messages.Saved(written.bytes, written.digest)
+
+        return await asyncio.to_thread(save)
+
+    async def write_manifest(self, request: messages.WriteManifest) -> None:
+        where = Path(request.directory), request.job, request.snapshot
+        await asyncio.to_thread(saved_manifests.write, *where, request.data)
+
+    async def read_manifest(self, request: messages.ReadManifest) -> messages.SavedManifest:
+        where = Path(request.directory), request.job, request.snapshot
+        return messages.SavedManifest(await asyncio.to_thread(saved_manifests.read, *where))
 
     async def load(self, request: messages.LoadHeld) -> None:
+        source = Path(request.directory) / request.capsule.partition("/")[0] / request.saved
         async with self._preparing[request.capsule]:
-            await asyncio.to_thread(
-                self._images.load, _saved(request), request.image, request.capsule
-            )
+            await asyncio.to_thread(self._images.load, request, source, self._check_loaded)
+
+    def _check_loaded(self, note: HeldNote) -> None:
+        """Raise Refused if this host could not restore the capsule."""
+        self._check_here(note.survey, note.facts)
 
     # ---- without requests ----------------------------------------------------------------------
 
@@ -190,11 +223,6 @@ class HoldingHandlers:
         if Ruling(ruled.ruling) is Ruling.END:
             self._registry.receiver.forget(image)
             await asyncio.to_thread(self._images.drop, image)
-
-
-def _saved(request: messages.SaveHeld | messages.LoadHeld) -> Path:
-    """Where the image lies in the directory, such as gpt/s17.0."""
-    return Path(request.directory) / request.capsule.partition("/")[0] / request.image
 
 
 def _note(request: messages.Hold) -> HeldNote:

@@ -243,6 +243,23 @@ class RewindOrdered(Answer, frozen=True):
     within: float = 0.0
 
 
+class SnapshotJob(Message, frozen=True):
+    """Take a snapshot of a running job, and save it in the directory ``to``; answers
+    SnapshotOrdered at once. ``dry_run``: only say which hosts would hold it meanwhile."""
+
+    job: str
+    to: str
+    dry_run: bool = False
+
+
+class SnapshotOrdered(Answer, frozen=True):
+    """A snapshot that is taken now, or would be. ``holders``: the host that is to hold the image of
+    each capsule until it is saved."""
+
+    job: str
+    holders: dict[str, str]
+
+
 class SuspendJob(Message, frozen=True):
     """Take a last snapshot of a job, and end it everywhere; answers SuspensionOrdered at once.
     ``to``: a directory in which its images are saved then, or "". A job that is suspended already
@@ -263,11 +280,14 @@ class SuspensionOrdered(Answer, frozen=True):
 
 class ResumeJob(Message, frozen=True):
     """Let a suspended job go on; answers ResumptionOrdered at once. ``source``: the directory in
-    which its images are, or "" for where they were put. ``dry_run``: only say where."""
+    which its images are, or "" for where they were put. From a directory a job can go on that has
+    ended, or that this cluster has never had. ``snapshot``: the name of the one to take there, ""
+    for the newest. ``dry_run``: only say where."""
 
     job: str
     source: str = ""
     dry_run: bool = False
+    snapshot: str = ""
 
 
 class ResumptionOrdered(Answer, frozen=True):

@@ -17,6 +17,7 @@ TEXTS = {
     "Cancel": "cancel a move",
     "SignalJob": "signal a job",
     "RewindJob": "rewind a job",
+    "SnapshotJob": "save a snapshot of a job",
     "SuspendJob": "suspend a job",
     "ResumeJob": "resume a job",
     "EndUnknown": "end an unknown job",
@@ -57,7 +58,10 @@ TEXTS = {
     "CheckHeld": "check an image",
     "GetHeld": "look at an image",
     "ForwardHeld": "send an image to a host",
+    "CutBack": "cut files back",
     "SaveHeld": "save an image",
+    "WriteManifest": "complete a saved snapshot",
+    "ReadManifest": "look for a saved snapshot",
     "LoadHeld": "load an image",
     "EndEarlier": "end what a rewind has left",
     # a job's collectives

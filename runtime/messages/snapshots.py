@@ -157,11 +157,32 @@ class GetHeld(Message, frozen=True):
 class HeldFacts(Answer, frozen=True):
     """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send, on all
     lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
-    output in it."""
+    output in it. ``written``: the files on shared paths that the capsule had open for writing, each
+    with its size in bytes at that moment."""
 
     survey: Survey
     facts: HostFacts
     image_bytes: int
+    written: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class CutBack(Message, frozen=True):
+    """Cut files on shared paths back, with the rights of the job's user; answers CutBackDone.
+    ``sizes``: path → bytes. Sent once no copy of the job runs. Repeatable."""
+
+    job: str
+    uid: int
+    gid: int
+    groups: list[int]
+    sizes: dict[str, int]
+
+
+class CutBackDone(Answer, frozen=True):
+    """``cut``: files that had grown. ``left``: files that could not be cut, and shorter ones. Each
+    is a path with a remark, in words."""
+
+    cut: list[str]
+    left: list[str]
 
 
 class ForwardHeld(Message, frozen=True):
@@ -178,21 +199,66 @@ class ForwardHeld(Message, frozen=True):
     endpoint: str
 
 
+# ---- a directory, which all hosts see ----------------------------------------------------------
+
+
 class SaveHeld(Message, frozen=True):
-    """Copy an image of a suspended job into ``directory``, which all hosts see; answers Held once
-    it is on the disk. The image stays here until a ruling ends it."""
+    """Write an image of the newest snapshot into ``directory``; answers Saved once it is on the
+    disk. The image stays here until a ruling ends it."""
 
     image: str
     capsule: str
     directory: str
+
+
+class Saved(Answer, frozen=True):
+    """``bytes``: taken on the disk. ``digest``: of the image, as in LoadHeld."""
+
+    bytes: int
+    digest: str
+
+
+class WriteManifest(Message, frozen=True):
+    """Write what the orchestrator says and signs of a ``snapshot`` (such as s17) whose images have
+    all been saved: it is whole then. Answers None once that is on the disk."""
+
+    job: str
+    snapshot: str
+    directory: str
+    data: bytes
+
+
+class ReadManifest(Message, frozen=True):
+    """What WriteManifest has written of a snapshot, "" for the job's newest one there; answers
+    SavedManifest. Raises NotFound if the directory has none."""
+
+    job: str
+    snapshot: str
+    directory: str
+
+
+class SavedManifest(Answer, frozen=True):
+    data: bytes
 
 
 class LoadHeld(Message, frozen=True):
-    """Take an image that SaveHeld has written; answers None once it is held here. Repeatable."""
+    """Take an image that SaveHeld has written under the name ``saved``; answers None once it is
+    held here as ``image``. Repeatable.
+
+    ``digest``: the SHA-256 of the list of its files, in hex; the list has those of the files. Any
+    other image is refused. ``epoch`` and ``rewinds`` go into the claims for the image.
+    """
 
     image: str
     capsule: str
     directory: str
+    saved: str
+    digest: str
+    epoch: int
+    rewinds: int
+
+
+# ---- a rewind or a suspension, to any host -----------------------------------------------------
 
 
 class EndEarlier(Message, frozen=True):

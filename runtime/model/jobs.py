@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...criu_glue.capsule.sandboxes import PAGES
-from ...criu_glue.network.overlay import Overlay
+from ...criu_glue.network.overlay import JOB_PREFIX, Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage, no_such
 from ...interposer.library import library_path
 from ..config.choices import RewindOn
@@ -210,7 +210,7 @@ def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -
 
 def overlay_for(cluster: Cluster, taken: set[int]) -> Overlay:
     """The first free /24 of the cluster's overlay; its number is also the VXLAN id."""
-    subnets = ipaddress.ip_network(str(cluster.overlay)).subnets(new_prefix=24)
+    subnets = ipaddress.ip_network(str(cluster.overlay)).subnets(new_prefix=JOB_PREFIX)
     for vni, subnet in enumerate(subnets, start=1):
         if vni not in taken:
             return Overlay(vni, str(subnet))

@@ -35,7 +35,8 @@ class Generation:
     ``time``: of the boundary, in seconds since 1970 (time.time()). ``rewinds``: how often the job
     had been rewound. ``owners``: the host and epoch of each capsule. ``holders``: the hosts that
     hold the image of each capsule. ``bytes``: memory that all images take. ``directory``: where
-    the images are saved too, or "".
+    the images are saved too, or "". ``saved``: the name of the snapshot there if it is another one,
+    because another cluster has saved it, or this one before; else "".
     """
 
     number: int
@@ -47,10 +48,16 @@ class Generation:
     holders: dict[str, list[str]]
     bytes: int = 0
     directory: str = ""
+    saved: str = ""
 
     @property
     def name(self) -> str:
         return f"s{self.number}"
+
+    @property
+    def saved_name(self) -> str:
+        """The name of the snapshot in ``directory``."""
+        return self.saved or self.name
 
 
 def image_name(snapshot: int, index: int) -> str:
@@ -82,7 +89,7 @@ def image_bytes(survey: Survey) -> int:
 
 
 class HostSeen(Protocol):
-    """What these decisions need of a host; orchestrator.spares.HostView has it."""
+    """What these decisions need of a host; spares.HostView has it."""
 
     @property
     def name(self) -> str: ...

@@ -28,6 +28,7 @@ from .host_marks import HostMarks
 from .job_requests import JobRequests
 from .migration_requests import MigrationRequests
 from .migration_service import MigrationService
+from .ordered_snapshots import OrderedSnapshots
 from .planning import MigrationPlanner
 from .rewinds import Rewinds
 from .rights import Rights
@@ -44,6 +45,7 @@ CHANGING = (
     messages.SignalJob,
     messages.EndUnknown,
     messages.RewindJob,
+    messages.SnapshotJob,
     messages.SuspendJob,
     messages.ResumeJob,
 )
@@ -61,6 +63,7 @@ class ApiServer:
         evacuation: Evacuation,
         stopping: Stopping,
         rewinds: Rewinds,
+        ordered: OrderedSnapshots,
         suspensions: Suspensions,
     ) -> None:
         self._fleet = fleet
@@ -70,7 +73,7 @@ class ApiServer:
             log.warning('access: this machine knows no "%s"', name)
         marks = HostMarks(fleet, rights, evacuation)
         jobs = JobRequests(
-            fleet, rights, agents, address_book, endings, stopping, rewinds, suspensions
+            fleet, rights, agents, address_book, endings, stopping, rewinds, ordered, suspensions
         )
         self._migration_requests = MigrationRequests(
             fleet, rights, agents, planner, migrations, evacuation
@@ -90,6 +93,7 @@ class ApiServer:
             messages.SignalJob: jobs.signal_job,
             messages.EndUnknown: jobs.end_unknown,
             messages.RewindJob: jobs.rewind,
+            messages.SnapshotJob: jobs.snapshot,
             messages.SuspendJob: jobs.suspend,
             messages.ResumeJob: jobs.resume,
             messages.GetEvents: self._get_events,

@@ -12,11 +12,11 @@ import logging
 from ...errors import LiveshiftError
 from .. import messages
 from ..migration.host_migration import HostMigration
+from ..migration.migration_records import MigrationRecords
 from ..model.jobs import Job
 from ..model.ownership import Ruling, Side, rule, rule_held
 from ..model.snapshots import HELD, snapshot_of
 from .fleet import Fleet
-from .migration_records import MigrationRecords
 
 log = logging.getLogger("liveshift.claims")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ...errors import Refused
 from ..migration.migration import Migration
+from ..migration.migration_records import MigrationRecords
 from ..model.jobs import Capsule, Job
 from ..model.ownership import may_pass
 from ..model.snapshots import Generation
@@ -16,7 +17,6 @@ from ..quiesce.gates import Gates
 from .address_book import AddressBook
 from .agents import Agents
 from .fleet import Fleet
-from .migration_records import MigrationRecords
 from .planning import MigrationPlanner
 
 

@@ -2,7 +2,9 @@
 """Evacuation: moves every capsule of a tainted host to a spare, one by one.
 
 A tainted host has one move at a time. So one image has the whole link, and a job is not paused in
-two places. Only if the host must be empty soon may all capsules move at once (evacuation_plan.py).
+two places. Only if the host must be empty soon may all capsules move at once
+(cost/evacuation_plan.py).
+
 A capsule that could not move is tried again when something has changed (a host came, a slot became
 free, the taint was renewed), and after RETRY_S in any case.
 
@@ -24,6 +26,8 @@ from typing import Any
 
 from ...errors import AT_SOURCE, LiveshiftError, SourceRefused, Unreachable
 from .. import messages
+from ..cost.evacuation_plan import EvacuationPlan
+from ..cost.evacuation_plan import plan as make_plan
 from ..cost.model import max_pause
 from ..cost.words import too_late
 from ..migration.before_pause import BeforePause
@@ -31,8 +35,6 @@ from ..migration.migration import Migration
 from ..migration.order import Order
 from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
-from .evacuation_plan import EvacuationPlan
-from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
 from .migration_service import MigrationService
 from .planning import MigrationPlanner

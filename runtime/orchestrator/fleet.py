@@ -17,9 +17,9 @@ from ..messages import CapsuleState, DataLink, GpuSeat, Register
 from ..migration.migration import Migration
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
+from ..model.spares import NO_GPUS, GpuNeed, HostView
 from ..model.steps import ENDS
 from ..snapshot.snapshot import Snapshot
-from .spares import NO_GPUS, GpuNeed, HostView
 
 
 @dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the requests about jobs: run, signal, rewind, suspend, resume, read."""
+"""Answers the requests about jobs: run, signal, rewind, save, suspend, resume, read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from ..journal.journal import shortened
 from ..messages.answers import expected
 from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for
+from ..model.spares import place_job
 from .address_book import AddressBook
 from .agents import Agents
 from .endings import Endings
 from .fleet import Fleet
+from .ordered_snapshots import OrderedSnapshots
 from .rewinds import Rewinds
 from .rights import Rights
-from .spares import place_job
 from .stopping import Stopping
 from .suspensions import Suspensions
 
@@ -48,6 +49,7 @@ class JobRequests:
     _endings: Endings
     _stopping: Stopping
     _rewinds: Rewinds
+    _ordered: OrderedSnapshots
     _suspensions: Suspensions
 
     async def run(self, who: Principal, request: messages.RunJob) -> messages.Named:
@@ -140,6 +142,13 @@ class JobRequests:
             self._rights.need(who, Role.OPERATE, f"rewind {job.name}", job)
         return self._rewinds.order(who.shown, job, request.lost, dry_run=request.dry_run)
 
+    async def snapshot(
+        self, who: Principal, request: messages.SnapshotJob
+    ) -> messages.SnapshotOrdered:
+        job = self._own(who, request.job, "save")
+        self._check_directory(who, request.to)
+        return self._ordered.save(who.shown, job, request.to, dry_run=request.dry_run)
+
     async def suspend(
         self, who: Principal, request: messages.SuspendJob
     ) -> messages.SuspensionOrdered:
@@ -150,10 +159,19 @@ class JobRequests:
     async def resume(
         self, who: Principal, request: messages.ResumeJob
     ) -> messages.ResumptionOrdered:
-        job = self._own(who, request.job, "resume")
         self._check_directory(who, request.source)
+        there = self._fleet.jobs.get(request.job)
+        if request.source and (there is None or there.state == "ended"):
+            return await self._suspensions.resume_saved(
+                who.shown, request.job, request.source, request.snapshot, dry_run=request.dry_run
+            )
+        job = self._own(who, request.job, "resume")
         return await self._suspensions.resume(
-            who.shown, job, source=request.source, dry_run=request.dry_run
+            who.shown,
+            job,
+            source=request.source,
+            snapshot=request.snapshot,
+            dry_run=request.dry_run,
         )
 
     def _check_directory(self, who: Principal, directory: str) -> None:

@@ -17,13 +17,13 @@ from ..migration.context import MigrationContext
 from ..migration.gpu_swap import GpuSwap
 from ..migration.host_migration import HostMigration
 from ..migration.migration import Migration
+from ..migration.migration_records import MigrationRecords
 from ..migration.order import Order
 from ..model.jobs import Capsule, Job
 from ..model.ownership import BEFORE_COMMIT
 from ..model.steps import MigrationStep
 from .costing import Costing
 from .fleet import Fleet
-from .migration_records import MigrationRecords
 from .planning import MigrationPlanner
 
 KEPT_MIGRATIONS = 200

@@ -5,8 +5,8 @@ fleet              what is known                    api_server   people's reques
 migration_service  begins migrations                evacuation   moves off tainted hosts
 planning           whether, where to, at what cost  endings      how jobs end
 claims             which copy may run               stopping     signals, jobs that must end
-rewinds            what is lost of jobs             spares       where capsules may go
-migration_records  rows and history                 catch_up     after a backup was put back
+rewinds            what is lost of jobs             suspensions  jobs that run nowhere
+ordered_snapshots  what people order                catch_up     after a backup was put back
 address_book       which host has which capsule     link         messages to and from agents
 context            what a migration needs of these   protection   snapshots of jobs
 """
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -31,10 +32,12 @@ from ..journal.journal_file import JournalError
 from ..messages import Message
 from ..messages.request_text import request_to
 from ..migration.migration import Migration
+from ..migration.migration_records import MigrationRecords
 from ..model.jobs import KILLED
 from ..model.ownership import Ruling, is_stray
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
+from ..snapshot.directory_images import DirectoryImages
 from .address_book import AddressBook
 from .agents import Agents
 from .api_server import ApiServer
@@ -45,11 +48,13 @@ from .costing import Costing
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
-from .migration_records import MigrationRecords
+from .job_snapshots import JobSnapshots
 from .migration_service import MigrationService
+from .ordered_snapshots import OrderedSnapshots
 from .planning import MigrationPlanner
 from .protection import Protection
 from .rewinds import Rewinds
+from .saved_jobs import SavedJobs
 from .stopping import Stopping
 from .suspensions import Suspensions
 
@@ -88,8 +93,12 @@ class Orchestrator:
             fleet, context, planner, records, costing, self._migration_ended
         )
         self.rewinds = Rewinds(fleet, agents, self.address_book, context, gates, self.endings)
-        self.protection = Protection(fleet, context)
-        self.suspensions = Suspensions(fleet, self.protection, self.rewinds, self.endings)
+        images = DirectoryImages(cluster, agents.request)
+        self.snapshots = JobSnapshots(fleet, context, images)
+        self.protection = Protection(fleet, context, self.snapshots)
+        self.ordered = OrderedSnapshots(fleet, self.snapshots, images)
+        saved = SavedJobs(fleet, images, self.endings)
+        self.suspensions = Suspensions(fleet, self.ordered, self.rewinds, self.endings, saved)
         self.evacuation = Evacuation(fleet, planner, self.migrations)
         self.api = ApiServer(
             fleet,
@@ -101,6 +110,7 @@ class Orchestrator:
             self.evacuation,
             self.stopping,
             self.rewinds,
+            self.ordered,
             self.suspensions,
         )
         self.catch_up = CatchUp(fleet, self.endings.capsule_ended)
@@ -128,7 +138,8 @@ class Orchestrator:
                 made.catch_up.begin()
             else:
                 made.migrations.recover()
-                made.protection.recover()
+                made.snapshots.recover()
+                made.ordered.recover()
                 made._start_deciding()
             await local_socket.serve_on(listener, path, made.api.handle)
             undo.pop_all()
@@ -137,7 +148,8 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        working = (self._evacuate(), self._protect(), self._rewind(), self._suspend())
+        parts = (self.protection.run, self.ordered.run, self.rewinds.run, self.suspensions.run)
+        working = (self._evacuate(), *map(self._once_decided, parts))
         await asyncio.gather(serving, *working, self._keep_backup())
 
     def _start_deciding(self) -> None:
@@ -151,17 +163,9 @@ class Orchestrator:
                 await self.address_book.publish(job)
         await self.evacuation.run()
 
-    async def _protect(self) -> None:
+    async def _once_decided(self, run: Callable[[], Awaitable[None]]) -> None:
         await self._decided.wait()
-        await self.protection.run()
-
-    async def _rewind(self) -> None:
-        await self._decided.wait()
-        await self.rewinds.run()
-
-    async def _suspend(self) -> None:
-        await self._decided.wait()
-        await self.suspensions.run()
+        await run()
 
     async def _keep_backup(self) -> None:
         """Back the journal up at the start, and every BACKUP_S seconds if it was changed."""

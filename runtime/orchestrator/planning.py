@@ -20,10 +20,10 @@ from ..migration.host_migration import HostMigration
 from ..migration.order import Order
 from ..model.gpu_asked import GpuAsked, seat
 from ..model.jobs import Capsule
+from ..model.spares import choose_destination
 from ..model.steps import MigrationStep
 from .agents import Agents
 from .fleet import Fleet
-from .spares import choose_destination
 
 LESSONS = 50
 """A prediction looks at this many last moves that were done, and learns from the similar ones."""

@@ -25,6 +25,7 @@ from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Place, image_name, rewind_plan
+from ..model.spares import choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.command_ends import CommandEnds
@@ -36,7 +37,6 @@ from .agents import Agents
 from .context import OrchestratorContext
 from .endings import Endings
 from .fleet import Fleet
-from .spares import choose_destination
 
 log = logging.getLogger("liveshift.rewinds")
 

@@ -2,13 +2,14 @@
 """Suspends jobs and resumes them, because a person wants it.
 
 A suspended job runs nowhere and takes no slot: its newest snapshot, in the memory of other hosts,
-is all that there is of it. Protection takes that snapshot, whose durable write also says that the
-job is suspended (snapshot/snapshot.py). From then on every copy of the job counts as an earlier
-one. They end here, on each host that is up; another host ends its own when it returns, as the
-address book tells it to.
+is all that there is of it. A person orders that snapshot (ordered_snapshots.py); its durable write
+also says that the job is suspended (snapshot/snapshot.py). From then on every copy of the job
+counts as an earlier one. They end here, on each host that is up; another host ends its own when it
+returns, as the address book tells it to.
 
 Its images may be saved in a directory that all hosts see; then no host needs to keep them. A host
-that resumes a capsule of such a job loads its image first, and then holds it as any other.
+that resumes a capsule of such a job loads its image first, and then holds it as any other
+(saved_jobs.py).
 
 The resumption is written and carried out as a rewind in which no capsule is in place. If it fails
 for good, the job is suspended again, and nothing of it is lost.
@@ -20,7 +21,6 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Coroutine, Mapping
 
 from ... import units
 from ...errors import LiveshiftError, Refused
@@ -29,12 +29,14 @@ from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Job
 from ..model.snapshots import Generation, image_name, rewind_plan
+from ..snapshot.directory_images import Found
 from ..snapshot.earlier_copies import EarlierCopies
 from ..snapshot.protection_row import holders_of
 from .endings import Endings
 from .fleet import Fleet
-from .protection import Protection
+from .ordered_snapshots import OrderedSnapshots
 from .rewinds import Rewinds
+from .saved_jobs import SavedJobs
 
 log = logging.getLogger("liveshift.suspensions")
 
@@ -47,17 +49,22 @@ class _Over(LiveshiftError):
 
 class Suspensions:
     def __init__(
-        self, fleet: Fleet, protection: Protection, rewinds: Rewinds, endings: Endings
+        self,
+        fleet: Fleet,
+        ordered: OrderedSnapshots,
+        rewinds: Rewinds,
+        endings: Endings,
+        saved: SavedJobs,
     ) -> None:
         self._fleet = fleet
-        self._protection = protection
+        self._ordered = ordered
         self._rewinds = rewinds
         self._endings = endings
+        self._saved = saved
         self._tables = fleet.journal.snapshots
         self._rows: dict[str, RewindRow] = {}  # by job: its suspension
         self._clear: set[int] = set()  # suspensions, by number, whose jobs have no copy left
         self._busy: set[str] = set()  # jobs whose copies are being ended
-        self._copying: set[str] = set()  # jobs whose images are being saved or loaded
         self._to: dict[str, str] = {}  # by job: the directory in which it is saved next
         self._tasks = Tasks()
 
@@ -73,32 +80,43 @@ class Suspensions:
             if held.keys() != job.capsules.keys():
                 raise _cannot(job, "saved", f"it is in {job.newest.directory} already", "")
             if not dry_run:
-                self._begin(job, self._save(job, to))
+                self._saved.begin(job, "saved", self._save(job, to))
             return messages.SuspensionOrdered(job.name, held)
         if job.state != "running":
             raise _cannot(job, "suspended", f"it is {job.state}", "")
         if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
             hint = f"`liveshift cancel {moving[0]}`, or wait for its end"
             raise _cannot(job, "suspended", f"{moving[0]} is under way", hint)
-        ordered = self._protection.suspend(who, job, dry_run=dry_run)
+        ordered = self._ordered.suspend(who, job, dry_run=dry_run)
         if not dry_run:
             self._to[job.name] = to
         return ordered
 
     async def resume(
-        self, who: str, job: Job, *, source: str = "", dry_run: bool
+        self, who: str, job: Job, *, source: str = "", snapshot: str = "", dry_run: bool
     ) -> messages.ResumptionOrdered:
         """Let a suspended job go on. ``source`` names the directory of its images; with "" they are
-        taken from where they were put. Raises Refused or NotFound; then the job stays suspended."""
+        taken from where they were put. ``snapshot``: the name of the one that the person expects
+        there, or "". Raises Refused or NotFound; then the job stays suspended."""
         _check_suspended(job)
         generation, names = job.newest, dict.fromkeys(job.capsules, "")
         if generation is None:
             raise _cannot(
                 job, "resumed", "no snapshot of it is left", f"`liveshift stop {job.name}`"
             )
+        if snapshot not in ("", generation.saved_name):
+            hint = f"`liveshift stop {job.name}` gives that one up; then you can take {snapshot}"
+            why = f"it is suspended at {generation.saved_name}, not at {snapshot}"
+            raise _cannot(job, "resumed", why, hint)
         up = self._fleet.up()
         held = all(any(h in up for h in generation.holders.get(name, ())) for name in names)
         directory = source or ("" if held else generation.directory)
+        if job.name in self._saved.busy:
+            raise _cannot(job, "resumed", self._saved.busy[job.name], "")
+        found = await self._saved.find(job, directory) if directory else None
+        if job.newest is not generation:
+            raise _cannot(job, "resumed", "its images have been moved meanwhile", "try again")
+        _check_suspended(job)
         # From a directory any host can take an image.
         there = dict.fromkeys(names, up) if directory else generation.holders
         views = self._fleet.views()
@@ -112,16 +130,15 @@ class Suspensions:
         )
         if dry_run:
             return ordered
-        if job.name in self._copying:
-            raise _cannot(job, "resumed", "its images are being saved or loaded", "")
         text = ", ".join(f"{name} on {host}" for name, host in where.items())
         saved = f" in {directory}" if directory else ""
         self._fleet.journal.note(
             job.name, "resuming", f"goes on from {generation.name}{saved}: {text}", who
         )
         why = f"{who} wants it"
-        if directory:
-            self._begin(job, self._load(job, generation, where, directory, why))
+        if found is not None:
+            load = self._load(job, generation, where, found, directory, why)
+            self._saved.begin(job, "loaded", load)
             return ordered
         for name, place in plan.items():
             look = messages.GetHeld(_image(job, generation, name), name)
@@ -141,77 +158,38 @@ class Suspensions:
         self._rows.pop(job.name, None)
         self._rewinds.resume(job, row, {host for host, _ in before})
 
-    # ---- images in a directory -----------------------------------------------------------------
-
-    def _begin(self, job: Job, work: Coroutine[None, None, None]) -> None:
-        """Begin to save or to load the images of a job. Raises Refused while either goes on."""
-        if job.name in self._copying:
-            work.close()
-            raise _cannot(job, "saved or resumed", "its images are being saved or loaded", "")
-        self._copying.add(job.name)
-        self._tasks.spawn(self._only(job, work))
-
-    async def _only(self, job: Job, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        finally:
-            self._copying.discard(job.name)
+    async def resume_saved(
+        self, who: str, name: str, source: str, snapshot: str, *, dry_run: bool
+    ) -> messages.ResumptionOrdered:
+        """Let a job go on from a snapshot in the directory ``source`` that has ended, or that this
+        orchestrator has never had. Raises as SavedJobs.adopt and :meth:`resume` do."""
+        adopted = await self._saved.adopt(who, name, source, snapshot, dry_run=dry_run)
+        if isinstance(adopted, messages.ResumptionOrdered):
+            return adopted
+        return await self.resume(who, adopted, dry_run=False)
 
     async def _save(self, job: Job, to: str) -> None:
-        """Save all images of a suspended job. After that no host needs to hold them."""
-        generation, journal = job.newest, self._fleet.journal
-        assert generation is not None
-        hosts = {name: generation.holders[name][0] for name in job.capsules}
         try:
-            await self._order(job, generation, hosts, messages.SaveHeld, to)
-            saved = dataclasses.replace(generation, directory=to, holders={})
-            self._tables.rewrite(saved)
-            job.newest = saved
+            await self._saved.save(job, to)
         except LiveshiftError as error:
-            journal.note(job.name, "not saved", f"is not in {to}: {error}")
-        journal.note(job.name, "suspended", _text(job))
+            self._fleet.journal.note(job.name, "not saved", f"is not in {to}: {error}")
+        self._fleet.journal.note(job.name, "suspended", _text(job))
 
     async def _load(
-        self, job: Job, generation: Generation, where: dict[str, str], directory: str, why: str
-    ) -> None:
-        """Let the job's next hosts load its images, then let it go on there."""
-        job.taking = generation.number  # so these hosts keep what they load
-        try:
-            await self._order(job, generation, where, messages.LoadHeld, directory)
-            _check_suspended(job)
-            holders = {name: [host] for name, host in where.items()}
-            loaded = dataclasses.replace(generation, holders=holders, directory=directory)
-            self._tables.rewrite(loaded)
-            job.newest = loaded
-            self._let_go_on(job, loaded, where, why)
-        except LiveshiftError as error:
-            self._fleet.journal.note(job.name, "not resumed", f"stays suspended: {error}")
-        finally:
-            job.taking = 0
-
-    async def _order(
         self,
         job: Job,
         generation: Generation,
-        hosts: Mapping[str, str],
-        order: type[messages.SaveHeld | messages.LoadHeld],
+        where: dict[str, str],
+        found: Found,
         directory: str,
+        why: str,
     ) -> None:
-        """Order each capsule's host to save or to load its image; raise the first error once all
-        have answered."""
-        limit = self._fleet.cluster.timeouts.precopy
-        answers = await asyncio.gather(
-            *(
-                self._rewinds.request(
-                    hosts[name], order(_image(job, generation, name), name, directory), limit
-                )
-                for name in job.capsules
-            ),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        """Let the job's next hosts load its images, then let it go on there."""
+        try:
+            loaded = await self._saved.load(job, generation, where, found, directory)
+            self._let_go_on(job, loaded, where, why)
+        except LiveshiftError as error:
+            self._fleet.journal.note(job.name, "not resumed", f"stays suspended: {error}")
 
     # ---- what follows --------------------------------------------------------------------------
 
@@ -275,7 +253,7 @@ class Suspensions:
             check()
             self._clear.add(row.number)
             if to := self._to.pop(job.name, ""):
-                self._begin(job, self._save(job, to))
+                self._saved.begin(job, "saved", self._save(job, to))
             else:
                 self._fleet.journal.note(job.name, "suspended", _text(job))
         except _Over:

@@ -27,6 +27,7 @@ from ..model.snapshots import Generation
 from .earlier_copies import EarlierCopies
 from .rewind_context import RewindContext
 from .rewound_capsule import NotRestorable, RewoundCapsule
+from .shared_files import cut_back
 
 log = logging.getLogger("liveshift.rewind")
 _Step = Callable[[], Awaitable[None]]
@@ -110,6 +111,8 @@ class Rewind:
         with self._lap("until the earlier copies had ended"):
             await self._end_earlier()
         await self._context.publish(self._job)
+        if said := await cut_back(self._context, self._job, self._generation):
+            self._note(said)
         capsules = await self._bring_back()
         if capsules:
             self._laps["to send the images"] = max(each.image_s for each in capsules)

@@ -9,13 +9,11 @@ run, and only that host may have it: if it lacks the copy, the whole job is rewo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections import Counter
 from typing import TypeVar
 
-from ...criu_glue.survey.found import Survey
 from ...errors import LiveshiftError, NotFound, Refused, StepFailed
 from .. import messages
 from ..config.timeouts import Timeouts
@@ -103,7 +101,7 @@ class RewoundCapsule:
         reserve = messages.Reserve(
             self._name,
             self._job.spec(capsule, self._context.cluster),
-            _in_place(facts.survey) if host == self._dumped_on else facts.survey,
+            facts.survey.in_place() if host == self._dumped_on else facts.survey,
             facts.facts,
             holder,
             capsule.epoch,
@@ -205,10 +203,3 @@ class RewoundCapsule:
     async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
         answer = await self._context.request(host, message, timeout)
         return expected(expect, host, message, answer)
-
-
-def _in_place(survey: Survey) -> Survey:
-    """The survey of a capsule for the host on which it was made. Directories that a move must not
-    find again at its destination are the host's own then, and the earlier copy has left them."""
-    along = tuple(dataclasses.replace(each, place=("", "")) for each in survey.along)
-    return dataclasses.replace(survey, along=along)

@@ -88,7 +88,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
             "runtime/orchestrator/agents.py",
             "runtime/orchestrator/claims.py",
             "runtime/orchestrator/context.py",
-            "runtime/orchestrator/migration_records.py",
+            "runtime/migration/migration_records.py",
             "runtime/orchestrator/migration_service.py",
             "runtime/orchestrator/planning.py",
         ),

@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 from ....errors import StepFailed
 from .image_view import ImageView
 from .page_table import Table
-from .store import INDEX_FILE, MemoryStore
+from .store import INDEX_FILE, PAGES_FILE, MemoryStore
 
 GENERATIONS = 2  # store.h
 
@@ -71,6 +71,27 @@ class HeldStore(MemoryStore):
             store.close()
             raise
         return store
+
+    @staticmethod
+    def files(directory: Path, number: int) -> list[Path]:
+        """The files of a store that has generation ``number``. A copy of just these can be loaded,
+        and has that generation only."""
+        return [directory / PAGES_FILE, directory / f"{INDEX_FILE}.{number}"]
+
+    @classmethod
+    def renumber(cls, directory: Path, old: int, new: int) -> None:
+        """Give a kept generation another number. No store may be open in ``directory``."""
+        path = directory / f"{INDEX_FILE}.{old}"
+        index = _Index.read(path)
+        fresh = path.with_name(f"{INDEX_FILE}.{new}{_NEW}")
+        try:
+            with fresh.open("wb") as file:
+                file.write(_HEAD.pack(_MAGIC, index.limit, new, index.processes))
+                file.write(index.images)
+            path.unlink()
+            fresh.rename(directory / f"{INDEX_FILE}.{new}")
+        except OSError as error:
+            raise StepFailed("restore", f"{fresh} cannot be written: {error}") from error
 
     @property
     def kept(self) -> list[int]:

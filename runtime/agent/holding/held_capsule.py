@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ....criu_glue.capsule.mounts import Placement
+from ....criu_glue.images import written_files
 from ....criu_glue.memory.store.held_store import GENERATIONS, HeldStore
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
 from ...messages import Frozen
@@ -192,13 +194,15 @@ class HeldCapsule:
 
     # ---- what is kept --------------------------------------------------------------------------
 
-    def describe(self, number: int) -> tuple[HeldNote, int]:
-        """The note of a generation that is kept, and how many bytes :meth:`forward` sends. Raises
-        NotFound if it is not kept here, StepFailed if it cannot be read."""
+    def describe(self, number: int, placement: Placement) -> tuple[HeldNote, int, dict[str, int]]:
+        """The note of a generation that is kept, how many bytes :meth:`forward` sends, and the
+        files on shared paths that were open for writing, with their sizes. Raises NotFound if it is
+        not kept here, StepFailed if it cannot be read."""
         with self._lock:
             generation = self._find_kept(number)
             try:
-                return generation.note, generation.size(self._open())
+                written = written_files.shared(generation.images, placement)
+                return generation.note, generation.size(self._open()), written
             except OSError as error:
                 raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
 
@@ -217,18 +221,20 @@ class HeldCapsule:
         finally:
             self._unuse(generation)
 
-    def save(self, number: int, target: Path) -> int:
-        """Copy a generation of a suspended job to ``target``; return its bytes. Nobody needs the
-        other generations any more, so they are removed first. Raises what saved_image.save raises,
-        and NotFound if the generation is not kept here."""
+    def save(self, number: int, target: Path) -> saved_image.Written:
+        """Write the newest snapshot's generation to ``target``. Nobody needs earlier ones any more,
+        so they are removed first, and their pages are not saved. Raises what saved_image.save
+        raises, and NotFound if the generation is not kept here."""
         with self._lock:
             generation = self._find_kept(number)
-            for other in self._generations.keys() - {number}:
+            for other in [n for n in self._generations if n < number]:
                 self.drop(other)
             generation.users += 1
         try:
             note = generation.note
-            return saved_image.save(self.directory, target, note.migration, note.spec.name)
+            own = [path for path in generation.images.rglob("*") if path.is_file()]
+            files = [*own, *HeldStore.files(self.directory, number)]
+            return saved_image.save(self.directory, files, target, note.migration, note.spec.name)
         finally:
             self._unuse(generation)
 

@@ -74,6 +74,16 @@ class HeldGeneration:
             return None
         return here
 
+    @staticmethod
+    def renumber(directory: Path, old: int, note: HeldNote) -> None:
+        """Give the generation ``old``, the only one in ``directory``, a new note, and its number.
+        No HeldCapsule may use the directory. Raises StepFailed, OSError."""
+        images = directory / f"s{note.number}"
+        if old != note.number:
+            HeldStore.renumber(directory, old, note.number)
+            (directory / f"s{old}").rename(images)
+        write_note(images, note)
+
     @property
     def number(self) -> int:
         return self.note.number

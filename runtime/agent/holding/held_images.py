@@ -11,19 +11,22 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from .... import units
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
+from ...messages import LoadHeld
 from ...model.snapshots import snapshot_of
 from ..arrival.inbox import Inbox
 from ..host.running_capsule import CapsuleFactory
 from . import saved_image
 from .held_capsule import HeldCapsule
 from .held_generation import HeldGeneration
-from .held_note import HeldNote, read_note
+from .held_note import NOTE, HeldNote
 
 log = logging.getLogger("liveshift.holding")
 
@@ -99,26 +102,38 @@ class HeldImages:
             self._capsules[name] = capsule
             return inbox
 
-    def load(self, source: Path, image: str, capsule: str) -> None:
-        """Take an image that is saved in ``source``, unless it is here. Raises as
-        saved_image.load does, and Refused if there is no room or another image of the capsule."""
+    def load(
+        self, request: LoadHeld, source: Path, check: Callable[[HeldNote], None] = lambda _: None
+    ) -> None:
+        """Take the image that is saved in ``source``, unless it is here.
+
+        Raises as saved_image.read and load do, what ``check`` raises for its note, and Refused if
+        there is no room for it, or another image of the capsule.
+        """
         with contextlib.suppress(NotFound):
-            self.find(image)
+            self.find(request.image)
             return
+        saved = saved_image.read(source, request.digest)
+        old, capsule = snapshot_of(saved.image), saved.capsule
+        if old is None or capsule != request.capsule:
+            raise NotFound(f"{source} has {saved.image} of {capsule}, not of {request.capsule}")
+        note = _renamed(saved_image.content(source, saved, f"s{old}/{NOTE}"), request)
+        check(note)
         with self._lock:
             self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
             directory = self._directory / capsule.replace("/", ".")
             if capsule in self._capsules or directory.exists():
                 raise Refused(f"{self._host} holds another image of {capsule}: try again")
-            note = read_note(source / f"s{snapshot_of(image)}")
-            if note is None or (note.migration, note.spec.name) != (image, capsule):
-                raise NotFound(f"{source} has no image {image} of {capsule}")
             self._check_fits(note, NOTHING)
             try:
                 directory.mkdir(parents=True)
-                saved_image.load(source, directory, image, capsule)
+                saved_image.load(source, directory, saved)
+                HeldGeneration.renumber(directory, old, note)
                 loaded = HeldCapsule.recover(directory, self._carried, self._budget)
-            except OSError as error:
+            except (OSError, LiveshiftError) as error:
+                shutil.rmtree(directory, ignore_errors=True)
+                if isinstance(error, LiveshiftError):
+                    raise
                 raise StepFailed("restore", f"{directory} cannot be made: {error}") from error
             finally:
                 self._tidy()
@@ -166,6 +181,26 @@ class HeldImages:
         """Close all that is open, and leave all files to the next agent."""
         for capsule in self._capsules.copy().values():
             capsule.close()
+
+
+def _renamed(raw: bytes, request: LoadHeld) -> HeldNote:
+    """The note of an image that another orchestrator may have had made, with what this one knows
+    it by."""
+    try:
+        note = msgspec.msgpack.decode(raw, type=HeldNote)
+    except msgspec.DecodeError as error:
+        raise StepFailed("restore", f"the note in the image cannot be read: {error}") from error
+    number = snapshot_of(request.image)
+    if number is None:
+        raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
+    return msgspec.structs.replace(
+        note,
+        migration=request.image,
+        number=number,
+        survey=note.survey.in_place(),  # its job runs nowhere, perhaps since the boot of its host
+        epoch=request.epoch,
+        rewinds=request.rewinds,
+    )
 
 
 def _spelled(size: int) -> str:

@@ -15,7 +15,7 @@ from liveshift.runtime.model.snapshots import (
     rewind_plan,
     snapshot_of,
 )
-from liveshift.runtime.orchestrator.spares import HostView
+from liveshift.runtime.model.spares import HostView
 
 OWNERS = {"gpt/0": "h0", "gpt/1": "h1"}
 

@@ -168,7 +168,7 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(parts: Parts) ->
 def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liveshift.runtime.orchestrator import migration_records as module
+    from liveshift.runtime.migration import migration_records as module
 
     monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
     fleet = parts.fleet

@@ -18,6 +18,7 @@ from waits import until_async
 from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts
+from liveshift.runtime.migration import migration_records as module
 from liveshift.runtime.migration.gpu_swap import GpuSwap
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.gpu_asked import GpuAsked
@@ -25,7 +26,6 @@ from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.ownership import Side
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.steps import MigrationStep
-from liveshift.runtime.orchestrator import migration_records as module
 from liveshift.runtime.quiesce.gates import Boundary
 
 DOWN = Unreachable("communicators are down, and h0 does not answer")

@@ -26,8 +26,10 @@ from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator import protection as module
 from liveshift.runtime.orchestrator.context import OrchestratorContext
 from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.job_snapshots import JobSnapshots
 from liveshift.runtime.orchestrator.protection import Protection
 from liveshift.runtime.quiesce.gates import Boundary
+from liveshift.runtime.snapshot.directory_images import DirectoryImages
 from liveshift.runtime.snapshot.snapshot import Snapshot
 
 OFTEN = "[snapshots]\nevery = 1\n[timeouts]\nsuspicion = 1\nheartbeat = 0.01\n"
@@ -48,7 +50,12 @@ class Scene:
         self.state, self.more = state, more
         self.fleet = self._a_fleet()
         self.stage = Recorded(self.fleet)
-        self.protection = Protection(self.fleet, self.stage)
+        images = DirectoryImages(self.fleet.cluster, self._no_host)
+        self.snapshots = JobSnapshots(self.fleet, self.stage, images)
+        self.protection = Protection(self.fleet, self.stage, self.snapshots)
+
+    async def _no_host(self, host: str, message: messages.Message, timeout: float) -> None:
+        raise AssertionError("nothing is saved here")
 
     def _a_fleet(self) -> Fleet:
         fleet = a_fleet(self.state, self.more)
@@ -318,7 +325,7 @@ def test_what_an_earlier_orchestrator_has_left_is_given_up(scene: Scene) -> None
         host.heard = time.monotonic()
 
     async def act() -> None:
-        scene.protection.recover()
+        scene.snapshots.recover()
         assert scene.job.taking == 1
         await until_async(lambda: not scene.fleet.snapshots)
 

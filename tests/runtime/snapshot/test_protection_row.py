@@ -12,7 +12,7 @@ from snapshot_stage import CLUSTER, a_job
 from liveshift.runtime.messages import ProtectionRow
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
-from liveshift.runtime.orchestrator.spares import HostView
+from liveshift.runtime.model.spares import HostView
 from liveshift.runtime.snapshot import protection_row
 
 MADE = 1000.0

@@ -119,8 +119,11 @@ class Stubs:
         self.told.append(f"suspend {job.name} for {who}{' dry' if dry_run else ''}")
         return messages.SuspensionOrdered(job.name, {})
 
-    async def resume(self, who: str, job: Job, *, source: str, dry_run: bool) -> Message:
+    async def resume(
+        self, who: str, job: Job, *, source: str, snapshot: str, dry_run: bool
+    ) -> Message:
         assert not source
+        assert not snapshot
         self.told.append(f"resume {job.name} for {who}{' dry' if dry_run else ''}")
         return messages.ResumptionOrdered(job.name, "s7", "step 9", 1.0, {})
 
@@ -153,7 +156,7 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(9)))
+        self.api = ApiServer(self.fleet, *(cast(Any, stubs) for _ in range(10)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
         run = RunJob(name, len(hosts), ["train"], {}, "/", 100, [])

@@ -19,11 +19,15 @@ from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.messages import Message, ResumptionOrdered, SuspensionOrdered
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator import protection, suspensions
+from liveshift.runtime.orchestrator import ordered_snapshots, protection, suspensions
 from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.job_snapshots import JobSnapshots
+from liveshift.runtime.orchestrator.ordered_snapshots import OrderedSnapshots
 from liveshift.runtime.orchestrator.protection import Protection
+from liveshift.runtime.orchestrator.saved_jobs import SavedJobs
 from liveshift.runtime.orchestrator.suspensions import Suspensions
 from liveshift.runtime.quiesce.gates import Boundary
+from liveshift.runtime.snapshot.directory_images import DirectoryImages
 
 BOUNDARY = "paused after collective 7"
 ALL_BUT_ONE = {"h0": 3, "h1": 3, "h2": 4}
@@ -55,22 +59,29 @@ class SuspensionsScene(RewindsScene):
         self.restored: list[tuple[str, str]] = []
         monkeypatch.setattr(protection, "TICK_S", 0.01)
         monkeypatch.setattr(suspensions, "TICK_S", 0.01)
+        monkeypatch.setattr(ordered_snapshots, "TICK_S", 0.01)
         super().__init__(state, monkeypatch)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
 
     def begin(self, fleet: Fleet) -> None:
         super().begin(fleet)
-        self.protection = Protection(fleet, self.parts.context)
-        self.suspensions = Suspensions(fleet, self.protection, self.rewinds, self.endings)
+        images = DirectoryImages(fleet.cluster, self.rewinds.request)
+        self.snapshots = JobSnapshots(fleet, self.parts.context, images)
+        self.protection = Protection(fleet, self.parts.context, self.snapshots)
+        self.ordered = OrderedSnapshots(fleet, self.snapshots, images)
+        self.saved = SavedJobs(fleet, images, self.endings)
+        self.suspensions = Suspensions(fleet, self.ordered, self.rewinds, self.endings, self.saved)
 
     def restart(self) -> None:
         """Another orchestrator on the same journal."""
         self.begin(Fleet(self.fleet.cluster))
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
-        self.protection.recover()
-        return [*super().loops(), self.protection.run(), self.suspensions.run()]
+        self.snapshots.recover()
+        self.ordered.recover()
+        parts = (self.protection, self.ordered, self.suspensions)
+        return [*super().loops(), *(part.run() for part in parts)]
 
     def order(self) -> SuspensionOrdered:
         return self.suspensions.suspend("root", self.job, dry_run=False)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..cost import model as cost
 from ..messages import Departing, Prediction
+from . import model as cost
 
 BEYOND_S = 0.2
 """The next move begins this many seconds after the end of a move."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from liveshift.errors import NotFound, Refused
 from liveshift.runtime.messages import GpuSeat
-from liveshift.runtime.orchestrator.spares import GpuNeed, HostView, choose_destination, place_job
+from liveshift.runtime.model.spares import GpuNeed, HostView, choose_destination, place_job
 
 KINDS = ["floating", "dedicated", "none"]
 

@@ -10,9 +10,9 @@ from ... import units
 from ...errors import StepFailed
 from ..journal.journal import Journal
 from ..journal.journal_file import JournalError
-from ..migration.host_migration import HostMigration
-from ..migration.migration import Migration
 from ..model.steps import ENDS, MigrationStep
+from .host_migration import HostMigration
+from .migration import Migration
 
 log = logging.getLogger("liveshift.migrations")
 

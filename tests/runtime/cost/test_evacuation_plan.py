@@ -8,9 +8,9 @@ from cluster_files import SMALL
 from predictions import PAUSE, predicted
 
 from liveshift.runtime.config.cluster import Severity, parse
+from liveshift.runtime.cost.evacuation_plan import plan
 from liveshift.runtime.cost.model import at_most
 from liveshift.runtime.messages import Prediction
-from liveshift.runtime.orchestrator.evacuation_plan import plan
 
 
 def test_an_empty_host_is_empty_at_once() -> None:

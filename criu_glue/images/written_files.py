@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files on shared paths that a tree has open for writing, with their sizes at the dump.
+
+They are not part of an image. A tree that goes back to it writes again what it had written since.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...errors import StepFailed
+from ..capsule.mounts import Mount, PathKind, Placement
+from .image_kinds import ImageFile
+from .protobuf import Damaged, ProtobufMessage
+
+REGULAR = 1  # criu: images/fdinfo.proto (fd_types)
+_TYPE, _REG = 1, 3  # of a file_entry
+_FLAGS, _NAME, _SIZE = 2, 6, 8  # criu: images/regfile.proto
+_ROOT = Mount("", "/", "/", "", "")
+"""An image is looked at without its capsule. But what a capsule has mounted elsewhere than there is
+private to it, and Placement knows those paths by name."""
+
+
+def shared(images: Path, placement: Placement) -> dict[str, int]:
+    """Path → bytes. Devices and pipes with a name are among them. Raises StepFailed if the image
+    is damaged."""
+    found: dict[str, int] = {}
+    try:
+        for raw in ImageFile(images / "files.img").entries:
+            entry = ProtobufMessage(raw)
+            regular = entry.message(_REG) if entry.uint(_TYPE) == REGULAR else None
+            if regular is None or regular.uint(_FLAGS) & os.O_ACCMODE == os.O_RDONLY:
+                continue
+            name = os.fsdecode(bytes(regular.raw(_NAME) or b""))
+            if placement.of_open_file(name, _ROOT) is PathKind.SHARED:
+                found[name] = regular.uint(_SIZE)
+    except Damaged as error:
+        raise StepFailed("restore", f"the image is damaged: {error}") from error
+    return found

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows what becomes of an order about a whole job, by the job's history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ...errors import LiveshiftError
+from . import job_events, render
+
+if TYPE_CHECKING:
+    from ..client.client import Client
+
+LOOK_S = 0.2
+
+UNDER_WAY = {"suspended": "suspending", "resumed": "resuming", "saved": "saving"}
+"""For the kind of the event that says that an order was carried out, the kind of those before."""
+
+
+def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> str:
+    """Wait until the job is ``done``, and print what happens meanwhile; return how it went.
+
+    ``last``: the number of the job's last event before the order. Raises LiveshiftError if the
+    order has failed.
+    """
+    under_way, unsaved = UNDER_WAY[done], ""
+    ends = {f"not {done}"} if done == "saved" else {f"not {done}", "ended"}
+    try:
+        while True:
+            for event in job_events.after(client, job, last):
+                last = event.number
+                if event.subject != job:
+                    continue
+                if event.kind in ends:
+                    raise LiveshiftError(f"{job} was not {done}: {event.text}")
+                if event.kind == "not saved":
+                    unsaved = event.text
+                if event.kind == done and unsaved:
+                    raise LiveshiftError(
+                        f"{job} {unsaved}", hint=f"it is suspended all the same: it {event.text}"
+                    )
+                if event.kind == done:
+                    return event.text
+                if event.kind == under_way and not quiet:
+                    render.note(f"{job}: {event.text}")
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        render.note(f"{job} is {under_way} all the same: `liveshift events {job}` shows it")
+        raise
+
+
+def say(about: Mapping[str, object], state: str, text: str, *, as_json: bool) -> None:
+    """Print what became of it. ``about``: has the job's name, and what else JSON has."""
+    if as_json:
+        render.print_json({**about, "state": state, "text": text})
+    else:
+        render.out().print(f"{about['job']} {text}", soft_wrap=True)

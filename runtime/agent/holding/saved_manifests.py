@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that say which snapshots a directory has: DIR/gpt/s17.json beside DIR/gpt/s17.0 and so
+on. The orchestrator makes and signs what is in them (snapshot/saved_snapshot.py); hosts only write
+and read it, since a host sees the directory, and the orchestrator's machine perhaps does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ....errors import NotFound, Refused, StepFailed
+from .trusted_directory import check_trusted, write_last
+
+
+class _Time(msgspec.Struct):
+    time: float
+
+
+def path_of(directory: Path, job: str, snapshot: str) -> Path:
+    return directory / job / f"{snapshot}.json"
+
+
+def check_free(directory: Path, job: str, snapshot: str) -> None:
+    """Raise Refused if the directory has a whole snapshot of that name, such as one of another
+    cluster."""
+    if path_of(directory, job, snapshot).exists():
+        raise Refused(
+            f"{directory} has a snapshot {snapshot} of {job} already",
+            hint=f"use another directory, or remove {directory / job}",
+        )
+
+
+def write(directory: Path, job: str, snapshot: str, data: bytes) -> None:
+    """Say that a snapshot is whole. Raises Refused if one of that name is, StepFailed if the file
+    cannot be written."""
+    check_trusted(directory)
+    try:
+        write_last(path_of(directory, job, snapshot), data)
+    except FileExistsError:
+        check_free(directory, job, snapshot)
+        raise
+    except OSError as error:
+        raise StepFailed("hold", f"{directory} cannot be written: {error}") from error
+
+
+def read(directory: Path, job: str, snapshot: str) -> bytes:
+    """What is written of a snapshot of a job; ``snapshot``: "" for the newest one. Nobody has
+    checked it yet. Raises NotFound if there is none, StepFailed if it cannot be read."""
+    check_trusted(directory)
+    if snapshot:
+        paths = [path_of(directory, job, snapshot)]
+    else:
+        paths = sorted((directory / job).glob("s*.json"))
+    found: dict[float, bytes] = {}
+    for path in paths:
+        try:
+            data = path.read_bytes()
+            found[msgspec.json.decode(data.partition(b"\n")[0], type=_Time).time] = data
+        except FileNotFoundError:
+            continue
+        except (OSError, msgspec.DecodeError) as error:
+            raise StepFailed("restore", f"{path} cannot be read: {error}") from error
+    if not found:
+        which = f"snapshot {snapshot}" if snapshot else "whole snapshot"
+        raise NotFound(f"{directory} has no {which} of {job}{_others(directory, job)}")
+    return found[max(found)]
+
+
+def _others(directory: Path, job: str) -> str:
+    """What the directory has instead, in words."""
+    own = sorted(path.stem for path in (directory / job).glob("s*.json"))
+    if own:
+        return f": it has {', '.join(own)}"
+    jobs = sorted({path.parent.name for path in directory.glob("*/s*.json")})
+    return f": it has snapshots of {', '.join(jobs)}" if jobs else ""

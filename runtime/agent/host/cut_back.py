@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts files on shared paths back to the sizes that they had at a snapshot, before its job goes on
+from there. The job writes the rest again.
+
+It is done with the rights of the job's user, and no link is followed: so a path that the job has
+exchanged meanwhile harms no file of anybody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+
+from .... import units
+from ....criu_glue.files.rights import User, acting_as
+
+
+def cut_back(user: User, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """``sizes``: path → bytes at the snapshot. Return, in words, what was cut, and what was left as
+    it is though it is not what it was. Raises LiveshiftError if the user's rights cannot be had."""
+
+    def work() -> tuple[list[str], list[str]]:
+        cut: list[str] = []
+        left: list[str] = []
+        for path, size in sorted(sizes.items()):
+            try:
+                _cut(path, size, cut, left)
+            except FileNotFoundError:
+                pass  # the restore says so
+            except OSError as error:
+                left.append(f"{path} ({os.strerror(error.errno or errno.EIO)})")
+        return cut, left
+
+    return acting_as(user, work)
+
+
+def _cut(path: str, size: int, cut: list[str], left: list[str]) -> None:
+    # O_NONBLOCK: a pipe in its place must not block us.
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+        return
+    file = os.open(path, flags)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size == size:
+            return
+        if found.st_size < size:
+            left.append(f"{path} (it is shorter than it was: {found.st_size} bytes, not {size})")
+            return
+        os.ftruncate(file, size)
+        cut.append(f"{path} (by {units.size(found.st_size - size)})")
+    finally:
+        os.close(file)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The snapshots of jobs that are under way: whether one can be taken now, who holds it, and what an
+earlier orchestrator has left.
+
+A job has one snapshot under way at most, and none while one of its capsules moves: both need the
+tracker of the capsule's memory. A move that begins meanwhile ends the snapshot. None is taken
+either while the images of the one before are written into a directory: its holders must keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ...errors import LiveshiftError
+from ..daemon.tasks import Tasks
+from ..model.jobs import Job
+from ..model.snapshots import choose_holders
+from ..snapshot.context import SnapshotContext
+from ..snapshot.directory_images import DirectoryImages
+from ..snapshot.protection_row import exposed
+from ..snapshot.snapshot import Snapshot
+from .fleet import Fleet
+
+log = logging.getLogger("liveshift.protection")
+
+
+class JobSnapshots:
+    """``ordered``: the jobs of which a person wants a snapshot next."""
+
+    def __init__(self, fleet: Fleet, context: SnapshotContext, images: DirectoryImages) -> None:
+        self._fleet = fleet
+        self._context = context
+        self._images = images
+        self._journal = fleet.journal.snapshots
+        self._refused: dict[str, set[str]] = {}  # by job: hosts that have refused an image of it
+        self._tasks = Tasks()
+        self.ordered: set[str] = set()
+
+    def recover(self) -> None:
+        """Undo the snapshots that an earlier orchestrator has left under way."""
+        for number, name in self._journal.snapshots_under_way():
+            job = self._fleet.jobs.get(name)
+            if job is None or job.state in ("ended", "rewinding"):  # a rewind opens the gates
+                self._give_up(number)
+                continue
+            snapshot = Snapshot(self._context, number, job, {})
+            self._enter(snapshot)
+            self._tasks.spawn(self._recover(snapshot))
+
+    # ---- whether, and where --------------------------------------------------------------------
+
+    def taken_up(self, job: Job) -> bool:
+        """Whether no snapshot may be due now: one is under way, is ordered, or is being saved."""
+        return (
+            job.name in self._fleet.snapshots
+            or job.name in self.ordered
+            or job.name in self._images.busy
+        )
+
+    def hindrance(self, job: Job) -> str:
+        """Why no snapshot can be taken right now, in words; that will pass. "" if one can."""
+        moving = [each.name for each in self._fleet.under_way() if each.job is job]
+        if moving:
+            return f"{', '.join(moving)} is under way: the next snapshot is taken after it"
+        for capsule in job.capsules.values():
+            if capsule.code is not None:
+                return f"{capsule.name} has ended"
+            if not (capsule.started and capsule.granted):
+                return f"{capsule.name} does not run yet"
+            if not self._fleet.is_up(capsule.host):
+                return f"{capsule.host}, which runs {capsule.name}, is not up"
+        return ""
+
+    def holders(self, job: Job) -> dict[str, str] | str:
+        """The holder of each capsule's image, or in words why there is none. A host that has
+        refused one is taken only if nobody else is left, as it may have room by now."""
+        cluster, views = self._fleet.cluster, self._fleet.views()
+        owners = {c.name: c.host for c in job.capsules.values()}
+        newest = job.newest.holders if job.newest else {}
+        before = {c: hosts[0] for c, hosts in newest.items() if hosts}
+        refused = self._refused.get(job.name, set())
+        willing = [view for view in views if view.name not in refused]
+        chosen = choose_holders(willing, owners, cluster.domains, before)
+        if isinstance(chosen, str) and refused:
+            refused.clear()
+            chosen = choose_holders(views, owners, cluster.domains, before)
+        return chosen
+
+    def exposed(self, job: Job) -> str:
+        """Why the job's newest snapshot could not be used if a host died now; "" if it could."""
+        return exposed(job, self._fleet.up(), self._fleet.cluster.domains)
+
+    # ---- one snapshot --------------------------------------------------------------------------
+
+    def begin(self, job: Job, holders: dict[str, str], *, suspends: str = "") -> Snapshot:
+        """Begin a snapshot, which the caller runs and then ends here. Raises LiveshiftError.
+        ``suspends``: as in Snapshot."""
+        number = self._journal.begin_snapshot(job.name)
+        snapshot = Snapshot(self._context, number, job, holders, suspends=suspends)
+        self._enter(snapshot)
+        return snapshot
+
+    def end(self, snapshot: Snapshot) -> None:
+        job = snapshot.job
+        if self._fleet.snapshots.get(job.name) is snapshot:
+            del self._fleet.snapshots[job.name]
+        if job.taking == snapshot.number:
+            job.taking = 0
+        if snapshot.generation is not None:
+            self._refused.pop(job.name, None)
+            return
+        if snapshot.refused:
+            self._refused.setdefault(job.name, set()).update(snapshot.refused)
+        self._give_up(snapshot.number)
+
+    def _enter(self, snapshot: Snapshot) -> None:
+        snapshot.job.taking = snapshot.number  # so its holders keep what they have of it
+        self._fleet.snapshots[snapshot.job.name] = snapshot
+
+    def _give_up(self, number: int) -> None:
+        try:
+            self._journal.give_up_snapshot(number)
+        except LiveshiftError as error:  # a later orchestrator gives it up again
+            log.error("s%d is given up, and this cannot be recorded: %s", number, error)
+
+    async def _recover(self, snapshot: Snapshot) -> None:
+        """Undo it once the job's hosts are up; wait for them for twice timeouts.suspicion."""
+        timeouts = self._fleet.cluster.timeouts
+        until = time.monotonic() + 2 * timeouts.suspicion
+        hosts = {capsule.host for capsule in snapshot.job.capsules.values()}
+        while not all(map(self._fleet.is_up, hosts)) and time.monotonic() < until:
+            await asyncio.sleep(timeouts.heartbeat / 10)
+        await snapshot.recover()
+        self.end(snapshot)

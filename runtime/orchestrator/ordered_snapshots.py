@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The snapshots that people order: the last one of a job that is suspended, and one that is saved
+in a directory while the job trains on.
+
+An order is tried once, as soon as nothing hinders it, and the job's history says what came of it.
+It is not in the journal: an orchestrator that is restarted says that the order is void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from ... import units
+from ...errors import LiveshiftError, Refused
+from ..daemon.tasks import Tasks
+from ..messages import SnapshotOrdered, SuspensionOrdered
+from ..model.jobs import Job
+from ..snapshot.directory_images import DirectoryImages
+from ..snapshot.protection_notes import words
+from .fleet import Fleet
+from .job_snapshots import JobSnapshots
+
+log = logging.getLogger("liveshift.protection")
+
+TICK_S = 0.1
+
+
+@dataclass(frozen=True)
+class _Order:
+    """``who`` wants a snapshot of ``job``, to be saved in the directory ``to``; "" if the job is to
+    be suspended with it."""
+
+    job: Job
+    who: str
+    to: str = ""
+
+    @property
+    def failed(self) -> str:
+        """The kind of the event that says that it has failed."""
+        return "not saved" if self.to else "not suspended"
+
+
+class OrderedSnapshots:
+    def __init__(self, fleet: Fleet, snapshots: JobSnapshots, images: DirectoryImages) -> None:
+        self._fleet = fleet
+        self._snapshots = snapshots
+        self._images = images
+        self._orders: dict[str, _Order] = {}  # by job; those that have not begun
+        self._under_way: set[str] = set()  # jobs whose ordered snapshot is being taken or saved
+        self._tasks = Tasks()
+
+    def recover(self) -> None:
+        """Note which orders an earlier orchestrator has not carried out."""
+        for job in self._fleet.jobs.values():
+            self._tasks.spawn(self._note_lost(job))
+
+    # ---- what people order ---------------------------------------------------------------------
+
+    def suspend(self, who: str, job: Job, *, dry_run: bool) -> SuspensionOrdered:
+        """Order that the job's next snapshot suspends the job. Raises Refused."""
+        holders = self._check(job, "suspended")
+        if not dry_run:
+            self._order(_Order(job, who), "suspended")
+            text = "a last snapshot is taken, then it ends everywhere"
+            self._fleet.journal.note(job.name, "suspending", text, who)
+        return SuspensionOrdered(job.name, holders)
+
+    def save(self, who: str, job: Job, to: str, *, dry_run: bool) -> SnapshotOrdered:
+        """Order a snapshot that is saved in the directory ``to``. The job trains on. Raises
+        Refused."""
+        if job.state != "running":
+            hint = f"`liveshift suspend {job.name} --to {to}`" if job.state == "suspended" else ""
+            raise _cannot(job, "saved", f"it is {job.state}", hint)
+        holders = self._check(job, "saved")
+        if not dry_run:
+            self._order(_Order(job, who, to), "saved")
+            text = f"a snapshot is taken, and saved in {to}"
+            self._fleet.journal.note(job.name, "saving", text, who)
+        return SnapshotOrdered(job.name, holders)
+
+    def _check(self, job: Job, what: str) -> dict[str, str]:
+        """The hosts that would hold the images. Raises Refused if no snapshot is possible now."""
+        if hindrance := self._snapshots.hindrance(job):
+            raise _cannot(job, what, hindrance)
+        holders = self._snapshots.holders(job)
+        if isinstance(holders, str):
+            raise _cannot(job, what, holders)
+        return holders
+
+    def _order(self, order: _Order, what: str) -> None:
+        job = order.job
+        waits = self._orders.get(job.name)
+        if (waits is not None and waits.job is job) or job.name in self._under_way:
+            raise _cannot(job, what, "an ordered snapshot of it is under way already")
+        self._orders[job.name] = order
+        self._snapshots.ordered.add(job.name)
+
+    # ---- carried out ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while True:
+            for order in list(self._orders.values()):
+                if self._fleet.jobs.get(order.job.name) is not order.job:
+                    self._done(order)  # it has ended, and is forgotten
+                elif order.job.state == "ended":
+                    self._failed(order, "the job has ended")
+                elif order.job.state == "running" and self._free(order.job):
+                    self._begin(order)
+            await asyncio.sleep(TICK_S)
+
+    def _free(self, job: Job) -> bool:
+        return job.name not in self._fleet.snapshots and job.name not in self._images.busy
+
+    def _done(self, order: _Order) -> None:
+        self._orders.pop(order.job.name, None)
+        self._snapshots.ordered.discard(order.job.name)
+
+    def _begin(self, order: _Order) -> None:
+        job = order.job
+        holders = self._snapshots.holders(job)
+        why = self._snapshots.hindrance(job) or (holders if isinstance(holders, str) else "")
+        if why or isinstance(holders, str):
+            self._failed(order, why)
+            return
+        suspends = "" if order.to else f"{order.who} wants it"
+        try:
+            snapshot = self._snapshots.begin(job, holders, suspends=suspends)
+        except LiveshiftError as error:
+            self._failed(order, words(error))
+            return
+        self._done(order)
+        self._under_way.add(job.name)
+
+        async def follow() -> None:
+            try:
+                await snapshot.run()
+                self._snapshots.end(snapshot)
+                if snapshot.generation is None:
+                    if order.to or job.state != "ended":
+                        self._failed(order, words(snapshot.error))
+                    return
+                job.pause_s, job.unprotected = snapshot.pause_s if order.to else 0.0, ""
+                if order.to:
+                    await self._save(order, snapshot.pause_s)
+            finally:
+                self._under_way.discard(job.name)
+
+        self._tasks.spawn(follow())
+
+    async def _save(self, order: _Order, pause_s: float) -> None:
+        """Save the newest snapshot of a job. No other one is taken meanwhile, so its holders keep
+        it."""
+        job, to, journal = order.job, order.to, self._fleet.journal
+        generation = job.newest
+        assert generation is not None
+        self._images.busy[job.name] = f"{generation.name} is being saved in {to}"
+        try:
+            size = await self._images.save(job, generation, to)
+            text = (
+                f"{generation.name} is in {to}: {units.size(size)} on the disk,"
+                f" {generation.boundary}; the job was paused for {pause_s:.2f} s"
+            )
+            journal.note(job.name, "saved", text, order.who)
+        except LiveshiftError as error:
+            self._failed(order, str(error))
+        finally:
+            self._images.busy.pop(job.name, None)
+
+    def _failed(self, order: _Order, why: str) -> None:
+        self._done(order)
+        text = f"the job goes on: {why}" if order.job.state != "ended" else why
+        log.warning("%s is %s: %s", order.job.name, order.failed, text)
+        self._fleet.journal.note(order.job.name, order.failed, text, order.who)
+
+    async def _note_lost(self, job: Job) -> None:
+        """Note that an order for the job is void, as an earlier orchestrator has begun with it."""
+        while job.taking:  # what was left of its snapshot is being undone
+            await asyncio.sleep(TICK_S)
+        kinds = [event.kind for event in self._fleet.journal.events(job.name, 0)]
+        for begun, ends in (
+            ("suspending", {"suspended", "not suspended"}),
+            ("saving", {"saved", "not saved"}),
+        ):
+            last = [kind for kind in kinds if kind == begun or kind in ends][-1:]
+            if job.state == "running" and last == [begun]:
+                text = "the job goes on: the orchestrator was restarted"
+                self._fleet.journal.note(job.name, f"not {begun[:-3]}ed", text)
+
+
+def _cannot(job: Job, what: str, why: str, hint: str = "") -> Refused:
+    return Refused(
+        f"{job.name} cannot be {what}: {why}", hint=hint or f"`liveshift status {job.name} -o wide`"
+    )

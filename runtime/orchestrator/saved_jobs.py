@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose images lie in a directory that all hosts see: suspended ones are saved there, and are
+loaded from there to be resumed.
+
+A snapshot in a directory has all that is needed to let its job go on, so a job can also be resumed
+that has ended, or that this orchestrator has never had. It is then *adopted*: entered into the
+journal as a job that is suspended at that snapshot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Coroutine
+
+from ...criu_glue.network.overlay import Overlay
+from ...errors import Refused
+from ..daemon.tasks import Tasks
+from ..messages import ResumptionOrdered
+from ..model import run_spec
+from ..model.jobs import Capsule, Job
+from ..model.snapshots import Generation, rewind_plan
+from ..snapshot.directory_images import DirectoryImages, Found
+from ..snapshot.saved_snapshot import overlay_of
+from .endings import Endings
+from .fleet import Fleet
+
+
+class SavedJobs:
+    def __init__(self, fleet: Fleet, images: DirectoryImages, endings: Endings) -> None:
+        self._fleet = fleet
+        self._images = images
+        self._endings = endings
+        self._tasks = Tasks()
+
+    @property
+    def busy(self) -> dict[str, str]:
+        """The jobs whose images are being saved or loaded, each with what is done, in words."""
+        return self._images.busy
+
+    def begin(self, job: Job, what: str, work: Coroutine[None, None, None]) -> None:
+        """Do ``work`` with the images of a job; ``what``, in words, follows "its images are being".
+        Raises Refused while something else is done with them."""
+        if job.name in self.busy:
+            work.close()
+            raise Refused(f"{job.name} cannot be {what} now: {self.busy[job.name]}")
+        self.busy[job.name] = f"its images are being {what}"
+        self._tasks.spawn(self._only(job, work))
+
+    async def _only(self, job: Job, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        finally:
+            self.busy.pop(job.name, None)
+
+    # ---- a suspended job -----------------------------------------------------------------------
+
+    async def save(self, job: Job, to: str) -> None:
+        """Save all images of a suspended job. After that no host needs to hold them. Raises
+        LiveshiftError; then hosts hold them still."""
+        generation = job.newest
+        assert generation is not None
+        await self._images.save(job, generation, to)
+        saved = dataclasses.replace(generation, directory=to, saved="", holders={})
+        self._fleet.journal.snapshots.rewrite(saved)
+        job.newest = saved
+
+    async def find(self, job: Job, directory: str) -> Found:
+        """The snapshot of a suspended job in a directory. Raises LiveshiftError, Refused if it is
+        not the one at which the job is suspended."""
+        generation = job.newest
+        assert generation is not None
+        name = generation.saved_name
+        found = await self._images.find(self._fleet.up(), directory, job.name, name)
+        saved = found.saved
+        if saved.time != generation.time or set(saved.capsules) != set(job.capsules):
+            raise Refused(
+                f"{name} of {job.name} in {directory} is not the snapshot at which {job.name} is"
+                " suspended: they were taken at different times",
+                hint=f"`liveshift stop {job.name}` gives up the one here; then the other one can be"
+                " resumed",
+            )
+        return found
+
+    async def load(
+        self, job: Job, generation: Generation, where: dict[str, str], found: Found, directory: str
+    ) -> Generation:
+        """Let the job's next hosts load its images, and record them as the holders. Raises
+        LiveshiftError; then the job stays suspended."""
+        job.taking = generation.number  # so these hosts keep what they load
+        try:
+            there = dataclasses.replace(generation, directory=directory)
+            await self._images.load(job, there, where, found.saved)
+            if job.state != "suspended":
+                raise Refused(f"{job.name} is {job.state} by now")
+            holders = {name: [host] for name, host in where.items()}
+            loaded = dataclasses.replace(there, holders=holders)
+            self._fleet.journal.snapshots.rewrite(loaded)
+            job.newest = loaded
+            return loaded
+        finally:
+            job.taking = 0
+
+    # ---- a job that this orchestrator does not have --------------------------------------------
+
+    async def adopt(
+        self, who: str, name: str, directory: str, snapshot: str, *, dry_run: bool
+    ) -> Job | ResumptionOrdered:
+        """Enter a job that a directory has as a suspended one; what the history has of an ended job
+        of that name stays. With ``dry_run`` return instead where it would go on.
+
+        Raises LiveshiftError, and changes nothing, if there is no such snapshot, if nobody known
+        has signed it, if the name or its addresses are taken, or if there is no room.
+        """
+        found = await self._images.find(self._fleet.up(), directory, name, snapshot)
+        saved = found.saved
+        run, uid = saved.request()
+        overlay = overlay_of(saved, self._fleet.cluster)
+        beside = self._in_the_way(name, overlay)
+        names = dict.fromkeys(saved.capsules, "")
+        up = self._fleet.up()
+        holders = dict.fromkeys(names, up)
+        seen = Generation(0, name, saved.boundary, saved.time, 0, {}, holders)
+        plan = rewind_plan(self._fleet.views(), seen, names, names)
+        if isinstance(plan, str):
+            raise Refused(f"{name} cannot be resumed: {plan}", hint="`liveshift status -o wide`")
+        if dry_run:
+            where = {capsule: place.host for capsule, place in plan.items()}
+            ago = max(0.0, time.time() - saved.time)
+            return ResumptionOrdered(name, saved.snapshot, saved.boundary, ago, where)
+        for ended in beside:
+            await self._endings.forget(ended)
+        if self._in_the_way(name, overlay):
+            raise Refused(f"{name} cannot be resumed: another job has taken its place meanwhile")
+        journal = self._fleet.journal
+        indexes = {c: (each.index, found.host) for c, each in saved.capsules.items()}
+        spec, text = run_spec.encode(run, uid), _came_from(found, directory)
+        rewinds = journal.snapshots.rewinds(name)
+        with journal.together():
+            started, first = journal.add_job(name, overlay.vni, overlay.subnet, spec, indexes)
+            generation = Generation(
+                journal.snapshots.begin_snapshot(name),
+                name,
+                saved.boundary,
+                saved.time,
+                rewinds,
+                {capsule: (found.host, first) for capsule in saved.capsules},
+                {},
+                saved.bytes,
+                directory,
+                saved.snapshot,
+            )
+            row = journal.snapshots.suspend(generation, text)
+            journal.add_event(name, "adopted", text, who)
+        capsules = {c: Capsule(c, index, host, first) for c, (index, host) in indexes.items()}
+        job = Job(name, overlay, run, uid, started, capsules, newest=generation)
+        job.enter(row.owners, row.rewinds, "suspended")
+        for capsule in capsules.values():
+            capsule.started = True
+        self._fleet.jobs[name] = job
+        return job
+
+    def _in_the_way(self, name: str, overlay: Overlay) -> list[str]:
+        """The ended jobs that must be forgotten first, since they have the name or the addresses.
+        Raises Refused if one has them that has not ended."""
+        jobs = self._fleet.jobs.values()
+        beside = [job for job in jobs if name == job.name or overlay.vni == job.overlay.vni]
+        for job in beside:
+            if job.state != "ended":
+                what = "the name" if job.name == name else f"the addresses {overlay.subnet}"
+                raise Refused(
+                    f"{name} cannot be resumed: {job.name}, which is {job.state}, has {what} that"
+                    f" its processes know",
+                    hint=f"wait for its end, or `liveshift stop {job.name}`",
+                )
+        for host, unknown in self._fleet.unknown.items():
+            if unknown:  # it uses a subnet, and the journal does not know which
+                raise Refused(
+                    f"{host} runs {unknown[0].name}, which the journal does not know",
+                    hint=f"`liveshift stop {unknown[0].name.partition('/')[0]} --unknown {host}`"
+                    " ends it",
+                )
+        return [job.name for job in beside]
+
+
+def _came_from(found: Found, directory: str) -> str:
+    saved = found.saved
+    by = (
+        f"the cluster {saved.cluster}, trusted as {found.signer}"
+        if found.signer
+        else "this cluster"
+    )
+    taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.time))
+    return (
+        f"from {saved.snapshot} in {directory}, which {by} has saved: {saved.boundary} at {taken}"
+    )

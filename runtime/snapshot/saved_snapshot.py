@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written beside the images of a snapshot in a directory: all that an orchestrator needs to
+let the job go on, also one that has never known the job.
+
+Its second line is a signature of the first one. The first line has a digest of each image, which
+has those of its files. So what can be resumed is only what a cluster has saved whose key is known
+(control/signatures.py), with not a byte changed.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+import msgspec
+
+from ...criu_glue.network.overlay import Overlay
+from ...errors import LiveshiftError, Refused
+from ..config.cluster import Cluster
+from ..control.signatures import Signatures
+from ..messages import RunJob
+from ..model import run_spec
+from ..model.jobs import Job
+from ..model.snapshots import Generation, image_name
+
+VERSION = 1
+
+
+class SavedCapsule(msgspec.Struct, frozen=True):
+    """``image``: the name of its image beside this file. ``digest``: as in messages.Saved."""
+
+    index: int
+    image: str
+    digest: str
+
+
+class SavedSnapshot(msgspec.Struct, frozen=True):
+    """``snapshot``: its name where it was taken. ``time``: of the boundary, in seconds since 1970.
+    ``subnet``: the job's addresses, which its processes know. ``spec``: the request and its user
+    (model/run_spec.py), in base64. ``bytes``: memory that all images take."""
+
+    version: int
+    job: str
+    snapshot: str
+    boundary: str
+    time: float
+    cluster: str
+    subnet: str
+    bytes: int
+    spec: str
+    capsules: dict[str, SavedCapsule]
+
+    def request(self) -> tuple[RunJob, int]:
+        """What was to be run, and as which user. Raises LiveshiftError if it cannot be read."""
+        try:
+            return run_spec.decode(base64.b64decode(self.spec))
+        except (ValueError, KeyError, msgspec.MsgspecError) as error:
+            raise LiveshiftError(f"the command of {self.job} cannot be read: {error}") from error
+
+
+class _Signature(msgspec.Struct):
+    key: str
+    signature: str
+
+
+def describe(
+    cluster: Cluster, job: Job, generation: Generation, digests: Mapping[str, str]
+) -> SavedSnapshot:
+    """``digests``: that of each capsule's image."""
+    capsules = {
+        capsule.name: SavedCapsule(
+            capsule.index, image_name(generation.number, capsule.index), digests[capsule.name]
+        )
+        for capsule in job.capsules.values()
+    }
+    return SavedSnapshot(
+        VERSION,
+        job.name,
+        generation.name,
+        generation.boundary,
+        generation.time,
+        cluster.name,
+        job.overlay.subnet,
+        generation.bytes,
+        base64.b64encode(run_spec.encode(job.request, job.uid)).decode(),
+        capsules,
+    )
+
+
+def encode(saved: SavedSnapshot, signatures: Signatures) -> bytes:
+    """Both lines. Raises LiveshiftError if it cannot be signed."""
+    body = msgspec.json.encode(saved)
+    signature = base64.b64encode(signatures.sign(body)).decode()
+    return body + b"\n" + msgspec.json.encode(_Signature(signatures.key, signature)) + b"\n"
+
+
+def decode(data: bytes, signatures: Signatures, where: str) -> tuple[SavedSnapshot, str]:
+    """What :func:`encode` has made, and whose it is: "" for this cluster, else the name under which
+    its key is trusted. ``where`` it was found is for errors. Raises Refused if nobody known has
+    signed it, LiveshiftError if it cannot be read."""
+    body, _, line = data.partition(b"\n")
+    try:
+        signed = msgspec.json.decode(line, type=_Signature)
+        signature = base64.b64decode(signed.signature, validate=True)
+    except (ValueError, msgspec.DecodeError):
+        raise Refused(f"the snapshot in {where} has no signature that can be read") from None
+    signer = signatures.check(body, signed.key, signature, f"the snapshot in {where}")
+    try:
+        saved = msgspec.json.decode(body, type=SavedSnapshot)
+    except msgspec.DecodeError as error:
+        raise LiveshiftError(f"the snapshot in {where} cannot be read: {error}") from error
+    if saved.version != VERSION:
+        raise Refused(
+            f"the snapshot in {where} was written by another version of liveshift: its format is"
+            f" {saved.version}, and this one reads {VERSION}"
+        )
+    return saved, signer
+
+
+def overlay_of(saved: SavedSnapshot, cluster: Cluster) -> Overlay:
+    """The overlay that the job must get again: its processes know their addresses. Raises Refused
+    if this cluster has no such addresses."""
+    own = Overlay.numbered(saved.subnet, str(cluster.overlay))
+    if own is None:
+        raise Refused(
+            f"{saved.job} cannot go on here: its processes have addresses of {saved.subnet}, and"
+            f" the jobs of this cluster get theirs from {cluster.overlay}",
+            hint=f"cluster.overlay must be what it was in the cluster {saved.cluster}",
+        )
+    return own

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before a job goes on from a snapshot: cuts the files that it was writing on shared paths back to
+the sizes that they had, so that it does not write the same twice.
+
+It is done once for the whole job, when the earlier copies have ended and before a capsule runs
+again. Several capsules may write to one file, and each was dumped at its own moment: what counts is
+the least size, as a capsule that was dumped earlier writes again what came after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ...errors import LiveshiftError, Unreachable
+from .. import messages
+from ..messages.answers import expected
+from ..model.jobs import Capsule, Job
+from ..model.snapshots import Generation, image_name
+from .rewind_context import RewindContext
+
+log = logging.getLogger("liveshift.snapshot")
+
+MOST_NAMED = 5
+
+
+async def cut_back(context: RewindContext, job: Job, generation: Generation) -> str:
+    """Return in words what was done, or could not be; "" if there was nothing to do. Never raises
+    a LiveshiftError: a file that stays as it is harms less than a job that does not go on."""
+    if any(capsule.granted for capsule in job.capsules.values()):
+        return ""  # some of it runs again, and may have written
+    try:
+        found = await asyncio.gather(
+            *(_written(context, generation, capsule) for capsule in job.capsules.values())
+        )
+        sizes: dict[str, int] = {}
+        for files in found:
+            for path, size in files.items():
+                sizes[path] = min(size, sizes.get(path, size))
+        if not sizes:
+            return ""
+        host = next(iter(job.capsules.values())).host
+        run = job.request
+        order = messages.CutBack(job.name, job.uid, run.gid, list(run.groups), sizes)
+        answer = await context.request(host, order, context.cluster.timeouts.prepare)
+        done = expected(messages.CutBackDone, host, order, answer)
+    except LiveshiftError as error:
+        return f"its files on shared paths are not cut back: {error}"
+    texts = []
+    if done.cut:
+        texts.append(f"cut back to what they were: {_some(done.cut)}")
+    if done.left:
+        texts.append(f"left as they are, though they have changed: {_some(done.left)}")
+    return "files on shared paths are " + "; ".join(texts) if texts else ""
+
+
+async def _written(
+    context: RewindContext, generation: Generation, capsule: Capsule
+) -> dict[str, int]:
+    look = messages.GetHeld(image_name(generation.number, capsule.index), capsule.name)
+    for holder in generation.holders.get(capsule.name, ()):
+        if context.is_up(holder):
+            answer = await context.request(holder, look, context.cluster.timeouts.prepare)
+            return expected(messages.HeldFacts, holder, look, answer).written
+    raise Unreachable(f"no host that holds the image of {capsule.name} is up")
+
+
+def _some(texts: list[str]) -> str:
+    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return ", ".join(texts[:MOST_NAMED]) + more
