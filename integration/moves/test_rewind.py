@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host of a job loses its power, and the job goes on from its newest snapshot, bit for bit.
 
-A host that is only silent towards the orchestrator leads to no rewind. Each rank writes its steps
-at the place in its file that the snapshot has. So after a rewind they replace those that were
-written since, and for a while a line of before is cut in the middle.
+A host that is only silent towards the orchestrator leads to no rewind. A rewind cuts the file of a
+rank's steps back to what it was, and the rank writes on from there. The file may be read meanwhile.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from functools import partial
 import pytest
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job, Step
+from protected_job import events, wait_protected, wait_rewound
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
 from liveshift.runtime.config.cluster import load
-from liveshift.runtime.messages import Event
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
@@ -48,10 +47,6 @@ def job(lab: LabSession) -> Iterator[Job]:
     for host in lab.lab.hosts:
         if lab.lab.machine(host).init is None:
             lab.boot(host)
-
-
-def events(job: Job, kind: str) -> list[Event]:
-    return [event for event in job.session.history(job.name) if event.kind == kind]
 
 
 def suspicion(lab: LabSession) -> float:
@@ -82,24 +77,9 @@ def _has_steps(job: Job, rank: int, since: float, count: int) -> bool:
     return len(steps_since(job, rank, since)) >= count
 
 
-def wait_overwritten(job: Job, before: int) -> None:
-    """Wait until nothing is left of what was written before the rewind, at ``before`` steps."""
-    eventually(lambda: len(steps(job, 0)) > before + 2 * AFTER, "the file to be overwritten")
-
-
-def wait_protected(job: Job) -> None:
-    """Wait for a snapshot of after now whose holders fit."""
-    before = job.protection().newest
-
-    def taken() -> bool:
-        row = job.protection()
-        return row.newest != before and not row.why_not
-
-    eventually(taken, "a snapshot that would do", 30)
-
-
-def wait_rewound(job: Job, times: int) -> None:
-    eventually(lambda: len(events(job, "rewound")) == times, f"rewind {times}")
+def wait_past(job: Job, before: int) -> None:
+    """Wait until the job is further than it was before the rewind, at ``before`` steps."""
+    eventually(lambda: len(steps(job, 0)) > before + 2 * AFTER, "the job to be further than ever")
 
 
 def assert_nothing_left(lab: LabSession, host: str, job: Job) -> None:
@@ -155,7 +135,7 @@ def test_a_job_goes_on_when_a_host_loses_power(
     lab.boot(victim)
     assert_nothing_left(lab, victim, job)
     assert job.name not in " ".join(lab.host(victim).capsules)
-    wait_overwritten(job, before)
+    wait_past(job, before)
     job.assert_begins_like_never_moved(references)
     assert len(events(job, "rewound")) == 1, "the host that came back changed nothing"
 
@@ -174,7 +154,7 @@ def test_a_rewound_job_is_protected_again(
         assert job.seen(1).host == survivor, "it is restored in place"
         lab.boot(victim)
         wait_protected(job)
-    wait_overwritten(job, before)
+    wait_past(job, before)
     job.assert_begins_like_never_moved(references)
 
 

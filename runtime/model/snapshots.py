@@ -132,7 +132,9 @@ def choose_holders(
     for capsule in owners:
         holder = before.get(capsule, "")
         if holder not in names:
-            holder = min(able, key=lambda host: (host.free <= 0, load[host.name], _rank(host))).name
+            holder = min(
+                able, key=lambda host: (host.free <= 0, load[host.name], _rank(host, host.used))
+            ).name
         load[holder] += 1
         chosen[capsule] = holder
     return chosen
@@ -177,7 +179,9 @@ def rewind_plan(
         able = [host for host in known.values() if _receives(host) and left[host.name] > 0]
         if not able:
             return f"no host has room for {capsule}" + (f", which was on {owner}" if owner else "")
-        best = min(able, key=lambda host: (host.name not in up, _rank(host)))
+        best = min(
+            able, key=lambda host: (host.name not in up, _rank(host, host.slots - left[host.name]))
+        )
         left[best.name] -= 1
         plan[capsule] = Place(best.name, best.name if best.name in up else up[0])
     return plan
@@ -187,9 +191,10 @@ def _receives(host: HostSeen) -> bool:
     return host.takes_work and host.spare != "none"
 
 
-def _rank(host: HostSeen) -> tuple[bool, float, str]:
-    """The order in which hosts are taken: dedicated spares, then the emptiest, as for a move."""
-    return host.spare != "dedicated", host.used / max(1, host.slots), host.name
+def _rank(host: HostSeen, used: int) -> tuple[bool, float, str]:
+    """The order in which hosts are taken: dedicated spares, then the emptiest, as for a move.
+    ``used``: slots of the host that are taken, also by what is planned so far."""
+    return host.spare != "dedicated", used / max(1, host.slots), host.name
 
 
 def _why_no_holder(
