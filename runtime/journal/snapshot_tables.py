@@ -17,6 +17,7 @@ import enum
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +32,7 @@ CREATE TABLE IF NOT EXISTS snapshots (
 CREATE TABLE IF NOT EXISTS rewinds (
     number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, state TEXT, row BLOB);
 CREATE TABLE IF NOT EXISTS rewound (job TEXT PRIMARY KEY, count INTEGER);
+CREATE TABLE IF NOT EXISTS saved (job TEXT PRIMARY KEY, name TEXT, directory TEXT, time REAL);
 """
 """AUTOINCREMENT: SQLite never gives a number twice, even if its row is gone
 (https://www.sqlite.org/autoinc.html). ``snapshots.state``: taking or complete. ``rewinds.state``:
@@ -71,6 +73,15 @@ class RewindRow:
     time: float
     died: dict[str, int] = field(default_factory=dict)
     kind: RewindKind = RewindKind.REWIND
+
+
+class SavedRow(NamedTuple):
+    """The last snapshot of a job that was saved: its name in ``directory``, and the time of its
+    boundary, in seconds since 1970 (time.time())."""
+
+    name: str
+    directory: str
+    time: float
 
 
 class SnapshotTables:
@@ -124,6 +135,17 @@ class SnapshotTables:
                 "UPDATE snapshots SET row = ? WHERE number = ?",
                 (msgspec.msgpack.encode(generation), generation.number),
             )
+
+    def note_saved(self, job: str, name: str, directory: str, when: float) -> None:
+        """Record where the last saved snapshot of a job is, for those who may need it."""
+        self._file.write(
+            "INSERT OR REPLACE INTO saved VALUES (?, ?, ?, ?)", (job, name, directory, when)
+        )
+
+    def saved(self, job: str) -> SavedRow | None:
+        """Return where the last saved snapshot of a job is."""
+        rows = self._file.rows("SELECT name, directory, time FROM saved WHERE job = ?", (job,))
+        return SavedRow(*rows[0]) if rows else None
 
     def give_up_snapshot(self, number: int) -> None:
         """Record that a snapshot was not completed. Repeatable."""
@@ -301,6 +323,7 @@ class SnapshotTables:
         with self._file.together():
             self._file.write("DELETE FROM snapshots WHERE job = ?", (job,))
             self._file.write("DELETE FROM rewinds WHERE job = ?", (job,))
+            self._file.write("DELETE FROM saved WHERE job = ?", (job,))
 
     def catch_up(self, counts: Mapping[str, int], skipped: int) -> None:
         """Correct a journal that was put back from a backup, once all hosts have reported.

@@ -15,6 +15,7 @@ from ..control.link import Switchboard
 from ..daemon.tasks import Tasks
 from ..model.jobs import Capsule, Job
 from ..model.steps import MigrationStep
+from ..snapshot.protection_notes import offer
 from .fleet import Fleet
 from .stopping import Stopping
 
@@ -40,7 +41,9 @@ class Endings:
             journal.add_event(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
             if over:
                 journal.set_job(job.name, "ended", failed or 0)
-                journal.add_event(job.name, "ended", f"ended with code {failed or 0}")
+                saved = journal.snapshots.saved(job.name) if failed and not job.end_asked else None
+                text = f"ended with code {failed or 0}{offer(saved, job.name)}"
+                journal.add_event(job.name, "ended", text)
             elif fails:
                 journal.set_job(job.name, "ending", failed)
         capsule.code, job.code = code, failed

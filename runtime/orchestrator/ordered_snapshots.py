@@ -162,6 +162,7 @@ class OrderedSnapshots:
                 f"{generation.name} is in {to}: {units.size(size)} on the disk,"
                 f" {generation.boundary}; the job was paused for {pause_s:.2f} s"
             )
+            journal.snapshots.note_saved(job.name, generation.name, to, generation.time)
             journal.note(job.name, "saved", text, order.who)
         except LiveshiftError as error:
             self._failed(order, str(error))

@@ -24,13 +24,14 @@ from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Capsule, Job
-from ..model.snapshots import Place, image_name, rewind_plan
+from ..model.snapshots import Generation, Place, image_name, rewind_plan
 from ..model.spares import choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.command_ends import CommandEnds
 from ..snapshot.lookout import Lookout
 from ..snapshot.orders import cannot, check_lost
+from ..snapshot.protection_notes import offer
 from ..snapshot.rewind import Rewind, RewindEnd
 from .address_book import AddressBook
 from .agents import Agents
@@ -225,7 +226,7 @@ class Rewinds:
         owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
         plan = rewind_plan(self._fleet.views(), generation, owners, lost)
         if isinstance(plan, str):
-            raise LiveshiftError(plan)
+            raise LiveshiftError(plan + self._offer(job, generation))
         gone = await self._images_gone(job, generation.number, plan)
         if job.newest is not generation or not self.protected(job):
             return  # a later snapshot is complete, so the holders may have dropped this one
@@ -274,6 +275,13 @@ class Rewinds:
             self._lookout.begin_anew(capsule)
         self._rows[job.name] = row
         self._noted.pop(job.name, None)
+
+    def _offer(self, job: Job, generation: Generation) -> str:
+        """What a person can do if the holders of an image do not come back, in words; else ""."""
+        if all(any(map(self.is_up, hosts)) for hosts in generation.holders.values()):
+            return ""
+        text = offer(self._protection.saved(job.name), job.name)
+        return text and f"{text}, after `liveshift stop {job.name}`"
 
     async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
         """Say which image of the plan its holder does not have any more; "" if they have all.

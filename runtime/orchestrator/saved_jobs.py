@@ -62,7 +62,10 @@ class SavedJobs:
         assert generation is not None
         await self._images.save(job, generation, to)
         saved = dataclasses.replace(generation, directory=to, saved="", holders={})
-        self._fleet.journal.snapshots.rewrite(saved)
+        journal = self._fleet.journal
+        with journal.together():
+            journal.snapshots.rewrite(saved)
+            journal.snapshots.note_saved(job.name, saved.name, to, saved.time)
         job.newest = saved
 
     async def find(self, job: Job, directory: str) -> Found:
@@ -151,6 +154,7 @@ class SavedJobs:
                 saved.snapshot,
             )
             row = journal.snapshots.suspend(generation, text)
+            journal.snapshots.note_saved(name, saved.snapshot, directory, saved.time)
             journal.add_event(name, "adopted", text, who)
         capsules = {c: Capsule(c, index, host, first) for c, (index, host) in indexes.items()}
         job = Job(name, overlay, run, uid, started, capsules, newest=generation)

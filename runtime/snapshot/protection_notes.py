@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
+import time
 
 from ...errors import LiveshiftError
 from ..journal.journal import Journal
+from ..journal.snapshot_tables import SavedRow
 from ..model.jobs import Job
 
 
@@ -47,3 +49,15 @@ def same(why: str) -> str:
 def words(error: LiveshiftError | None) -> str:
     """An error with its hint, in a line."""
     return f"{error} ({error.hint})" if error is not None and error.hint else str(error)
+
+
+def offer(saved: SavedRow | None, job: str) -> str:
+    """What a person can do for a job that is lost, in words that follow a reason; "" if no snapshot
+    of it was saved in a directory."""
+    if saved is None:
+        return ""
+    taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.time))
+    return (
+        f"; {saved.name} of {taken} is in {saved.directory}:"
+        f" `liveshift resume {job} --from {saved.directory}` goes back to it"
+    )

@@ -72,6 +72,19 @@ def test_the_last_capsule_ends_the_job(fleet: Fleet) -> None:
     ]
 
 
+@pytest.mark.parametrize(("code", "asked"), [(0, 0.0), (137, 0.0), (143, 5.0)])
+def test_a_job_that_fails_is_told_where_it_was_saved(fleet: Fleet, code: int, asked: float) -> None:
+    """One that a person stops is not: it is where that person wants it."""
+    fleet.journal.snapshots.note_saved("a", "s3", "/kept", 1_790_000_000.0)
+    fleet.jobs["a"].end_asked = asked
+    for capsule in ("a/0", "a/1"):
+        end(fleet, capsule, code)
+    last = history(fleet)[-1][1]
+    assert last.startswith(f"ended with code {code}")
+    offered = " is in /kept: `liveshift resume a --from /kept` goes back to it"
+    assert last.endswith(offered) == (code == 137)
+
+
 def test_the_first_failure_is_the_job_s(fleet: Fleet) -> None:
     end(fleet, "a/1", 3)
     assert (fleet.jobs["a"].state, fleet.jobs["a"].code) == ("ending", 3)

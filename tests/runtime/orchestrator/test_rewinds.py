@@ -83,12 +83,15 @@ def test_a_job_without_a_snapshot_ends_as_ever(scene: RewindsScene) -> None:
 
 def test_a_job_waits_for_a_holder_and_nothing_of_it_is_ended(scene: RewindsScene) -> None:
     async def play() -> None:
+        scene.fleet.journal.snapshots.note_saved("a", "s0", "/kept", 1_790_000_000.0)
         async with scene.at_work():
             scene.cut("h1", "h2")
             await scene.until(lambda: bool(scene.history("rewinding")))
             await asyncio.sleep(0.3)
             (why,) = scene.history("rewinding")
             assert why.startswith("waits: no host that holds")
+            hint = "`liveshift resume a --from /kept` goes back to it, after `liveshift stop a`"
+            assert why.endswith(hint)
             assert scene.owners()["a/1"] == ("h1", 1, True)
             scene.alive.add("h2")
             scene.kernels.add("h2")
