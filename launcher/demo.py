@@ -40,10 +40,16 @@ from ..runtime.messages import (
     Status,
 )
 from ..runtime.model.steps import MigrationStep
-from . import report
 from .alone import alone
 from .client.client import Client
 from .client.context import find_socket
+from .report import gaps
+from .report.evidence import counted, doubts, steps_by_host
+from .report.headline import headline
+from .report.page import write
+from .report.phases import phase_table
+from .report.record import DowntimeReport
+from .report.training_log import read_rank
 from .show import moves
 
 LAB = "demo"
@@ -108,12 +114,12 @@ def demo() -> int:
         _say("The same run again, without a move")
         _train(client, "reference")
     finished = _report(row, move.found)
-    doubts = report.doubts(finished, MORE)
-    finished = replace(finished, outcome=_outcome(finished, doubts))
-    report.write(finished, OUT)
+    doubted = doubts(finished, MORE)
+    finished = replace(finished, outcome=_outcome(finished, doubted))
+    write(finished, OUT)
     _conclude(finished, time.monotonic() - began)
-    if doubts:
-        raise LiveshiftError(f"the steps do not confirm the move: {'; '.join(doubts)}")
+    if doubted:
+        raise LiveshiftError(f"the steps do not confirm the move: {'; '.join(doubted)}")
     return 0 if finished.bit_identical else 1
 
 
@@ -266,16 +272,16 @@ def _rank(capsule: str) -> int:
     return int(capsule.partition("/")[2])
 
 
-def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.DowntimeReport:
+def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> DowntimeReport:
     """Build the report. ``found``: the hosts of the ranks before the move, after it, and at the
     end."""
-    reference = tuple(report.read_rank(OUT / "reference", rank) for rank in range(RANKS))
-    moved = tuple(report.read_rank(OUT / "moved", rank) for rank in range(RANKS))
+    reference = tuple(read_rank(OUT / "reference", rank) for rank in range(RANKS))
+    moved = tuple(read_rank(OUT / "moved", rank) for rank in range(RANKS))
     migration = replace(moves.reported(row), ranks=(_rank(row.capsule),))
     # The script prints its capsule's hostname, which moves with it. So name the host whose agent
     # found the rank instead. Before the commit nothing can run at the destination, after it nothing
     # at the source.
-    passed = row.asked + (report.gaps.held_at(migration.phases) or 0.0)
+    passed = row.asked + (gaps.held_at(migration.phases) or 0.0)
     before, after = found[0], found[-1]
     moved = tuple(
         replace(
@@ -286,7 +292,7 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
         )
         for run in moved
     )
-    return report.DowntimeReport(
+    return DowntimeReport(
         title=f"demo: {row.source} emptied while a GPT trained on it",
         command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
         reference=reference,
@@ -296,14 +302,14 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Downti
     )
 
 
-def _outcome(finished: report.DowntimeReport, doubts: list[str]) -> str:
+def _outcome(finished: DowntimeReport, doubted: list[str]) -> str:
     """Return what the steps show, or why they do not support the move, for the page."""
-    if doubts:
-        return f"The steps do not confirm the move: {'; '.join(doubts)}."
+    if doubted:
+        return f"The steps do not confirm the move: {'; '.join(doubted)}."
     made = [
-        f"Rank {seen.rank} made {report.steps_by_host(seen.before)} before the freeze"
-        f" and {report.steps_by_host(seen.after)} after it."
-        for seen in report.counted(finished)
+        f"Rank {seen.rank} made {steps_by_host(seen.before)} before the freeze"
+        f" and {steps_by_host(seen.after)} after it."
+        for seen in counted(finished)
     ]
     return " ".join(made)
 
@@ -321,11 +327,11 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _conclude(finished: report.DowntimeReport, seconds: float) -> None:
-    console.print(report.phase_table(finished.move))
-    console.print(report.headline(finished), style="bold", markup=False, soft_wrap=True)
-    for seen in report.counted(finished):
-        before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
+def _conclude(finished: DowntimeReport, seconds: float) -> None:
+    console.print(phase_table(finished.move))
+    console.print(headline(finished), style="bold", markup=False, soft_wrap=True)
+    for seen in counted(finished):
+        before, after = steps_by_host(seen.before), steps_by_host(seen.after)
         console.print(
             f"rank {seen.rank}: {before} before the freeze, {after} after it", soft_wrap=True
         )

@@ -193,7 +193,7 @@ def raise_if_failed(row: MigrationRow) -> None:
 def phase_table(row: MigrationRow) -> RenderableType:
     """Return the phases of a migration with seconds, bytes and share, the one under way among them;
     ``unaccounted`` and total last."""
-    from ..report import phase_table
+    from ..report.phases import phase_table
 
     return phase_table(reported(row))
 

@@ -14,7 +14,14 @@ import msgspec
 import pytest
 
 from liveshift.errors import LiveshiftError
-from liveshift.launcher import alone, demo, report
+from liveshift.launcher import alone, demo
+from liveshift.launcher.report.evidence import doubts
+from liveshift.launcher.report.record import (
+    DowntimeReport,
+    RankRun,
+    ReportedMigration,
+    ReportedStep,
+)
 from liveshift.runtime.messages import (
     CapsuleRow,
     Event,
@@ -236,8 +243,8 @@ def test_steps_are_ascribed_to_the_host_whose_agent_has_found_the_rank(
     commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not to the one where the move says that it went."""
-    steps = tuple(report.ReportedStep(n, 1.0, float(n)) for n in range(1, 9))
-    monkeypatch.setattr(report, "read_rank", lambda folder, rank: report.RankRun(rank, steps, "a"))
+    steps = tuple(ReportedStep(n, 1.0, float(n)) for n in range(1, 9))
+    monkeypatch.setattr(demo, "read_rank", lambda folder, rank: RankRun(rank, steps, "a"))
     monkeypatch.setattr(demo, "_environment", dict)
     phases = [Phase("commit", 4.5, 0.1, None, True, "")]
     row = msgspec.structs.replace(a_row("m1", MigrationStep.DONE), phases=phases)
@@ -245,7 +252,7 @@ def test_steps_are_ascribed_to_the_host_whose_agent_has_found_the_rank(
     zero, one = ([s.host for s in run.steps] for run in finished.moved)
     assert zero == ["h0"] * 8
     assert one == ["h1"] * 4 + ["h3"] * 4
-    assert any("rank 1 made 4 steps on h3 after" in why for why in report.doubts(finished, 4))
+    assert any("rank 1 made 4 steps on h3 after" in why for why in doubts(finished, 4))
 
 
 def test_a_move_that_fails_is_told_and_the_next_one_counts(
@@ -319,15 +326,11 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every loss is equal, and the rank was moved after its last step."""
-    steps = {
-        n: tuple(report.ReportedStep(k, 1.0, 100.0 + k, f"h{n}") for k in range(50)) for n in (0, 1)
-    }
-    runs = tuple(report.RankRun(n, steps[n], "aa") for n in steps)
+    steps = {n: tuple(ReportedStep(k, 1.0, 100.0 + k, f"h{n}") for k in range(50)) for n in (0, 1)}
+    runs = tuple(RankRun(n, steps[n], "aa") for n in steps)
     phases = (Phase("dump", 0.0, 1.0, frozen=True),)
-    move = report.ReportedMigration(
-        "moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,)
-    )
-    finished = report.DowntimeReport("demo", "", runs, runs, move)
+    move = ReportedMigration("moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,))
+    finished = DowntimeReport("demo", "", runs, runs, move)
     assert finished.bit_identical
 
     def nothing(*_ignored: object, **_more: object) -> None:
@@ -352,16 +355,12 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
 
 
 def test_the_page_says_how_many_steps_were_made_where() -> None:
-    steps = tuple(
-        report.ReportedStep(n, 1.0, float(n), "h1" if n < 5 else "h2") for n in range(1, 9)
-    )
+    steps = tuple(ReportedStep(n, 1.0, float(n), "h1" if n < 5 else "h2") for n in range(1, 9))
     phases = (Phase("dump", 0.0, 0.5, frozen=True),)
-    move = report.ReportedMigration(
-        "moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,)
-    )
-    runs = (report.RankRun(1, steps, "aa"),)
-    finished = report.DowntimeReport("demo", "", runs, runs, move)
-    assert report.doubts(finished, 4) == []
+    move = ReportedMigration("moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,))
+    runs = (RankRun(1, steps, "aa"),)
+    finished = DowntimeReport("demo", "", runs, runs, move)
+    assert doubts(finished, 4) == []
     assert demo._outcome(finished, []) == (
         "Rank 1 made 4 steps on h1 before the freeze and 4 steps on h2 after it."
     )

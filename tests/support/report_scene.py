@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from liveshift.launcher.report import (
+from liveshift.launcher.report.record import (
     DowntimeReport,
     RankRun,
     ReportedMigration,

@@ -12,18 +12,17 @@ import pytest
 from report_scene import LOSSES, STILL, Page, migration, report, with_loss
 
 from liveshift.errors import ConfigError
-from liveshift.launcher.report import (
+from liveshift.launcher.report.document import as_json
+from liveshift.launcher.report.headline import headline
+from liveshift.launcher.report.page import render, write
+from liveshift.launcher.report.record import (
     DowntimeReport,
     RankRun,
     ReportedMigration,
     ReportedStep,
-    as_json,
-    headline,
-    read_rank,
-    render,
-    write,
+    compare,
 )
-from liveshift.launcher.report.record import compare
+from liveshift.launcher.report.training_log import read_rank
 
 __all__ = ["migration", "report"]
 

@@ -10,20 +10,12 @@ from pathlib import Path
 import pytest
 from report_scene import BEGIN, PACED, STILL, Page, migration, report, run
 
-from liveshift.launcher.report import (
-    DowntimeReport,
-    RankRun,
-    ReportedStep,
-    as_json,
-    counted,
-    doubts,
-    gaps,
-    headline,
-    render,
-    write,
-)
-from liveshift.launcher.report.page import pause
-from liveshift.launcher.report.record import gaps_of
+from liveshift.launcher.report import gaps
+from liveshift.launcher.report.document import as_json
+from liveshift.launcher.report.evidence import counted, doubts
+from liveshift.launcher.report.headline import headline
+from liveshift.launcher.report.page import pause, render, write
+from liveshift.launcher.report.record import DowntimeReport, RankRun, ReportedStep, gaps_of
 from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]

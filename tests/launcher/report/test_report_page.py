@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 from report_scene import BEGIN, HOSTILE, Page, migration, report
 
-from liveshift.launcher.report import (
+from liveshift.launcher.report.document import as_json
+from liveshift.launcher.report.expected import Expected, ExpectedPart
+from liveshift.launcher.report.page import pause, render
+from liveshift.launcher.report.record import (
     DowntimeReport,
-    Expected,
-    ExpectedPart,
     RankRun,
     ReportedMigration,
     ReportedStep,
-    as_json,
-    render,
 )
-from liveshift.launcher.report.page import pause
 from liveshift.runtime.messages import Phase
 
 __all__ = ["migration", "report"]

@@ -11,8 +11,9 @@ import pytest
 from report_scene import migration
 from rich.console import Console
 
-from liveshift.launcher.report import ReportedMigration, phase_table
 from liveshift.launcher.report import quantities as q
+from liveshift.launcher.report.phases import phase_table
+from liveshift.launcher.report.record import ReportedMigration
 from liveshift.launcher.show import moves
 from liveshift.runtime.messages import MigrationRow, Phase, Rounds
 
