@@ -88,17 +88,25 @@ def runtime(name: str) -> Path:
     pytest.skip(f"no shared library of the {name} sanitizer here")
 
 
-def memory_library(name: str, sources: Path = MEMORY, place: Path = BUILT) -> Path:
-    """memory.so under a sanitizer, kept below ``place``: all C files in ``sources`` but the
-    shim's, which CRIU preloads by itself."""
+def memory_library(name: str, sources: Path = MEMORY) -> Path:
+    """memory.so under a sanitizer: all C files in ``sources`` but the shim's, which CRIU preloads
+    by itself. Files that are the same in another folder are compiled once for both."""
     shared = ["-shared-libsan"] if runtime(name).name.startswith("libclang_rt") else []
-    own = ["-fPIC", "-shared", *flags(name), *shared]
+    own = ["-fPIC", *flags(name), *shared]
+    headers = sorted(sources.rglob("*.h"))
+
+    def compiled(source: Path) -> Path:
+        def make(part: Path) -> None:
+            compile_c(part / "memory.o", f"-I{sources}", *own, "-c", source)
+
+        found = kept(BUILT, f"memory-{source.stem}", [*headers, source], tuple(own), make)
+        return found / "memory.o"
 
     def make(part: Path) -> None:
         files = sorted(path for path in sources.rglob("*.c") if path.name != "prefill_shim.c")
-        compile_c(part / "memory.so", f"-I{sources}", *own, *files)
+        compile_c(part / "memory.so", *own, "-shared", *map(compiled, files))
 
-    return kept(place, "memory", sources.rglob("*.[ch]"), tuple(own), make) / "memory.so"
+    return kept(BUILT, "memory", sources.rglob("*.[ch]"), tuple(own), make) / "memory.so"
 
 
 def compile_c(output: Path, *arguments: str | Path) -> None:

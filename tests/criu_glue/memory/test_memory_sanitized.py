@@ -170,6 +170,6 @@ def test_a_defect_is_found(defect: str, tmp_path: Path) -> None:
     assert good in text
     changed.write_text(text.replace(good, bad).replace(UNLOCK, ";" if bad == ";" else UNLOCK))
     (tests,) = TESTS.rglob(test)
-    library = sanitizers.memory_library(name, tmp_path / "memory", tmp_path)
+    library = sanitizers.memory_library(name, tmp_path / "memory")
     done = run_tests(name, library, [tests])
     assert words in "".join(findings(done.stdout + done.stderr)), done.stdout + done.stderr

@@ -34,8 +34,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def lib(folder: Path) -> Any:
-    return build(folder)
+def lib() -> Any:
+    return build()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -118,7 +118,7 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_gate_is_found_out(folder: Path, what: str) -> None:
     name, before, after, style, programs = BROKEN[what]
-    broken = build(folder / what.replace(" ", "-"), (name, before, after))
+    broken = build((name, before, after))
     with pytest.raises(Violation):
         play_many(broken, style, range(programs), folder)
 

@@ -34,8 +34,8 @@ OPEN = messages.OpenGate("gpt")
 
 
 @pytest.fixture(scope="module")
-def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("gate"))
+def lib() -> Any:
+    return build()
 
 
 class Host:

@@ -54,5 +54,5 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def lib(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build(tmp_path_factory.mktemp("gate"))
+def lib() -> Any:
+    return build()

@@ -63,7 +63,7 @@ def main() -> int:
     each = -(-asked.programs // len(asked.styles))
     folder = scratch()
     try:
-        lib = build(folder)
+        lib = build()
         print(
             f"{'style':10}{'programs':>9}{'stopped':>9}{'given up':>9}{'raises':>8}"
             f"{'beyond':>8}{'seconds':>9}"

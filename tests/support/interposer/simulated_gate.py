@@ -6,13 +6,14 @@ Or with one passage changed, for the tests that such a change is found out.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from cffi import FFI
 from checkout import INTERPOSER
+from doubles.gpu.build import compiler, kept
+from sanitizers import BUILT
 
 GATE_H = """
 struct gate_want { uint32_t clock; uint32_t kind; uint64_t count; bool announced; bool counted; };
@@ -40,8 +41,9 @@ ffi = FFI()
 ffi.cdef(GATE_H)
 
 
-def build(folder: Path, change: tuple[str, str, str] | None = None) -> Any:
-    """Compile and load; ``change``: file, passage that occurs once in it, what takes its place.
+def build(change: tuple[str, str, str] | None = None) -> Any:
+    """Compile (once, for this run and later ones) and load; ``change``: file, passage that occurs
+    once in it, what takes its place.
 
     The file may be one of the interposer's gate or gate_simulation.c.
     """
@@ -53,17 +55,21 @@ def build(folder: Path, change: tuple[str, str, str] | None = None) -> Any:
         text = path.read_text()
         if text.count(before) != 1:
             raise ValueError(f"{name} has {text.count(before)} times: {before}")
-        folder.mkdir(parents=True, exist_ok=True)
-        changed = folder / name
-        changed.write_text(text.replace(before, after))
-        if name in sources:
-            sources[name] = changed
-    library = folder / "gate.so"
-    compiler = os.environ.get("CC", "cc").split()
     flags = ["-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
     flags += ['-DLIVESHIFT_VERSION="simulated"', "-Wno-unused-function"]
-    includes = [f"-I{folder}", f"-I{INTERPOSER / 'gate'}", f"-I{INTERPOSER}"]
-    subprocess.run(
-        [*compiler, *flags, *includes, "-o", library, *map(str, sources.values())], check=True
-    )
-    return ffi.dlopen(str(library))
+
+    def make(part: Path) -> None:
+        if change is not None:
+            changed = part / name
+            changed.write_text(text.replace(before, after))
+            if name in sources:
+                sources[name] = changed
+        includes = [f"-I{part}", f"-I{INTERPOSER / 'gate'}", f"-I{INTERPOSER}"]
+        library = part / "gate.so"
+        subprocess.run(
+            [*compiler(), *flags, *includes, "-o", library, *map(str, sources.values())],
+            check=True,
+        )
+
+    files = [sources["gate_simulation.c"], *INTERPOSER.rglob("*.[ch]")]
+    return ffi.dlopen(str(kept(BUILT, "gate", files, (flags, change), make) / "gate.so"))
