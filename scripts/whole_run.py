@@ -45,6 +45,12 @@ from liveshift.launcher.client.context import LAB_ROOT_VARIABLE
 ROOT = Path(__file__).resolve().parents[1]
 INTERRUPTED = 130
 TEMPORARY = {Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")}
+BYTECODE = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "LIVESHIFT_TEST_BYTECODE": str(ROOT / "build" / "bytecode"),
+}
+"""No bytecode beside the sources. What pytest makes of the tests is kept, for workers and later
+runs."""
 OURS = ("corpus-", "gate-", "liveshift-", "ls-", "lsload", "place-", "reference-")
 """The names of what tests make there begin so. Others' files come and go there as they like."""
 
@@ -171,7 +177,7 @@ def _run_all(runs: Iterable[Sequence[str]]) -> int:
 
     for arguments in runs:
         words = [sys.executable, __file__, "", "--", *arguments]
-        process = subprocess.Popen(words, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+        process = subprocess.Popen(words, env=os.environ | BYTECODE)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         failed |= process.wait()

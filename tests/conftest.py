@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Generator
 
 import pytest
 from checkout import ROOT
@@ -48,6 +50,23 @@ set_hypothesis_home_dir(BUILD / "hypothesis")
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(BUILD / "torchinductor")  # made by `import torch`
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what pytest makes of the tests where LIVESHIFT_TEST_BYTECODE says, as a whole run does.
+
+    pytest rewrites all assertions, which takes every worker of a run 15 seconds of CPU time. It
+    keeps no result where Python writes no bytecode.
+    """
+    if not (kept := os.environ.get("LIVESHIFT_TEST_BYTECODE")):
+        return (yield)
+    before = sys.dont_write_bytecode, sys.pycache_prefix
+    sys.dont_write_bytecode, sys.pycache_prefix = False, kept
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode, sys.pycache_prefix = before
 
 
 @pytest.hookimpl(tryfirst=True)

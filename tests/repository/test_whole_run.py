@@ -165,6 +165,15 @@ def test_a_run_writes_no_bytecode_beside_the_sources(runs: ModuleType, tmp_path:
     assert not list(tmp_path.glob("__pycache__"))
 
 
+def test_what_pytest_makes_of_tests_is_kept_apart_from_them(tmp_path: Path) -> None:
+    kept = {"PYTHONDONTWRITEBYTECODE": "1", "LIVESHIFT_TEST_BYTECODE": str(tmp_path)}
+    words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_cores.py"]
+    environment = os.environ | kept
+    del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+    subprocess.run([sys.executable, *words], cwd=ROOT / "tests", env=environment, check=True)
+    assert len(list(tmp_path.rglob("test_cores.*-pytest-*.pyc"))) == 1
+
+
 def test_without_git_a_run_counts_all_the_same(
     runs: ModuleType, checkout: Path, tmp_path: Path
 ) -> None:
