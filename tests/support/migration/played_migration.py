@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A move of a job, played without a clock: what each way really costs, second by second.
+"""A move of a job, played without a clock: what each way really costs, round by round.
 
 It shares nothing with the model but the meaning of its inputs: pages are written at random places
 of a hot set, idle cores are used up by the copy, what they do not suffice for the job loses.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from liveshift.runtime.messages import Cores, Writing
 
-STEP_S = 0.02
 COPY = 2.0e9
 """Bytes per second that a copy goes at most, whatever the link."""
 FIXED_S, BESIDES_S, TO_BOUNDARY_S = 0.25, 1.2, 0.2
@@ -44,15 +43,10 @@ class Played:
         return Cores(2.0, self.idle, self.cpu, "")
 
     def read(self, left: float, speed: float) -> tuple[float, float]:
-        """(seconds that it takes, seconds that the job loses meanwhile)."""
-        took = lost = 0.0
-        while left > 0:
-            now = min(left, min(speed, self.link, COPY) * STEP_S)
-            seconds = now / min(speed, self.link, COPY)
-            wanted = now * self.cpu  # core seconds; what is idle is for nothing
-            lost += max(0.0, wanted - self.idle * seconds)
-            took, left = took + seconds, left - now
-        return took, lost
+        """(seconds that it takes, seconds that the job loses meanwhile). Each second is like the
+        others: every byte takes as long, and what idle cores do of it is for nothing."""
+        pace = min(speed, self.link, COPY)
+        return left / pace, left * max(0.0, self.cpu - self.idle / pace)
 
     sent = 0.0
     """Bytes, in the rounds of the last :meth:`lost`."""
