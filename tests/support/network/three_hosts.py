@@ -56,6 +56,11 @@ def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
+def ip_batch(*lines: str) -> None:
+    words = ["ip", "-batch", "-"]
+    subprocess.run(words, input="\n".join(lines), check=True, capture_output=True, text=True)
+
+
 class Net:
     """Three hosts and a machine of the outside world on one switch."""
 
@@ -65,20 +70,24 @@ class Net:
         self.sleepers: list[subprocess.Popen[bytes]] = []
 
     def make(self) -> None:
-        ip("netns", "add", self.name("switch"))
+        """By few processes: there is a test for each thing that a host must not hear."""
+        ip_batch(*(f"netns add {self.name(what)}" for what in ("switch", *UNDERLAY)))
         with inside(self.name("switch")):
-            ip("link", "add", "fabric", "type", "bridge")
-            ip("link", "set", "fabric", "up")
+            ip_batch(
+                "link add fabric type bridge",
+                "link set fabric up",
+                *(
+                    line
+                    for host in UNDERLAY
+                    for line in (
+                        f"link add {host} type veth peer name cable netns {self.name(host)}",
+                        f"link set {host} master fabric up",
+                    )
+                ),
+            )
         for host, address in UNDERLAY.items():
-            ip("netns", "add", self.name(host))
-            with inside(self.name("switch")):
-                peer = ["type", "veth", "peer", "name", "cable", "netns", self.name(host)]
-                ip("link", "add", host, *peer)
-                ip("link", "set", host, "master", "fabric", "up")
             with inside(self.name(host)):
-                ip("link", "set", "lo", "up")
-                ip("link", "set", "cable", "up")
-                ip("addr", "add", f"{address}/24", "dev", "cable")
+                ip_batch("link set lo up", "link set cable up", f"addr add {address}/24 dev cable")
 
     def name(self, what: str) -> str:
         return f"{self.tag}-{what}"
@@ -133,9 +142,8 @@ class Net:
             sleeper.kill()
             sleeper.wait()
         existing = {line.split()[0] for line in ip("netns").splitlines() if line}
-        for name in [*self.capsules, *map(self.name, (*UNDERLAY, "switch"))]:
-            if name in existing:
-                ip("netns", "del", name)
+        made = [*self.capsules, *map(self.name, (*UNDERLAY, "switch"))]
+        ip_batch(*(f"netns del {name}" for name in made if name in existing))
 
 
 @pytest.fixture
