@@ -167,7 +167,7 @@ def test_a_run_writes_no_bytecode_beside_the_sources(runs: ModuleType, tmp_path:
 
 def test_what_pytest_makes_of_tests_is_kept_apart_from_them(tmp_path: Path) -> None:
     kept = {"PYTHONDONTWRITEBYTECODE": "1", "LIVESHIFT_TEST_BYTECODE": str(tmp_path)}
-    words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_cores.py"]
+    words = ["-m", "pytest", "--collect-only", "-q", "-o", f"cache_dir={tmp_path}", "test_cores.py"]
     environment = os.environ | kept
     del environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
     subprocess.run([sys.executable, *words], cwd=ROOT / "tests", env=environment, check=True)
