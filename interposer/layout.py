@@ -24,6 +24,7 @@ class CStruct:
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
+        self.names = tuple(name for name, _ in fields)
         self.struct = struct.Struct("<" + "".join(code for _, code in fields))
         self.size = self.struct.size
         self.offsets: dict[str, int] = {}
@@ -33,7 +34,7 @@ class CStruct:
             at += struct.calcsize("<" + code)
 
     def unpack(self, raw: bytes, at: int = 0) -> dict[str, Any]:
-        return dict(zip((n for n, _ in self.fields), self.struct.unpack_from(raw, at), strict=True))
+        return dict(zip(self.names, self.struct.unpack_from(raw, at), strict=True))
 
     def rows(self, raw: bytes) -> Iterable[tuple[Any, ...]]:
         """Every whole record in ``raw``, in the order of the fields."""
