@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,18 +29,43 @@ os.execv("/bin/sh", ["sh", "-c", "grep -o liveshift_interposer.so /proc/self/map
 """
 
 
+KEPT = ROOT / "build" / "wheel"
+LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".mypy_cache", ".ruff_cache")
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Relative to the folder."""
+    for at, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        yield from (Path(at, name).relative_to(folder) for name in names if name not in LEFT_OUT)
+
+
+def bring_up_to_date(copy: Path) -> None:
+    """Make ``copy`` like the checkout. Files that are alike stay as they are: a build compiles what
+    is newer than its last one."""
+    wanted = set(files_of(ROOT))
+    for name in set(files_of(copy)) - wanted:
+        (copy / name).unlink()
+    for name in wanted:
+        there = copy / name
+        if not there.exists() or there.read_bytes() != (ROOT / name).read_bytes():
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, there)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, as a build leaves files behind."""
-    work = tmp_path_factory.mktemp("wheel")
-    source = work / "source"
-    left_out = shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, source, ignore=left_out, symlinks=True)
-    environment = {**os.environ, "VENV": sys.prefix}
-    subprocess.run(
-        [source / "scripts/wheel.sh", work / "dist"], env=environment, check=True, cwd=work
-    )
-    (made,) = (work / "dist").iterdir()
+    """Built from a copy of the sources, as a build leaves files behind. The copy, and what is
+    compiled from it, are kept for later runs."""
+    dist = tmp_path_factory.mktemp("dist")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with open(KEPT / "lock", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        bring_up_to_date(KEPT / "source")
+        command = [KEPT / "source/scripts/wheel.sh", dist, KEPT / "build"]
+        environment = {**os.environ, "VENV": sys.prefix}
+        subprocess.run(command, env=environment, check=True, cwd=dist.parent)
+    (made,) = dist.iterdir()
     return made
 
 
