@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 import msgspec
 
@@ -307,12 +306,16 @@ def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | 
         for row in rows
         if row.precopy and row.precopy.best and {row.source, row.destination} == {one, other}
     ]
+    from statistics import median  # not for every status, which shows predictions that were made
+
     return median(best) if best else None
 
 
 def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
     """Learn from earlier moves, newest first, that went the same way and had a prediction. If some
     of them are of the same job, only those count."""
+    from statistics import median
+
     fitting = [row for row in rows if _teaches(row, way)]
     own = [row for row in fitting if row.capsule.partition("/")[0] == job]
     chosen = (own or fitting)[:LAST]
