@@ -10,6 +10,8 @@ import pytest
 LONGEST = (
     "test_memory_sanitized.py",
     "test_early_restore.py",
+    "test_gate_simulation.py",
+    "test_ownership_model.py",
     "test_arena.py",
     "test_bit_exact.py",
     "test_gpu_moves.py",
