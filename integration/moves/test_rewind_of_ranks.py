@@ -66,8 +66,7 @@ def rank_pid(job: Job, index: int) -> int:
 
 
 def steps_since(job: Job, rank: int, since: float) -> list[Step]:
-    """The whole steps of after that time in the rank's file. A line of before a rewind may be cut
-    in the middle until it is overwritten."""
+    """The whole steps of after that time in the rank's file. A rewind may be cutting it back."""
     found = []
     for line in (job.out / f"rank{rank}.jsonl").read_text(errors="replace").splitlines():
         with suppress(ValueError):
@@ -98,6 +97,7 @@ def kill(job: Job, index: int, times: int) -> None:
     print(f"{first - began:.2f} s from the kill to a new step; {rewound[-1].text}")
 
 
+@pytest.mark.long  # test_snapshot_harms.py kills one each time
 def test_a_job_of_which_a_rank_is_killed_goes_on(start: Start, references: References) -> None:
     job = start()
     kill(job, 1, 1)

@@ -75,6 +75,7 @@ def test_a_job_is_saved_while_it_trains_and_goes_on_from_there_after_its_end(
     job.stop()
 
 
+@pytest.mark.long
 def test_an_orchestrator_that_has_never_had_a_job_resumes_it(
     lab: LabSession, kept: Path, references: References
 ) -> None:

@@ -121,11 +121,11 @@ GOES_ON, LOST, EITHER = "g", "l", "?"
 #        snapshot: locked dumped complete   rewind: committed ended forwarded
 #                                           suspension: dumped complete ended
 _GRID = """
-orchestrator-killed   G g G   G g g   g G g
+orchestrator-killed   g g g   G g g   g G g
 orchestrator-stalled  g g g   g g g   g g g
 owner-agent-killed    g G g   g g g   g g g
 owner-cut-off         g g g   g g g   g g g
-owner-power-lost      g g G   g g G   g g g
+owner-power-lost      g g g   g g G   g g g
 holder-agent-killed   g g g   g g g   g g g
 holder-cut-off        g g g   g g g   g g g
 holder-power-lost     g g g   l l ?   . . .

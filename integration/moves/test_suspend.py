@@ -124,6 +124,7 @@ def test_an_orchestrator_that_was_restarted_resumes_it(
     job.assert_begins_like_never_moved(references)
 
 
+@pytest.mark.long
 def test_one_that_is_saved_in_a_directory_outlives_all_hosts(
     lab: LabSession, job: Job, references: References, place: Path
 ) -> None:
