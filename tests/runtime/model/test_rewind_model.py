@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explores snapshots and rewinds: one running copy of each capsule under the newest count, a
-consistent cut, images that are kept, and rest once faults stop. With each safeguard taken away it
-finds what goes wrong.
+"""Explores snapshots, rewinds and suspensions: one running copy of each capsule under the newest
+count, a consistent cut, images that are kept, and rest once faults stop. With each safeguard taken
+away it finds what goes wrong.
 
 What a state is, and what may happen in it: rewind_model.py and what it imports.
 """
@@ -25,8 +25,9 @@ FOUND_AT_MOST = 12_000
 """States within which a safeguard's absence has to show."""
 
 
-def faults(*names: str, snapshots: int = 0) -> Faults:
-    return Faults(**{name: names.count(name) for name in names}, snapshots=snapshots)
+def faults(*names: str, snapshots: int = 0, suspensions: int = 0) -> Faults:
+    counts = {name: names.count(name) for name in names}
+    return Faults(**counts, snapshots=snapshots, suspensions=suspensions)
 
 
 SNAPSHOT = {
@@ -54,6 +55,20 @@ REWIND = {
 }
 """The same without another snapshot: the job has one, and is rewound."""
 
+SUSPENSION = {
+    (): 40,
+    ("agents",): 200,
+    ("chunks",): 40,
+    ("doubles",): 300,
+    ("orchestrator",): 100,
+    ("silences",): 300,
+    ("cuts",): 2_000,
+    ("hosts",): 1_000,
+    ("cuts", "silences"): 2_000,
+    ("hosts", "orchestrator"): 2_000,
+}
+"""The same while a job is suspended and resumed."""
+
 MOST = 2_500
 """States of each of these. Those nearest to the start come first."""
 
@@ -72,6 +87,29 @@ def test_faults_in_a_rewind(kinds: tuple[str, ...], least: int) -> None:
     found = explore(RewindModel(Safeguards()), initial(faults(*kinds)), MOST)
     assert found.violation is None, found
     assert found.states >= least
+
+
+@pytest.mark.parametrize(("kinds", "least"), SUSPENSION.items(), ids=lambda v: str(v))
+def test_faults_in_a_suspension(kinds: tuple[str, ...], least: int) -> None:
+    found = explore(RewindModel(Safeguards()), initial(faults(*kinds, suspensions=1)), MOST)
+    assert found.violation is None, found
+    assert found.states >= least
+
+
+def test_a_suspended_job_is_resumed() -> None:
+    """Without faults there is a way through: it is suspended, no copy is left, and it trains."""
+    model, seen, ends = RewindModel(Safeguards()), set(), {"nowhere": 0, "trains": 0}
+    todo = [initial(faults(suspensions=1))]
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        seen.add(state)
+        todo += [after for _, after in model.changes(state)]
+        copies = [copy for host in state.hosts for copy in host.copies if copy]
+        ends["nowhere"] += state.suspended and not copies
+        ends["trains"] += state.rewinds == 2 and model.progress(state) == [2]
+    assert min(ends.values()) > 0, ends
 
 
 def test_a_host_that_dies_takes_no_job_along() -> None:
@@ -139,6 +177,7 @@ TAKEN_AWAY: list[tuple[str, Any, Faults, str]] = [
     ("ends_by_count", False, faults("hosts", "doubles"), ""),
     ("ends_by_itself", False, faults("cuts"), ""),
     ("wire_id", False, faults("hosts"), ""),
+    ("counted", False, faults(suspensions=1), ""),
 ]
 
 
@@ -205,7 +244,8 @@ def test_many_faults(hosts: int) -> None:
     for seed in range(60):
         choose = random.Random(seed)
         budget = {kind: choose.randrange(3) for kind in KINDS}
-        start = initial(Faults(**budget, snapshots=3), choose.choice(["", "source"]), hosts)
+        asked = Faults(**budget, snapshots=3, suspensions=choose.randrange(2))
+        start = initial(asked, choose.choice(["", "source"]), hosts)
         found = wander(model, start, choose)
         assert found.violation is None, (seed, budget, str(found))
         states += found.states
@@ -218,8 +258,9 @@ def test_many_faults(hosts: int) -> None:
     "kinds", list(itertools.combinations_with_replacement(KINDS, 2)), ids=lambda v: "-".join(v)
 )
 def test_all_pairs(kinds: tuple[str, str]) -> None:
-    for snapshots, hosts in ((0, 3), (1, 3), (1, 4)):
-        start = initial(faults(*kinds, snapshots=snapshots), hosts=hosts)
+    for snapshots, suspensions, hosts in ((0, 0, 3), (1, 0, 3), (1, 0, 4), (0, 1, 3), (1, 1, 4)):
+        asked = faults(*kinds, snapshots=snapshots, suspensions=suspensions)
+        start = initial(asked, hosts=hosts)
         found = explore(RewindModel(Safeguards()), start, 60_000)
         assert found.violation is None, found
         assert found.states > 0

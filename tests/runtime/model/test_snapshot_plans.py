@@ -193,6 +193,6 @@ def test_without_an_image_nothing_is_planned() -> None:
 
 def test_where_any_host_can_have_the_images_the_job_is_spread() -> None:
     hosts = [host("h2", slots=4), host("h3", slots=4)]
-    anywhere = Generation(17, "gpt", "", 5.0, 0, {}, dict.fromkeys(OWNERS, ["h2", "h3"]))
+    anywhere = Generation(17, "gpt", "", 5.0, 0, {}, {c: ["h2", "h3"] for c in OWNERS})
     found = rewind_plan(hosts, anywhere, OWNERS, list(OWNERS))
     assert found == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h3", "h3")}

@@ -43,9 +43,11 @@ class Hosts:
             yield f"{name} has removed {c}", self.removed(s, name, h, c)
         for c, copy in enumerate(h.copies):
             if copy is not None and copy.session is not None:
-                # It thaws once it is dumped, or when it has heard nothing for too long.
+                # It thaws once it is dumped, but not if the job is suspended with this snapshot, or
+                # when it has heard nothing for too long.
                 waits = s.taking is not None and s.taking.number == copy.session.number
-                if copy.session.dumped or not waits:
+                suspends = waits and s.taking is not None and s.taking.suspends
+                if (copy.session.dumped and not suspends) or not waits:
                     yield f"{name} thaws {c}", self.thaw(s, name, c, copy)
                 elif s.faults.silences:
                     after = self.thaw(spend(s, "silences"), name, c, copy)
@@ -70,7 +72,7 @@ class Hosts:
 
     def asks(self, s: State, name: str, h: Host) -> Iterator[Change]:
         """What it learns when it reports or asks."""
-        asked = s.rewinding and name in {*s.before, *(o.host for o in s.owners)}
+        asked = (s.rewinding or s.suspended) and name in {*s.before, *(o.host for o in s.owners)}
         if h.rewinds < s.rewinds and not asked:
             book = tuple((o.host, o.epoch) for o in s.owners)
             yield f"{name} gets the book", self.learn(s, name, s.rewinds, book)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots and rewinds: all that may happen next, and what must hold.
+"""Snapshots, rewinds and suspensions: all that may happen next, and what must hold.
 
 The rules are those of ownership.py themselves. What the orchestrator and the hosts do stands in
 rewind_orchestrator.py, rewind_hosts.py and rewind_orders.py. What makes it sound can be switched
@@ -100,6 +100,8 @@ class RewindModel(Orchestrator, Orders):
         self.check_copies(s)
         self.check_frames(s)
         self.check_halves(s)
+        if s.suspended and s.rewinds in self.progress(s):
+            raise Violation("the job trains while it is suspended")
         return self.check_job(s)
 
     def living(self, s: State) -> frozenset[Message]:
@@ -188,8 +190,8 @@ class RewindModel(Orchestrator, Orders):
         """What is wrong with a state in which nothing happens any more."""
         if s.forgiven:
             return None
-        if s.rewinding or s.taking:
-            return "it stays in a rewind or a snapshot"
+        if s.rewinding or s.taking or s.suspended:
+            return "it stays in a rewind, in a snapshot or suspended"
         if len(running(s)) != len(CAPSULES) or s.rewinds not in self.progress(s):
             return "it does not train"
         if any(copy.session for _, _, copy in running(s)):

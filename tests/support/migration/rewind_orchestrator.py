@@ -62,7 +62,11 @@ class Orchestrator:
             for c in CAPSULES:
                 yield from self.restore(s, c)
             yield from self.finish(s)
-        yield from self.rewind(s)
+        if s.suspended:
+            yield from self.order_ends(s)
+            yield from self.resume(s)
+        else:
+            yield from self.rewind(s)
 
     def is_up(self, s: State, name: str) -> bool:
         return at(s, name).state is UP
@@ -73,18 +77,25 @@ class Orchestrator:
         job = {o.host for o in s.owners}
         ready = all(o.granted and self.is_up(s, o.host) for o in s.owners)
         free = [n for n, _ in named(s) if n not in job and self.is_up(s, n)]
-        if s.rewinding or not s.faults.snapshots or not ready or not free:
+        if s.rewinding or not ready or not free:
             return
+        if s.faults.snapshots:
+            yield from self.hold(spend(s, "snapshots"), free, suspends=False)
+        if s.faults.suspensions:
+            yield from self.hold(spend(s, "suspensions"), free, suspends=True)
+
+    def hold(self, s: State, free: list[str], *, suspends: bool) -> Iterator[Change]:
         holder = s.newest.holder if s.newest and s.newest.holder in free else free[0]
         last = s.number if self.p.numbers_grow else s.newest.number if s.newest else 0
         number = last + 1
-        s = spend(s, "snapshots")._replace(number=number, ran_on=frozenset())
-        taking = Taking(number, s.rewinds, s.owners, holder, 0)
+        s = s._replace(number=number, ran_on=frozenset())
+        taking = Taking(number, s.rewinds, s.owners, holder, 0, suspends=suspends)
         for answer, after in self.order(s._replace(taking=taking), holder, "hold", number):
             numbers = (n for n in range(number - 1, 0, -1) if has_all(after, holder, n))
             known = taking._replace(base=next(numbers, 0))  # the holder says what it has
             done = after._replace(taking=known) if answer == DONE else self.give_up(after)
-            yield f"s{number}: {holder} holds: {answer}", done
+            why = ", to suspend the job" if suspends else ""
+            yield f"s{number}{why}: {holder} holds: {answer}", done
 
     def give_up(self, s: State) -> State:
         return s._replace(taking=None, ran_on=frozenset())
@@ -123,7 +134,43 @@ class Orchestrator:
             raise Violation("a snapshot is no consistent cut")
         newest = Generation(taking.number, taking.rewinds, taking.holder)
         lost = frozenset(o.host for c, o in enumerate(s.owners) if not at(s, o.host).copies[c])
-        return self.give_up(s)._replace(newest=newest, losses=lost)
+        done = self.give_up(s)._replace(newest=newest, losses=lost)
+        return self.suspend(done) if taking.suspends else done
+
+    # ---- a suspension --------------------------------------------------------------------------
+
+    def suspend(self, s: State) -> State:
+        """The same write suspends the job: no host may run a capsule of it. Then only the images
+        are left of it, so a job is protected no more than with a host lost."""
+        owners = tuple(Owned(o.host, o.epoch + self.p.plus, False) for o in s.owners)
+        return s._replace(
+            suspended=True,
+            rewinds=s.rewinds + self.p.counted,
+            owners=owners,
+            before=last_whole([Owner(*owner) for owner in s.owners], s.before),
+            ended=frozenset(),
+            done=("", ""),
+            losses=s.losses | {"the job is suspended"},
+        )
+
+    def resume(self, s: State) -> Iterator[Change]:
+        """A rewind in which no capsule is in place; a person may want it at any time."""
+        assert s.newest is not None
+        holder, number = s.newest.holder, s.newest.number
+        if not self.is_up(s, holder) or not has_all(s, holder, number):
+            return
+        plan = tuple(Owned(holder, o.epoch + self.p.plus, False) for o in s.owners)
+        after = s._replace(
+            suspended=False,
+            rewinds=s.rewinds + 1,
+            owners=plan,
+            rewinding=True,
+            before=last_whole([Owner(*owner) for owner in s.owners], s.before),
+            generation=number,
+            ended=frozenset(),
+            done=("", ""),
+        )
+        yield f"resume {after.rewinds} from s{number}", after
 
     # ---- a rewind ------------------------------------------------------------------------------
 

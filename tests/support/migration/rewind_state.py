@@ -68,6 +68,8 @@ class Safeguards:
     ends_by_itself: bool = True  # a host ends these before it takes part in the new count
     wire_id: bool = True  # each count has its own VXLAN id
     never_lower: bool = True  # a host does not go back to an earlier count
+    # a suspension
+    counted: bool = True  # it counts as a rewind, so that every copy of before it must end
 
 
 class Session(NamedTuple):
@@ -147,10 +149,11 @@ class Taking(NamedTuple):
     base: int
     locked: frozenset[int] = frozenset()
     dumped: frozenset[int] = frozenset()
+    suspends: bool = False  # no source thaws after its dump, and the job is suspended with it
 
 
 class Faults(NamedTuple):
-    """How many may yet happen. ``snapshots`` are no faults, but as rare."""
+    """How many may yet happen. ``snapshots`` and ``suspensions`` are no faults, but as rare."""
 
     orchestrator: int = 0
     agents: int = 0
@@ -161,6 +164,7 @@ class Faults(NamedTuple):
     failures: int = 0  # of a restore
     chunks: int = 0  # acknowledged, and lost
     snapshots: int = 1
+    suspensions: int = 0
 
 
 Message = tuple[Any, ...]  # host, life, kind, …
@@ -189,6 +193,7 @@ class State(NamedTuple):
     frames: frozenset[tuple[int, str, int, int]] = frozenset()  # capsule, host, VXLAN id, rewinds
     losses: frozenset[str] = frozenset()  # hosts lost since the newest snapshot
     forgiven: bool = False  # more than one of them: the job may be lost
+    suspended: bool = False  # in the journal: no host may run a capsule
 
 
 def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
