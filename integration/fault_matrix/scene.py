@@ -50,7 +50,9 @@ LONGEST_S = 4 * SUSPICION_S
 """That harm lasts while the migration is not over: some migrations wait until it is healed."""
 
 ENOUGH_STEPS = 600
-"""A job with fewer steps left than this is replaced before a cell."""
+"""A cell takes fewer steps than this. A job with fewer left is replaced before a cell."""
+
+LAST_STEP = int(LONG[LONG.index("--steps") + 1])
 
 Step = dict[str, Any]
 
@@ -92,13 +94,12 @@ class Scene:
 
     def prepare(self) -> None:
         """Have a lab, and a job that trains with steps enough to go; rank 1 is at ``source``."""
-        self._reference = self._reference or self._read_reference()
         if self._session is None:
             self._session = LabSession(lab_name("m"), self._place)
             self._session.up("--hosts", "3", "--timeouts", TIMEOUTS, *BRISK)
             for host in HOSTS:
                 self._state_in_memory(host)
-        if self._job is not None and len(self.job.steps()) > len(self.reference(0)) - ENOUGH_STEPS:
+        if self._job is not None and len(self.job.steps()) > LAST_STEP - ENOUGH_STEPS:
             self.end_job()
         if self._job is None:
             self._jobs += 1
@@ -106,6 +107,7 @@ class Scene:
             self._job.wait_step(5)
             home = self._job.seen(MOVING).host
             assert home in HOSTS, f"rank {MOVING} has started on {home}"
+        self._read_reference(len(self.job.steps()) + ENOUGH_STEPS)
         self.held.clear()
         self.source = self.job.seen(MOVING).host
         self.destination = next(host for host in HOSTS if host != self.source)
@@ -127,10 +129,15 @@ class Scene:
         if session is not None:
             session.down()
 
-    def _read_reference(self) -> list[list[Step]]:
-        directory = self._references.directory(LONG, RANKS)
+    def _read_reference(self, steps: int) -> None:
+        """Have so many steps of it before a cell begins: a longer run takes time from the job, and
+        goes on twice as far at once."""
+        if self._reference and len(self.reference(0)) >= min(steps, LAST_STEP):
+            return
+        further = min(2 * steps if self._reference else steps, LAST_STEP) - 1
+        directory = self._references.further_than(further, LONG, RANKS)
         texts = ((directory / f"rank{rank}.jsonl").read_text() for rank in range(RANKS))
-        return [[json.loads(line) for line in text.splitlines()] for text in texts]
+        self._reference = [[json.loads(line) for line in text.splitlines()] for text in texts]
 
     def _state_in_memory(self, host: str) -> None:
         """Put a host's state directory, which the lab keeps on this machine's disk, on a file

@@ -214,7 +214,8 @@ class Job:
         """Stop a job that goes on until then: each of its steps is that of the reference run,
         which went further."""
         self.stop()
-        reference = references.directory(self.argv, self.nnodes)
+        made = max(len(self.steps(rank)) for rank in range(self.nnodes))
+        reference = references.further_than(made, self.argv, self.nnodes)
         for rank in range(self.nnodes):
             steps = self.steps(rank)
             lines = (reference / f"rank{rank}.jsonl").read_text().splitlines()

@@ -16,6 +16,10 @@ from pathlib import Path
 import psutil
 from free_ports import free_port
 
+COUNTED_IN = 250
+"""Runs that only have to go further than a job end after a multiple of this many steps, so that
+several jobs can be compared with one of them."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -59,11 +63,27 @@ class References:
         """The result of the command; ``{out}`` in it is its directory, ``--pace`` is left out."""
         return read_result(self.directory(argv, nnodes), ranks)
 
+    def further_than(self, steps: int, argv: Sequence[str], nnodes: int = 1) -> Path:
+        """A run of a command with ``--steps``, which would have gone on for long, that made more
+        steps than this one: the job's last steps are compared too, and few more are computed. No
+        step may depend on how many follow."""
+        words = list(argv)
+        number = words.index("--steps") + 1
+        last = int(words[number])
+        assert steps < last, f"a run of {last} steps does not go further than {steps}"
+        shortest = steps // COUNTED_IN * COUNTED_IN + COUNTED_IN
+        lengths = [*range(shortest, last, COUNTED_IN), last]
+        for length in lengths:
+            words[number] = str(length)
+            if (known := self._place_of(_unpaced(words), nnodes)).exists():
+                return known
+        words[number] = str(lengths[0])
+        return self.directory(words, nnodes)
+
     def directory(self, argv: Sequence[str], nnodes: int = 1) -> Path:
         words = _unpaced(argv)
-        key = hashlib.sha256("\0".join((str(nnodes), *words)).encode()).hexdigest()[:16]
-        known = self.place / f"reference-{key}"
-        with (self.place / f"lock-{key}").open("w") as lock:
+        known = self._place_of(words, nnodes)
+        with known.with_name(f"lock-{known.name}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it
             if not known.exists():
                 try:
@@ -74,6 +94,10 @@ class References:
                     made = self._run(words, nnodes)
                 made.rename(known)
         return known
+
+    def _place_of(self, words: Sequence[str], nnodes: int) -> Path:
+        key = hashlib.sha256("\0".join((str(nnodes), *words)).encode()).hexdigest()[:16]
+        return self.place / f"reference-{key}"
 
     def _run(self, words: Sequence[str], nnodes: int) -> Path:
         out = Path(tempfile.mkdtemp(prefix="begun-", dir=self.place))
