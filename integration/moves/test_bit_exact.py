@@ -47,8 +47,9 @@ from liveshift.launcher.report import gaps
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 GPT_OF = (str(GPT), "--batch", "8", "--out", "{out}", "--steps")
-TRAIN_GPT = (*TORCHRUN, *GPT_OF, "100")
-PLAIN_GPT = ("python", *GPT_OF, "100")
+PACED_GPT = (str(JOBS / "paced_gpt.py"), "--pace", "0.2", "--batch", "4", "--block", "16")
+TRAIN_GPT = (*TORCHRUN, *PACED_GPT, "--out", "{out}", "--steps", "160")
+PLAIN_GPT = ("python", *PACED_GPT, "--out", "{out}", "--steps", "160")
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +234,8 @@ def test_i_unprivileged_user(
     new_lab_name: Callable[[], str], open_python: OpenPython, references: References, place: Path
 ) -> None:
     python = open_python.python
-    gpt = str(shutil.copy(GPT, open_python.files))
-    argv = (python, *(gpt if word == str(GPT) else word for word in PLAIN_GPT[1:]))
+    shutil.copy(GPT, open_python.files)
+    argv = (python, str(shutil.copy(PLAIN_GPT[1], open_python.files)), *PLAIN_GPT[2:])
     with a_lab(new_lab_name(), place, "--hosts", "3", *BRISK, python=python) as lab:
         job = lab.start("i-nobody", argv, nnodes=2, user=NOBODY)
         job.wait_step(10)
