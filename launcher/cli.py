@@ -11,49 +11,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import LiveshiftError
-from .commands import (
-    cancel,
-    cluster_cmd,
-    daemons,
-    doctor_cmd,
-    drain,
-    events,
-    inspect_cmd,
-    install_units,
-    lab_cmd,
-    logs,
-    migrate,
-    rewind,
-    run,
-    snapshot,
-    status,
-    stop,
-    suspend,
-    taint,
-    whoami,
-)
 from .commands.options import Connect, Key, Lab, Socket
 from .show import help_pages, render
 
 DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
 JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
-ORDER = (
-    *("run", "status", "logs", "inspect", "migrate", "cancel", "events"),
-    *("snapshot", "suspend", "resume", "rewind", "stop"),
-    *("cordon", "drain", "taint", "uncordon", "untaint"),
-    *("lab", "doctor"),
-    *("host", "config", "keys", "install-units", "agent", "orchestrator"),
-    *("whoami", "version"),
-)
-
 FIRST_STEPS = """\
 [bold]First steps[/]
 
@@ -64,113 +37,120 @@ liveshift run --nnodes 2 --name gpt -- torchrun --nproc-per-node 1 train.py
 liveshift drain h1   [dim]# meanwhile: gpt/1 moves to the spare, and trains on[/]
 """
 
-app = typer.Typer(
-    name="liveshift",
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": help_pages.HELP_OPTIONS},
-)
 
-app.command(
-    rich_help_panel=JOBS,
-    epilog=run.EXAMPLES,
-    context_settings={"allow_interspersed_args": False},
-)(run.run)
-app.command(rich_help_panel=JOBS, epilog=status.EXAMPLES)(status.status)
-app.command(rich_help_panel=JOBS, epilog=logs.EXAMPLES)(logs.logs)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=inspect_cmd.EXAMPLES,
-    short_help="Show device memory, streams and communicators of a job.",
-)(inspect_cmd.inspect)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=migrate.EXAMPLES,
-    short_help="Move one capsule to another host or GPU while it runs.",
-)(migrate.migrate)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=cancel.EXAMPLES,
-    short_help="Cancel a move: the capsule stays where it is.",
-)(cancel.cancel)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=events.EXAMPLES,
-    short_help="Show the history: who asked for what, how it ended.",
-)(events.events)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=snapshot.EXAMPLES,
-    short_help="Save a snapshot of a whole job; it trains on.",
-)(snapshot.snapshot)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=suspend.SUSPEND_EXAMPLES,
-    short_help="Let a whole job leave its hosts; nothing is lost.",
-)(suspend.suspend)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=suspend.RESUME_EXAMPLES,
-    short_help="Let a suspended or saved job go on.",
-)(suspend.resume)
-app.command(
-    rich_help_panel=JOBS,
-    epilog=rewind.EXAMPLES,
-    short_help="Take a job back to its newest snapshot.",
-)(rewind.rewind)
-app.command(rich_help_panel=JOBS, short_help="End a job.")(stop.stop)
+@dataclass(frozen=True)
+class Verb:
+    """Where a verb is defined, and how the list of all verbs shows it.
 
-app.command(
-    rich_help_panel=HOSTS,
-    epilog=taint.EXAMPLES,
-    short_help="Move everything off a host; do not wait.",
-)(taint.taint)
-app.command(rich_help_panel=HOSTS, short_help="Take a host's taint back.")(taint.untaint)
-app.command(rich_help_panel=HOSTS, short_help="Let no new work come to a host.")(taint.cordon)
-app.command(rich_help_panel=HOSTS, epilog=drain.EXAMPLES)(drain.drain)
-app.command(rich_help_panel=HOSTS, short_help="Let work come to a host again.")(taint.uncordon)
+    ``module`` lies in launcher/commands/; ``attribute`` is the function or the group there, and
+    ``examples`` the constant with the end of its help. Without ``short_help`` the list shows the
+    first sentence of its help. ``interspersed``: options may follow its arguments.
+    """
 
-app.add_typer(
-    lab_cmd.app,
-    name="lab",
-    rich_help_panel=LABS,
-    help="Create, degrade and remove test clusters.",
-)
-app.command(rich_help_panel=LABS, short_help="Check whether this machine can run and move jobs.")(
-    doctor_cmd.doctor
-)
-
-app.add_typer(
-    cluster_cmd.config,
-    name="config",
-    rich_help_panel=CLUSTER,
-    help="Check or print the cluster file.",
-)
-app.add_typer(
-    cluster_cmd.keys,
-    name="keys",
-    rich_help_panel=CLUSTER,
-    help="Make, list and revoke the keys of hosts and operators.",
-)
-app.add_typer(
-    cluster_cmd.host,
-    name="host",
-    rich_help_panel=CLUSTER,
-    help="Add hosts to the cluster, and remove them.",
-)
-app.command(
-    "install-units",
-    rich_help_panel=CLUSTER,
-    short_help="Write systemd units for this installation.",
-)(install_units.install_units)
-app.command(rich_help_panel=CLUSTER, short_help="Run this host's agent.")(daemons.agent)
-app.command(rich_help_panel=CLUSTER, short_help="Run the cluster's orchestrator.")(
-    daemons.orchestrator
-)
+    panel: str
+    module: str
+    attribute: str
+    short_help: str | None = None
+    examples: str = ""
+    interspersed: bool = True
 
 
-app.command(rich_help_panel=OTHER, short_help="Show who the cluster takes you for.")(whoami.whoami)
+_VERBS = {
+    "run": Verb(JOBS, "run", "run", examples="EXAMPLES", interspersed=False),
+    "status": Verb(JOBS, "status", "status", examples="EXAMPLES"),
+    "logs": Verb(JOBS, "logs", "logs", examples="EXAMPLES"),
+    "inspect": Verb(
+        *(JOBS, "inspect_cmd", "inspect"),
+        "Show device memory, streams and communicators of a job.",
+        "EXAMPLES",
+    ),
+    "migrate": Verb(
+        *(JOBS, "migrate", "migrate"),
+        "Move one capsule to another host or GPU while it runs.",
+        "EXAMPLES",
+    ),
+    "cancel": Verb(
+        *(JOBS, "cancel", "cancel"), "Cancel a move: the capsule stays where it is.", "EXAMPLES"
+    ),
+    "events": Verb(
+        *(JOBS, "events", "events"),
+        "Show the history: who asked for what, how it ended.",
+        "EXAMPLES",
+    ),
+    "snapshot": Verb(
+        *(JOBS, "snapshot", "snapshot"),
+        "Save a snapshot of a whole job; it trains on.",
+        "EXAMPLES",
+    ),
+    "suspend": Verb(
+        *(JOBS, "suspend", "suspend"),
+        "Let a whole job leave its hosts; nothing is lost.",
+        "SUSPEND_EXAMPLES",
+    ),
+    "resume": Verb(
+        *(JOBS, "suspend", "resume"),
+        "Let a suspended or saved job go on.",
+        "RESUME_EXAMPLES",
+    ),
+    "rewind": Verb(
+        *(JOBS, "rewind", "rewind"), "Take a job back to its newest snapshot.", "EXAMPLES"
+    ),
+    "stop": Verb(JOBS, "stop", "stop", "End a job."),
+    "cordon": Verb(HOSTS, "taint", "cordon", "Let no new work come to a host."),
+    "drain": Verb(HOSTS, "drain", "drain", examples="EXAMPLES"),
+    "taint": Verb(
+        *(HOSTS, "taint", "taint"), "Move everything off a host; do not wait.", "EXAMPLES"
+    ),
+    "uncordon": Verb(HOSTS, "taint", "uncordon", "Let work come to a host again."),
+    "untaint": Verb(HOSTS, "taint", "untaint", "Take a host's taint back."),
+    "lab": Verb(LABS, "lab_cmd", "app", "Create, degrade and remove test clusters."),
+    "doctor": Verb(
+        LABS, "doctor_cmd", "doctor", "Check whether this machine can run and move jobs."
+    ),
+    "host": Verb(CLUSTER, "cluster_cmd", "host", "Add hosts to the cluster, and remove them."),
+    "config": Verb(CLUSTER, "cluster_cmd", "config", "Check or print the cluster file."),
+    "keys": Verb(
+        CLUSTER, "cluster_cmd", "keys", "Make, list and revoke the keys of hosts and operators."
+    ),
+    "install-units": Verb(
+        *(CLUSTER, "install_units", "install_units"),
+        "Write systemd units for this installation.",
+    ),
+    "agent": Verb(CLUSTER, "daemons", "agent", "Run this host's agent."),
+    "orchestrator": Verb(CLUSTER, "daemons", "orchestrator", "Run the cluster's orchestrator."),
+    "whoami": Verb(OTHER, "whoami", "whoami", "Show who the cluster takes you for."),
+}
+ORDER = (*_VERBS, "version")
+
+
+def app(verbs: Iterable[str] = ORDER) -> typer.Typer:
+    """Return the command line with these verbs. Only their modules are imported."""
+    made = typer.Typer(
+        name="liveshift",
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": help_pages.HELP_OPTIONS},
+    )
+    made.callback(epilog=FIRST_STEPS)(liveshift)
+    for name in verbs:
+        if name == "version":
+            made.command(rich_help_panel=OTHER)(version)
+            continue
+        verb = _VERBS[name]
+        module = import_module(f".commands.{verb.module}", __package__)
+        found: Any = getattr(module, verb.attribute)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=name, rich_help_panel=verb.panel, help=verb.short_help)
+            continue
+        made.command(
+            name,
+            rich_help_panel=verb.panel,
+            short_help=verb.short_help,
+            epilog=getattr(module, verb.examples) if verb.examples else None,
+            context_settings=None if verb.interspersed else {"allow_interspersed_args": False},
+        )(found)
+    return made
 
 
 def _print_version(wanted: bool) -> None:
@@ -179,13 +159,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.command(rich_help_panel=OTHER)
 def version() -> None:
     """Print the version."""
     _print_version(True)
 
 
-@app.callback(epilog=FIRST_STEPS)
 def liveshift(
     version: Annotated[
         bool,
@@ -210,8 +188,11 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # where the locale has no arrows, print question marks
             stream.reconfigure(errors="replace")
+    # All verbs take several times as long to import as the one that is wanted.
+    verbs = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in ORDER else ORDER
     try:
-        code = help_pages.command(app, ORDER)(prog_name="liveshift", standalone_mode=False)
+        made = help_pages.command(app(verbs), verbs)
+        code = made(prog_name="liveshift", standalone_mode=False)
     except LiveshiftError as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise

@@ -28,6 +28,7 @@ from lab_session import (
     GPT,
     JOBS,
     LONG,
+    SUPPORT,
     TORCHRUN,
     LabSession,
     NewLab,
@@ -47,7 +48,7 @@ from liveshift.launcher.report import gaps
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 GPT_OF = (str(GPT), "--batch", "8", "--out", "{out}", "--steps")
-PACED_GPT = (str(JOBS / "paced_gpt.py"), "--pace", "0.2", "--batch", "4", "--block", "16")
+PACED_GPT = (str(SUPPORT / "paced_gpt.py"), "--pace", "0.2", "--batch", "4", "--block", "16")
 TRAIN_GPT = (*TORCHRUN, *PACED_GPT, "--out", "{out}", "--steps", "160")
 PLAIN_GPT = ("python", *PACED_GPT, "--out", "{out}", "--steps", "160")
 

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
 import typer.core
 import typer.main
-import typer.models
 
 from . import quick_start
 
@@ -21,73 +19,22 @@ Command = typer.core.TyperCommand | typer.core.TyperGroup
 
 
 def command(app: typer.Typer, order: Sequence[str]) -> typer.core.TyperGroup:
-    """Return the command line as typer runs it, with its verbs in this order.
-
-    Each verb is made when it is asked for: typer takes as long for all of them as a command takes
-    to ask the orchestrator and print the answer.
-    """
-    top = copy.copy(app)
-    top.registered_commands, top.registered_groups = [], []
-    made = typer.main.get_command(top)
+    """Return the command line as typer runs it, with its verbs in this order."""
+    made = typer.main.get_command(app)
     assert isinstance(made, typer.core.TyperGroup)
-    vars(made)["commands"] = Verbs(app, order)
-    _tidy_all(made)
+    made.commands = {name: made.commands[name] for name in order}
+    for one in _all(made):
+        one.help = _reflowed(one.help) if one.help else one.help
+        _tidy(one)
     return made
 
 
-class Verbs(Mapping[str, Command]):
-    """An application's verbs by name, each made and tidied when it is first asked for."""
-
-    def __init__(self, app: typer.Typer, order: Sequence[str]) -> None:
-        self._infos = {_name(info): info for info in app.registered_commands}
-        self._groups = {str(info.name): info for info in app.registered_groups}
-        assert set(order) == self._infos.keys() | self._groups.keys()
-        self._order = list(order)
-        self._made: dict[str, Command] = {}
-        self._how: dict[str, Any] = {
-            "pretty_exceptions_short": app.pretty_exceptions_short,
-            "rich_markup_mode": app.rich_markup_mode,
-        }
-        self._suggests = app.suggest_commands
-
-    def __getitem__(self, name: str) -> Command:
-        if name not in self._order:
-            raise KeyError(name)
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def _make(self, name: str) -> Command:
-        made: Any
-        if name in self._groups:
-            made = typer.main.get_group_from_info(
-                self._groups[name], suggest_commands=self._suggests, **self._how
-            )
-        else:
-            made = typer.main.get_command_from_info(self._infos[name], **self._how)
-        assert isinstance(made, Command)
-        _tidy_all(made)
-        return made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-
-def _name(info: typer.models.CommandInfo) -> str:
-    assert info.callback is not None
-    return info.name or typer.main.get_command_name(info.callback.__name__)
-
-
-def _tidy_all(one: Command) -> None:
-    one.help = _reflowed(one.help) if one.help else one.help
-    _tidy(one)
-    if isinstance(one, typer.core.TyperGroup) and not isinstance(one.commands, Verbs):
-        for below in one.commands.values():
-            assert isinstance(below, Command)
-            _tidy_all(below)
+def _all(group: Command) -> Iterator[Command]:
+    yield group
+    if isinstance(group, typer.core.TyperGroup):
+        for one in group.commands.values():
+            assert isinstance(one, Command)
+            yield from _all(one)
 
 
 def _tidy(one: Command) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Union
 
 import msgspec
@@ -41,10 +42,19 @@ class _Envelope(msgspec.Struct, frozen=True):
     error: tuple[str, str, str | None] | UnsetType = UNSET
 
 
-# They decode straight into the types, so a peer's data makes no tree of small objects.
+# They decode straight into the types, so a peer's data makes no tree of small objects. Each is made
+# when it is first used: a command never decodes a request.
 _envelope = msgspec.msgpack.Decoder(_Envelope)
-_requests: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
-_answer: msgspec.msgpack.Decoder[Message | None] = msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
+
+
+@functools.cache
+def _requests() -> msgspec.msgpack.Decoder[Message]:
+    return msgspec.msgpack.Decoder(ASKS)
+
+
+@functools.cache
+def _answers() -> msgspec.msgpack.Decoder[Message | None]:
+    return msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
 
 
 def encode_request(number: int, body: Message) -> bytes:
@@ -72,9 +82,9 @@ def decode(raw: bytes | memoryview) -> Frame:
             )
         match frame.body, frame.ok, frame.error:
             case Raw() as body, UnsetType(), UnsetType():
-                return Frame(frame.id, _requests.decode(body), None, None)
+                return Frame(frame.id, _requests().decode(body), None, None)
             case UnsetType(), Raw() as ok, UnsetType():
-                return Frame(frame.id, None, _answer.decode(ok), None)
+                return Frame(frame.id, None, _answers().decode(ok), None)
             case UnsetType(), UnsetType(), tuple() as error:
                 return Frame(frame.id, None, None, error)
         raise ValueError("expected one of `body`, `ok` and `error`")

@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from cli_harness import DEADLINE, Call
-from typer.models import CommandInfo
 
-from liveshift.launcher import cli
-from liveshift.launcher.show import help_pages
 from liveshift.runtime.messages import RunJob
 
 HEAVY = (
     *("pydantic", "pydantic_core", "markdown_it", "pygments", "rich.markdown", "rich.traceback"),
     *("torch", "numpy", "zmq", "cryptography", "sqlite3", "asyncio", "cffi", "importlib.metadata"),
-    *("psutil", "tarfile", "ctypes", "html", "statistics"),
-    "liveshift.launcher.report.record",
+    *("psutil", "tarfile", "ctypes"),
 )
-MOST = 320
-"""Modules in all, those of Python's own start among them; 800 when pydantic was one of them."""
+MOST = 300
+"""Modules in all, those of Python's own start among them; 800 when pydantic was one of them, 330
+when every command imported all others."""
 
 
 def imported(environment: dict[str, str], *words: str) -> tuple[str, set[str]]:
@@ -58,23 +55,44 @@ def test_nothing_heavy_is_loaded(
     assert len(names) < MOST
 
 
-def test_only_the_verb_that_is_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """typer takes as long for all of them as Python takes to start, and for the imports."""
-    made: list[str] = []
-    true = typer.main.get_command_from_info
+PROGRAM = """
+import sys
+from liveshift.launcher import cli
+code = cli.main()
+print(*sys.modules)
+sys.exit(code)
+"""
+OTHERS = {f"liveshift.launcher.commands.{verb}" for verb in ("drain", "lab_cmd", "migrate", "run")}
 
-    def make(command_info: CommandInfo, **how: Any) -> Any:
-        made.append(getattr(command_info.callback, "__name__", ""))
-        return true(command_info, **how)
 
-    monkeypatch.setattr(typer.main, "get_command_from_info", make)
-    top = help_pages.command(cli.app, cli.ORDER)
-    assert made == []
-    for _ in range(2):
-        assert top.commands["status"].name == "status"
-        assert top.commands.get("statu") is None
-    assert made == ["status"]
-    assert [one.name for one in top.commands.values()] == list(top.commands) == list(cli.ORDER)
+def loaded(environment: dict[str, str], *words: str, code: int = 0) -> set[str]:
+    """The modules that are there after a command, by whichever kind of import they came."""
+    command = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=DEADLINE)
+    assert done.returncode == code, done.stderr.decode()
+    return set(done.stdout.decode().splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("words", [("status",), ("events", "gpt"), ("events", "--help")])
+def test_a_command_imports_no_other(
+    gpt: Any, environment: dict[str, str], words: tuple[str, ...]
+) -> None:
+    names = loaded(environment, *words)
+    assert f"liveshift.launcher.commands.{words[0]}" in names
+    assert not names & OTHERS
+    assert "liveshift.launcher.report.evidence" not in names
+    assert loaded(environment, "--help") > OTHERS
+
+
+@pytest.mark.parametrize("daemon", ["agent", "orchestrator"])
+def test_a_daemon_starts_without_what_only_people_and_moves_need(
+    environment: dict[str, str], daemon: str, tmp_path: Path
+) -> None:
+    words = (daemon, "--config", str(tmp_path / "none.toml"))
+    names = loaded(environment, *words, code=3)
+    assert f"liveshift.runtime.{daemon}.{daemon}" in names
+    assert not names & OTHERS
+    assert not names & {"pycparser", "rich.console", "rich.table", "torch", "numpy"}
 
 
 def test_what_typer_checks_it_still_checks(double: Any, call: Call) -> None:

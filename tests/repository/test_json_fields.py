@@ -61,7 +61,7 @@ def with_json(group: Any, *path: str) -> Iterator[str]:
 
 
 def test_every_command_with_a_json_output_is_there() -> None:
-    found = set(with_json(typer.main.get_command(cli.app)))
+    found = set(with_json(typer.main.get_command(cli.app())))
     assert {"status", "drain", "doctor", "keys list", "lab list"} <= found
     listed = {command.partition(" [")[0].partition(" --")[0] for command in json_fields.COMMANDS}
     assert listed - {"events mN"} == found
