@@ -124,7 +124,7 @@ def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> No
 def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: References) -> None:
     argv = (
         *("torchrun", "--nproc-per-node", "2", str(JOBS / "loader.py")),
-        *("--steps", "400", "--pace", "0.05", "--out", "{out}", "--contexts", "fork", "spawn"),
+        *("--steps", "240", "--pace", "0.09", "--out", "{out}", "--contexts", "fork", "spawn"),
     )
     job = lab.start("c-loader", argv)
     job.wait_step(50)  # in the second epoch

@@ -36,7 +36,7 @@ ROUND = 20
 """Jobs end after a multiple of so many steps, at which a reference run remembers its memory: one of
 FURTHER steps, all ranks together, serves all shorter ones."""
 
-FURTHER = 300
+FURTHER = 160
 
 RANKS = str(JOBS / "ranks.py")
 TRAIN = str(JOBS / "device_train.py")
@@ -218,7 +218,7 @@ class GpuLab:
             "--steps",
             str(steps),
             "--pace",
-            "0.1",
+            "0.25",  # a step takes a core for a third of this
             "--enough",
             "{out}/enough",
             "--round",
