@@ -7,9 +7,11 @@ go on, and the next agent finds them again.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket as sockets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -35,9 +37,10 @@ Verbose = Annotated[
 
 def agent(config: Config = CONFIG, host: OwnHost = "", verbose: Verbose = False) -> None:
     """Run this host's agent: it holds the capsules here and moves them. Needs root."""
-    from ...runtime.agent import agent as daemon
-    from ...runtime.config.cluster import load
-    from ...runtime.daemon.cluster_file import ClusterFile
+    with _modules_that_stay():
+        from ...runtime.agent import agent as daemon
+        from ...runtime.config.cluster import load
+        from ...runtime.daemon.cluster_file import ClusterFile
 
     cluster = load(config)
     name = cluster.host(host or sockets.gethostname().partition(".")[0]).name
@@ -46,12 +49,25 @@ def agent(config: Config = CONFIG, host: OwnHost = "", verbose: Verbose = False)
 
 def orchestrator(config: Config = CONFIG, verbose: Verbose = False) -> None:
     """Run the cluster's orchestrator: jobs, spares, taints, migrations, the journal."""
-    from ...runtime.config.cluster import load
-    from ...runtime.daemon.cluster_file import ClusterFile
-    from ...runtime.orchestrator import orchestrator as daemon
+    with _modules_that_stay():
+        from ...runtime.config.cluster import load
+        from ...runtime.daemon.cluster_file import ClusterFile
+        from ...runtime.orchestrator import orchestrator as daemon
 
     cluster = load(config)
     _serve(daemon.serve(cluster, ClusterFile(config, cluster)), verbose)
+
+
+@contextmanager
+def _modules_that_stay() -> Iterator[None]:
+    """Keep Python's collector of cycles from looking through hundreds of modules again and again
+    while they are imported, and from then on: a daemon never drops one."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:

@@ -56,21 +56,27 @@ def test_nothing_heavy_is_loaded(
 
 
 PROGRAM = """
-import sys
+import gc, sys
 from liveshift.launcher import cli
 code = cli.main()
+print(gc.isenabled(), gc.get_freeze_count() > 10_000)
 print(*sys.modules)
 sys.exit(code)
 """
 OTHERS = {f"liveshift.launcher.commands.{verb}" for verb in ("drain", "lab_cmd", "migrate", "run")}
 
 
-def loaded(environment: dict[str, str], *words: str, code: int = 0) -> set[str]:
-    """The modules that are there after a command, by whichever kind of import they came."""
+def loaded(
+    environment: dict[str, str], *words: str, code: int = 0, frozen: bool = False
+) -> set[str]:
+    """The modules that are there after a command, by whichever kind of import they came; whether
+    the collector of cycles leaves them alone, but collects what comes later."""
     command = [sys.executable, "-c", PROGRAM, *words]
     done = subprocess.run(command, env=environment, capture_output=True, timeout=DEADLINE)
     assert done.returncode == code, done.stderr.decode()
-    return set(done.stdout.decode().splitlines()[-1].split())
+    *_, collector, modules = done.stdout.decode().splitlines()
+    assert collector == f"True {frozen}"
+    return set(modules.split())
 
 
 @pytest.mark.parametrize("words", [("status",), ("events", "gpt"), ("events", "--help")])
@@ -89,7 +95,7 @@ def test_a_daemon_starts_without_what_only_people_and_moves_need(
     environment: dict[str, str], daemon: str, tmp_path: Path
 ) -> None:
     words = (daemon, "--config", str(tmp_path / "none.toml"))
-    names = loaded(environment, *words, code=3)
+    names = loaded(environment, *words, code=3, frozen=True)
     assert f"liveshift.runtime.{daemon}.{daemon}" in names
     assert not names & OTHERS
     assert not names & {"pycparser", "rich.console", "rich.table", "torch", "numpy"}
