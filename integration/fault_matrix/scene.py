@@ -52,6 +52,9 @@ LONGEST_S = 4 * SUSPICION_S
 ENOUGH_STEPS = 600
 """A cell takes fewer steps than this. A job with fewer left is replaced before a cell."""
 
+SHORT_FORM_STEPS = 2000
+"""The job of the short form makes fewer steps in all its cells."""
+
 LAST_STEP = int(LONG[LONG.index("--steps") + 1])
 
 Step = dict[str, Any]
@@ -94,6 +97,8 @@ class Scene:
 
     def prepare(self) -> None:
         """Have a lab, and a job that trains with steps enough to go; rank 1 is at ``source``."""
+        if not self._reference:  # before there is a job whose steps it would take time from
+            self._read_reference(SHORT_FORM_STEPS)
         if self._session is None:
             self._session = LabSession(lab_name("m"), self._place)
             self._session.up("--hosts", "3", "--timeouts", TIMEOUTS, *BRISK)
@@ -130,8 +135,7 @@ class Scene:
             session.down()
 
     def _read_reference(self, steps: int) -> None:
-        """Have so many steps of it before a cell begins: a longer run takes time from the job, and
-        goes on twice as far at once."""
+        """Have so many steps of it before a cell begins; a longer run goes twice as far at once."""
         if self._reference and len(self.reference(0)) >= min(steps, LAST_STEP):
             return
         further = min(2 * steps if self._reference else steps, LAST_STEP) - 1
