@@ -35,6 +35,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
 SUSPICION_S = 1.5
 TIMEOUTS = f"collective=120,heartbeat=0.3,suspicion={SUSPICION_S},grace=1"
+STEPS, MOST_OF_A_CELL = 2000, 900
+"""A job makes ten steps a second, and a cell takes at most a minute and a half."""
+ARGV = tuple(str(STEPS) if word == "6000" else word for word in LONG)
 FURTHER = 10
 HARMED = 1
 
@@ -182,13 +185,13 @@ class Scene:
     def job(self) -> Job:
         self.held.clear()
         if self._job is not None and (
-            self._job.code() is not None or len(self._job.steps()) > len(self.reference[0]) - 1500
+            self._job.code() is not None or len(self._job.steps()) > STEPS - MOST_OF_A_CELL
         ):
             if self._job.code() is None:
                 self._job.stop()
             self._job = None
         if self._job is None:
-            self._job = self.lab.start(f"harmed{next(self._numbers)}", LONG, nnodes=2)
+            self._job = self.lab.start(f"harmed{next(self._numbers)}", ARGV, nnodes=2)
             self._job.wait_step(10)
         wait_protected(self._job)
         return self._job
@@ -206,7 +209,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(new_lab: NewLab, place: Path, references: References) -> Iterator[Scene]:
     points = Held(place / "harm-points")
-    directory = references.directory(LONG, 2)
+    directory = references.directory(ARGV, 2)
     texts = ((directory / f"rank{rank}.jsonl").read_text() for rank in range(2))
     reference = [[json.loads(line) for line in text.splitlines()] for text in texts]
     lab = new_lab("--hosts", "4", "--snapshots", "every=1", "--timeouts", TIMEOUTS)
