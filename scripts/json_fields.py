@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, type]] = {
     "drain --dry-run": ("one object", records.DrainPlan),
     "taint": ("one object", records.Tainted),
     "run --detach": ("one object", messages.Named),
+    "snapshot": ("one object", records.Saved),
     "suspend": ("one object", records.Suspended),
     "resume": ("one object", records.Resumed),
     "rewind": ("one object", records.Rewound),

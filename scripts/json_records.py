@@ -85,6 +85,18 @@ class Rewound:
 
 
 @dataclass
+class Saved:
+    """`state` is saved; saving with `--no-wait`; running with `--dry-run`. `holders` names the host
+    whose memory the image of each capsule goes through. `text` says what was done."""
+
+    job: str
+    directory: str
+    holders: dict[str, str]
+    state: str
+    text: str
+
+
+@dataclass
 class Suspended:
     """`state` is suspended; suspending with `--no-wait`; running with `--dry-run`. `holders` names
     the host that holds the image of each capsule. `text` says what was done."""

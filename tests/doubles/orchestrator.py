@@ -264,9 +264,13 @@ class Orchestrator:
                     return None
                 case messages.RewindJob():
                     return self._rewind(ask)
+                case messages.SnapshotJob():
+                    return self.suspensions.snapshot(self._job(ask.job), ask, self._tell)
                 case messages.SuspendJob():
                     return self.suspensions.suspend(self._job(ask.job), ask, self._tell)
                 case messages.ResumeJob():
+                    if ask.source and ask.job not in self.jobs:
+                        self._run(messages.RunJob(ask.job, 2, ["train"], {}, "/", 0, []))
                     return self.suspensions.resume(self._job(ask.job), ask, self._tell)
                 case messages.EndUnknown():
                     return None

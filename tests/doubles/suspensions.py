@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the double of the orchestrator suspends and resumes a job: at once, or as a test says."""
+"""How the double of the orchestrator saves, suspends and resumes a job: at once, or as a test
+says."""
 
 from __future__ import annotations
 
@@ -15,15 +16,25 @@ Tell = Callable[[str, str, str, str], None]
 """Adds an event: its subject, kind, text, and who wanted it."""
 
 NOWHERE = "runs nowhere any more: s7, 500 MB, is in the memory of h2"
+SAVED = "s7 is in /nfs: 300 MB on the disk, step 9; the job was paused for 0.12 s"
 AGAIN = "runs again from s7: gpt/0 on h2, gpt/1 on h2; it was suspended for 61.5 s"
 
 
 @dataclass
 class Suspensions:
-    """``suspends``, ``resumes``: the kinds and texts of the events that follow an order."""
+    """``saves``, ``suspends``, ``resumes``: the kinds and texts of the events that follow an
+    order."""
 
+    saves: list[tuple[str, str]] = field(default_factory=lambda: [("saved", SAVED)])
     suspends: list[tuple[str, str]] = field(default_factory=lambda: [("suspended", NOWHERE)])
     resumes: list[tuple[str, str]] = field(default_factory=lambda: [("resumed", AGAIN)])
+
+    def snapshot(self, job: Job, ask: messages.SnapshotJob, tell: Tell) -> messages.SnapshotOrdered:
+        if not ask.dry_run:
+            tell(job.name, "saving", f"a snapshot is taken, and saved in {ask.to}", "root")
+            for kind, text in self.saves:
+                tell(job.name, kind, text, "")
+        return messages.SnapshotOrdered(job.name, dict.fromkeys(job.capsules, "h2"))
 
     def suspend(self, job: Job, ask: messages.SuspendJob, tell: Tell) -> messages.SuspensionOrdered:
         if not ask.dry_run:

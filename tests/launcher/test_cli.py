@@ -101,6 +101,7 @@ VERBS = [
         "migrate",
         "cancel",
         "events",
+        "snapshot",
         "suspend",
         "resume",
         "rewind",
@@ -112,7 +113,8 @@ VERBS = [
     ),
     *("uncordon", "lab", "lab up", "lab down", "lab list", "lab link", "lab exec", "doctor"),
     *("agent", "orchestrator", "config", "config validate", "config show", "keys", "keys init"),
-    *("keys add-host", "keys add-operator", "keys revoke", "keys list", "whoami", "version"),
+    *("keys add-host", "keys add-operator", "keys revoke", "keys list", "keys trust"),
+    *("keys signer", "whoami", "version"),
     *("host", "host add", "host remove", "install-units"),
 ]
 

@@ -84,6 +84,7 @@ def test_what_is_written_by_hand_is_what_commands_print(
     drained = said("drain", "h1")  # gpt/1 finds no spare
     assert list(drained) == names(records.Drained)
     assert list(drained["refused"]["gpt/1"]) == names(records.Reason)
+    assert list(said("snapshot", "gpt", "--to", "/nfs")) == names(records.Saved)
     assert list(said("suspend", "gpt")) == names(records.Suspended)
     assert list(said("resume", "gpt")) == names(records.Resumed)
     assert list(said("stop", "gpt")) == names(records.Stopped)

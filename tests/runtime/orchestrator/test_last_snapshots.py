@@ -206,7 +206,7 @@ def test_a_full_disk_ends_no_loop_and_the_job_goes_on(
 
     async def play() -> None:
         monkeypatch.setattr(scene.fleet.journal.snapshots, "begin_snapshot", full)
-        work = asyncio.ensure_future(scene.protection.run())
+        work = asyncio.ensure_future(scene.ordered.run())
         try:
             scene.order()
             await asyncio.sleep(0.2)
