@@ -7,6 +7,7 @@ is of the bytes on the disk, so that `sha256sum` shows a damaged one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -117,14 +118,16 @@ def _damaged(source: Path, why: str) -> StepFailed:
 
 
 def _data(file: int, size: int) -> list[tuple[int, int]]:
-    """Where a file has data."""
+    """Where a file has data. Raises OSError."""
     parts: list[tuple[int, int]] = []
     at = 0
     while at < size:
         try:
             begin = os.lseek(file, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: only a hole is left
-            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break  # only a hole is left
         at = os.lseek(file, begin, os.SEEK_HOLE)
         parts.append((begin, at))
     return parts
