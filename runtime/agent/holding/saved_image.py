@@ -21,7 +21,7 @@ from .... import units
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import saved_file
 from .saved_file import SUFFIX, SavedFile
-from .trusted_directory import all_or_nothing, check_trusted, write_last
+from .trusted_directory import all_or_nothing, check_trusted, sync_below, write_last
 
 VERSION = 2
 SUMS = "image.json"
@@ -69,6 +69,7 @@ def save(top: Path, files: Iterable[Path], target: Path, image: str, capsule: st
             packed.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             sums[name] = saved_file.write(path, packed)
         data = msgspec.json.encode(SavedImage(VERSION, image, capsule, sums))
+        sync_below(target)
         write_last(target / SUMS, data)
     size = sum(each.stored for each in sums.values()) + len(data)
     return Written(size, hashlib.sha256(data).hexdigest())
@@ -109,11 +110,13 @@ def content(source: Path, saved: SavedImage, name: str) -> bytes:
         return target.read_bytes()
 
 
-def load(source: Path, target: Path, saved: SavedImage) -> None:
-    """Load all files of an image to ``target``, each once its digest is right. Raises StepFailed;
-    then nothing is left in ``target``."""
+def load(source: Path, target: Path, saved: SavedImage, without: str = "") -> None:
+    """Load all files of an image to ``target``, each once its digest is right, but for the file
+    ``without``. Raises StepFailed; then nothing is left in ``target``."""
     with all_or_nothing(target, "restore", f"{source} cannot be read"):
         for name in saved.files:
+            if name == without:
+                continue
             path = target / name
             if not path.resolve().is_relative_to(target.resolve()):
                 raise StepFailed("restore", f"{source / SUMS} names {name}, which is outside")

@@ -6,12 +6,16 @@ and read it, since a host sees the directory, and the orchestrator's machine per
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from ....errors import NotFound, Refused, StepFailed
 from .trusted_directory import check_trusted, write_last
+
+
+_NAME = re.compile(r"s[0-9]{1,18}\.json")
 
 
 class _Time(msgspec.Struct):
@@ -24,11 +28,16 @@ def path_of(directory: Path, job: str, snapshot: str) -> Path:
 
 def check_free(directory: Path, job: str, snapshot: str) -> None:
     """Raise Refused if the directory has a whole snapshot of that name, such as one of another
-    cluster."""
-    if path_of(directory, job, snapshot).exists():
+    cluster, StepFailed if that cannot be seen."""
+    path = path_of(directory, job, snapshot)
+    try:
+        there = path.exists()
+    except OSError as error:  # such as a network file system that does not let root in
+        raise StepFailed("hold", f"{path} cannot be looked for: {error}") from error
+    if there:
         raise Refused(
             f"{directory} has a snapshot {snapshot} of {job} already",
-            hint=f"use another directory, or remove {directory / job}",
+            hint=f"use another directory; or remove {path}, if nobody needs that snapshot",
         )
 
 
@@ -52,7 +61,7 @@ def read(directory: Path, job: str, snapshot: str) -> bytes:
     if snapshot:
         paths = [path_of(directory, job, snapshot)]
     else:
-        paths = sorted((directory / job).glob("s*.json"))
+        paths = _all(directory / job)
     found: dict[float, bytes] = {}
     for path in paths:
         try:
@@ -61,17 +70,27 @@ def read(directory: Path, job: str, snapshot: str) -> bytes:
         except FileNotFoundError:
             continue
         except (OSError, msgspec.DecodeError) as error:
-            raise StepFailed("restore", f"{path} cannot be read: {error}") from error
+            raise StepFailed(
+                "restore",
+                f"{path} cannot be read: {error}",
+                hint="--snapshot names one of those beside it",
+            ) from error
     if not found:
         which = f"snapshot {snapshot}" if snapshot else "whole snapshot"
         raise NotFound(f"{directory} has no {which} of {job}{_others(directory, job)}")
     return found[max(found)]
 
 
+def _all(place: Path) -> list[Path]:
+    """Those of one job, by their numbers. Other files may lie beside them."""
+    found = [path for path in place.glob("s*.json") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem[1:]))
+
+
 def _others(directory: Path, job: str) -> str:
     """What the directory has instead, in words."""
-    own = sorted(path.stem for path in (directory / job).glob("s*.json"))
+    own = [path.stem for path in _all(directory / job)]
     if own:
         return f": it has {', '.join(own)}"
-    jobs = sorted({path.parent.name for path in directory.glob("*/s*.json")})
+    jobs = sorted(path.name for path in directory.glob("*") if _all(path))
     return f": it has snapshots of {', '.join(jobs)}" if jobs else ""

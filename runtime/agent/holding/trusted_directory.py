@@ -26,9 +26,10 @@ def check_trusted(directory: Path) -> None:
     try:
         directory = directory.resolve(strict=True)
         here = directory.stat()
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError: a NUL; RuntimeError: a loop
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise NotFound(
-            f"{directory} cannot be used: {error.strerror}",
+            f"{directory} cannot be used: {why}",
             hint="make it on a file system that all hosts share, for root alone (mode 0700)",
         ) from None
     if not stat.S_ISDIR(here.st_mode):
@@ -58,12 +59,16 @@ def write_last(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(path)  # not a link, which many a network file system does not have
-    sync_directories(path.parent)
+    _sync(path.parent, path.parent.parent, path.parent.parent.parent)
 
 
-def sync_directories(top: Path) -> None:
-    """Write ``top``, the two directories above it, and all directories below it to the disk."""
-    for path in (top, *(p for p in top.rglob("*") if p.is_dir()), top.parent, top.parent.parent):
+def sync_below(top: Path) -> None:
+    """Write all directories below ``top`` to the disk. Raises OSError."""
+    _sync(*(path for path in top.rglob("*") if path.is_dir()))
+
+
+def _sync(*directories: Path) -> None:
+    for path in directories:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
