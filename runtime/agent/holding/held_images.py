@@ -117,7 +117,8 @@ class HeldImages:
         old, capsule = snapshot_of(saved.image), saved.capsule
         if old is None or capsule != request.capsule:
             raise NotFound(f"{source} has {saved.image} of {capsule}, not of {request.capsule}")
-        note = _renamed(saved_image.content(source, saved, f"s{old}/{NOTE}"), request)
+        own = f"s{old}/{NOTE}"
+        note = _renamed(saved_image.content(source, saved, own), request)
         check(note)
         with self._lock:
             self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
@@ -127,7 +128,8 @@ class HeldImages:
             self._check_fits(note, NOTHING)
             try:
                 directory.mkdir(parents=True)
-                saved_image.load(source, directory, saved)
+                # The note comes last. An agent that is restarted before takes up no image without.
+                saved_image.load(source, directory, saved, without=own)
                 HeldGeneration.renumber(directory, old, note)
                 loaded = HeldCapsule.recover(directory, self._carried, self._budget)
             except (OSError, LiveshiftError) as error:
