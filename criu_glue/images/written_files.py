@@ -22,18 +22,21 @@ _ROOT = Mount("", "/", "/", "", "")
 private to it, and Placement knows those paths by name."""
 
 
-def shared(images: Path, placement: Placement) -> dict[str, int]:
+def shared(images: Path, placement: Placement) -> dict[bytes, int]:
     """Path → bytes. Devices and pipes with a name are among them. Raises StepFailed if the image
     is damaged."""
-    found: dict[str, int] = {}
+    found: dict[bytes, int] = {}
+    path = images / "files.img"
+    if not path.exists():
+        return found  # CRIU makes it with its first entry
     try:
-        for raw in ImageFile(images / "files.img").entries:
+        for raw in ImageFile(path).entries:
             entry = ProtobufMessage(raw)
             regular = entry.message(_REG) if entry.uint(_TYPE) == REGULAR else None
             if regular is None or regular.uint(_FLAGS) & os.O_ACCMODE == os.O_RDONLY:
                 continue
-            name = os.fsdecode(bytes(regular.raw(_NAME) or b""))
-            if placement.of_open_file(name, _ROOT) is PathKind.SHARED:
+            name = bytes(regular.raw(_NAME) or b"")
+            if placement.of_open_file(os.fsdecode(name), _ROOT) is PathKind.SHARED:
                 found[name] = regular.uint(_SIZE)
     except Damaged as error:
         raise StepFailed("restore", f"the image is damaged: {error}") from error

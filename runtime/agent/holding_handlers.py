@@ -61,6 +61,8 @@ class HoldingHandlers:
         # By capsule. A repeated request waits for the first one.
         self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._forwarding: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._saving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._cutting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job
 
     async def recover(self) -> None:
         """Go on with the images that an earlier agent has kept."""
@@ -73,9 +75,10 @@ class HoldingHandlers:
 
     @property
     def busy(self) -> bool:
-        """Whether an image comes or is sent on. A restart of the agent would lose that."""
+        """Whether an image comes, is sent on or is saved. A restart of the agent would lose that."""
         comes = any(not generation.kept for generation in self._images.generations())
-        return comes or any(lock.locked() for lock in self._forwarding.values())
+        at_work = (*self._forwarding.values(), *self._saving.values())
+        return comes or any(lock.locked() for lock in at_work)
 
     # ---- a snapshot ----------------------------------------------------------------------------
 
@@ -148,7 +151,9 @@ class HoldingHandlers:
 
     async def cut_back(self, request: messages.CutBack) -> messages.CutBackDone:
         user = User(request.uid, request.gid, tuple(request.groups))
-        cut, left = await asyncio.to_thread(cut_back, user, request.sizes)
+        # An answer means that no earlier request cuts any more: the job may write again then.
+        async with self._cutting[request.job]:
+            cut, left = await asyncio.to_thread(cut_back, user, request.sizes)
         return messages.CutBackDone(cut, left)
 
     async def forward(self, request: messages.ForwardHeld) -> messages.Frozen:
@@ -177,7 +182,9 @@ class HoldingHandlers:
             written = capsule.save(number, directory / job / request.image)
             return messages.Saved(written.bytes, written.digest)
 
-        return await asyncio.to_thread(save)
+        # Else an earlier attempt that fails late would remove what this one has written.
+        async with self._saving[request.capsule]:
+            return await asyncio.to_thread(save)
 
     async def write_manifest(self, request: messages.WriteManifest) -> None:
         where = Path(request.directory), request.job, request.snapshot

@@ -158,12 +158,13 @@ class HeldFacts(Answer, frozen=True):
     """What a Reserve for this image needs. ``image_bytes``: all that ForwardHeld will send, on all
     lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
     output in it. ``written``: the files on shared paths that the capsule had open for writing, each
-    with its size in bytes at that moment."""
+    with its size in bytes at that moment. A path is bytes: a message has no text that is not
+    UTF-8."""
 
     survey: Survey
     facts: HostFacts
     image_bytes: int
-    written: dict[str, int] = msgspec.field(default_factory=dict)
+    written: dict[bytes, int] = msgspec.field(default_factory=dict)
 
 
 class CutBack(Message, frozen=True):
@@ -174,7 +175,7 @@ class CutBack(Message, frozen=True):
     uid: int
     gid: int
     groups: list[int]
-    sizes: dict[str, int]
+    sizes: dict[bytes, int]
 
 
 class CutBackDone(Answer, frozen=True):

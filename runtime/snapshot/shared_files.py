@@ -33,7 +33,7 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
         found = await asyncio.gather(
             *(_written(context, generation, capsule) for capsule in job.capsules.values())
         )
-        sizes: dict[str, int] = {}
+        sizes: dict[bytes, int] = {}
         for files in found:
             for path, size in files.items():
                 sizes[path] = min(size, sizes.get(path, size))
@@ -56,7 +56,7 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
 
 async def _written(
     context: RewindContext, generation: Generation, capsule: Capsule
-) -> dict[str, int]:
+) -> dict[bytes, int]:
     look = messages.GetHeld(image_name(generation.number, capsule.index), capsule.name)
     for holder in generation.holders.get(capsule.name, ()):
         if context.is_up(holder):

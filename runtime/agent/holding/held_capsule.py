@@ -194,7 +194,7 @@ class HeldCapsule:
 
     # ---- what is kept --------------------------------------------------------------------------
 
-    def describe(self, number: int, placement: Placement) -> tuple[HeldNote, int, dict[str, int]]:
+    def describe(self, number: int, placement: Placement) -> tuple[HeldNote, int, dict[bytes, int]]:
         """The note of a generation that is kept, how many bytes :meth:`forward` sends, and the
         files on shared paths that were open for writing, with their sizes. Raises NotFound if it is
         not kept here, StepFailed if it cannot be read."""

@@ -17,7 +17,7 @@ from .... import units
 from ....criu_glue.files.rights import User, acting_as
 
 
-def cut_back(user: User, sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
+def cut_back(user: User, sizes: Mapping[bytes, int]) -> tuple[list[str], list[str]]:
     """``sizes``: path → bytes at the snapshot. Return, in words, what was cut, and what was left as
     it is though it is not what it was. Raises LiveshiftError if the user's rights cannot be had."""
 
@@ -25,31 +25,36 @@ def cut_back(user: User, sizes: Mapping[str, int]) -> tuple[list[str], list[str]
         cut: list[str] = []
         left: list[str] = []
         for path, size in sorted(sizes.items()):
+            name = path.decode(errors="backslashreplace")
             try:
-                _cut(path, size, cut, left)
+                _cut(path, name, size, cut, left)
             except FileNotFoundError:
                 pass  # the restore says so
             except OSError as error:
-                left.append(f"{path} ({os.strerror(error.errno or errno.EIO)})")
+                left.append(f"{name} ({os.strerror(error.errno or errno.EIO)})")
         return cut, left
 
     return acting_as(user, work)
 
 
-def _cut(path: str, size: int, cut: list[str], left: list[str]) -> None:
-    # O_NONBLOCK: a pipe in its place must not block us.
-    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+def _cut(path: bytes, name: str, size: int, cut: list[str], left: list[str]) -> None:
+    # One that has not changed is not opened: the user may have no right to write it by now.
+    if not _has_grown(os.stat(path, follow_symlinks=False), name, size, left):
         return
-    file = os.open(path, flags)
+    # O_NONBLOCK: a pipe in its place must not block us.
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size == size:
-            return
-        if found.st_size < size:
-            left.append(f"{path} (it is shorter than it was: {found.st_size} bytes, not {size})")
-            return
-        os.ftruncate(file, size)
-        cut.append(f"{path} (by {units.size(found.st_size - size)})")
+        if _has_grown(found, name, size, left):
+            os.ftruncate(file, size)
+            cut.append(f"{name} (by {units.size(found.st_size - size)})")
     finally:
         os.close(file)
+
+
+def _has_grown(found: os.stat_result, name: str, size: int, left: list[str]) -> bool:
+    if not stat.S_ISREG(found.st_mode):
+        return False
+    if found.st_size < size:
+        left.append(f"{name} (it is shorter than it was: {found.st_size} bytes, not {size})")
+    return found.st_size > size

@@ -5,7 +5,9 @@ is not needed. Stores, files and the wire are real; capsules and orchestrator ar
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,9 @@ from wire_ends import LIMIT, key_directory, receiver
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, SourceRefused, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime.agent import preflight
+from liveshift.runtime.agent import holding_handlers, preflight
 from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.agent.holding import saved_file, saved_image
 from liveshift.runtime.agent.holding_handlers import HoldingHandlers
 from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
@@ -259,6 +262,98 @@ def test_an_image_goes_over_the_wire_and_stays(scene: Scene, tmp_path: Path, hos
     finally:
         there.inbox.forget_memory()
     assert (scene.numbers, scene.handlers.busy) == ([(17, True)], False)
+
+
+# ---- a directory -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="liveshift-", dir="/var/lib") as name:
+        yield Path(name)
+
+
+@pytest.mark.root
+def test_an_image_is_saved_found_and_loaded_again(scene: Scene, kept: Path) -> None:
+    scene.keep(17)
+    save = messages.SaveHeld("s17.1", "gpt/1", str(kept))
+    saved = asyncio.run(scene.handlers.save(save))
+    assert saved.bytes > 0
+    assert sorted(path.name for path in (kept / "gpt").iterdir()) == ["s17.1"]
+    read = messages.ReadManifest("gpt", "", str(kept))
+    with pytest.raises(NotFound, match="has no whole snapshot of gpt"):
+        asyncio.run(scene.handlers.read_manifest(read))
+    write = messages.WriteManifest("gpt", "s17", str(kept), b'{"time":5}\nsigned\n')
+    asyncio.run(scene.handlers.write_manifest(write))
+    assert asyncio.run(scene.handlers.read_manifest(read)).data == write.data
+    with pytest.raises(Refused, match="has a snapshot s17 of gpt already"):
+        asyncio.run(scene.handlers.save(save))
+    scene.handlers._images.drop("s17.1")
+    load = messages.LoadHeld("s3.1", "gpt/1", str(kept), "s17.1", saved.digest, 5, 2)
+    checked = scene.checked
+    asyncio.run(scene.handlers.load(load))
+    assert (scene.numbers, scene.checked) == ([(3, True)], checked + 1)
+    facts = asyncio.run(scene.handlers.facts(messages.GetHeld("s3.1", "gpt/1")))
+    assert facts.survey == SURVEY.in_place()
+
+
+@pytest.mark.root
+def test_an_attempt_to_save_that_fails_late_harms_no_later_one(
+    scene: Scene, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The orchestrator has waited long enough for the first one, and a person has tried again."""
+    scene.keep(17)
+    write, begun, fails = saved_file.write, threading.Event(), threading.Event()
+
+    def slow(source: Path, target: Path) -> saved_file.SavedFile:
+        if not begun.is_set():
+            begun.set()
+            assert fails.wait(60)
+            raise OSError("the server was away for minutes")
+        return write(source, target)
+
+    monkeypatch.setattr(saved_file, "write", slow)
+    request = messages.SaveHeld("s17.1", "gpt/1", str(kept))
+
+    async def play() -> messages.Saved:
+        first = asyncio.create_task(scene.handlers.save(request))
+        await until_async(begun.is_set)
+        second = asyncio.create_task(scene.handlers.save(request))
+        await asyncio.wait({second}, timeout=0.5)
+        assert scene.handlers.busy
+        fails.set()
+        with pytest.raises(StepFailed, match="the server was away"):
+            await first
+        return await second
+
+    saved = asyncio.run(play())
+    image = saved_image.read(kept / "gpt" / "s17.1", saved.digest)
+    assert {path.name for path in kept.rglob("*.zst")} >= {"core-1001.img.zst", "memory.zst"}
+    assert image.capsule == "gpt/1"
+    assert not scene.handlers.busy
+
+
+def test_files_are_cut_back_by_one_request_at_a_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job writes again after an answer: no earlier request may cut then."""
+    at_work, most = list[int](), list[int]()
+
+    def cut(_: object, sizes: dict[bytes, int]) -> tuple[list[str], list[str]]:
+        at_work.append(1)
+        most.append(len(at_work))
+        threading.Event().wait(0.1)
+        at_work.pop()
+        return [os.fsdecode(path) for path in sizes], []
+
+    monkeypatch.setattr(holding_handlers, "cut_back", cut)
+    order = messages.CutBack("gpt", 1000, 1000, [], {b"/shared/log": 5})
+
+    async def play() -> list[messages.CutBackDone]:
+        return await asyncio.gather(*(scene.handlers.cut_back(order) for _ in range(3)))
+
+    assert asyncio.run(play()) == [messages.CutBackDone(["/shared/log"], [])] * 3
+    assert most == [1, 1, 1]
 
 
 # ---- claims ------------------------------------------------------------------------------------
