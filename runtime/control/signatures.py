@@ -51,7 +51,9 @@ class Signatures:
     def check(self, data: bytes, key: str, signature: bytes, what: str) -> str:
         """Return whose signature it is: "" for this cluster's, else the name under which the key is
         trusted. Raises Refused, for ``what``, if the key is not known or did not sign ``data``."""
-        signers = {self.key: "", **self._trusted()}
+        if not _KEY.fullmatch(key):  # the hint below is for a shell
+            raise Refused(f"{what} has no signature that can be read")
+        signers = {**self._trusted(), self.key: ""}
         if key not in signers:
             raise Refused(
                 f"{what} is signed by another cluster, whose key is {key}",
