@@ -58,6 +58,10 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
             raise LiveshiftError(f"the command of {self.job} cannot be read: {error}") from error
 
 
+class _Version(msgspec.Struct):
+    version: int
+
+
 class _Signature(msgspec.Struct):
     key: str
     signature: str
@@ -106,15 +110,14 @@ def decode(data: bytes, signatures: Signatures, where: str) -> tuple[SavedSnapsh
         raise Refused(f"the snapshot in {where} has no signature that can be read") from None
     signer = signatures.check(body, signed.key, signature, f"the snapshot in {where}")
     try:
-        saved = msgspec.json.decode(body, type=SavedSnapshot)
+        if (found := msgspec.json.decode(body, type=_Version).version) != VERSION:
+            raise Refused(
+                f"the snapshot in {where} was written by another version of liveshift: its format"
+                f" is {found}, and this one reads {VERSION}"
+            )
+        return msgspec.json.decode(body, type=SavedSnapshot), signer
     except msgspec.DecodeError as error:
         raise LiveshiftError(f"the snapshot in {where} cannot be read: {error}") from error
-    if saved.version != VERSION:
-        raise Refused(
-            f"the snapshot in {where} was written by another version of liveshift: its format is"
-            f" {saved.version}, and this one reads {VERSION}"
-        )
-    return saved, signer
 
 
 def overlay_of(saved: SavedSnapshot, cluster: Cluster) -> Overlay:
