@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -60,7 +60,8 @@ class RewindRow:
     number of the snapshot. ``owners``: the new host and epoch of each capsule. ``before``: the
     hosts of which one must have ended its earlier copies first (ownership.may_restore). ``time``:
     seconds since 1970 (time.time()). ``died``: the capsules whose commands have ended and so caused
-    it, each with how many collectives it had finished, 0 if not known.
+    it, each with how many collectives it had finished, 0 if not known. ``to``: the directory in which the
+    images of a suspension are saved then, or "".
     """
 
     number: int
@@ -73,6 +74,7 @@ class RewindRow:
     time: float
     died: dict[str, int] = field(default_factory=dict)
     kind: RewindKind = RewindKind.REWIND
+    to: str = ""
 
 
 class SavedRow(NamedTuple):
@@ -92,10 +94,11 @@ class SnapshotTables:
 
     # ---- snapshots ----
 
-    def begin_snapshot(self, job: str) -> int:
-        """Record that a snapshot is begun, and return its number: no earlier one had it."""
+    def begin_snapshot(self, job: str, above: int = 0) -> int:
+        """Record that a snapshot is begun, and return its number: no earlier one had it, and it is
+        higher than ``above``."""
         with self._file.together():
-            number = self._last_number("snapshots") + 1
+            number = max(self._last_number("snapshots"), above) + 1
             self._file.write("INSERT INTO snapshots VALUES (?, ?, 'taking', x'')", (number, job))
         return number
 
@@ -207,14 +210,15 @@ class SnapshotTables:
             self._write_rewind(row, "rewinding", ("running", "rewinding"))
         return row
 
-    def suspend(self, generation: Generation, why: str) -> RewindRow:
+    def suspend(self, generation: Generation, why: str, to: str = "") -> RewindRow:
         """Make a snapshot the newest one of its job, and suspend the job there: from now on no host
-        may run any of its capsules. Raises as :meth:`complete_snapshot` does, and changes nothing
+        may run any of its capsules. ``to``: see RewindRow. Raises as :meth:`complete_snapshot` does, and changes nothing
         then."""
         job, where = generation.job, {c: host for c, (host, _) in generation.owners.items()}
         with self._file.together():
             self.complete_snapshot(generation)
             row = self._new_row(RewindKind.SUSPENSION, job, generation.number, where, why, {})
+            row = replace(row, to=to)
             self._write_rewind(row, "suspended", ("running",))
         return row
 

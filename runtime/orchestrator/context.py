@@ -58,11 +58,11 @@ class OrchestratorContext:
         job = self._fleet.jobs[generation.job]
         job.newest, job.taking = generation, 0
 
-    def suspend(self, generation: Generation, why: str) -> None:
+    def suspend(self, generation: Generation, why: str, to: str = "") -> None:
         job = self._fleet.jobs[generation.job]
         if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
             raise Refused(f"{moving[0]} is under way: {job.name} is not suspended in a move")
-        row = self._fleet.journal.snapshots.suspend(generation, why)
+        row = self._fleet.journal.snapshots.suspend(generation, why, to)
         job.newest, job.taking = generation, 0
         job.enter(row.owners, row.rewinds, "suspended")
         self._gates.forget(job.name)

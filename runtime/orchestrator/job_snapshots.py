@@ -94,11 +94,13 @@ class JobSnapshots:
 
     # ---- one snapshot --------------------------------------------------------------------------
 
-    def begin(self, job: Job, holders: dict[str, str], *, suspends: str = "") -> Snapshot:
+    def begin(
+        self, job: Job, holders: dict[str, str], *, suspends: str = "", to: str = ""
+    ) -> Snapshot:
         """Begin a snapshot, which the caller runs and then ends here. Raises LiveshiftError.
-        ``suspends``: as in Snapshot."""
+        ``suspends``, ``to``: as in Snapshot."""
         number = self._journal.begin_snapshot(job.name)
-        snapshot = Snapshot(self._context, number, job, holders, suspends=suspends)
+        snapshot = Snapshot(self._context, number, job, holders, suspends=suspends, to=to)
         self._enter(snapshot)
         return snapshot
 

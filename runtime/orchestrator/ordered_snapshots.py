@@ -29,17 +29,18 @@ TICK_S = 0.1
 
 @dataclass(frozen=True)
 class _Order:
-    """``who`` wants a snapshot of ``job``, to be saved in the directory ``to``; "" if the job is to
-    be suspended with it."""
+    """``who`` wants a snapshot of ``job``, which ``suspends`` the job or not, and is to be saved in
+    the directory ``to``; "" if it stays in memory."""
 
     job: Job
     who: str
-    to: str = ""
+    to: str
+    suspends: bool
 
     @property
     def failed(self) -> str:
         """The kind of the event that says that it has failed."""
-        return "not saved" if self.to else "not suspended"
+        return "not suspended" if self.suspends else "not saved"
 
 
 class OrderedSnapshots:
@@ -54,16 +55,20 @@ class OrderedSnapshots:
     def recover(self) -> None:
         """Note which orders an earlier orchestrator has not carried out."""
         for job in self._fleet.jobs.values():
-            self._tasks.spawn(self._note_lost(job))
+            kinds = [event.kind for event in self._fleet.journal.events(job.name, 0)]
+            self._tasks.spawn(self._note_lost(job, kinds))
 
     # ---- what people order ---------------------------------------------------------------------
 
-    def suspend(self, who: str, job: Job, *, dry_run: bool) -> SuspensionOrdered:
-        """Order that the job's next snapshot suspends the job. Raises Refused."""
+    def suspend(self, who: str, job: Job, to: str, *, dry_run: bool) -> SuspensionOrdered:
+        """Order that the job's next snapshot suspends the job. ``to``: see RewindRow. Raises
+        Refused."""
         holders = self._check(job, "suspended")
         if not dry_run:
-            self._order(_Order(job, who), "suspended")
+            self._order(_Order(job, who, to, suspends=True), "suspended")
             text = "a last snapshot is taken, then it ends everywhere"
+            if to:
+                text += f", and is saved in {to}"
             self._fleet.journal.note(job.name, "suspending", text, who)
         return SuspensionOrdered(job.name, holders)
 
@@ -75,7 +80,7 @@ class OrderedSnapshots:
             raise _cannot(job, "saved", f"it is {job.state}", hint)
         holders = self._check(job, "saved")
         if not dry_run:
-            self._order(_Order(job, who, to), "saved")
+            self._order(_Order(job, who, to, suspends=False), "saved")
             text = f"a snapshot is taken, and saved in {to}"
             self._fleet.journal.note(job.name, "saving", text, who)
         return SnapshotOrdered(job.name, holders)
@@ -102,9 +107,8 @@ class OrderedSnapshots:
     async def run(self) -> None:
         while True:
             for order in list(self._orders.values()):
-                if self._fleet.jobs.get(order.job.name) is not order.job:
-                    self._done(order)  # it has ended, and is forgotten
-                elif order.job.state == "ended":
+                gone = self._fleet.jobs.get(order.job.name) is not order.job
+                if gone or order.job.state == "ended":
                     self._failed(order, "the job has ended")
                 elif order.job.state == "running" and self._free(order.job):
                     self._begin(order)
@@ -124,9 +128,9 @@ class OrderedSnapshots:
         if why or isinstance(holders, str):
             self._failed(order, why)
             return
-        suspends = "" if order.to else f"{order.who} wants it"
+        suspends, to = (f"{order.who} wants it", order.to) if order.suspends else ("", "")
         try:
-            snapshot = self._snapshots.begin(job, holders, suspends=suspends)
+            snapshot = self._snapshots.begin(job, holders, suspends=suspends, to=to)
         except LiveshiftError as error:
             self._failed(order, words(error))
             return
@@ -138,12 +142,15 @@ class OrderedSnapshots:
                 await snapshot.run()
                 self._snapshots.end(snapshot)
                 if snapshot.generation is None:
-                    if order.to or job.state != "ended":
+                    if not order.suspends or job.state != "ended":
                         self._failed(order, words(snapshot.error))
                     return
-                job.pause_s, job.unprotected = snapshot.pause_s if order.to else 0.0, ""
-                if order.to:
+                job.pause_s, job.unprotected = 0.0 if order.suspends else snapshot.pause_s, ""
+                if not order.suspends:
                     await self._save(order, snapshot.pause_s)
+            except Exception as error:  # somebody waits to read what came of the order
+                log.exception("%s: an internal error", snapshot.name)
+                self._failed(order, f"an internal error: {error}")
             finally:
                 self._under_way.discard(job.name)
 
@@ -175,19 +182,21 @@ class OrderedSnapshots:
         log.warning("%s is %s: %s", order.job.name, order.failed, text)
         self._fleet.journal.note(order.job.name, order.failed, text, order.who)
 
-    async def _note_lost(self, job: Job) -> None:
-        """Note that an order for the job is void, as an earlier orchestrator has begun with it."""
+    async def _note_lost(self, job: Job, kinds: list[str]) -> None:
+        """Note that an order for the job is void, if the last of ``kinds`` in its history say that
+        an earlier orchestrator has begun with it."""
         while job.taking:  # what was left of its snapshot is being undone
             await asyncio.sleep(TICK_S)
-        kinds = [event.kind for event in self._fleet.journal.events(job.name, 0)]
+        goes_on = job.state in ("running", "rewinding")
         for begun, ends in (
             ("suspending", {"suspended", "not suspended"}),
             ("saving", {"saved", "not saved"}),
         ):
             last = [kind for kind in kinds if kind == begun or kind in ends][-1:]
-            if job.state == "running" and last == [begun]:
-                text = "the job goes on: the orchestrator was restarted"
-                self._fleet.journal.note(job.name, f"not {begun[:-3]}ed", text)
+            if last == [begun] and (goes_on or begun == "saving"):
+                why = "the orchestrator was restarted"
+                text = f"the job goes on: {why}" if goes_on else why
+                self._fleet.journal.note(job.name, "not saved" if begun == "saving" else "not suspended", text)
 
 
 def _cannot(job: Job, what: str, why: str, hint: str = "") -> Refused:

@@ -65,7 +65,6 @@ class Suspensions:
         self._rows: dict[str, RewindRow] = {}  # by job: its suspension
         self._clear: set[int] = set()  # suspensions, by number, whose jobs have no copy left
         self._busy: set[str] = set()  # jobs whose copies are being ended
-        self._to: dict[str, str] = {}  # by job: the directory in which it is saved next
         self._tasks = Tasks()
 
     # ---- what people ask for -------------------------------------------------------------------
@@ -87,10 +86,7 @@ class Suspensions:
         if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
             hint = f"`liveshift cancel {moving[0]}`, or wait for its end"
             raise _cannot(job, "suspended", f"{moving[0]} is under way", hint)
-        ordered = self._ordered.suspend(who, job, dry_run=dry_run)
-        if not dry_run:
-            self._to[job.name] = to
-        return ordered
+        return self._ordered.suspend(who, job, to, dry_run=dry_run)
 
     async def resume(
         self, who: str, job: Job, *, source: str = "", snapshot: str = "", dry_run: bool
@@ -130,15 +126,16 @@ class Suspensions:
         )
         if dry_run:
             return ordered
+        why = f"{who} wants it"
+        if found is not None:
+            load = self._load(job, generation, where, found, directory, why)
+            self._saved.begin(job, "loaded", load)
         text = ", ".join(f"{name} on {host}" for name, host in where.items())
         saved = f" in {directory}" if directory else ""
         self._fleet.journal.note(
             job.name, "resuming", f"goes on from {generation.name}{saved}: {text}", who
         )
-        why = f"{who} wants it"
         if found is not None:
-            load = self._load(job, generation, where, found, directory, why)
-            self._saved.begin(job, "loaded", load)
             return ordered
         for name, place in plan.items():
             look = messages.GetHeld(_image(job, generation, name), name)
@@ -252,8 +249,9 @@ class Suspensions:
             )  # after a failed resumption other hosts may have copies
             check()
             self._clear.add(row.number)
-            if to := self._to.pop(job.name, ""):
-                self._saved.begin(job, "saved", self._save(job, to))
+            newest = job.newest
+            if row.to and newest is not None and newest.holders and not newest.directory:
+                self._saved.begin(job, "saved", self._save(job, row.to))
             else:
                 self._fleet.journal.note(job.name, "suspended", _text(job))
         except _Over:

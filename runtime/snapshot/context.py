@@ -38,6 +38,6 @@ class SnapshotContext(Protocol):
         """Durably make a snapshot the newest one of its job. Raises LiveshiftError, and changes
         nothing, if the job is no longer as it was when the snapshot began."""
 
-    def suspend(self, generation: Generation, why: str) -> None:
+    def suspend(self, generation: Generation, why: str, to: str = "") -> None:
         """Do what :meth:`complete` does, and let no host run a capsule of the job from then on. The
         journal keeps ``why``."""

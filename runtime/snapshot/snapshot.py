@@ -47,7 +47,7 @@ class Snapshot:
 
     ``holders``: the holder of each capsule's image. :meth:`run` and :meth:`recover` never raise:
     ``generation`` is what they have completed, else ``error`` says why there is nothing.
-    ``suspends``: why the job is suspended with it, for the history; "" if it goes on.
+    ``suspends``: why the job is suspended with it, for the history; "" if it goes on. ``to``: the directory in which the images of a suspended job are saved next.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Snapshot:
         holders: Mapping[str, str],
         *,
         suspends: str = "",
+        to: str = "",
     ) -> None:
         self.number = number
         self.name = f"s{number}"
@@ -70,6 +71,7 @@ class Snapshot:
         self.seconds: dict[str, float] = {}
         """The parts of the pause: quiesce, lock, dump, reopen; seal where the job is suspended."""
         self._suspends = suspends
+        self._to = to
         self._context = context
         try:
             self._limits = job.timeouts(context.cluster)
@@ -206,7 +208,7 @@ class Snapshot:
         )
         if self._suspends:
             self._left()  # raises StepFailed if the time is over: then capsules have gone on
-            self._context.suspend(generation, self._suspends)
+            self._context.suspend(generation, self._suspends, self._to)
         else:
             self._context.complete(generation)
         self.generation = generation

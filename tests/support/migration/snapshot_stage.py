@@ -145,7 +145,7 @@ class SnapshotStage:
         self._planned(("complete",))
         self.completed.append(generation)
 
-    def suspend(self, generation: Generation, why: str) -> None:
+    def suspend(self, generation: Generation, why: str, to: str = "") -> None:
         self._say("suspend")
         self._planned(("suspend",))
         self.suspended.append((generation, why))
