@@ -62,7 +62,8 @@ class HoldingHandlers:
         self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._forwarding: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._saving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._cutting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job
+        # By job.
+        self._cutting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def recover(self) -> None:
         """Go on with the images that an earlier agent has kept."""
@@ -75,7 +76,7 @@ class HoldingHandlers:
 
     @property
     def busy(self) -> bool:
-        """Whether an image comes, is sent on or is saved. A restart of the agent would lose that."""
+        """Whether an image comes, is sent on, or is saved. A restart of the agent loses that."""
         comes = any(not generation.kept for generation in self._images.generations())
         at_work = (*self._forwarding.values(), *self._saving.values())
         return comes or any(lock.locked() for lock in at_work)

@@ -60,8 +60,8 @@ class RewindRow:
     number of the snapshot. ``owners``: the new host and epoch of each capsule. ``before``: the
     hosts of which one must have ended its earlier copies first (ownership.may_restore). ``time``:
     seconds since 1970 (time.time()). ``died``: the capsules whose commands have ended and so caused
-    it, each with how many collectives it had finished, 0 if not known. ``to``: the directory in which the
-    images of a suspension are saved then, or "".
+    it, each with how many collectives it had finished, 0 if not known.
+    ``to``: the directory in which the images of a suspension are saved then, or "".
     """
 
     number: int
@@ -212,8 +212,8 @@ class SnapshotTables:
 
     def suspend(self, generation: Generation, why: str, to: str = "") -> RewindRow:
         """Make a snapshot the newest one of its job, and suspend the job there: from now on no host
-        may run any of its capsules. ``to``: see RewindRow. Raises as :meth:`complete_snapshot` does, and changes nothing
-        then."""
+        may run any of its capsules. ``to``: see RewindRow. Raises as :meth:`complete_snapshot`
+        does, and changes nothing then."""
         job, where = generation.job, {c: host for c, (host, _) in generation.owners.items()}
         with self._file.together():
             self.complete_snapshot(generation)

@@ -196,7 +196,9 @@ class OrderedSnapshots:
             if last == [begun] and (goes_on or begun == "saving"):
                 why = "the orchestrator was restarted"
                 text = f"the job goes on: {why}" if goes_on else why
-                self._fleet.journal.note(job.name, "not saved" if begun == "saving" else "not suspended", text)
+                self._fleet.journal.note(
+                    job.name, "not saved" if begun == "saving" else "not suspended", text
+                )
 
 
 def _cannot(job: Job, what: str, why: str, hint: str = "") -> Refused:

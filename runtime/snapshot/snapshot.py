@@ -47,7 +47,8 @@ class Snapshot:
 
     ``holders``: the holder of each capsule's image. :meth:`run` and :meth:`recover` never raise:
     ``generation`` is what they have completed, else ``error`` says why there is nothing.
-    ``suspends``: why the job is suspended with it, for the history; "" if it goes on. ``to``: the directory in which the images of a suspended job are saved next.
+    ``suspends``: why the job is suspended with it, for the history; "" if it goes on.
+    ``to``: the directory in which the images of a suspended job are saved next, or "".
     """
 
     def __init__(

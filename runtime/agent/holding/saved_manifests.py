@@ -14,7 +14,6 @@ import msgspec
 from ....errors import NotFound, Refused, StepFailed
 from .trusted_directory import check_trusted, write_last
 
-
 _NAME = re.compile(r"s[0-9]{1,18}\.json")
 
 
@@ -58,10 +57,7 @@ def read(directory: Path, job: str, snapshot: str) -> bytes:
     """What is written of a snapshot of a job; ``snapshot``: "" for the newest one. Nobody has
     checked it yet. Raises NotFound if there is none, StepFailed if it cannot be read."""
     check_trusted(directory)
-    if snapshot:
-        paths = [path_of(directory, job, snapshot)]
-    else:
-        paths = _all(directory / job)
+    paths = [path_of(directory, job, snapshot)] if snapshot else _all(directory / job)
     found: dict[float, bytes] = {}
     for path in paths:
         try:

@@ -51,7 +51,7 @@ def test_data_or_signature_that_were_changed_are_refused(own: Signatures) -> Non
     signature = own.sign(DATA)
     changed = bytes([signature[0] ^ 1]) + signature[1:]
     for data, signed in ((DATA + b" ", signature), (DATA, changed), (DATA, b""), (b"", signature)):
-        with pytest.raises(Refused, match="^it was changed since it was signed"):
+        with pytest.raises(Refused, match=r"^it was changed since it was signed"):
             own.check(data, own.key, signed, "it")
 
 
@@ -82,7 +82,8 @@ def test_a_cluster_that_trusts_itself_knows_its_own_all_the_same(
 
 
 @pytest.mark.parametrize(
-    "key", ["", "abc", "A" * 64, "0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n", "x; reboot", "\x1b[2J"]
+    "key",
+    ["", "abc", "A" * 64, "0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n", "x; reboot", "\x1b[2J"],
 )
 def test_what_is_no_key_is_neither_trusted_nor_printed(
     own: Signatures, tmp_path: Path, key: str

@@ -18,8 +18,9 @@ from memory_parts import BASE, PAGE, digest, page
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.memory.store.held_store import HeldStore
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
-from liveshift.runtime.agent.holding import held_generation, saved_image
+from liveshift.runtime.agent.holding import held_generation, saved_file, saved_image
 from liveshift.runtime.agent.holding.held_note import HeldNote
+from liveshift.runtime.agent.holding.saved_file import SavedFile
 from liveshift.runtime.agent.holding.saved_image import Written
 from liveshift.runtime.messages import LoadHeld
 
@@ -128,15 +129,15 @@ def test_an_image_that_is_dropped_while_it_is_saved_is_saved_whole(
 ) -> None:
     """Its job ends, and the ruling comes: the files stay until the last one is written."""
     holder.hold(17, FIRST)
-    write, written_files = saved_image.saved_file.write, list[str]()
+    write, written_files = saved_file.write, list[str]()
 
-    def meanwhile(path: Path, target: Path) -> saved_image.SavedFile:
+    def meanwhile(path: Path, target: Path) -> SavedFile:
         if not written_files:
             holder.images.drop("s17.1")
         written_files.append(path.name)
         return write(path, target)
 
-    monkeypatch.setattr(saved_image.saved_file, "write", meanwhile)
+    monkeypatch.setattr(saved_file, "write", meanwhile)
     source, written = save(holder, 17, kept)
     assert len(written_files) > 3
     assert (holder.numbers(), holder.left()) == ([], [])
@@ -214,9 +215,9 @@ def test_an_agent_that_is_killed_while_it_loads_holds_nothing(
     """However many files have come: an image with a part of them must not pass for the whole."""
     holder.hold(17, FIRST)
     source, written = save(holder, 17, kept)
-    read, came = saved_image.saved_file.read, list[str]()
+    read, came = saved_file.read, list[str]()
 
-    def some(path: Path, target: Path, saved: saved_image.SavedFile) -> None:
+    def some(path: Path, target: Path, saved: SavedFile) -> None:
         if target.is_relative_to(other.directory):
             if len(came) == files:
                 raise _Killed
@@ -224,8 +225,7 @@ def test_an_agent_that_is_killed_while_it_loads_holds_nothing(
         read(path, target, saved)
 
     with monkeypatch.context() as patched:
-        patched.setattr(saved_image.saved_file, "read", some)
-        patched.setattr(saved_image.shutil, "rmtree", lambda *_, **__: None)
+        patched.setattr(saved_file, "read", some)
         patched.setattr("shutil.rmtree", lambda *_, **__: None)
         patched.setattr(held_generation, "write_note", _kill)
         with contextlib.suppress(_Killed):

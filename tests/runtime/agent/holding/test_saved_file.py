@@ -98,9 +98,7 @@ def flip(data: bytes) -> bytes:
     ],
     ids=["a bit", "last byte", "half", "empty", "one more", "twice", "other"],
 )
-def test_a_file_that_was_changed_is_refused(
-    tmp_path: Path, harm: Callable[[bytes], bytes]
-) -> None:
+def test_a_file_that_was_changed_is_refused(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
     packed, saved = small(tmp_path, os.urandom(100_000))
     packed.write_bytes(harm(packed.read_bytes()))
     with pytest.raises(StepFailed, match=r"packed is damaged: "):

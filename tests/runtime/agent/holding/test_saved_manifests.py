@@ -82,10 +82,14 @@ def test_one_that_cannot_be_read_is_not_passed_over(kept: Path) -> None:
 def test_none_is_written_over(kept: Path) -> None:
     saved_manifests.check_free(kept, "gpt", "s7")
     write(kept, "s7", line(5.0, "ours"))
-    for refused in (
-        lambda: saved_manifests.check_free(kept, "gpt", "s7"),
-        lambda: write(kept, "s7", line(6.0, "theirs")),
-    ):
+
+    def theirs() -> None:
+        write(kept, "s7", line(6.0, "theirs"))
+
+    def look() -> None:
+        saved_manifests.check_free(kept, "gpt", "s7")
+
+    for refused in (theirs, look):
         with pytest.raises(Refused, match="has a snapshot s7 of gpt already") as error:
             refused()
         assert f"remove {kept}/gpt/s7.json" in (error.value.hint or ""), "and no other snapshot"
