@@ -139,10 +139,12 @@ class SavedJobs:
         indexes = {c: (each.index, found.host) for c, each in saved.capsules.items()}
         spec, text = run_spec.encode(run, uid), _came_from(found, directory)
         rewinds = journal.snapshots.rewinds(name)
+        # Else the job's next snapshots could not be saved beside this one: names would be taken.
+        above = int(saved.snapshot[1:])
         with journal.together():
             started, first = journal.add_job(name, overlay.vni, overlay.subnet, spec, indexes)
             generation = Generation(
-                journal.snapshots.begin_snapshot(name),
+                journal.snapshots.begin_snapshot(name, above),
                 name,
                 saved.boundary,
                 saved.time,
@@ -190,7 +192,7 @@ class SavedJobs:
 def _came_from(found: Found, directory: str) -> str:
     saved = found.saved
     by = (
-        f"the cluster {saved.cluster}, trusted as {found.signer}"
+        f"the cluster {saved.cluster} (trusted as {found.signer})"
         if found.signer
         else "this cluster"
     )

@@ -94,7 +94,8 @@ class DirectoryImages:
                 continue
             data = expected(messages.SavedManifest, host, read, answer).data
             saved, signer = saved_snapshot.decode(data, self._signatures, directory)
-            if saved.job != job or snapshot not in ("", saved.snapshot):
+            right = saved.job == job and SNAPSHOT.fullmatch(saved.snapshot)
+            if not right or snapshot not in ("", saved.snapshot):
                 raise LiveshiftError(f"{directory} has {saved.snapshot} of {saved.job} there")
             return Found(saved, host, signer)
         raise error
