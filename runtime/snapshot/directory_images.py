@@ -90,7 +90,8 @@ class DirectoryImages:
             try:
                 answer = await self._ask(host, read, self._cluster.timeouts.prepare)
             except (NotFound, Unreachable) as missing:  # perhaps another host has it mounted
-                error = missing
+                if isinstance(missing, NotFound) or isinstance(error, Unreachable):
+                    error = missing  # one that has looked knows more
                 continue
             data = expected(messages.SavedManifest, host, read, answer).data
             saved, signer = saved_snapshot.decode(data, self._signatures, directory)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`liveshift snapshot`, `resume --from`, and the keys by which clusters know what they have saved."""
+"""`liveshift snapshot`, `resume --from`, and the keys by which clusters know what is saved."""
 
 from __future__ import annotations
 

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files on shared paths are cut back once, before any capsule of a job goes on from a snapshot.
+What fails there never stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from rewind_scene import FACTS, SURVEY, RewindScene
+
+from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
+from liveshift.runtime import messages
+from liveshift.runtime.messages import Message
+from liveshift.runtime.snapshot.rewind import RewindEnd
+from liveshift.runtime.snapshot.shared_files import MOST_NAMED, cut_back
+
+LOG, OWN, ODD = b"/shared/log", b"/shared/own", b"/shared/\xff"
+
+
+class Scene(RewindScene):
+    """``written``: what each image says. ``answer``: what the host says that it has cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: dict[str, dict[bytes, int]] = {
+            "gpt/0": {LOG: 1000, OWN: 5, ODD: 7},
+            "gpt/1": {LOG: 900},
+        }
+        self.answer = messages.CutBackDone([], [])
+        self.orders: list[tuple[str, messages.CutBack]] = []
+
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        if isinstance(message, messages.CutBack):
+            assert not any(capsule.granted for capsule in self.job.capsules.values())
+            self._say(f"CutBack {host}")
+            self.orders.append((host, message))
+            self._maybe_fail("CutBack")
+            return self.answer
+        answer = await super().request(host, message, timeout)
+        if isinstance(message, messages.GetHeld):
+            return messages.HeldFacts(SURVEY, FACTS, 1000, self.written[message.capsule])
+        return answer
+
+    def cut(self) -> str:
+        return asyncio.run(cut_back(self, self.job, self.generation))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_least_size_of_all_capsules_counts(scene: Scene) -> None:
+    assert scene.cut() == ""
+    ((host, order),) = scene.orders
+    assert host == scene.job.capsules["gpt/0"].host
+    assert order.sizes == {LOG: 900, OWN: 5, ODD: 7}
+    run = scene.job.request
+    assert (order.job, order.uid, order.gid, order.groups) == ("gpt", scene.job.uid, run.gid, [])
+
+
+def test_what_was_done_is_said(scene: Scene) -> None:
+    scene.answer = messages.CutBackDone(["/shared/log (by 2 kB)"], ["/shared/own (it is shorter)"])
+    assert scene.cut() == (
+        "files on shared paths are cut back to what they were: /shared/log (by 2 kB);"
+        " left as they are, though they have changed: /shared/own (it is shorter)"
+    )
+    scene.answer = messages.CutBackDone([f"/shared/{n}" for n in range(MOST_NAMED + 3)], [])
+    assert scene.cut().endswith("/shared/4 and 3 more")
+
+
+def test_without_such_files_no_host_is_asked_to_cut(scene: Scene) -> None:
+    scene.written = {"gpt/0": {}, "gpt/1": {}}
+    assert scene.cut() == ""
+    assert scene.orders == []
+
+
+def test_nothing_is_cut_once_a_capsule_may_run(scene: Scene) -> None:
+    """It may have written again what it is to write."""
+    scene.job.capsules["gpt/1"].granted = True
+    assert scene.cut() == ""
+    assert scene.said == []
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("CutBack", Unreachable("h0 does not answer")),
+        ("CutBack", LiveshiftError("an internal error")),
+        ("GetHeld", NotFound("it does not hold the image")),
+        ("GetHeld", Refused("it is damaged")),
+    ],
+)
+def test_what_fails_is_said_and_raises_nothing(scene: Scene, step: str, error: Any) -> None:
+    scene.fails[step] = [error]
+    assert scene.cut() == f"its files on shared paths are not cut back: {error}"
+
+
+def test_without_a_holder_of_each_image_nothing_is_cut(scene: Scene) -> None:
+    """The least size is not known then."""
+    scene.up.discard("h2")
+    assert "no host that holds the image of gpt/0 is up" in scene.cut()
+    assert scene.orders == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rewind_cuts_after_the_earlier_copies_and_before_the_images_go(
+    scene: Scene, fails: bool
+) -> None:
+    scene.answer = messages.CutBackDone(["/shared/log (by 2 kB)"], [])
+    if fails:
+        scene.fails["CutBack"] = [Unreachable("h0 does not answer")]
+    assert asyncio.run(scene.rewind().run()) is RewindEnd.DONE
+    at = scene.said.index("CutBack h0")
+    ended = [n for n, said in enumerate(scene.said) if said.startswith("EndEarlier")]
+    reserved = [n for n, said in enumerate(scene.said) if said.startswith("Reserve")]
+    assert max(ended) < at < min(reserved)
+    assert scene.said.count("CutBack h0") == 1
+    text = "not cut back: h0 does not answer" if fails else "/shared/log (by 2 kB)"
+    assert [kind for kind, said in scene.notes if text in said] == ["rewinding"]
