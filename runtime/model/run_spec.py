@@ -8,12 +8,19 @@ journal of this one, and this one reads that one's.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..messages import RunJob
 
 TAG = "t"
 """The field in which a message carries the name of its class (:mod:`..messages.base`)."""
+
+
+class _Spec(msgspec.Struct):
+    uid: int
+    run: dict[str, Any]
 
 
 def encode(request: RunJob, uid: int) -> bytes:
@@ -24,7 +31,7 @@ def encode(request: RunJob, uid: int) -> bytes:
 
 
 def decode(spec: bytes) -> tuple[RunJob, int]:
-    """The request and its user. Raises msgspec.ValidationError if ``spec`` is something else."""
-    raw = msgspec.msgpack.decode(spec)
-    raw["run"].pop(TAG, None)
-    return msgspec.convert(raw["run"], RunJob), raw["uid"]
+    """The request and its user. Raises msgspec.DecodeError if ``spec`` is something else."""
+    raw = msgspec.msgpack.decode(spec, type=_Spec)
+    raw.run.pop(TAG, None)
+    return msgspec.convert(raw.run, RunJob), raw.uid

@@ -10,6 +10,7 @@ has those of its files. So what can be resumed is only what a cluster has saved 
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Mapping
 
 import msgspec
@@ -54,7 +55,7 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
         """What was to be run, and as which user. Raises LiveshiftError if it cannot be read."""
         try:
             return run_spec.decode(base64.b64decode(self.spec))
-        except (ValueError, KeyError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             raise LiveshiftError(f"the command of {self.job} cannot be read: {error}") from error
 
 
@@ -116,14 +117,16 @@ def decode(data: bytes, signatures: Signatures, where: str) -> tuple[SavedSnapsh
                 f" is {found}, and this one reads {VERSION}"
             )
         return msgspec.json.decode(body, type=SavedSnapshot), signer
-    except msgspec.DecodeError as error:
+    except (ValueError, msgspec.DecodeError) as error:  # ValueError: it is not UTF-8
         raise LiveshiftError(f"the snapshot in {where} cannot be read: {error}") from error
 
 
 def overlay_of(saved: SavedSnapshot, cluster: Cluster) -> Overlay:
     """The overlay that the job must get again: its processes know their addresses. Raises Refused
     if this cluster has no such addresses."""
-    own = Overlay.numbered(saved.subnet, str(cluster.overlay))
+    own = None
+    with contextlib.suppress(ValueError):  # it is no network at all
+        own = Overlay.numbered(saved.subnet, str(cluster.overlay))
     if own is None:
         raise Refused(
             f"{saved.job} cannot go on here: its processes have addresses of {saved.subnet}, and"

@@ -8,6 +8,7 @@ without the pages of its memory.
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
 import struct
@@ -32,8 +33,11 @@ from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import messages
 from liveshift.runtime.agent.gpu.device_state import Saved
+from liveshift.runtime.messages import RunJob
 from liveshift.runtime.messages import frames as _frames
 from liveshift.runtime.model import manifest as manifests
+from liveshift.runtime.model import run_spec
+from liveshift.runtime.snapshot.saved_snapshot import SavedCapsule, SavedSnapshot
 from liveshift.runtime.wire import small_images as packing
 from liveshift.runtime.wire.header import Header, PageHeader
 
@@ -133,6 +137,17 @@ def small_images() -> list[bytes]:
 
 def manifest_seeds() -> list[bytes]:
     return [manifests_of({}), manifests_of({OUTPUT: b"x", "image:core-1001.img": b"registers"})]
+
+
+def saved_snapshots() -> list[bytes]:
+    run = RunJob("gpt", 2, ["torchrun", "train.py"], {"A": "b"}, "/", 100, [100])
+    spec = base64.b64encode(run_spec.encode(run, 1000)).decode()
+    capsules = {f"gpt/{n}": SavedCapsule(n, f"s17.{n}", "0" * 64) for n in range(2)}
+    saved = SavedSnapshot(
+        *(1, "gpt", "s17", "step 9", 1e9, "west", "10.99.0.0/24", 500, spec, capsules)
+    )
+    line = {"key": "0" * 64, "signature": base64.b64encode(bytes(64)).decode()}
+    return [msgspec.json.encode(saved) + b"\n" + msgspec.json.encode(line)]
 
 
 def chunk_streams() -> list[bytes]:

@@ -190,7 +190,7 @@ def _renamed(raw: bytes, request: LoadHeld) -> HeldNote:
     it by."""
     try:
         note = msgspec.msgpack.decode(raw, type=HeldNote)
-    except msgspec.DecodeError as error:
+    except (ValueError, msgspec.DecodeError) as error:  # ValueError: it is not UTF-8
         raise StepFailed("restore", f"the note in the image cannot be read: {error}") from error
     number = snapshot_of(request.image)
     if number is None:

@@ -92,7 +92,7 @@ def read(source: Path, digest: str) -> SavedImage:
         )
     try:
         saved = msgspec.json.decode(data, type=SavedImage)
-    except msgspec.DecodeError as error:
+    except (ValueError, msgspec.DecodeError) as error:  # ValueError: it is not UTF-8
         raise LiveshiftError(f"{source / SUMS} cannot be read: {error}") from error
     if saved.version != VERSION:
         raise Refused(

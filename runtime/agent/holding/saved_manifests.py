@@ -65,7 +65,7 @@ def read(directory: Path, job: str, snapshot: str) -> bytes:
             found[msgspec.json.decode(data.partition(b"\n")[0], type=_Time).time] = data
         except FileNotFoundError:
             continue
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, msgspec.DecodeError) as error:
             raise StepFailed(
                 "restore",
                 f"{path} cannot be read: {error}",

@@ -104,7 +104,7 @@ def test_a_job_needs_the_addresses_that_its_processes_know() -> None:
     assert saved_snapshot.overlay_of(described(), CLUSTER).vni == 1
     last = msgspec.structs.replace(described(), subnet="10.99.255.0/24")
     assert saved_snapshot.overlay_of(last, CLUSTER).vni == 256
-    for subnet in ("10.100.0.0/24", "10.99.0.0/23", "0.0.0.0/0"):
+    for subnet in ("10.100.0.0/24", "10.99.0.0/23", "0.0.0.0/0", "10.99.0.9/24", "x"):
         with pytest.raises(Refused, match="cannot go on here"):
             saved_snapshot.overlay_of(msgspec.structs.replace(described(), subnet=subnet), CLUSTER)
 
