@@ -18,7 +18,7 @@ from ..client.client import Client
 from ..show import moves, render
 from ..show.output_lines import Streams, Writer, writers
 from ..show.output_reader import Follower, OutputEnded, OutputStopped, Reader, ReadProblem, Report
-from .signal_relay import SignalRelay
+from ..show.signal_relay import SignalRelay
 
 PROTECTION = frozenset({"protected", "unprotected"})
 """The kinds of the history's entries that are repeated here."""

@@ -12,7 +12,7 @@ from types import FrameType
 from ...errors import LiveshiftError, NotFound, Unreachable
 from ...runtime.messages import SignalJob
 from ..client.client import Client
-from ..show import render
+from . import render
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 REQUEST_S = 10.0
