@@ -157,6 +157,8 @@ class SavedJobs:
             )
             row = journal.snapshots.suspend(generation, text)
             journal.snapshots.note_saved(name, saved.snapshot, directory, saved.time)
+            # No earlier copy is anywhere: the job must not wait for the host named above.
+            journal.snapshots.begin_restoring(row.number)
             journal.add_event(name, "adopted", text, who)
         capsules = {c: Capsule(c, index, host, first) for c, (index, host) in indexes.items()}
         job = Job(name, overlay, run, uid, started, capsules, newest=generation)
