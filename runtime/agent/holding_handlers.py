@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -153,8 +154,9 @@ class HoldingHandlers:
     async def cut_back(self, request: messages.CutBack) -> messages.CutBackDone:
         user = User(request.uid, request.gid, tuple(request.groups))
         # An answer means that no earlier request cuts any more: the job may write again then.
+        until = time.monotonic() + request.deadline
         async with self._cutting[request.job]:
-            cut, left = await asyncio.to_thread(cut_back, user, request.sizes)
+            cut, left = await asyncio.to_thread(cut_back, user, request.sizes, until)
         return messages.CutBackDone(cut, left)
 
     async def forward(self, request: messages.ForwardHeld) -> messages.Frozen:

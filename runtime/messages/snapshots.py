@@ -169,13 +169,15 @@ class HeldFacts(Answer, frozen=True):
 
 class CutBack(Message, frozen=True):
     """Cut files on shared paths back, with the rights of the job's user; answers CutBackDone.
-    ``sizes``: path → bytes. Sent once no copy of the job runs. Repeatable."""
+    ``sizes``: path → bytes. Sent once no copy of the job runs. Nothing is cut once ``deadline``
+    seconds are over: the job may write again then. Repeatable."""
 
     job: str
     uid: int
     gid: int
     groups: list[int]
     sizes: dict[bytes, int]
+    deadline: float
 
 
 class CutBackDone(Answer, frozen=True):

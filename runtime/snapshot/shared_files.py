@@ -41,8 +41,12 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
             return ""
         host = next(iter(job.capsules.values())).host
         run = job.request
-        order = messages.CutBack(job.name, job.uid, run.gid, list(run.groups), sizes)
-        answer = await context.request(host, order, context.cluster.timeouts.prepare)
+        limit = context.cluster.timeouts.prepare
+        # Half of it: a host that has got it late must have ended before the job goes on.
+        order = messages.CutBack(
+            job.name, job.uid, run.gid, list(run.groups), sizes, deadline=limit / 2
+        )
+        answer = await context.request(host, order, limit)
         done = expected(messages.CutBackDone, host, order, answer)
     except LiveshiftError as error:
         return f"its files on shared paths are not cut back: {error}"

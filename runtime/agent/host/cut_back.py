@@ -9,17 +9,23 @@ exchanged meanwhile harms no file of anybody else.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
+import time
 from collections.abc import Mapping
 
 from .... import units
 from ....criu_glue.files.rights import User, acting_as
 
 
-def cut_back(user: User, sizes: Mapping[bytes, int]) -> tuple[list[str], list[str]]:
-    """``sizes``: path → bytes at the snapshot. Return, in words, what was cut, and what was left as
-    it is though it is not what it was. Raises LiveshiftError if the user's rights cannot be had."""
+def cut_back(
+    user: User, sizes: Mapping[bytes, int], until: float = math.inf
+) -> tuple[list[str], list[str]]:
+    """``sizes``: path → bytes at the snapshot. ``until``: monotonic seconds after which nothing is
+    cut any more, because a file system was slow. Return, in words, what was cut, and what was left
+    as it is though it is not what it was. Raises LiveshiftError if the user's rights cannot be had.
+    """
 
     def work() -> tuple[list[str], list[str]]:
         cut: list[str] = []
@@ -27,7 +33,7 @@ def cut_back(user: User, sizes: Mapping[bytes, int]) -> tuple[list[str], list[st
         for path, size in sorted(sizes.items()):
             name = path.decode(errors="backslashreplace")
             try:
-                _cut(path, name, size, cut, left)
+                _cut(path, name, size, until, cut, left)
             except FileNotFoundError:
                 pass  # the restore says so
             except OSError as error:
@@ -37,7 +43,7 @@ def cut_back(user: User, sizes: Mapping[bytes, int]) -> tuple[list[str], list[st
     return acting_as(user, work)
 
 
-def _cut(path: bytes, name: str, size: int, cut: list[str], left: list[str]) -> None:
+def _cut(path: bytes, name: str, size: int, until: float, cut: list[str], left: list[str]) -> None:
     # One that has not changed is not opened: the user may have no right to write it by now.
     if not _has_grown(os.stat(path, follow_symlinks=False), name, size, left):
         return
@@ -46,6 +52,9 @@ def _cut(path: bytes, name: str, size: int, cut: list[str], left: list[str]) -> 
     try:
         found = os.fstat(file)
         if _has_grown(found, name, size, left):
+            if time.monotonic() > until:
+                left.append(f"{name} (its file system took too long)")
+                return
             os.ftruncate(file, size)
             cut.append(f"{name} (by {units.size(found.st_size - size)})")
     finally:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -339,7 +340,8 @@ def test_files_are_cut_back_by_one_request_at_a_time(
     """The job writes again after an answer: no earlier request may cut then."""
     at_work, most = list[int](), list[int]()
 
-    def cut(_: object, sizes: dict[bytes, int]) -> tuple[list[str], list[str]]:
+    def cut(_: object, sizes: dict[bytes, int], until: float) -> tuple[list[str], list[str]]:
+        assert 0 < until - time.monotonic() <= 60
         at_work.append(1)
         most.append(len(at_work))
         threading.Event().wait(0.1)
@@ -347,7 +349,7 @@ def test_files_are_cut_back_by_one_request_at_a_time(
         return [os.fsdecode(path) for path in sizes], []
 
     monkeypatch.setattr(holding_handlers, "cut_back", cut)
-    order = messages.CutBack("gpt", 1000, 1000, [], {b"/shared/log": 5})
+    order = messages.CutBack("gpt", 1000, 1000, [], {b"/shared/log": 5}, deadline=60.0)
 
     async def play() -> list[messages.CutBackDone]:
         return await asyncio.gather(*(scene.handlers.cut_back(order) for _ in range(3)))

@@ -57,6 +57,7 @@ def test_the_least_size_of_all_capsules_counts(scene: Scene) -> None:
     ((host, order),) = scene.orders
     assert host == scene.job.capsules["gpt/0"].host
     assert order.sizes == {LOG: 900, OWN: 5, ODD: 7}
+    assert 0 < order.deadline < scene.cluster.timeouts.prepare
     run = scene.job.request
     assert (order.job, order.uid, order.gid, order.groups) == ("gpt", scene.job.uid, run.gid, [])
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def test_a_name_that_is_not_utf_8_is_a_name_too(shared: Path) -> None:
     os.chown(path, ALICE, ALICE)
     assert cut_back(USER, {path: 1000}) == ([f"{shared}/log\\xff (by 2.00 kB)"], [])
     assert os.stat(path).st_size == 1000
+
+
+def test_nothing_is_cut_once_the_time_is_over(shared: Path) -> None:
+    """The job may write again by then."""
+    path = a_file(shared / "log", 3000)
+    text = f"{shared}/log (its file system took too long)"
+    assert cut_back(USER, {path: 1000}, time.monotonic() - 1) == ([], [text])
+    assert (shared / "log").stat().st_size == 3000
+    assert cut_back(USER, {path: 1000}, time.monotonic() + 600)[1] == []
 
 
 def test_the_rights_of_root_come_back(shared: Path) -> None:
