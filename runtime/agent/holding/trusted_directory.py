@@ -23,6 +23,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def check_trusted(directory: Path) -> None:
     """Raise Refused unless root alone can change what is in ``directory``, and NotFound if it is
     not there."""
+    named = (directory, *directory.parents)  # perhaps links: who can change one leads us elsewhere
     try:
         directory = directory.resolve(strict=True)
         here = directory.stat()
@@ -34,9 +35,9 @@ def check_trusted(directory: Path) -> None:
         ) from None
     if not stat.S_ISDIR(here.st_mode):
         raise Refused(f"{directory} is not a directory")
-    for path in (directory, *directory.parents):
-        found = path.stat()
-        others = found.st_mode & _WRITABLE_BY_OTHERS
+    for path in dict.fromkeys((directory, *directory.parents, *named)):
+        found = path.lstat()
+        others = found.st_mode & _WRITABLE_BY_OTHERS and not stat.S_ISLNK(found.st_mode)
         if found.st_uid != 0 or (
             others and (path == directory or not found.st_mode & stat.S_ISVTX)
         ):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,23 @@ def test_what_can_be_no_directory_is_refused_in_words(kept: Path, odd: str) -> N
         place.touch()
     with pytest.raises(LiveshiftError, match=r"cannot be used|is not a directory"):
         trusted_directory.check_trusted(place)
+
+
+@pytest.mark.parametrize("whose", ["root", "link", "place"])
+def test_a_link_is_as_safe_as_the_one_who_can_change_it(
+    kept: Path, files: Path, whose: str
+) -> None:
+    place, there = kept / "place", kept / "there"
+    place.mkdir()
+    there.mkdir(mode=0o700)
+    link = place / "link"
+    link.symlink_to(there)
+    if whose != "root":
+        os.lchown(place / "link" if whose == "link" else place, 1001, 1001)
+    if whose == "root":
+        save(files, link / "gpt" / "s7.0")
+        assert (there / "gpt" / "s7.0" / SUMS).exists()
+        return
+    with pytest.raises(Refused, match="others than root can change"):
+        save(files, link / "gpt" / "s7.0")
+    assert list(there.iterdir()) == []
