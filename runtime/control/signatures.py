@@ -57,8 +57,8 @@ class Signatures:
         if key not in signers:
             raise Refused(
                 f"{what} is signed by another cluster, whose key is {key}",
-                hint="whoever has that key can run any code here, as any user; to trust it:"
-                f" `liveshift keys trust NAME {key}` on the orchestrator's machine",
+                hint="a cluster whose key is trusted can run any code here, as any user: if it is"
+                f" yours, `liveshift keys trust NAME {key}` on the orchestrator's machine",
             )
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(signature, data)

@@ -434,16 +434,20 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         )
     },
     **{
-        (f"runtime/orchestrator/{file}", line, line.replace(*change)): PACE
+        (f"runtime/{file}", line, line.replace(*change)): PACE
         for file, line, change in (
-            ("agents.py", "LIVENESS_CHECK_S = 0.5", ("0.5", "1.5")),
-            ("address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("50", "51")),
-            ("address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("4", "5")),
-            ("migration_records.py", "SOON_S = 0.004", ("0.004", "1.004")),
-            ("migration_records.py", "SAVE_AGAIN_S = 1.0", ("1.0", "2.0")),
-            ("migration_service.py", UNTIL, (TWICE, TWICE.replace("2", "3"))),
-            ("migration_service.py", UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
-            ("migration_service.py", "await asyncio.sleep(timeouts.heartbeat / 10)", ("10", "11")),
+            ("orchestrator/agents.py", "LIVENESS_CHECK_S = 0.5", ("0.5", "1.5")),
+            ("orchestrator/address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("50", "51")),
+            ("orchestrator/address_book.py", "HOSTS_AT_ONCE, BOOKS_AT_ONCE = 50, 4", ("4", "5")),
+            ("migration/migration_records.py", "SOON_S = 0.004", ("0.004", "1.004")),
+            ("migration/migration_records.py", "SAVE_AGAIN_S = 1.0", ("1.0", "2.0")),
+            ("orchestrator/migration_service.py", UNTIL, (TWICE, TWICE.replace("2", "3"))),
+            ("orchestrator/migration_service.py", UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
+            (
+                "orchestrator/migration_service.py",
+                "await asyncio.sleep(timeouts.heartbeat / 10)",
+                ("10", "11"),
+            ),
         )
     },
     (

@@ -36,7 +36,7 @@ def check_free(directory: Path, job: str, snapshot: str) -> None:
     if there:
         raise Refused(
             f"{directory} has a snapshot {snapshot} of {job} already",
-            hint=f"use another directory; or remove {path}, if nobody needs that snapshot",
+            hint=f"use another directory; or remove {path}, if that snapshot is not needed",
         )
 
 
