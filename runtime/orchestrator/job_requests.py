@@ -9,7 +9,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
+from ...errors import LiveshiftError, NotFound, NotPermitted, Refused, WrongUsage
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
 from ..daemon.lookups import look_up
@@ -146,6 +146,8 @@ class JobRequests:
         self, who: Principal, request: messages.SnapshotJob
     ) -> messages.SnapshotOrdered:
         job = self._own(who, request.job, "save")
+        if not request.to:
+            raise WrongUsage("no directory is named", hint="`--to /nfs/liveshift`, for example")
         self._check_directory(who, request.to)
         return self._ordered.save(who.shown, job, request.to, dry_run=request.dry_run)
 

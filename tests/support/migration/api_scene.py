@@ -119,12 +119,23 @@ class Stubs:
         self.told.append(f"suspend {job.name} for {who}{' dry' if dry_run else ''}")
         return messages.SuspensionOrdered(job.name, {})
 
+    def save(self, who: str, job: Job, to: str, *, dry_run: bool) -> Message:
+        self.told.append(f"save {job.name} in {to} for {who}{' dry' if dry_run else ''}")
+        return messages.SnapshotOrdered(job.name, {})
+
+    async def resume_saved(
+        self, who: str, name: str, source: str, snapshot: str, *, dry_run: bool
+    ) -> Message:
+        self.told.append(f"adopt {name} {snapshot} from {source} for {who}")
+        return messages.ResumptionOrdered(name, "s7", "step 9", 1.0, {})
+
     async def resume(
         self, who: str, job: Job, *, source: str, snapshot: str, dry_run: bool
     ) -> Message:
-        assert not source
-        assert not snapshot
-        self.told.append(f"resume {job.name} for {who}{' dry' if dry_run else ''}")
+        if source:
+            self.told.append(f"resume {job.name} {snapshot} from {source} for {who}")
+        else:
+            self.told.append(f"resume {job.name} for {who}{' dry' if dry_run else ''}")
         return messages.ResumptionOrdered(job.name, "s7", "step 9", 1.0, {})
 
     async def forget(self, name: str, even_running: bool = False) -> None:
