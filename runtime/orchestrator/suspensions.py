@@ -126,16 +126,11 @@ class Suspensions:
         )
         if dry_run:
             return ordered
-        why = f"{who} wants it"
+        why, text = f"{who} wants it", ", ".join(f"{c} on {host}" for c, host in where.items())
         if found is not None:
             load = self._load(job, generation, where, found, directory, why)
             self._saved.begin(job, "loaded", load)
-        text = ", ".join(f"{name} on {host}" for name, host in where.items())
-        saved = f" in {directory}" if directory else ""
-        self._fleet.journal.note(
-            job.name, "resuming", f"goes on from {generation.name}{saved}: {text}", who
-        )
-        if found is not None:
+            self._note_resuming(job, f"{generation.name} in {directory}: {text}", who)
             return ordered
         for name, place in plan.items():
             look = messages.GetHeld(_image(job, generation, name), name)
@@ -146,7 +141,12 @@ class Suspensions:
             why_not = again if isinstance(again, str) else "its hosts have changed meanwhile"
             raise _cannot(job, "resumed", why_not, "try again")
         self._let_go_on(job, generation, where, why)
+        self._note_resuming(job, f"{generation.name}: {text}", who)
         return ordered
+
+    def _note_resuming(self, job: Job, text: str, who: str) -> None:
+        """Note that the job goes on; every such order has an end in the history."""
+        self._fleet.journal.note(job.name, "resuming", f"goes on from {text}", who)
 
     def _let_go_on(self, job: Job, generation: Generation, where: dict[str, str], why: str) -> None:
         _check_suspended(job)  # another request may have come first
