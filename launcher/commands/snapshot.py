@@ -45,8 +45,8 @@ def snapshot(
     disk. `liveshift resume JOB --from DIR` lets the job go on from there, also after its end, after
     all machines were switched off, or in another cluster that trusts this one.
 
-    This takes the role operate. Exit code 5 if no snapshot can be taken now, 1 if it fails; then
-    the directory has no snapshot more, and the job trains on.
+    This takes the role operate. Exit code 5 if no snapshot can be taken now, 1 if it fails: the job
+    trains on then, and the directory has nothing of it.
     """
     from ...runtime.messages import SnapshotJob, SnapshotOrdered
 

@@ -136,6 +136,7 @@ class Agent:
             messages.CutBack: holding.cut_back,
             messages.SaveHeld: holding.save,
             messages.LoadHeld: holding.load,
+            messages.DropSaved: holding.drop_saved,
             messages.WriteManifest: holding.write_manifest,
             messages.ReadManifest: holding.read_manifest,
         }

@@ -189,6 +189,15 @@ class HoldingHandlers:
         async with self._saving[request.capsule]:
             return await asyncio.to_thread(save)
 
+    async def drop_saved(self, request: messages.DropSaved) -> None:
+        directory, job = Path(request.directory), request.capsule.partition("/")[0]
+        number = snapshot_of(request.image)
+        if number is None:
+            raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
+        async with self._saving[request.capsule]:
+            where = directory, job, f"s{number}"
+            await asyncio.to_thread(saved_manifests.drop, *where, request.image)
+
     async def write_manifest(self, request: messages.WriteManifest) -> None:
         where = Path(request.directory), request.job, request.snapshot
         await asyncio.to_thread(saved_manifests.write, *where, request.data)

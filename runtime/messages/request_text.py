@@ -60,6 +60,7 @@ TEXTS = {
     "ForwardHeld": "send an image to a host",
     "CutBack": "cut files back",
     "SaveHeld": "save an image",
+    "DropSaved": "remove a part of a saved snapshot",
     "WriteManifest": "complete a saved snapshot",
     "ReadManifest": "look for a saved snapshot",
     "LoadHeld": "load an image",

@@ -221,6 +221,15 @@ class Saved(Answer, frozen=True):
     digest: str
 
 
+class DropSaved(Message, frozen=True):
+    """Remove what an attempt to save an image has left in ``directory``; answers None. Refused if
+    the snapshot is whole there. Repeatable."""
+
+    image: str
+    capsule: str
+    directory: str
+
+
 class WriteManifest(Message, frozen=True):
     """Write what the orchestrator says and signs of a ``snapshot`` (such as s17) whose images have
     all been saved: it is whole then. Answers None once that is on the disk."""

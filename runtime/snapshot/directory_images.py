@@ -59,6 +59,32 @@ class DirectoryImages:
         """Save all images from the memory of their holders; return the bytes that they take on the
         disk. Raises LiveshiftError; the directory then has no such snapshot."""
         hosts = {name: holders[0] for name, holders in generation.holders.items()}
+        try:
+            return await self._save(job, generation, directory, hosts)
+        except Exception:
+            await self._drop(job, generation, directory, hosts)
+            raise
+
+    async def _drop(
+        self, job: Job, generation: Generation, directory: str, hosts: Mapping[str, str]
+    ) -> None:
+        """Let the hosts remove what they have written of a snapshot that is not whole. What a host
+        leaves that does not answer only takes room."""
+        await asyncio.gather(
+            *(
+                self._ask(
+                    hosts[c.name],
+                    messages.DropSaved(image_name(generation.number, c.index), c.name, directory),
+                    self._cluster.timeouts.prepare,
+                )
+                for c in job.capsules.values()
+            ),
+            return_exceptions=True,
+        )
+
+    async def _save(
+        self, job: Job, generation: Generation, directory: str, hosts: Mapping[str, str]
+    ) -> int:
         orders = {
             c.name: messages.SaveHeld(image_name(generation.number, c.index), c.name, directory)
             for c in job.capsules.values()

@@ -6,7 +6,9 @@ and read it, since a host sees the directory, and the orchestrator's machine per
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -38,6 +40,16 @@ def check_free(directory: Path, job: str, snapshot: str) -> None:
             f"{directory} has a snapshot {snapshot} of {job} already",
             hint=f"use another directory; or remove {path}, if that snapshot is not needed",
         )
+
+
+def drop(directory: Path, job: str, snapshot: str, image: str) -> None:
+    """Remove an image of a snapshot that is not whole, and the job's directory if nothing else is
+    in it. Raises Refused if that snapshot is whole, or if the directory is not to be trusted."""
+    check_trusted(directory)
+    check_free(directory, job, snapshot)
+    shutil.rmtree(directory / job / image, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (directory / job).rmdir()
 
 
 def write(directory: Path, job: str, snapshot: str, data: bytes) -> None:

@@ -177,6 +177,8 @@ def test_what_fails_is_noted_and_the_job_trains_on(
             order(scene)
             await scene.until(lambda: bool(scene.history("not saved")))
             assert not scene.history("saved")
+            left = 0 if step == "DumpCapsule" else 2
+            assert len(scene.asked("DropSaved")) == left, "nothing is left in the directory"
             scene.fails.clear()
             await scene.save()
 

@@ -42,6 +42,21 @@ def test_the_newest_is_the_one_that_was_taken_last(kept: Path) -> None:
     assert not list(kept.rglob("*.new"))
 
 
+def test_what_an_attempt_has_left_is_removed_but_nothing_of_a_whole_snapshot(kept: Path) -> None:
+    write(kept, "s7", line(100.0))
+    for image in ("s7.0", "s8.0", "s8.1"):
+        (kept / "gpt" / image / "s8").mkdir(parents=True)
+        (kept / "gpt" / image / "s8" / "core.zst").write_bytes(b"core")
+    with pytest.raises(Refused, match="has a snapshot s7 of gpt already"):
+        saved_manifests.drop(kept, "gpt", "s7", "s7.0")
+    for _ in range(2):  # it may be repeated
+        saved_manifests.drop(kept, "gpt", "s8", "s8.0")
+    assert {path.name for path in (kept / "gpt").iterdir()} == {"s7.json", "s7.0", "s8.1"}
+    (kept / "other" / "s1.0").mkdir(parents=True)
+    saved_manifests.drop(kept, "other", "s1", "s1.0")
+    assert not (kept / "other").exists(), "nothing else was in it"
+
+
 def test_images_without_a_manifest_are_no_snapshot(kept: Path) -> None:
     (kept / "gpt" / "s7.0").mkdir(parents=True)
     with pytest.raises(NotFound, match=r"has no whole snapshot of gpt$"):
