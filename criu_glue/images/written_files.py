@@ -23,8 +23,8 @@ private to it, and Placement knows those paths by name."""
 
 
 def shared(images: Path, placement: Placement) -> dict[bytes, int]:
-    """Path → bytes. Devices and pipes with a name are among them. Raises StepFailed if the image
-    is damaged."""
+    """Path → bytes. Devices and pipes with a name are among them. An entry without a size is left
+    out: it may be any size. Raises StepFailed if the image is damaged."""
     found: dict[bytes, int] = {}
     path = images / "files.img"
     if not path.exists():
@@ -35,9 +35,11 @@ def shared(images: Path, placement: Placement) -> dict[bytes, int]:
             regular = entry.message(_REG) if entry.uint(_TYPE) == REGULAR else None
             if regular is None or regular.uint(_FLAGS) & os.O_ACCMODE == os.O_RDONLY:
                 continue
+            if _SIZE not in regular:
+                continue
             name = bytes(regular.raw(_NAME) or b"")
             if placement.of_open_file(os.fsdecode(name), _ROOT) is PathKind.SHARED:
-                found[name] = regular.uint(_SIZE)
+                found[name] = regular.long(_SIZE)
     except Damaged as error:
         raise StepFailed("restore", f"the image is damaged: {error}") from error
     return found

@@ -62,6 +62,13 @@ def test_what_is_no_regular_file_does_not_count(tmp_path: Path) -> None:
     assert found(tmp_path, encode([(1, REGULAR), (2, 7)])) == {}
 
 
+def test_a_size_may_have_64_bits_and_may_be_missing(tmp_path: Path) -> None:
+    large = 5 << 32
+    assert found(tmp_path, entry(b"/shared/log", large)) == {b"/shared/log": large}
+    without = encode([(1, 7), (2, os.O_WRONLY), (3, 0), (5, b""), (6, b"/shared/log")])
+    assert found(tmp_path, encode([(1, REGULAR), (2, 7), (3, without)])) == {}
+
+
 def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
     assert found(tmp_path, entry(b"/shared/log\xff", 5)) == {b"/shared/log\xff": 5}
 
