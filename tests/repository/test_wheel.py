@@ -30,14 +30,19 @@ os.execv("/bin/sh", ["sh", "-c", "grep -o liveshift_interposer.so /proc/self/map
 
 
 KEPT = ROOT / "build" / "wheel"
-LEFT_OUT = (".git", ".venv", "build", "dist", "__pycache__", ".mypy_cache", ".ruff_cache")
+LEFT_OUT = ("build", "dist", "__pycache__")
+"""Besides what begins with a dot: caches, environments, and what people keep in a checkout."""
 
 
 def files_of(folder: Path) -> Iterator[Path]:
     """Relative to the folder."""
+
+    def of_a_build(name: str) -> bool:
+        return not name.startswith(".") and name not in LEFT_OUT
+
     for at, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
-        yield from (Path(at, name).relative_to(folder) for name in names if name not in LEFT_OUT)
+        folders[:] = filter(of_a_build, folders)
+        yield from (Path(at, name).relative_to(folder) for name in filter(of_a_build, names))
 
 
 def bring_up_to_date(copy: Path) -> None:
