@@ -16,6 +16,10 @@ LIBRARY = str(files(__package__) / "memory.so")
 """Tests put a path here, of a library that they have built with a sanitizer."""
 
 
+_declared: list[Callable[[], object]] = []
+"""What makes the objects of each call of load()."""
+
+
 class _Later:
     """Has the attributes of what ``make`` returns. It is called when one is first used."""
 
@@ -47,4 +51,12 @@ def load(declarations: str) -> tuple[Any, Any]:
                 made.append((ffi, ffi.dlopen(LIBRARY)))
             return made[0]
 
+    _declared.append(both)
     return _Later(lambda: both()[0]), _Later(lambda: both()[1])
+
+
+def warm() -> None:
+    """Make all that :func:`load` has put off. An agent does so before a job is paused: the first
+    move would pause it for longer than the next ones. Raises OSError."""
+    for make in _declared:
+        make()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...criu_glue.criu.tool import Criu
 from ...criu_glue.images import pids
+from ...criu_glue.memory import engine
 from ...criu_glue.survey.found import NeededFile, Survey
 from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
@@ -213,9 +214,12 @@ TOOLS = ("nsenter", "sh")
 
 
 def warm_tools(criu: Criu) -> None:
-    """Do the same for the programs that dump or restore, and let CRIU probe this kernel now."""
+    """Do the same for the programs that dump or restore, let CRIU probe this kernel now, and load
+    what reads and writes memory."""
     _read_ahead([*criu.files(), *(Path(p) for p in map(shutil.which, TOOLS) if p is not None)])
     criu.warm()
+    with contextlib.suppress(OSError):  # what uses it says so
+        engine.warm()
 
 
 def _read_ahead(paths: Iterable[Path]) -> None:

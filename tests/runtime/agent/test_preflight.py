@@ -9,6 +9,8 @@ import mmap
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -409,3 +411,21 @@ def test_an_image_must_fit_where_images_lie(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free - 1))
     with pytest.raises(Refused, match=f"{tmp_path} of the destination, is too full: 250 MB are"):
         preflight.check(NOTHING, HERE, HERE, criu, PLENTY, images=tmp_path)
+
+
+def test_what_moves_memory_is_loaded_before_a_job_is_paused() -> None:
+    """An agent reads its C declarations when it first needs them. Inspect and Reserve bring it."""
+    source = "\n".join(
+        (
+            "import sys",
+            "from types import SimpleNamespace",
+            "from liveshift.criu_glue.memory.source import source_engine, userfault",
+            "from liveshift.runtime.agent import preflight",
+            "print('cffi' in sys.modules)",
+            "preflight.warm_tools(SimpleNamespace(files=lambda: [], warm=lambda: None))",
+            "print('cffi' in sys.modules)",
+        )
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "True"]
