@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes sizes, pauses and lists for people. All messages use decimal units: 1 MB is 10^6 bytes."""
+"""Writes sizes, pauses, times and lists for people. All messages use decimal units: 1 MB is 10^6
+bytes."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 
 
@@ -21,6 +23,11 @@ def pause(value: float) -> str:
     if 0 < value < 0.005:
         return "< 0.01 s"
     return f"{value:.2f} s" if value < 9.995 else f"{figures(value)} s"
+
+
+def moment(value: float) -> str:
+    """Write a time, in seconds since 1970, as this machine's clock shows it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
 
 
 def figures(value: float) -> str:

@@ -17,7 +17,7 @@ LIBRARY = str(files(__package__) / "memory.so")
 
 
 _declared: list[Callable[[], object]] = []
-"""What makes the objects of each call of load()."""
+"""One function for each call of load(); it makes the two objects."""
 
 
 class _Later:

@@ -205,7 +205,7 @@ class Scene:
             self.lab.cli("stop", job.name, code=None)
 
     def assert_right(self, job: Job) -> None:
-        """It trains on, and each step is that of a run that nobody disturbed, to the bit."""
+        """The job trains on. Each step equals that of an untouched run, bit for bit."""
         for rank in range(2):
             job.go_on(FURTHER, rank)
             for at, step in enumerate(job.steps(rank)):

@@ -136,8 +136,8 @@ def trust(
 ) -> None:
     """Let jobs that another cluster has saved in a directory be resumed here.
 
-    Whoever has that cluster's orchestrator key can then run any code here, as any user. Run it on
-    the orchestrator's machine. To take it back, remove the file that it prints.
+    A person who has that cluster's orchestrator key can then run any code here, as any user. Run
+    this on the orchestrator's machine. To end the trust, remove the file that it prints.
     """
     from . import keys_cmd
 

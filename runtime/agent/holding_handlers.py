@@ -23,7 +23,7 @@ from ..daemon.faultpoints import reached
 from ..model.ownership import Ruling
 from ..model.preflight_findings import refuse
 from ..model.snapshots import HELD as HELD_SIDE
-from ..model.snapshots import image_bytes, snapshot_of
+from ..model.snapshots import image_bytes, image_number
 from ..wire import LANES
 from . import preflight
 from .arrival.restore_attempt import SendClaim
@@ -185,15 +185,13 @@ class HoldingHandlers:
             written = capsule.save(number, directory / job / request.image)
             return messages.Saved(written.bytes, written.digest)
 
-        # Else an earlier attempt that fails late would remove what this one has written.
+        # One at a time: an earlier attempt that fails late removes what it finds there.
         async with self._saving[request.capsule]:
             return await asyncio.to_thread(save)
 
     async def drop_saved(self, request: messages.DropSaved) -> None:
         directory, job = Path(request.directory), request.capsule.partition("/")[0]
-        number = snapshot_of(request.image)
-        if number is None:
-            raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
+        number = image_number(request.image)
         async with self._saving[request.capsule]:
             where = directory, job, f"s{number}"
             await asyncio.to_thread(saved_manifests.drop, *where, request.image)
@@ -245,12 +243,9 @@ class HoldingHandlers:
 
 
 def _note(request: messages.Hold) -> HeldNote:
-    number = snapshot_of(request.image)
-    if number is None:
-        raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
     return HeldNote(
         request.image,
-        number,
+        image_number(request.image),
         request.source,
         request.spec,
         request.survey,

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...errors import LiveshiftError, NotFound, StepFailed
+from ...errors import NotFound, StepFailed
 from .. import messages
 from ..daemon.faultpoints import reached
-from ..model.snapshots import snapshot_of
+from ..model.snapshots import image_number
 from .departure.capsule_tracker import CapsuleTracker
 from .departure.outgoing_memory import OutgoingWire
 from .departure.outgoing_snapshot import OutgoingSnapshot
@@ -160,9 +160,7 @@ def _need_ranks(resident: RunningCapsule) -> None:
 
 
 def _ahead(request: messages.StartSnapshot) -> Ahead:
-    number = snapshot_of(request.image)
-    if number is None:
-        raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
+    number = image_number(request.image)
     return Ahead(number, request.holder, request.base, request.least, request.deadline)
 
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,7 +161,7 @@ class JournalFile:
                 f"there is no backup: {away} and start with an empty journal; `liveshift status`"
                 " then shows what hosts run as unknown, and `liveshift stop --unknown` ends it"
             )
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.backup.stat().st_mtime))
+        made = units.moment(self.backup.stat().st_mtime)
         return (
             f"{away}, copy {self.backup} (of {made}) to {self.path} and start the orchestrator; it"
             " asks the hosts for what has happened since. Jobs go on meanwhile"

@@ -241,8 +241,8 @@ class WriteManifest(Message, frozen=True):
 
 
 class ReadManifest(Message, frozen=True):
-    """What WriteManifest has written of a snapshot, "" for the job's newest one there; answers
-    SavedManifest. Raises NotFound if the directory has none."""
+    """Read the manifest of a snapshot; "" for the newest one of the job. Answers SavedManifest.
+    Raises NotFound if the directory has none."""
 
     job: str
     snapshot: str

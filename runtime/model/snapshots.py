@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...criu_glue.survey.found import Survey
+from ...errors import LiveshiftError
 
 HELD = "held"
 """The side of a claim for a held image. It is no ownership.Side: such an image never runs."""
@@ -69,6 +70,13 @@ def snapshot_of(image: str) -> int | None:
     """The number of the snapshot to which an image of that name belongs; None for other names."""
     found = IMAGE.fullmatch(image)
     return int(found[1]) if found else None
+
+
+def image_number(image: str) -> int:
+    """As :func:`snapshot_of`. Raises LiveshiftError for other names."""
+    if (number := snapshot_of(image)) is None:
+        raise LiveshiftError(f'an image of a snapshot cannot have the name "{image}"')
+    return number
 
 
 def restore_name(rewind: int, index: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...criu_glue.network.overlay import Overlay
-from ...errors import ConfigError
+from ...errors import ConfigError, Refused
 from ..config.cluster import Cluster
 from ..journal.journal import Journal
 from ..messages import CapsuleState, DataLink, GpuSeat, Register
@@ -90,6 +90,17 @@ class Fleet:
         return (
             [h for h in self.hosts if h not in self.reports] if self.journal.file.restored else []
         )
+
+    def refuse_unknown(self) -> None:
+        """Raise Refused if a host runs a capsule that the journal does not have. It uses a subnet,
+        and the journal does not know which."""
+        for host, unknown in self.unknown.items():
+            if unknown:
+                one = unknown[0].name
+                raise Refused(
+                    f"{host} runs {one}, which the journal does not know",
+                    hint=f"`liveshift stop {one.partition('/')[0]} --unknown {host}` ends it",
+                )
 
     def is_up(self, host: str) -> bool:
         """Return whether the host's agent sent a message within ``timeouts.suspicion``.

@@ -74,13 +74,7 @@ class JobRequests:
         await self._endings.forget(name)
         if name in fleet.jobs:  # another request took the name meanwhile
             raise Refused(f'a job "{name}" is running already', hint="choose another --name")
-        for host, unknown in fleet.unknown.items():
-            if unknown:  # it uses a subnet, and the journal does not know which
-                one = unknown[0].name
-                raise Refused(
-                    f"{host} runs {one}, which the journal does not know",
-                    hint=f"`liveshift stop {one.partition('/')[0]} --unknown {host}` ends it",
-                )
+        fleet.refuse_unknown()
         overlay = overlay_for(fleet.cluster, {j.overlay.vni for j in fleet.jobs.values()})
         hosts = place_job(fleet.views(), request.nnodes)
         capsules = {

@@ -60,7 +60,7 @@ class JobSnapshots:
         )
 
     def hindrance(self, job: Job) -> str:
-        """Why no snapshot can be taken right now, in words; that will pass. "" if one can."""
+        """Return a passing reason why no snapshot can be taken now; "" if one can."""
         moving = [each.name for each in self._fleet.under_way() if each.job is job]
         if moving:
             return f"{', '.join(moving)} is under way: the next snapshot is taken after it"
@@ -74,8 +74,8 @@ class JobSnapshots:
         return ""
 
     def holders(self, job: Job) -> dict[str, str] | str:
-        """The holder of each capsule's image, or in words why there is none. A host that has
-        refused one is taken only if nobody else is left, as it may have room by now."""
+        """Return a holder for each capsule's image, or a text that says why there is none. A host
+        that has refused an image comes last: it may have room by now."""
         cluster, views = self._fleet.cluster, self._fleet.views()
         owners = {c.name: c.host for c in job.capsules.values()}
         newest = job.newest.holders if job.newest else {}

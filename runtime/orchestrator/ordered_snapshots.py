@@ -148,7 +148,7 @@ class OrderedSnapshots:
                 job.pause_s, job.unprotected = 0.0 if order.suspends else snapshot.pause_s, ""
                 if not order.suspends:
                     await self._save(order, snapshot.pause_s)
-            except Exception as error:  # somebody waits to read what came of the order
+            except Exception as error:  # the command that ordered it waits for an end
                 log.exception("%s: an internal error", snapshot.name)
                 self._failed(order, f"an internal error: {error}")
             finally:

@@ -277,7 +277,7 @@ class Rewinds:
         self._noted.pop(job.name, None)
 
     def _offer(self, job: Job, generation: Generation) -> str:
-        """What a person can do if the holders of an image do not come back, in words; else ""."""
+        """Return an advice for the case that the holders of an image do not come back, or ""."""
         if all(any(map(self.is_up, hosts)) for hosts in generation.holders.values()):
             return ""
         text = offer(self._protection.saved(job.name), job.name)

@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import Coroutine
 
+from ... import units
 from ...criu_glue.network.overlay import Overlay
 from ...errors import Refused
 from ..daemon.tasks import Tasks
@@ -35,12 +36,12 @@ class SavedJobs:
 
     @property
     def busy(self) -> dict[str, str]:
-        """The jobs whose images are being saved or loaded, each with what is done, in words."""
+        """Each job whose images are being saved or loaded → a text that says which."""
         return self._images.busy
 
     def begin(self, job: Job, what: str, work: Coroutine[None, None, None]) -> None:
-        """Do ``work`` with the images of a job; ``what``, in words, follows "its images are being".
-        Raises Refused while something else is done with them."""
+        """Do ``work`` with the images of a job. ``what`` is the text that follows "its images are
+        being". Raises Refused while other work uses these images."""
         if job.name in self.busy:
             work.close()
             raise Refused(f"{job.name} cannot be {what} now: {self.busy[job.name]}")
@@ -112,8 +113,8 @@ class SavedJobs:
         """Enter a job that a directory has as a suspended one; what the history has of an ended job
         of that name stays. With ``dry_run`` return instead where it would go on.
 
-        Raises LiveshiftError, and changes nothing, if there is no such snapshot, if nobody known
-        has signed it, if the name or its addresses are taken, or if there is no room.
+        Raises LiveshiftError, and changes nothing, if there is no such snapshot, if no trusted
+        cluster has signed it, if the name or its addresses are taken, or if there is no room.
         """
         found = await self._images.find(self._fleet.up(), directory, name, snapshot)
         saved = found.saved
@@ -139,7 +140,7 @@ class SavedJobs:
         indexes = {c: (each.index, found.host) for c, each in saved.capsules.items()}
         spec, text = run_spec.encode(run, uid), _came_from(found, directory)
         rewinds = journal.snapshots.rewinds(name)
-        # Else the job's next snapshots could not be saved beside this one: names would be taken.
+        # The job's next snapshots are saved beside this one, so they need higher numbers.
         above = int(saved.snapshot[1:])
         with journal.together():
             started, first = journal.add_job(name, overlay.vni, overlay.subnet, spec, indexes)
@@ -181,13 +182,7 @@ class SavedJobs:
                     f" its processes know",
                     hint=f"wait for its end, or `liveshift stop {job.name}`",
                 )
-        for host, unknown in self._fleet.unknown.items():
-            if unknown:  # it uses a subnet, and the journal does not know which
-                raise Refused(
-                    f"{host} runs {unknown[0].name}, which the journal does not know",
-                    hint=f"`liveshift stop {unknown[0].name.partition('/')[0]} --unknown {host}`"
-                    " ends it",
-                )
+        self._fleet.refuse_unknown()
         return [job.name for job in beside]
 
 
@@ -198,7 +193,7 @@ def _came_from(found: Found, directory: str) -> str:
         if found.signer
         else "this cluster"
     )
-    taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.time))
+    taken = units.moment(saved.time)
     return (
         f"from {saved.snapshot} in {directory}, which {by} has saved: {saved.boundary} at {taken}"
     )

@@ -47,7 +47,7 @@ class Found:
 
 
 class DirectoryImages:
-    """``busy``: jobs whose images are being saved or loaded, each with what is done, in words."""
+    """``busy``: each job whose images are being saved or loaded → a text that says which."""
 
     def __init__(self, cluster: Cluster, ask: Ask) -> None:
         self._cluster = cluster
@@ -103,9 +103,9 @@ class DirectoryImages:
     async def find(
         self, hosts: Iterable[str], directory: str, job: str, snapshot: str = ""
     ) -> Found:
-        """What the directory has of a job; ``snapshot``: the name of one there, "" for the newest.
-        One of ``hosts`` reads it. Raises LiveshiftError if none can, or if nobody known has signed
-        it, WrongUsage if that cannot be a name."""
+        """Return a snapshot of a job in the directory; ``snapshot``: its name there, "" for the
+        newest. One of ``hosts`` reads it. Raises LiveshiftError if no host can, or if no trusted
+        cluster has signed it; WrongUsage if the name cannot be one."""
         if not NAME.fullmatch(job):  # it becomes part of a path
             raise WrongUsage(f'"{job}" is no name of a job')
         if snapshot and not SNAPSHOT.fullmatch(snapshot):

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
-import time
 
+from ... import units
 from ...errors import LiveshiftError
 from ..journal.journal import Journal
 from ..journal.snapshot_tables import SavedRow
@@ -52,12 +52,11 @@ def words(error: LiveshiftError | None) -> str:
 
 
 def offer(saved: SavedRow | None, job: str) -> str:
-    """What a person can do for a job that is lost, in words that follow a reason; "" if no snapshot
-    of it was saved in a directory."""
+    """Return a text that says how a person can resume a lost job; it follows a reason. "" if no
+    snapshot of the job was saved in a directory."""
     if saved is None:
         return ""
-    taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.time))
     return (
-        f"; {saved.name} of {taken} is in {saved.directory}:"
+        f"; {saved.name} of {units.moment(saved.time)} is in {saved.directory}:"
         f" `liveshift resume {job} --from {saved.directory}` goes back to it"
     )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written beside the images of a snapshot in a directory: all that an orchestrator needs to
-let the job go on, also one that has never known the job.
+"""The manifest of a snapshot in a directory. It has all that an orchestrator needs to let the job
+go on, even one that has never had the job.
 
-Its second line is a signature of the first one. The first line has a digest of each image, which
-has those of its files. So what can be resumed is only what a cluster has saved whose key is known
-(control/signatures.py), with not a byte changed.
+The first line describes the snapshot, with a digest of each image's list of files; these lists have
+the digests of the files. The second line is a signature of the first one. So a job can be resumed
+only if a cluster with a known key (control/signatures.py) has saved it, and if no byte was changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
     capsules: dict[str, SavedCapsule]
 
     def request(self) -> tuple[RunJob, int]:
-        """What was to be run, and as which user. Raises LiveshiftError if it cannot be read."""
+        """Return the request and its user. Raises LiveshiftError if they cannot be read."""
         try:
             return run_spec.decode(base64.b64decode(self.spec))
         except (ValueError, msgspec.MsgspecError) as error:
@@ -100,9 +100,9 @@ def encode(saved: SavedSnapshot, signatures: Signatures) -> bytes:
 
 
 def decode(data: bytes, signatures: Signatures, where: str) -> tuple[SavedSnapshot, str]:
-    """What :func:`encode` has made, and whose it is: "" for this cluster, else the name under which
-    its key is trusted. ``where`` it was found is for errors. Raises Refused if nobody known has
-    signed it, LiveshiftError if it cannot be read."""
+    """Decode both lines. Return the snapshot and its signer: "" for this cluster, else the name
+    under which a key is trusted. ``where``: the directory, for errors. Raises Refused if no known
+    key has signed it, LiveshiftError if it cannot be read."""
     body, _, line = data.partition(b"\n")
     try:
         signed = msgspec.json.decode(line, type=_Signature)

@@ -10,23 +10,22 @@ the least size, as a capsule that was dumped earlier writes again what came afte
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from ...errors import LiveshiftError, Unreachable
+from ...units import some
 from .. import messages
 from ..messages.answers import expected
 from ..model.jobs import Capsule, Job
 from ..model.snapshots import Generation, image_name
 from .rewind_context import RewindContext
 
-log = logging.getLogger("liveshift.snapshot")
-
 MOST_NAMED = 5
 
 
 async def cut_back(context: RewindContext, job: Job, generation: Generation) -> str:
-    """Return in words what was done, or could not be; "" if there was nothing to do. Never raises
-    a LiveshiftError: a file that stays as it is harms less than a job that does not go on."""
+    """Return a text for the history: which files were cut, and which could not be; "" if none had
+    changed. It raises no LiveshiftError: a file that stays too long harms less than a job that does
+    not go on."""
     if any(capsule.granted for capsule in job.capsules.values()):
         return ""  # some of it runs again, and may have written
     try:
@@ -52,9 +51,9 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
         return f"its files on shared paths are not cut back: {error}"
     texts = []
     if done.cut:
-        texts.append(f"cut back to what they were: {_some(done.cut)}")
+        texts.append(f"cut back to what they were: {some(done.cut, MOST_NAMED)}")
     if done.left:
-        texts.append(f"left as they are, though they have changed: {_some(done.left)}")
+        texts.append(f"left as they are, though they have changed: {some(done.left, MOST_NAMED)}")
     return "files on shared paths are " + "; ".join(texts) if texts else ""
 
 
@@ -67,8 +66,3 @@ async def _written(
             answer = await context.request(holder, look, context.cluster.timeouts.prepare)
             return expected(messages.HeldFacts, holder, look, answer).written
     raise Unreachable(f"no host that holds the image of {capsule.name} is up")
-
-
-def _some(texts: list[str]) -> str:
-    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-    return ", ".join(texts[:MOST_NAMED]) + more

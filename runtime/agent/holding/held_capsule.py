@@ -222,9 +222,9 @@ class HeldCapsule:
             self._unuse(generation)
 
     def save(self, number: int, target: Path) -> saved_image.Written:
-        """Write the newest snapshot's generation to ``target``. Nobody needs earlier ones any more,
-        so they are removed first, and their pages are not saved. Raises what saved_image.save
-        raises, and NotFound if the generation is not kept here."""
+        """Write the newest snapshot's generation to ``target``. No rewind uses an earlier one any
+        more. So this removes those first, and does not save their pages. Raises what
+        saved_image.save raises, and NotFound if the generation is not kept here."""
         with self._lock:
             generation = self._find_kept(number)
             for other in [n for n in self._generations if n < number]:

@@ -20,7 +20,7 @@ import msgspec
 from .... import units
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
 from ...messages import LoadHeld
-from ...model.snapshots import snapshot_of
+from ...model.snapshots import image_number, snapshot_of
 from ..arrival.inbox import Inbox
 from ..host.running_capsule import CapsuleFactory
 from . import saved_image
@@ -192,13 +192,10 @@ def _renamed(raw: bytes, request: LoadHeld) -> HeldNote:
         note = msgspec.msgpack.decode(raw, type=HeldNote)
     except (ValueError, msgspec.DecodeError) as error:  # ValueError: it is not UTF-8
         raise StepFailed("restore", f"the note in the image cannot be read: {error}") from error
-    number = snapshot_of(request.image)
-    if number is None:
-        raise LiveshiftError(f'an image of a snapshot cannot have the name "{request.image}"')
     return msgspec.structs.replace(
         note,
         migration=request.image,
-        number=number,
+        number=image_number(request.image),
         survey=note.survey.in_place(),  # its job runs nowhere, perhaps since the boot of its host
         epoch=request.epoch,
         rewinds=request.rewinds,

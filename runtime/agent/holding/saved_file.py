@@ -7,7 +7,6 @@ is of the bytes on the disk, so that `sha256sum` shows a damaged one.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, cast
 import msgspec
 import zstandard
 
+from ....criu_glue.files.sparse import extents
 from ....errors import StepFailed
 
 LEVEL = 1
@@ -62,7 +62,7 @@ def write(source: Path, target: Path) -> SavedFile:
     with source.open("rb", buffering=0) as old, target.open("xb") as new:
         os.fchmod(new.fileno(), 0o600)
         size = os.fstat(old.fileno()).st_size
-        parts = _data(old.fileno(), size)
+        parts = [(at, at + length) for at, length in extents(old.fileno(), size)]
         stored = _Hashed(new)
         # zstandard needs no more of a stream than what _Hashed has.
         writer = zstandard.ZstdCompressor(level=LEVEL).stream_writer
@@ -115,19 +115,3 @@ def read(source: Path, target: Path, saved: SavedFile) -> None:
 
 def _damaged(source: Path, why: str) -> StepFailed:
     return StepFailed("restore", f"{source} is damaged: {why}")
-
-
-def _data(file: int, size: int) -> list[tuple[int, int]]:
-    """Where a file has data. Raises OSError."""
-    parts: list[tuple[int, int]] = []
-    at = 0
-    while at < size:
-        try:
-            begin = os.lseek(file, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            break  # only a hole is left
-        at = os.lseek(file, begin, os.SEEK_HOLE)
-        parts.append((begin, at))
-    return parts

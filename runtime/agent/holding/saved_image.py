@@ -28,7 +28,7 @@ SUMS = "image.json"
 
 
 class SavedImage(msgspec.Struct, frozen=True):
-    """What is written beside the files. ``files``: by the name that each has in an image."""
+    """The content of image.json. ``files``: file name in an image → its file here."""
 
     version: int
     image: str
@@ -76,8 +76,8 @@ def save(top: Path, files: Iterable[Path], target: Path, image: str, capsule: st
 
 
 def read(source: Path, digest: str) -> SavedImage:
-    """What is known of the image in ``source``. ``digest``: as in Written. Raises NotFound if there
-    is none that is whole, Refused if it is another one."""
+    """Return the list of files of the image in ``source``. ``digest``: as in Written. Raises
+    NotFound if the image is not whole, Refused if its list has another digest."""
     check_trusted(source)
     try:
         data = (source / SUMS).read_bytes()
@@ -103,7 +103,7 @@ def read(source: Path, digest: str) -> SavedImage:
 
 
 def content(source: Path, saved: SavedImage, name: str) -> bytes:
-    """What is in one small file of an image. Raises StepFailed if it is damaged or not there."""
+    """Return the content of one small file. Raises StepFailed if it is damaged or missing."""
     with tempfile.TemporaryDirectory(prefix="liveshift-") as place:
         target = Path(place, "content")
         _load(source, target, saved, name)

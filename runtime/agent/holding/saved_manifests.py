@@ -66,8 +66,8 @@ def write(directory: Path, job: str, snapshot: str, data: bytes) -> None:
 
 
 def read(directory: Path, job: str, snapshot: str) -> bytes:
-    """What is written of a snapshot of a job; ``snapshot``: "" for the newest one. Nobody has
-    checked it yet. Raises NotFound if there is none, StepFailed if it cannot be read."""
+    """Return the manifest of a snapshot of a job; ``snapshot``: "" for the newest one. This does
+    not check its signature. Raises NotFound if there is none, StepFailed if it cannot be read."""
     check_trusted(directory)
     paths = [path_of(directory, job, snapshot)] if snapshot else _all(directory / job)
     found: dict[float, bytes] = {}
@@ -96,7 +96,7 @@ def _all(place: Path) -> list[Path]:
 
 
 def _others(directory: Path, job: str) -> str:
-    """What the directory has instead, in words."""
+    """Name the snapshots or the jobs that the directory has instead."""
     own = [path.stem for path in _all(directory / job)]
     if own:
         return f": it has {', '.join(own)}"

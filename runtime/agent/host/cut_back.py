@@ -2,8 +2,8 @@
 """Cuts files on shared paths back to the sizes that they had at a snapshot, before its job goes on
 from there. The job writes the rest again.
 
-It is done with the rights of the job's user, and no link is followed: so a path that the job has
-exchanged meanwhile harms no file of anybody else.
+The agent acts with the rights of the job's user, and follows no link. So it changes no file that
+this user could not change, even if the job has exchanged a path meanwhile.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from ....criu_glue.files.rights import User, acting_as
 def cut_back(
     user: User, sizes: Mapping[bytes, int], until: float = math.inf
 ) -> tuple[list[str], list[str]]:
-    """``sizes``: path → bytes at the snapshot. ``until``: monotonic seconds after which nothing is
-    cut any more, because a file system was slow. Return, in words, what was cut, and what was left
-    as it is though it is not what it was. Raises LiveshiftError if the user's rights cannot be had.
+    """Return two lists of texts: the files that were cut, and the files that have changed but were
+    not cut. ``sizes``: path → bytes at the snapshot. ``until``: monotonic seconds after which this
+    cuts nothing any more, because a file system was slow.
+
+    Raises LiveshiftError if the user's rights cannot be had.
     """
 
     def work() -> tuple[list[str], list[str]]:
