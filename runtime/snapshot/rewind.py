@@ -210,6 +210,8 @@ class Rewind:
         gone = max(0.0, self.row.time - self._generation.time)
         if self.row.kind is RewindKind.RESUMPTION:
             then = f"it was suspended for {gone:.1f} s"
+            if self._generation.saved:  # it was adopted, and may have trained on since
+                then = f"its snapshot was {gone:.1f} s old"
         else:
             then = f"{gone:.1f} s of training are repeated"
         where = ", ".join(f"{c.name} on {c.host}" for c in self._job.capsules.values())

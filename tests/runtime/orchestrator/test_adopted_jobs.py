@@ -88,6 +88,9 @@ def test_a_job_that_was_never_here_goes_on(
     kinds = [e.kind for e in scene.fleet.journal.events("gpt", 0) if e.subject == "gpt"]
     assert kinds[0] == "adopted"
     assert "resumed" in kinds
+    (text,) = [e.text for e in scene.fleet.journal.events("gpt", 0) if e.kind == "resumed"][-1:]
+    assert "; its snapshot was " in text
+    assert "suspended" not in text, "it was not"
     first = next(e for e in scene.fleet.journal.events("gpt", 0) if e.kind == "adopted")
     assert first.text.startswith(f"from s17 in {DISK}, which this cluster has saved: step 9 at ")
     assert first.by == "root"
