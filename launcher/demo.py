@@ -126,7 +126,7 @@ def demo() -> int:
 @contextmanager
 def _lab() -> Iterator[Client]:
     _command("lab", "down", LAB, quiet=True)  # left by a demo that was killed
-    _command("lab", "up", LAB, "--hosts", "3")
+    _command("lab", "up", LAB, "--hosts", "3", "--snapshots", "every=off")
     os.environ["LIVESHIFT_LAB"] = LAB
     try:
         with Client(find_socket(lab=LAB)) as client:

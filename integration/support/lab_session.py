@@ -217,6 +217,9 @@ class LabSession:
         return self.lab.log(host).read_text().count("reported to the orchestrator")
 
     def up(self, *options: str) -> None:
+        """``lab up``. Most tests are of moves, so jobs have snapshots only where these ask."""
+        if "--snapshots" not in options:
+            options = (*options, "--snapshots", "every=off")
         self.cli("lab", "up", self.name, *options)
 
     def down(self) -> None:

@@ -303,7 +303,8 @@ class Agent:
             capsule.deaths.follow()
         memory = self.destination.memory_offered()
         seats = self.gpus.seats(self.registry.gpus_taken())
-        return messages.Heartbeat(self.host, memory, states, seats, await self._data_link())
+        link, left = await self._data_link(), host_facts.memory_left()
+        return messages.Heartbeat(self.host, memory, states, seats, link, left)
 
     async def _data_link(self) -> messages.DataLink:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:

@@ -181,7 +181,7 @@ class PrecopySettings:
 class SnapshotSettings:
     """The table [snapshots]: images of whole jobs, which other hosts keep in their memory."""
 
-    every: Interval = None  # seconds between two snapshots of a job; None: there are none
+    every: Interval = "auto"  # seconds between two snapshots of a job; None: there are none
     cost: Cost = 0.005  # with "auto", snapshots may take this share of a job's speed
     mttf: Lifetime | None = None  # seconds until a host fails, on average; None: interval.py
     memory: Size | None = None  # bytes that each host offers to images; None: half of its memory

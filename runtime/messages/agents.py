@@ -375,13 +375,15 @@ class Ruled(Answer, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """An agent's heartbeat; memory in bytes; answers None."""
+    """An agent's heartbeat; answers None. ``memory_free``: bytes for capsules that come.
+    ``memory_left``: the share of the host's memory that is available, 0 to 1."""
 
     host: str
     memory_free: int
     capsules: list[CapsuleState]
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
     link: DataLink | None = None
+    memory_left: float = 1.0
 
 
 class Progressed(Message, frozen=True):

@@ -9,7 +9,7 @@ any one host takes either capsules or images, never both.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +23,15 @@ HELD = "held"
 IMAGE = re.compile(r"s([1-9][0-9]{0,17})\.[0-9]{1,9}")
 """The name of a capsule's image in a snapshot. SQLite's integers have 64 bits."""
 
+
+KEPT_FREE, SHORT, NEEDED_AT_ONCE = 0.1, 0.05, 0.02
+"""Shares of a host's memory. The images that a host takes must leave KEPT_FREE of it to what runs
+there. With less than SHORT left a host keeps no snapshot if another one can. With less than
+NEEDED_AT_ONCE a snapshot is given up for it: the kernel would soon end a process."""
+
+MOST_REASONS = 6
+"""So many reasons are named if no host can hold a snapshot. A cluster may have thousands of
+hosts."""
 
 RESTORE = re.compile(r"r[1-9][0-9]{0,17}\.[0-9]{1,9}")
 """The name under which a rewind restores a capsule."""
@@ -113,6 +122,8 @@ class HostSeen(Protocol):
     def free(self) -> int: ...
     @property
     def takes_work(self) -> bool: ...
+    @property
+    def memory_left(self) -> float: ...
 
 
 def choose_holders(
@@ -132,8 +143,7 @@ def choose_holders(
     refused = {host.name: _why_no_holder(host, owners, domains) for host in known}
     able = [host for host in known if not refused[host.name]]
     if not able:
-        reasons = "; ".join(f"{name} {why}" for name, why in refused.items())
-        return f"no host can hold its snapshots: {reasons}"
+        return f"no host can hold its snapshots: {_reasons(refused)}"
     names = {host.name for host in able}
     load: Counter[str] = Counter()
     chosen: dict[str, str] = {}
@@ -205,6 +215,19 @@ def _rank(host: HostSeen, used: int) -> tuple[bool, float, str]:
     return host.spare != "dedicated", used / max(1, host.slots), host.name
 
 
+def _reasons(refused: Mapping[str, str | None]) -> str:
+    """Why none of these hosts is a holder: each reason once, with one host that has it."""
+    hosts: defaultdict[str, list[str]] = defaultdict(list)
+    for name, why in refused.items():
+        hosts[why or ""].append(name)
+    texts = [
+        f"{names[0]} {why}" + (f" ({len(names) - 1} more as well)" if len(names) > 1 else "")
+        for why, names in hosts.items()
+    ]
+    rest = [f"and {len(texts) - MOST_REASONS} more reasons"] if len(texts) > MOST_REASONS else []
+    return "; ".join([*texts[:MOST_REASONS], *rest])
+
+
 def _why_no_holder(
     host: HostSeen, owners: Mapping[str, str], domains: Mapping[str, str]
 ) -> str | None:
@@ -218,4 +241,6 @@ def _why_no_holder(
         return "is not up"
     if not host.takes_work:
         return "is tainted or cordoned"
+    if host.memory_left < SHORT:
+        return f"is short of memory ({host.memory_left:.1%} is left)"
     return "receives nothing (spare = none)" if host.spare == "none" else None

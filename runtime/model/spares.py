@@ -35,6 +35,7 @@ class HostView:
     tainted: bool
     gpus: tuple[GpuSeat, ...] = ()
     cordoned: bool = False
+    memory_left: float = 1.0  # the share of its memory that is available
 
     @property
     def free(self) -> int:

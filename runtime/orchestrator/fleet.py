@@ -33,6 +33,7 @@ class HostState:
 
     heard: float = 0.0
     memory_free: int = 0
+    memory_left: float = 1.0
     boot_id: str = ""
     books_current: bool = False
     gpus: tuple[GpuSeat, ...] = ()
@@ -155,6 +156,7 @@ class Fleet:
                 h.name in self.taints,
                 self.hosts[h.name].gpus,
                 h.name in self.cordons,
+                self.hosts[h.name].memory_left,
             )
             for h in self.cluster.hosts
         ]

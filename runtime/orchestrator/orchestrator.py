@@ -272,7 +272,7 @@ class Orchestrator:
     def _note_heartbeat(self, host: str, heartbeat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]
         state.memory_free, state.gpus = heartbeat.memory_free, tuple(heartbeat.gpus)
-        state.link = heartbeat.link
+        state.link, state.memory_left = heartbeat.link, heartbeat.memory_left
         if self.fleet.journal.file.restored:
             return
         unknown = self.fleet.unknown[host] = []

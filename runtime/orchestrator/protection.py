@@ -94,12 +94,14 @@ class Protection:
         """Begin a snapshot of the job if one is due and possible."""
         every = job.snapshot_every(self._fleet.cluster)
         if not every:
-            self._switch_off(job)
+            self._drop(job, "snapshots are off")  # it would only grow older
             return
         state = self._states.get(job.name)
         if state is None:
             notes = ProtectionNotes(self._fleet.journal, job)
             state = self._states[job.name] = _State(job, notes, now + min(every, FIRST_S))
+        if host := self._snapshots.needing_memory(job):
+            self._drop(job, f"{host} needs its memory for what runs there")
         before, state.exposed = state.exposed, self._snapshots.exposed(job)
         if state.exposed and state.exposed != before:
             state.notes.unprotected(state.exposed)
@@ -127,9 +129,9 @@ class Protection:
             return
         self._tasks.spawn(self._follow(snapshot, state, now))
 
-    def _switch_off(self, job: Job) -> None:
-        """Let go of the snapshot of a job that is to have none any more: it would only grow older.
-        The holders then learn from their claims that they need not keep it."""
+    def _drop(self, job: Job, why: str) -> None:
+        """Let go of the job's snapshot. The holders then learn from their claims that they need not
+        keep it."""
         if job.newest is None:
             return
         try:
@@ -140,7 +142,7 @@ class Protection:
         self._fleet.journal.note(
             job.name,
             "unprotected",
-            f"not protected: {job.newest.name} is dropped, snapshots are off",
+            f"not protected: {job.newest.name} is dropped, {why}",
         )
         job.newest = None
 
@@ -174,7 +176,7 @@ class Protection:
         elif snapshot.abandoned:
             job.unprotected = str(snapshot.error)  # due again as soon as nothing hinders it
         elif job.state == "running":
-            self._failed(state, words(snapshot.error), snapshot.name)
+            self._failed(state, words(snapshot.error), snapshot.name, snapshot.pause_s)
 
     async def _measure(
         self, slowness: Slowness, snapshot: Snapshot, state: _State, begun: float
@@ -190,11 +192,14 @@ class Protection:
         state.due = begun + job.snapshot_every(self._fleet.cluster)
         log.info("%s of %s: slowed it down by %.2f s besides the pause", name, job.name, seconds)
 
-    def _failed(self, state: _State, why: str, name: str) -> None:
-        """Wait for the next attempt, and note why there was none or why ``name`` failed."""
-        every = state.job.snapshot_every(self._fleet.cluster)
-        wait = min(every, RETRY_S) * 2**state.failures
-        state.due = time.monotonic() + min(wait, max(every, AT_MOST_S))
+    def _failed(self, state: _State, why: str, name: str, paused: float = 0.0) -> None:
+        """Wait for the next attempt, and note why there was none or why ``name`` failed.
+        ``paused``: seconds for which the attempt has paused the job, for nothing."""
+        cluster = self._fleet.cluster
+        every = state.job.snapshot_every(cluster)
+        wait = min(min(every, RETRY_S) * 2**state.failures, max(every, AT_MOST_S))
+        rest = paused / cluster.snapshots.cost if state.job.snapshots_auto(cluster) else 0.0
+        state.due = time.monotonic() + max(wait, rest)
         state.failures = min(state.failures + 1, 30)
         state.job.unprotected, before, state.failed = why, state.failed, why
         log.warning("%s: %s: %s", state.job.name, name or "no snapshot", why)

@@ -4,12 +4,12 @@ Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..config.cluster import Cluster
 from ..messages import ProtectionRow
 from ..model.jobs import Job
-from ..model.snapshots import Generation, HostSeen, rewind_plan
+from ..model.snapshots import SHORT, Generation, HostSeen, rewind_plan
 
 REWIND_BASE_S = 2.0
 REWIND_BYTES_PER_S = 250e6
@@ -49,7 +49,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         newest.bytes,
         holders_of(job),
         job.pause_s,
-        exposed(job, up, cluster.domains),
+        exposed(job, hosts, cluster.domains),
         auto=auto,
         trouble=job.unprotected,
         rewind_s=rewind_s,
@@ -70,16 +70,18 @@ def holders_of(job: Job) -> list[str]:
     return sorted({h for hosts in job.newest.holders.values() for h in hosts} if job.newest else ())
 
 
-def exposed(job: Job, up: Collection[str], domains: Mapping[str, str]) -> str:
-    """Why the job's newest snapshot would not do if a host died now, as text; "" if it would, or
-    if there is none. ``up``: the hosts that are."""
+def exposed(job: Job, hosts: Sequence[HostSeen], domains: Mapping[str, str]) -> str:
+    """Why the job's newest snapshot would not do if a host died now, or soon, as text; "" if it
+    would, or if there is none."""
     if job.newest is None:
         return ""
-    name = job.newest.name
+    name, up = job.newest.name, {host.name: host for host in hosts if host.up}
     beside = {domains.get(c.host, c.host): c for c in job.capsules.values() if c.code is None}
     for holder in holders_of(job):
         if holder not in up:
             return f"{holder}, which keeps {name}, is not up"
+        if up[holder].memory_left < SHORT:
+            return f"{holder}, which keeps {name}, is short of memory"
         if capsule := beside.get(domains.get(holder, holder)):
             where = "there" if capsule.host == holder else f"in its failure domain ({capsule.host})"
             return f"{holder} keeps {name}, and {capsule.name} runs {where}"

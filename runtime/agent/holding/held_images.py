@@ -20,8 +20,9 @@ import msgspec
 from .... import units
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
 from ...messages import LoadHeld
-from ...model.snapshots import image_number, snapshot_of
+from ...model.snapshots import KEPT_FREE, image_number, snapshot_of
 from ..arrival.inbox import Inbox
+from ..host import host_facts
 from ..host.running_capsule import CapsuleFactory
 from . import saved_image
 from .held_capsule import HeldCapsule
@@ -155,6 +156,7 @@ class HeldImages:
         # A capsule of which an image is here already takes what it takes, until that is dropped.
         needed = sum(max(n, here[name].used() if name in here else 0) for name, n in come.items())
         if others + needed <= budget:
+            self._check_available(note, come)
             return
         it = "it takes" if len(come) == 1 else f"the {len(come)} images of {note.spec.job} take"
         raise Refused(
@@ -162,6 +164,22 @@ class HeldImages:
             f" {units.size(needed)}, and {units.size(max(0, budget - others))} of the"
             f" {units.size(budget)} that {self._host} offers to snapshots are left",
             hint=f"it fits if snapshots.memory is {_spelled(others + needed)} there, or more",
+        )
+
+    def _check_available(self, note: HeldNote, come: Mapping[str, int]) -> None:
+        """Raise Refused if what has yet to come of all images would take memory that the processes
+        of this host may need."""
+        announced = {name: capsule.needed for name, capsule in self._capsules.items()}
+        here = {name: capsule.used() for name, capsule in self._capsules.items()}
+        left = {n: max(0, size - here.get(n, 0)) for n, size in {**announced, **come}.items()}
+        lacking, spare = sum(left.values()), host_facts.memory_to_spare(KEPT_FREE)
+        if lacking <= spare:
+            return
+        raise Refused(
+            f"{self._host} cannot hold the image of {note.spec.name}: {units.size(lacking)} are yet"
+            f" to come, and {units.size(max(0, spare))} of its memory are available beyond the"
+            f" {KEPT_FREE:.0%} that stay free for what runs there",
+            hint="the job has a snapshot once memory is free there, or another host can hold it",
         )
 
     def drop(self, migration: str) -> None:

@@ -37,6 +37,19 @@ def memory_for_images() -> int:
     return int(psutil.virtual_memory().total) // 2
 
 
+def memory_left() -> float:
+    """The share of this host's memory that is available, 0 to 1."""
+    memory = psutil.virtual_memory()
+    return float(memory.available / memory.total)
+
+
+def memory_to_spare(kept: float) -> int:
+    """Bytes that are available here and not among the share ``kept`` of all memory; may be below
+    0."""
+    memory = psutil.virtual_memory()
+    return int(memory.available - kept * memory.total)
+
+
 def memory_offered(limit: int | None) -> int:
     """Bytes that an incoming capsule may take: what is available, at most the host's limit."""
     available = int(psutil.virtual_memory().available)

@@ -117,17 +117,19 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     assert told.digest != cluster.digest
 
 
-def test_there_are_no_snapshots_unless_told_otherwise() -> None:
+def test_the_orchestrator_chooses_the_interval_unless_told_otherwise() -> None:
     cluster = parse(SMALL).cluster
-    assert cluster.snapshots == SnapshotSettings(every=None, cost=0.005, mttf=None, memory=None)
+    assert cluster.snapshots == SnapshotSettings(every="auto", cost=0.005, mttf=None, memory=None)
     assert cluster.domains == {}
     table = '[snapshots]\nevery = 150\nmemory = "4GiB"\n'
     told = parse(SMALL + 'domain = "rack-1"\n' + table).cluster
     assert told.snapshots == SnapshotSettings(every=150.0, memory=4 << 30)
     assert told.domains == {"h1": "domain rack-1"}
     assert told.digest != cluster.digest
+    same = parse(SMALL + '[snapshots]\nevery = "auto"\n').cluster
+    assert same.digest == cluster.digest
     off = parse(SMALL + '[snapshots]\nevery = "off"\n').cluster
-    assert off.digest == cluster.digest
+    assert off.snapshots.every is None
     assert 'every = "off"' in dump(off)
 
 

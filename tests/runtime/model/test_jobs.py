@@ -179,7 +179,8 @@ def test_addresses_of_the_largest_job_fit_and_leave_the_gateway() -> None:
 
 def test_how_often_snapshots_are_taken() -> None:
     auto = CLUSTER + '[snapshots]\nevery = "auto"\nmttf = "24h"\n'
-    each = {"off": CLUSTER, "auto": auto, "1": CLUSTER + "[snapshots]\nevery = 7\n"}
+    off = CLUSTER + '[snapshots]\nevery = "off"\n'
+    each = {"off": off, "auto": auto, "1": CLUSTER + "[snapshots]\nevery = 7\n"}
     clusters = {name: config.parse(text).cluster for name, text in each.items()}
 
     def every(own: float) -> list[float]:

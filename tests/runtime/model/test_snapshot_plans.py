@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -100,6 +102,25 @@ def test_a_holder_shares_no_failure_domain_with_the_job() -> None:
     assert holders(hosts, {"h2": "rack 2", "h3": "rack 2"}) == {"gpt/0": "h2", "gpt/1": "h3"}
 
 
+def test_a_large_cluster_without_a_holder_is_a_line_of_reasons() -> None:
+    many = [host(f"g{n}", up=False) for n in range(500)]
+    racks = {f"x{n}": f"rack {n % 2}" for n in range(20)} | {"h0": "rack 0", "h1": "rack 1"}
+    text = holders([*many, *(host(f"x{n}") for n in range(20))], racks)
+    assert text == (
+        "no host can hold its snapshots: h0 runs a capsule of the job (1 more as well); g0 is not"
+        " up (499 more as well);"
+        " x0 is in one failure domain with h0, which runs a capsule of the job (9 more as well);"
+        " x1 is in one failure domain with h1, which runs a capsule of the job (9 more as well)"
+    )
+    each = [replace(host(f"x{n}"), memory_left=n / 1000) for n in range(10)]
+    assert str(holders(each)).endswith("; x4 is short of memory (0.4% is left); and 5 more reasons")
+
+
+def test_a_host_that_is_short_of_memory_holds_nothing() -> None:
+    short = replace(host("h2"), memory_left=0.049)
+    assert holders([short, host("h3")], before={"gpt/0": "h2"}) == {"gpt/0": "h3", "gpt/1": "h3"}
+
+
 def test_without_a_holder_each_host_s_reason_is_said() -> None:
     hosts = [
         host("h2", up=False),
@@ -108,8 +129,8 @@ def test_without_a_holder_each_host_s_reason_is_said() -> None:
         host("h5"),
     ]
     assert holders(hosts, {"h0": "rack 1", "h5": "rack 1"}) == (
-        "no host can hold its snapshots: h0 runs a capsule of the job;"
-        " h1 runs a capsule of the job; h2 is not up; h3 is tainted or cordoned;"
+        "no host can hold its snapshots: h0 runs a capsule of the job"
+        " (1 more as well); h2 is not up; h3 is tainted or cordoned;"
         " h4 receives nothing (spare = none);"
         " h5 is in one failure domain with h0, which runs a capsule of the job"
     )

@@ -59,7 +59,7 @@ def moves(scene: SuspensionsScene) -> None:
         (not_granted, "a/1 does not run yet"),
         (one_ended, "a/1 has ended"),
         (one_down, "h1, which runs a/1, is not up"),
-        (no_holder, "no host can hold its snapshots: h0 runs a capsule of the job; "),
+        (no_holder, "no host can hold its snapshots: h0 runs a capsule of the job "),
         (moves, "m3 is under way"),
     ],
 )

@@ -118,6 +118,15 @@ def a_move(scene: Scene) -> HostMigration:
     return move
 
 
+def both_may_hold(state: Path) -> Scene:
+    """All capsules are on h0, so h1 and h2 can both hold. Snapshots are far apart."""
+    scene = Scene(state, OFTEN.replace("every = 1", "every = 3600"))
+    for capsule in scene.job.capsules.values():
+        scene.fleet.journal.hand_over(capsule.name, "h0", capsule.epoch)
+        capsule.host = "h0"
+    return scene
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
@@ -167,12 +176,21 @@ def test_snapshots_that_are_switched_off_leave_none_to_go_back_to(scene: Scene) 
     assert scene.job.state == "running"
 
 
-def test_there_are_none_without_being_asked_for(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "")
+def test_there_are_none_where_they_are_off(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, '[snapshots]\nevery = "off"\n')
     looked = time.monotonic()
     scene.run(lambda: time.monotonic() - looked > 0.1)
     assert scene.stage.said == []
     assert scene.row() == ProtectionRow()
+
+
+def test_a_job_is_protected_without_being_asked_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "")
+    scene.run(lambda: scene.stage.completed)
+    assert scene.row().auto
+    ((kind, text),) = scene.events()
+    assert kind == "protected"
+    assert text.endswith("held by h2")
 
 
 @pytest.mark.parametrize(("own", "every"), [(0.0, 1.0), (7.0, 7.0), (-1.0, 0.0)])
@@ -289,15 +307,64 @@ def test_a_holder_that_is_lost_shows_at_once(scene: Scene) -> None:
 
 
 def test_a_holder_that_is_lost_is_replaced_at_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, OFTEN.replace("every = 1", "every = 3600"))
-    for capsule in scene.job.capsules.values():  # h1 and h2 can both hold
-        scene.fleet.journal.hand_over(capsule.name, "h0", capsule.epoch)
-        capsule.host = "h0"
+    scene = both_may_hold(tmp_path)
     scene.run(lambda: scene.stage.completed)
     assert scene.row().holders == ["h1", "h2"], "the images are spread"
     scene.run(lambda: len(scene.stage.completed) == 2, without="h2")
     assert scene.row().holders == ["h1"]
     assert [kind for kind, _ in scene.events()] == ["protected", "unprotected", "protected"]
+
+
+def test_a_holder_that_is_short_of_memory_is_replaced_at_once(tmp_path: Path) -> None:
+    scene = both_may_hold(tmp_path)
+    scene.run(lambda: scene.stage.completed)
+    scene.fleet.hosts["h2"].memory_left = 0.04
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    assert scene.row().holders == ["h1"]
+    assert scene.row().why_not == ""
+    short = "not protected: h2, which keeps s1, is short of memory"
+    assert ("unprotected", short) in scene.events()
+
+
+def test_a_holder_that_alone_can_hold_keeps_what_it_has_until_it_needs_the_memory(
+    scene: Scene,
+) -> None:
+    scene.run(lambda: scene.stage.completed)
+    scene.fleet.hosts["h2"].memory_left = 0.04
+    scene.run(lambda: "no host can hold" in scene.job.unprotected)
+    assert "h2 is short of memory (4.0% is left)" in scene.job.unprotected
+    assert (scene.row().newest, scene.row().why_not) == (
+        "s1",
+        "h2, which keeps s1, is short of memory",
+    )
+    scene.fleet.hosts["h2"].memory_left = 0.01
+    scene.run(lambda: scene.job.newest is None)
+    assert scene.fleet.journal.snapshots.newest("a") is None
+    dropped = "not protected: s1 is dropped, h2 needs its memory for what runs there"
+    assert ("unprotected", dropped) in scene.events()
+    assert len(scene.stage.completed) == 1
+    scene.fleet.hosts["h2"].memory_left = 0.5
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    assert scene.row().why_not == ""
+
+
+def test_a_failure_that_has_paused_the_job_is_not_tried_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a job whose snapshots fail would pay more for them than ``cost``."""
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", 'every = "auto"\ncost = 0.0005'))
+
+    async def slow(self: Recorded, job: Job) -> str:
+        await asyncio.sleep(0.05)
+        return await SnapshotStage.open_gates(self, job)
+
+    monkeypatch.setattr(Recorded, "open_gates", slow)
+    scene.stage.fail("DumpCapsule a/1", Refused("CRIU cannot dump it"))
+    begun = time.monotonic()
+    scene.run(lambda: scene.job.unprotected)
+    (state,) = scene.protection._states.values()
+    assert state.due - begun > 0.05 / 0.0005
+    assert state.due - begun > 3 * module.RETRY_S
 
 
 def test_a_holder_that_gets_a_capsule_shows_at_once(scene: Scene) -> None:

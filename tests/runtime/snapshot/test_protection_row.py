@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from snapshot_stage import CLUSTER, a_job
 
-from liveshift.runtime.messages import ProtectionRow
+from liveshift.runtime.messages import SNAPSHOTS_OFF, ProtectionRow
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import HostView
@@ -79,6 +79,7 @@ def test_without_its_holder_nothing_goes_back() -> None:
 
 def test_a_job_without_a_snapshot_says_why() -> None:
     job = a_job()
+    job.request = msgspec.structs.replace(job.request, snapshot_every=SNAPSHOTS_OFF)
     assert row(job, HOSTS) == ProtectionRow()
     job.request = msgspec.structs.replace(job.request, snapshot_every=150.0)
     assert row(job, HOSTS) == ProtectionRow(150.0, why_not="no snapshot is complete yet")

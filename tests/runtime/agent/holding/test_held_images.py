@@ -11,6 +11,7 @@ from memory_parts import BASE, PAGE, digest, page
 from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE
 from liveshift.errors import Refused
 from liveshift.runtime.agent.holding.held_note import NOTE
+from liveshift.runtime.agent.host import host_facts
 from liveshift.runtime.config.values import read_size
 
 __all__ = ["holder"]
@@ -135,6 +136,35 @@ def test_all_images_of_a_snapshot_fit_or_none_comes(holder: Holder) -> None:
     holder.images.expect(note(17, size=20 * MB), together=together)
     holder.images.expect(note(17, size=20 * MB, index=2), together=together)
     assert holder.images.budget_left() == BUDGET - 40 * MB
+
+
+def test_images_leave_memory_to_what_runs_on_their_host(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was announced and has yet to come counts, and what is there does not count twice."""
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: 30 * MB)
+    holder.images.expect(note(17, size=20 * MB, index=1))
+    with pytest.raises(Refused, match="cannot hold the image of gpt/2") as refused:
+        holder.images.expect(note(17, size=11 * MB, index=2))
+    assert "32.5 MB are yet to come, and 31.5 MB of its memory are available" in str(refused.value)
+    assert "beyond the 10% that stay free for what runs there" in str(refused.value)
+    assert holder.left() == ["gpt.1"]
+    holder.images.expect(note(17, size=10 * MB, index=2))
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: -5)
+    with pytest.raises(Refused, match="0 B of its memory are available"):
+        holder.images.expect(note(17, size=1, index=3))
+
+
+def test_a_further_generation_needs_only_the_memory_that_differs(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder.hold(17, FIRST)
+    here = holder.capsule.used()
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: 10 * PAGE)
+    holder.images.expect(note(18, size=here + 10 * PAGE))
+    holder.images.drop("s18.1")
+    with pytest.raises(Refused, match="cannot hold"):
+        holder.images.expect(note(18, size=here + 11 * PAGE))
 
 
 def test_the_size_that_would_fit_can_be_written_into_the_cluster_file(holder: Holder) -> None:
