@@ -10,7 +10,15 @@ from pathlib import Path
 
 from free_ports import free_port
 
-from liveshift.runtime.config.cluster import Cluster, Endpoint, HostSettings, Paths, Timeouts, dump
+from liveshift.runtime.config.cluster import (
+    Cluster,
+    Endpoint,
+    HostSettings,
+    Paths,
+    SnapshotSettings,
+    Timeouts,
+    dump,
+)
 from liveshift.runtime.config.values import ORCHESTRATOR
 from liveshift.runtime.control import keys
 
@@ -39,6 +47,7 @@ def make(directory: Path, hosts: int, moves: int, timeouts: Timeouts | None = No
             state=directory / "state", run=directory / "run", keys=directory / "keys", criu=None
         ),
         timeouts=timeouts or Timeouts(),
+        snapshots=SnapshotSettings(every=None),  # agents that are simulated take none
     )
     (directory / "cluster.toml").write_text(dump(cluster))
     keys.init(cluster.paths.keys, [host.name for host in cluster.hosts])

@@ -77,7 +77,9 @@ def _failure(row: ProtectionRow) -> str:
 
 
 def _warnings(row: ProtectionRow, *, wide: bool) -> Iterator[str]:
-    if row.why_not:
+    from ...runtime.messages import NOT_YET
+
+    if row.why_not and (wide or row.why_not != NOT_YET):
         yield f"unprotected: {row.why_not}"
     elif row.would_wait and wide:
         yield row.would_wait

@@ -106,6 +106,10 @@ class CapsuleRow(msgspec.Struct, frozen=True):
     output_trouble: str = ""
 
 
+NOT_YET = "no snapshot is complete yet"
+"""Why a job that has only begun is not protected (ProtectionRow.why_not)."""
+
+
 class ProtectionRow(msgspec.Struct, frozen=True):
     """The snapshots of a job. ``every``: seconds between two, 0 if none are taken; ``auto``: the
     orchestrator chooses them.

@@ -16,10 +16,9 @@ import time
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
 from ..model.jobs import Job
-from ..model.snapshots import NEEDED_AT_ONCE, choose_holders
+from ..model.snapshots import choose_holders
 from ..snapshot.context import SnapshotContext
 from ..snapshot.directory_images import DirectoryImages
-from ..snapshot.protection_row import exposed, holders_of
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
 
@@ -87,16 +86,6 @@ class JobSnapshots:
             refused.clear()
             chosen = choose_holders(views, owners, cluster.domains, before)
         return chosen
-
-    def exposed(self, job: Job) -> str:
-        """Why the job's newest snapshot could not be used if a host died now; "" if it could."""
-        return exposed(job, self._fleet.views(), self._fleet.cluster.domains)
-
-    def needing_memory(self, job: Job) -> str:
-        """A host that keeps the job's newest snapshot and has hardly any memory left; "" if there
-        is none."""
-        low = {v.name for v in self._fleet.views() if v.up and v.memory_left < NEEDED_AT_ONCE}
-        return next((host for host in holders_of(job) if host in low), "")
 
     # ---- one snapshot --------------------------------------------------------------------------
 

@@ -20,10 +20,11 @@ from ..daemon.tasks import Tasks
 from ..messages import ProtectionRow
 from ..model.interval import expected_cost
 from ..model.jobs import Job
+from ..model.snapshots import NEEDED_AT_ONCE, SHORT
 from ..snapshot import protection_row
 from ..snapshot.context import SnapshotContext
 from ..snapshot.protection_notes import ProtectionNotes, same, words
-from ..snapshot.protection_row import holders_of
+from ..snapshot.protection_row import exposed, holders_of
 from ..snapshot.slowness import TAKES_S, Slowness
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
@@ -40,8 +41,9 @@ shorter. After failures in a row the wait doubles up to AT_MOST_S seconds, or up
 REST = 4.0
 """Between two snapshots a job trains for at least so many times as long as the last one has paused
 it, also where a busy host takes longer for one than the interval is."""
-AGAIN_S = 1.0
-"""While no host can hold a snapshot, the hosts are looked at so often."""
+AGAIN_S, EACH_HOST_S = 1.0, 0.01
+"""While no host can hold a snapshot, the hosts are looked at again after AGAIN_S seconds, and
+EACH_HOST_S for each of them."""
 
 
 @dataclass
@@ -62,12 +64,27 @@ class _State:
     """Why the last attempt failed; "" if it did not. The history has it."""
 
 
+class _Hosts:
+    """The hosts as they are now. They are looked at once for all jobs: there may be a thousand of
+    each.
+
+    ``up``: those that are. ``short``: those with little memory left. ``needy``: those with hardly
+    any."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        left = {name: host.memory_left for name, host in fleet.hosts.items()}
+        self.up = set(fleet.up())
+        self.short = {name for name, share in left.items() if share < SHORT}
+        self.needy = {name for name in self.short if left[name] < NEEDED_AT_ONCE}
+
+
 class Protection:
     def __init__(self, fleet: Fleet, context: SnapshotContext, snapshots: JobSnapshots) -> None:
         self._fleet = fleet
         self._context = context
         self._snapshots = snapshots
         self._states: dict[str, _State] = {}  # by job
+        self._hosts = _Hosts(fleet)
         self._tasks = Tasks()
 
     async def run(self) -> None:
@@ -83,6 +100,7 @@ class Protection:
                 for name, state in self._states.items()
                 if jobs.get(name) is state.job and state.job.state != "suspended"
             }
+            self._hosts = _Hosts(self._fleet)
             for job in list(jobs.values()):
                 if job.state == "running" and not self._snapshots.taken_up(job):
                     self._look(job, now)
@@ -100,9 +118,10 @@ class Protection:
         if state is None:
             notes = ProtectionNotes(self._fleet.journal, job)
             state = self._states[job.name] = _State(job, notes, now + min(every, FIRST_S))
-        if host := self._snapshots.needing_memory(job):
+        hosts, before = self._hosts, state.exposed
+        for host in hosts.needy.intersection(holders_of(job)):
             self._drop(job, f"{host} needs its memory for what runs there")
-        before, state.exposed = state.exposed, self._snapshots.exposed(job)
+        state.exposed = exposed(job, self._fleet.cluster.domains, hosts.up, hosts.short)
         if state.exposed and state.exposed != before:
             state.notes.unprotected(state.exposed)
             state.due = now
@@ -113,7 +132,8 @@ class Protection:
             return
         holders = self._snapshots.holders(job)
         if isinstance(holders, str):
-            state.look, state.due = now + AGAIN_S, max(state.due, now + AGAIN_S)
+            again = now + AGAIN_S + EACH_HOST_S * len(self._fleet.hosts)
+            state.look, state.due = again, max(state.due, again)
             job.unprotected = holders
             if state.nowhere != holders:
                 state.nowhere = holders

@@ -4,10 +4,10 @@ Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..config.cluster import Cluster
-from ..messages import ProtectionRow
+from ..messages import NOT_YET, ProtectionRow
 from ..model.jobs import Job
 from ..model.snapshots import SHORT, Generation, HostSeen, rewind_plan
 
@@ -23,7 +23,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         return None
     every, auto, newest = job.snapshot_every(cluster), job.snapshots_auto(cluster), job.newest
     if newest is None:
-        why = (job.unprotected or "no snapshot is complete yet") if every else ""
+        why = (job.unprotected or NOT_YET) if every else ""
         return ProtectionRow(every, why_not=why, auto=auto)
     age = max(0.0, now - newest.time)
     up = {host.name for host in hosts if host.up}
@@ -49,7 +49,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         newest.bytes,
         holders_of(job),
         job.pause_s,
-        exposed(job, hosts, cluster.domains),
+        exposed(job, cluster.domains, up, {h.name for h in hosts if h.memory_left < SHORT}),
         auto=auto,
         trouble=job.unprotected,
         rewind_s=rewind_s,
@@ -70,17 +70,19 @@ def holders_of(job: Job) -> list[str]:
     return sorted({h for hosts in job.newest.holders.values() for h in hosts} if job.newest else ())
 
 
-def exposed(job: Job, hosts: Sequence[HostSeen], domains: Mapping[str, str]) -> str:
+def exposed(
+    job: Job, domains: Mapping[str, str], up: Collection[str], short: Collection[str]
+) -> str:
     """Why the job's newest snapshot would not do if a host died now, or soon, as text; "" if it
-    would, or if there is none."""
+    would, or if there is none. ``up``: the hosts that are. ``short``: those short of memory."""
     if job.newest is None:
         return ""
-    name, up = job.newest.name, {host.name: host for host in hosts if host.up}
+    name = job.newest.name
     beside = {domains.get(c.host, c.host): c for c in job.capsules.values() if c.code is None}
     for holder in holders_of(job):
         if holder not in up:
             return f"{holder}, which keeps {name}, is not up"
-        if up[holder].memory_left < SHORT:
+        if holder in short:
             return f"{holder}, which keeps {name}, is short of memory"
         if capsule := beside.get(domains.get(holder, holder)):
             where = "there" if capsule.host == holder else f"in its failure domain ({capsule.host})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``status`` shows of a job that is suspended."""
+"""What ``status`` shows of the snapshots of a job, suspended or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from liveshift.launcher.show import protection, status_tables
-from liveshift.runtime.messages import CapsuleRow, JobRow, ProtectionRow, Status
+from liveshift.runtime.messages import NOT_YET, CapsuleRow, JobRow, ProtectionRow, Status
 
 KEPT = ProtectionRow(0.0, "s17", 3661.0, 1_200_000_000, ["h2", "h3"])
 GONE = "h3, which keeps s17, is not up"
@@ -40,6 +40,20 @@ def suspended(row: ProtectionRow | None) -> JobRow:
 
 def lines(row: ProtectionRow | None, *, wide: bool) -> list[str]:
     return [line.plain for line in protection.lines([suspended(row)], wide=wide)]
+
+
+def test_that_a_job_has_only_begun_is_no_warning() -> None:
+    """``status`` shows a job without a snapshot as unprotected, but for its first seconds."""
+
+    def said(why_not: str, *, wide: bool) -> list[str]:
+        job = msgspec.structs.replace(
+            suspended(ProtectionRow(30.0, why_not=why_not)), state="running"
+        )
+        return [line.plain for line in protection.lines([job], wide=wide)]
+
+    assert said(NOT_YET, wide=False) == []
+    assert said(NOT_YET, wide=True) == [f"gpt: unprotected: {NOT_YET}"]
+    assert said("h2 has no room", wide=False) == ["gpt: unprotected: h2 has no room"]
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -274,6 +274,38 @@ def test_an_interval_that_is_chosen_anew_is_not_noted_each_time(
     assert [kind for kind, _ in scene.events()] == ["protected"]
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Fleet]:
+    """Returns what gets an entry with each call of that method of a fleet."""
+    calls: list[Fleet] = []
+    method = getattr(Fleet, name)
+
+    def counting(fleet: Fleet) -> object:
+        calls.append(fleet)
+        return method(fleet)
+
+    monkeypatch.setattr(Fleet, name, counting)
+    return calls
+
+
+def test_protected_jobs_do_not_each_look_at_all_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a thousand of both, and they are looked at several times a second."""
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", "every = 3600"))
+    scene.run(lambda: scene.stage.completed)
+    monkeypatch.setattr(module, "FIRST_S", 3600.0)
+    for n in range(50):
+        other = replace(scene.job, name=f"b{n}")
+        scene.fleet.jobs[other.name] = other
+    looks = counted(monkeypatch, "views")
+    scene.run(lambda: len(looks) >= 50)  # each of them, once
+    looks.clear()
+    ticks = counted(monkeypatch, "up")
+    scene.run(lambda: len(ticks) > 20)
+    assert looks == []
+    assert len(scene.protection._states) == 51
+
+
 def test_a_holder_of_the_same_failure_domain_is_not_taken(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     h0, *others = scene.fleet.cluster.hosts
