@@ -72,8 +72,10 @@ fault-matrix: setup ## Do every harm at every boundary of a migration (root); bu
 load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=10,100); build/load.json
 	@$(PROGRAM) load $(HOSTS) $(ARGS)
 
+# KILLS=60: a host loses its power every 60 s on average, from SEED=1.
 soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones beside (root); build/soak.json
-	@$(PROGRAM) soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) $(ARGS)
+	@$(PROGRAM) soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) \
+		$(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all, from SEED=1; build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) \
@@ -92,7 +94,7 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 	@$(PROGRAM) compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
-# PARTS picks some of long, fault-matrix, soak, fuzz and compat; SHORT=1 tries each for a minute or so.
+# PARTS picks some of long, fault-matrix, soak, losses, fuzz and compat; SHORT=1 tries each for a minute or so.
 # A part that fails does not keep the others from running. A later call runs only what has not passed
 # with this code; FRESH=1 runs all parts again, and those that PARTS names are always run.
 nightly: ## All that takes hours, one after the other (root), and one page; build/nightly/

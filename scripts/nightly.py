@@ -37,6 +37,7 @@ from nightly_record import INTERRUPTED, PASSED, Outcome, Record
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "nightly"
+LOSSES = "ARGS=--out build/soak-losses.json"
 GRACE_S = 120.0
 """An interrupted part has this long to take its labs down."""
 UNREADABLE, STOPPED = 2, 130
@@ -83,6 +84,14 @@ def parts(seed: int) -> tuple[Part, ...]:
             1.5 * hour,
             (r"moves +\d+ in .*", r"the job was frozen +.*", r"steps +\d+, .*"),
             "an hour of moves with pre-copy, and what they leave behind",
+        ),
+        Part(
+            "losses",
+            ("make", "soak", "SECONDS=3600", "KILLS=60", f"SEED={seed}", LOSSES),
+            ("make", "soak", "SECONDS=60", "KILLS=15", f"SEED={seed}", LOSSES),
+            1.5 * hour,
+            (r"hosts lost +\d+, .*", r"the job ran again after +.*", r"steps +\d+, .*"),
+            "an hour in which a host loses its power every minute, with moves in between",
         ),
         Part(
             "fuzz",

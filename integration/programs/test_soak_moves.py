@@ -12,6 +12,9 @@ import msgspec
 import pytest
 from journal_rows import row
 from soak.compare import unborne
+from soak.growth import left_over
+from soak.losses import Loss, unexplained
+from soak.lossy import soak_with_losses
 from soak.story import soak
 
 from liveshift.runtime.messages import MigrationRow, Phase
@@ -54,6 +57,37 @@ def test_moves_without_steps_around_them_are_told(tmp_path: Path) -> None:
         "m4 of soak/0: it made 0 steps after the freeze, 1 are wanted",
         "m4 of soak/0: no gap between two steps holds the freeze",
     ]
+
+
+def test_a_move_that_fails_without_a_loss_is_told() -> None:
+    losses = [Loss("h1", 12.0, True, 3.0), Loss("h2", 50.0, False, 0.0)]
+    rows = [a_row(2, 11.0, "failed"), a_row(3, 30.0, "failed"), a_row(4, 45.0, "failed")]
+    (why,) = unexplained(rows, losses)
+    assert why.startswith("m3 failed, and no host was lost then: ")
+    assert len(unexplained(rows, [])) == 3
+
+
+def test_a_note_of_each_capsule_may_remain_and_no_more() -> None:
+    before = {"state, files": 4, "mounts": 3, "journal, files": 1}
+    after = {"state, files": 10, "mounts": 3, "journal, files": 9}
+    assert left_over(before, after, notes=6) == []
+    assert left_over(before, after, notes=5) == ["state, files: 4 before the moves, 10 after them"]
+    assert left_over(before, after | {"mounts": 4}, notes=6) == [
+        "mounts: 3 before the moves, 4 after them"
+    ]
+
+
+@pytest.mark.lab
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_short_soak_while_hosts_lose_their_power(
+    place: Path, new_lab_name: Callable[[], str]
+) -> None:
+    report = soak_with_losses(new_lab_name(), place, 60.0, lambda *_: None, 15.0, 2)
+    assert report.problems == []
+    assert report.moves > 3
+    assert any(loss.ran for loss in report.losses)
+    assert report.identical
 
 
 @pytest.mark.lab

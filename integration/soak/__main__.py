@@ -14,6 +14,7 @@ from rich.console import Console
 
 from liveshift.errors import LiveshiftError
 
+from .lossy import soak_with_losses
 from .report import WIDTH, tables
 from .rounds import Rounds
 from .story import soak
@@ -32,6 +33,10 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=0, help="so many small jobs run beside the one that moves"
     )
+    parser.add_argument(
+        "--kills", type=float, default=0.0, help="one host loses its power so often, in seconds"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the moments of --kills")
     parser.add_argument("--out", type=Path, default=Path("build/soak.json"))
     args = parser.parse_args()
     if os.geteuid() != 0:
@@ -40,13 +45,15 @@ def main() -> int:
     try:
         with a_place() as place, console.status("making a lab") as status:
             lines = _Lines(args.seconds)
-            report = soak(
-                lab_name("s"),
-                place,
-                args.seconds,
-                lambda rounds, watch, now: status.update(lines.line(rounds, watch, now)),
-                args.jobs,
-            )
+
+            def tell(rounds: Rounds, watch: Watch, now: float) -> None:
+                status.update(lines.line(rounds, watch, now))
+
+            lab, seconds = lab_name("s"), args.seconds
+            if args.kills:
+                report = soak_with_losses(lab, place, seconds, tell, args.kills, args.seed)
+            else:
+                report = soak(lab, place, seconds, tell, args.jobs)
     except (LiveshiftError, AssertionError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1

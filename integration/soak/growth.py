@@ -97,13 +97,15 @@ def too_large(samples: Sequence[Sample], beside: int, times: float = 1.0) -> lis
     ]
 
 
-def left_over(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """What hosts have more of than before; the journal may grow."""
+def left_over(before: Mapping[str, int], after: Mapping[str, int], notes: int = 0) -> list[str]:
+    """What hosts have more of than before; the journal may grow. ``notes``: so many files more are
+    allowed in each directory."""
+    allowed = {"bytes": BYTES_ALLOWED, "files": notes}
     return [
         f"{kind}: {before.get(kind, 0)} before the moves, {count} after them"
         for kind, count in after.items()
         if not kind.startswith(JOURNAL)
-        and count > before.get(kind, 0) + (BYTES_ALLOWED if kind.endswith("bytes") else 0)
+        and count > before.get(kind, 0) + allowed.get(kind.rpartition(" ")[2], 0)
     ]
 
 

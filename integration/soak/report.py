@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 
 from .growth import DaemonUsage, Usage
+from .losses import Loss
 from .watch import Sample
 
 
@@ -31,7 +32,8 @@ class Spread(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True):
     """``pause``: how long the job was frozen for a move, ``whole``: how long the move took.
-    ``before`` and ``after`` the moves: what there was of each kind on all hosts."""
+    ``before`` and ``after`` the moves: what there was of each kind on all hosts. ``back``: seconds
+    from the loss of a host until the job ran again."""
 
     seconds: float
     steps: int
@@ -49,6 +51,8 @@ class Report(msgspec.Struct, frozen=True):
     samples: list[Sample]
     pauses: list[float]
     problems: list[str]
+    losses: list[Loss] = []
+    back: Spread | None = None
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +80,12 @@ def _moves(report: Report) -> Table:
         "steps": f"{report.steps}, all losses and parameters "
         + ("identical to a run without moves" if report.identical else "NOT identical"),
     }
+    if report.losses and report.back:
+        count, ran = len(report.losses), sum(loss.ran for loss in report.losses)
+        rows["hosts lost"] = f"{count}, of which {ran} ran a rank"
+        rows["the job ran again after"] = (
+            f"{report.back.median:.2f} s median, {report.back.worst:.2f} s worst"
+        )
     for name, value in rows.items():
         table.add_row(name, value)
     return table

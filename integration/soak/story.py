@@ -41,14 +41,14 @@ def soak(name: str, place: Path, seconds: float, tell: Tell, beside: int = 0) ->
     every = max(2.0, seconds / SAMPLES)
     slots = 1 + -(-beside // HOSTS)
     with a_lab(name, place, "--hosts", str(HOSTS), "--slots", str(slots)) as session:
-        job = _start(session, seconds)
+        job = start(session, seconds)
         for number in range(beside):
             session.cli("run", "--detach", "--name", f"idle-{number}", "--", "sleep", "infinity")
         rounds = Rounds(session.lab.socket, NAME, RANKS)
         watch = Watch(session.lab, every)
         moved = len(rounds.rows)
         rounds.go(lambda: len(rounds.rows) < moved + WARM_ROUNDS * RANKS * HOSTS)
-        before = _quiet(watch)
+        before = quiet(watch)
         began = time.monotonic()
 
         def goes_on() -> bool:
@@ -59,7 +59,7 @@ def soak(name: str, place: Path, seconds: float, tell: Tell, beside: int = 0) ->
         with watch.running():
             rounds.go(goes_on)
         took = time.monotonic() - began
-        after = _settled(watch, before)
+        after = settled(watch, before)
         job.go_on(BEFORE)
         job.stop()
         found = usage(watch.samples)
@@ -91,7 +91,8 @@ def soak(name: str, place: Path, seconds: float, tell: Tell, beside: int = 0) ->
     )
 
 
-def _start(session: LabSession, seconds: float) -> Job:
+def start(session: LabSession, seconds: float) -> Job:
+    """The job, of which a run of so many seconds never sees the end."""
     most = int(4 * (seconds + 600) / PACE_S)  # never reached: it is told that it is enough
     argv = (
         *("python", str(JOBS / "tiny.py"), "--out", "{out}"),
@@ -102,7 +103,7 @@ def _start(session: LabSession, seconds: float) -> Job:
     return job
 
 
-def _quiet(watch: Watch) -> dict[str, int]:
+def quiet(watch: Watch) -> dict[str, int]:
     """What there is of each kind once two looks in a row see the same; files may grow."""
     seen: list[dict[str, int]] = []
 
@@ -117,10 +118,10 @@ def _quiet(watch: Watch) -> dict[str, int]:
     return seen[-1]
 
 
-def _settled(watch: Watch, before: dict[str, int]) -> dict[str, int]:
+def settled(watch: Watch, before: dict[str, int], notes: int = 0) -> dict[str, int]:
     """What there is once nothing more is there than before; or at last, if that never comes."""
     until = time.monotonic() + QUIET_S
-    while left_over(before, seen := watch.take().things) and time.monotonic() < until:
+    while left_over(before, seen := watch.take().things, notes) and time.monotonic() < until:
         time.sleep(0.2)
     return seen
 

@@ -65,31 +65,39 @@ class Sample(msgspec.Struct, frozen=True):
 class Watch:
     """Takes samples in a thread of its own; looking costs little beside a move."""
 
-    def __init__(self, lab: Lab, every: float) -> None:
+    def __init__(self, lab: Lab, every: float, kept: set[str] | None = None) -> None:
+        """``kept``: the only hosts whose daemons are looked at, as others may end; all if None."""
         self.lab = lab
+        self._kept = kept
         self.every = every
         self.samples: list[Sample] = []
         self.moves = 0  # set by whoever makes them
         self._began = time.monotonic()
+        self._running = False
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
         thread = threading.Thread(target=self._run, name="watch")
+        self._running = True
         thread.start()
         try:
             yield self
         finally:
             self._stop.set()
             thread.join()
+            self._running = False
         if self._error is not None:
             raise self._error
 
     def take(self) -> Sample:
         """Look now."""
         sample = Sample(
-            time.monotonic() - self._began, self.moves, daemons(self.lab), things(self.lab)
+            time.monotonic() - self._began,
+            self.moves,
+            daemons(self.lab, self._kept),
+            things(self.lab) if self._kept is None or not self._running else {},
         )
         self.samples.append(sample)
         return sample
@@ -102,10 +110,13 @@ class Watch:
             self._error = error
 
 
-def daemons(lab: Lab) -> dict[str, Daemon]:
-    """Every daemon of the lab by its host; raises AssertionError when one has ended."""
+def daemons(lab: Lab, kept: set[str] | None = None) -> dict[str, Daemon]:
+    """Every daemon of the lab by its host, or those of the hosts ``kept``; raises AssertionError
+    when one has ended."""
     found = {}
     for machine in lab.machines:
+        if kept is not None and machine.name not in kept:
+            continue
         assert machine.daemon is not None
         assert machine.daemon.alive, f"the daemon of {machine.name} has ended"
         seen = psutil.Process(machine.daemon.pid)

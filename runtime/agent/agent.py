@@ -252,6 +252,7 @@ class Agent:
             self._boot_id,
             codes,
             self.capsule_table.rewinds(),
+            self.holding.held(),
         )
         answer = await self._request(register, self.cluster.timeouts.suspicion)
         books = expected(messages.Books, "the orchestrator", register, answer).books

@@ -82,6 +82,10 @@ class HoldingHandlers:
         at_work = (*self._forwarding.values(), *self._saving.values())
         return comes or any(lock.locked() for lock in at_work)
 
+    def held(self) -> list[str]:
+        """The names of the images that are here or come."""
+        return [generation.note.migration for generation in self._images.generations()]
+
     # ---- a snapshot ----------------------------------------------------------------------------
 
     async def hold(self, request: messages.Hold) -> messages.Holding:

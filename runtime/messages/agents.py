@@ -334,7 +334,8 @@ class Register(Message, frozen=True):
     ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost.
     ``boot_id`` names this run of the agent; requests to an earlier run are lost. ``ended``: the
     exit codes of those capsules whose commands have ended. ``rewinds``: how often each job was
-    rewound, as far as this host knows; a job that it does not name was never.
+    rewound, as far as this host knows; a job that it does not name was never. ``held``: the names
+    of the images of snapshots that are here; a host that was switched off has lost them.
     """
 
     host: str
@@ -344,6 +345,7 @@ class Register(Message, frozen=True):
     boot_id: str = ""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
     rewinds: dict[str, int] = msgspec.field(default_factory=dict)
+    held: list[str] = msgspec.field(default_factory=list)
 
 
 class Books(Answer, frozen=True):

@@ -110,6 +110,10 @@ class Job:
             raise no_such(text, name, self.capsules, "its capsules are")
         return self.capsules[name]
 
+    def indices(self) -> dict[str, int]:
+        """The index of each capsule, by its name."""
+        return {capsule.name: capsule.index for capsule in self.capsules.values()}
+
     def snapshot_every(self, cluster: Cluster) -> float:
         """Seconds between two snapshots of the job; 0 if none are taken. What one costs and how
         often hosts fail decides if the orchestrator chooses (interval.py)."""

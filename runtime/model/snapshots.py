@@ -69,6 +69,11 @@ class Generation:
         """The name of the snapshot in ``directory``."""
         return self.saved or self.name
 
+    def images_of(self, host: str, indices: Mapping[str, int]) -> set[str]:
+        """The names of the images that ``host`` holds. ``indices``: of the job's capsules."""
+        held = {name for name, hosts in self.holders.items() if host in hosts}
+        return {image_name(self.number, indices[name]) for name in held.intersection(indices)}
+
 
 def image_name(snapshot: int, index: int) -> str:
     """The name of a capsule's image on the wire, in claims and on the disk, such as s17.0."""
@@ -124,6 +129,8 @@ class HostSeen(Protocol):
     def takes_work(self) -> bool: ...
     @property
     def memory_left(self) -> float: ...
+    @property
+    def lost(self) -> frozenset[str]: ...
 
 
 def choose_holders(

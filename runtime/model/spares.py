@@ -36,6 +36,7 @@ class HostView:
     gpus: tuple[GpuSeat, ...] = ()
     cordoned: bool = False
     memory_left: float = 1.0  # the share of its memory that is available
+    lost: frozenset[str] = frozenset()  # images of newest snapshots that it has lost
 
     @property
     def free(self) -> int:

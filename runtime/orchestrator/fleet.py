@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ...criu_glue.network.overlay import Overlay
@@ -28,7 +28,8 @@ class HostState:
 
     ``heard``: when that message came, in monotonic seconds; 0 for never. ``books_current``: the
     agent has registered with this orchestrator and has missed no address book since. ``digest``:
-    the digest of the cluster file that the agent uses.
+    the digest of the cluster file that the agent uses. ``lost``: the names of images of newest
+    snapshots that the host had and has not any more.
     """
 
     heard: float = 0.0
@@ -39,6 +40,7 @@ class HostState:
     gpus: tuple[GpuSeat, ...] = ()
     link: DataLink | None = None
     digest: str = ""
+    lost: frozenset[str] = frozenset()
 
 
 class Fleet:
@@ -157,6 +159,7 @@ class Fleet:
                 self.hosts[h.name].gpus,
                 h.name in self.cordons,
                 self.hosts[h.name].memory_left,
+                self.hosts[h.name].lost,
             )
             for h in self.cluster.hosts
         ]
@@ -167,6 +170,15 @@ class Fleet:
         if capsule.seen is None or not capsule.seen.gpus:
             return NO_GPUS
         return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
+
+    def images_lost(self, host: str, held: Collection[str]) -> frozenset[str]:
+        """Return the names of the images of newest snapshots that the host has lost, if it has only
+        those ``held``."""
+        kept = set()
+        for job in self.jobs.values():
+            if job.newest is not None and job.state != "ended":
+                kept |= job.newest.images_of(host, job.indices())
+        return frozenset(kept.difference(held))
 
     def find(self, capsule: str) -> tuple[Job, Capsule] | None:
         job = self.jobs.get(capsule.partition("/")[0])

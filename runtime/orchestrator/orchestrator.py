@@ -228,6 +228,7 @@ class Orchestrator:
             elif request.boot_id != state.boot_id:
                 self._end_lost(host, request)  # an agent that runs on reports ends by itself
             state.boot_id = request.boot_id
+            state.lost = self.fleet.images_lost(host, request.held)
             self.evacuation.wake()
             state.books_current = True
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]

@@ -24,7 +24,7 @@ from ..model.snapshots import NEEDED_AT_ONCE, SHORT
 from ..snapshot import protection_row
 from ..snapshot.context import SnapshotContext
 from ..snapshot.protection_notes import ProtectionNotes, same, words
-from ..snapshot.protection_row import exposed, holders_of
+from ..snapshot.protection_row import Holders, exposed, holders_of
 from ..snapshot.slowness import TAKES_S, Slowness
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
@@ -64,27 +64,13 @@ class _State:
     """Why the last attempt failed; "" if it did not. The history has it."""
 
 
-class _Hosts:
-    """The hosts as they are now. They are looked at once for all jobs: there may be a thousand of
-    each.
-
-    ``up``: those that are. ``short``: those with little memory left. ``needy``: those with hardly
-    any."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        left = {name: host.memory_left for name, host in fleet.hosts.items()}
-        self.up = set(fleet.up())
-        self.short = {name for name, share in left.items() if share < SHORT}
-        self.needy = {name for name in self.short if left[name] < NEEDED_AT_ONCE}
-
-
 class Protection:
     def __init__(self, fleet: Fleet, context: SnapshotContext, snapshots: JobSnapshots) -> None:
         self._fleet = fleet
         self._context = context
         self._snapshots = snapshots
         self._states: dict[str, _State] = {}  # by job
-        self._hosts = _Hosts(fleet)
+        self._hosts = Holders.of(())
         self._tasks = Tasks()
 
     async def run(self) -> None:
@@ -100,7 +86,7 @@ class Protection:
                 for name, state in self._states.items()
                 if jobs.get(name) is state.job and state.job.state != "suspended"
             }
-            self._hosts = _Hosts(self._fleet)
+            self._hosts = _holders(self._fleet)
             for job in list(jobs.values()):
                 if job.state == "running" and not self._snapshots.taken_up(job):
                     self._look(job, now)
@@ -119,9 +105,10 @@ class Protection:
             notes = ProtectionNotes(self._fleet.journal, job)
             state = self._states[job.name] = _State(job, notes, now + min(every, FIRST_S))
         hosts, before = self._hosts, state.exposed
-        for host in hosts.needy.intersection(holders_of(job)):
-            self._drop(job, f"{host} needs its memory for what runs there")
-        state.exposed = exposed(job, self._fleet.cluster.domains, hosts.up, hosts.short)
+        for host in holders_of(job):
+            if hosts.left.get(host, 1.0) < NEEDED_AT_ONCE:
+                self._drop(job, f"{host} needs its memory for what runs there")
+        state.exposed = exposed(job, self._fleet.cluster.domains, hosts)
         if state.exposed and state.exposed != before:
             state.notes.unprotected(state.exposed)
             state.due = now
@@ -225,6 +212,16 @@ class Protection:
         log.warning("%s: %s: %s", state.job.name, name or "no snapshot", why)
         if same(before) != same(why):
             state.notes.failed(why, name)
+
+
+def _holders(fleet: Fleet) -> Holders:
+    """The hosts as they are now, for all jobs: there may be a thousand of each."""
+    hosts = fleet.hosts.items()
+    return Holders(
+        set(fleet.up()),
+        {name: host.lost for name, host in hosts if host.lost},
+        {name: host.memory_left for name, host in hosts if host.memory_left < SHORT},
+    )
 
 
 def row(fleet: Fleet, job: Job) -> ProtectionRow | None:

@@ -4,7 +4,9 @@ Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
@@ -26,11 +28,9 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         why = (job.unprotected or NOT_YET) if every else ""
         return ProtectionRow(every, why_not=why, auto=auto)
     age = max(0.0, now - newest.time)
-    up = {host.name for host in hosts if host.up}
     if job.state == "suspended":
-        held, gone = holders_of(job), [h for h in holders_of(job) if h not in up]
-        gone = [] if newest.directory else gone
-        why = f"{gone[0]}, which keeps {newest.name}, is not up" if gone else ""
+        held = holders_of(job)
+        why = "" if newest.directory else _gone(job, newest, Holders.of(hosts))
         return ProtectionRow(
             every,
             newest.name,
@@ -49,7 +49,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         newest.bytes,
         holders_of(job),
         job.pause_s,
-        exposed(job, cluster.domains, up, {h.name for h in hosts if h.memory_left < SHORT}),
+        exposed(job, cluster.domains, Holders.of(hosts)),
         auto=auto,
         trouble=job.unprotected,
         rewind_s=rewind_s,
@@ -70,23 +70,52 @@ def holders_of(job: Job) -> list[str]:
     return sorted({h for hosts in job.newest.holders.values() for h in hosts} if job.newest else ())
 
 
-def exposed(
-    job: Job, domains: Mapping[str, str], up: Collection[str], short: Collection[str]
-) -> str:
+@dataclass(frozen=True)
+class Holders:
+    """What matters of hosts that hold images. ``up``: the hosts that are. ``lost``: the names of
+    the images that a host had and has not any more. ``left``: of hosts short of memory, the share
+    that is available."""
+
+    up: Collection[str]
+    lost: Mapping[str, Collection[str]]
+    left: Mapping[str, float]
+
+    @classmethod
+    def of(cls, hosts: Iterable[HostSeen]) -> Self:
+        known = list(hosts)
+        return cls(
+            {host.name for host in known if host.up},
+            {host.name: host.lost for host in known if host.lost},
+            {host.name: host.memory_left for host in known if host.memory_left < SHORT},
+        )
+
+
+def exposed(job: Job, domains: Mapping[str, str], hosts: Holders) -> str:
     """Why the job's newest snapshot would not do if a host died now, or soon, as text; "" if it
-    would, or if there is none. ``up``: the hosts that are. ``short``: those short of memory."""
+    would, or if there is none."""
     if job.newest is None:
         return ""
+    if gone := _gone(job, job.newest, hosts):
+        return gone
     name = job.newest.name
     beside = {domains.get(c.host, c.host): c for c in job.capsules.values() if c.code is None}
     for holder in holders_of(job):
-        if holder not in up:
-            return f"{holder}, which keeps {name}, is not up"
-        if holder in short:
+        if holder in hosts.left:
             return f"{holder}, which keeps {name}, is short of memory"
         if capsule := beside.get(domains.get(holder, holder)):
             where = "there" if capsule.host == holder else f"in its failure domain ({capsule.host})"
             return f"{holder} keeps {name}, and {capsule.name} runs {where}"
+    return ""
+
+
+def _gone(job: Job, newest: Generation, hosts: Holders) -> str:
+    """Which holder cannot give its images now, as text; "" if all can."""
+    for holder in holders_of(job):
+        if holder not in hosts.up:
+            return f"{holder}, which keeps {newest.name}, is not up"
+        lost = hosts.lost.get(holder)
+        if lost and not newest.images_of(holder, job.indices()).isdisjoint(lost):
+            return f"{holder}, which kept {newest.name}, has lost its memory since"
     return ""
 
 

@@ -105,7 +105,14 @@ def test_an_interruption_ends_the_part_and_begins_no_other(tmp_path: Path) -> No
 
 def test_each_part_is_a_target_of_the_makefile(nightly: ModuleType) -> None:
     every = nightly.parts(20261125)
-    assert [each.name for each in every] == ["long", "fault-matrix", "soak", "fuzz", "compat"]
+    assert [each.name for each in every] == [
+        "long",
+        "fault-matrix",
+        "soak",
+        "losses",
+        "fuzz",
+        "compat",
+    ]
     for each in every:
         for command in (each.command, each.short):
             done = subprocess.run(

@@ -15,6 +15,7 @@ from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.messages import Books, CapsuleState, Heartbeat, Register
 from liveshift.runtime.model.jobs import KILLED
+from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 from liveshift.runtime.orchestrator.status import status
 
@@ -154,3 +155,21 @@ def test_a_copy_of_before_a_rewind_is_ended_also_on_the_owner_s_host(
     heartbeat(3, 1)
     assert ended == [("h1", "a/1", 1)]
     assert capsule.seen is not None
+
+
+def test_a_host_that_reports_without_an_image_has_lost_it(brain: Orchestrator) -> None:
+    """It was switched off and is back, perhaps before anybody has missed it."""
+    job, h2 = brain.fleet.jobs["a"], brain.fleet.hosts["h2"]
+    owners = {f"a/{n}": (f"h{n}", 1) for n in range(2)}
+    job.newest = Generation(7, "a", "step 9", 0.0, 0, owners, {"a/0": ["h1"], "a/1": ["h2"]})
+
+    def reports(*held: str) -> frozenset[str]:
+        says(brain, "h2", Register("h2", FACTS, {}, brain.cluster.digest, held=[*held]))
+        return h2.lost
+
+    assert reports("s7.1", "s3.0") == frozenset()
+    assert reports("s7.0") == {"s7.1"}
+    assert reports("s7.1") == frozenset()
+    assert brain.fleet.hosts["h1"].lost == frozenset()
+    job.state = "ended"
+    assert reports() == frozenset()

@@ -347,6 +347,19 @@ def test_a_holder_that_is_lost_is_replaced_at_once(tmp_path: Path) -> None:
     assert [kind for kind, _ in scene.events()] == ["protected", "unprotected", "protected"]
 
 
+def test_a_holder_that_was_switched_off_and_is_back_gets_the_next_snapshot_at_once(
+    tmp_path: Path,
+) -> None:
+    """It is up, and perhaps nobody has missed it."""
+    scene = Scene(tmp_path, OFTEN.replace("every = 1", "every = 3600"))
+    scene.run(lambda: scene.stage.completed)
+    scene.fleet.hosts["h2"].lost = frozenset({"s1.1"})
+    assert scene.row().why_not == "h2, which kept s1, has lost its memory since"
+    scene.run(lambda: len(scene.stage.completed) == 2)
+    assert (scene.row().newest, scene.row().why_not) == ("s2", "")
+    assert [kind for kind, _ in scene.events()] == ["protected", "unprotected", "protected"]
+
+
 def test_a_holder_that_is_short_of_memory_is_replaced_at_once(tmp_path: Path) -> None:
     scene = both_may_hold(tmp_path)
     scene.run(lambda: scene.stage.completed)

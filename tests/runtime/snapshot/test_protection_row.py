@@ -77,6 +77,16 @@ def test_without_its_holder_nothing_goes_back() -> None:
     assert seen.in_place == []
 
 
+@pytest.mark.parametrize("state", ["running", "suspended"])
+def test_a_holder_that_has_lost_its_memory_keeps_nothing(state: str) -> None:
+    job = protected()
+    job.state = state
+    other = replace(HOSTS[3], lost=frozenset({"s16.0"}))
+    assert row(job, [*HOSTS[:3], other]).why_not == ""
+    empty = replace(HOSTS[3], lost=frozenset({"s17.1"}))
+    assert row(job, [*HOSTS[:3], empty]).why_not == "h3, which kept s17, has lost its memory since"
+
+
 def test_a_job_without_a_snapshot_says_why() -> None:
     job = a_job()
     job.request = msgspec.structs.replace(job.request, snapshot_every=SNAPSHOTS_OFF)
