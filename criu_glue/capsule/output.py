@@ -48,9 +48,12 @@ _PAGE = struct.Struct("<4Q")
 
 @dataclass(frozen=True)
 class OutputRecord:
+    """``repeated``: the capsule was taken back to a snapshot from before it printed this."""
+
     realtime_ns: int
     stream: int
     data: bytes
+    repeated: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ EXAMPLES = """\
 liveshift logs gpt/1 -f   [dim]# one capsule, wherever it runs[/]
 
 liveshift logs gpt --timestamps   [dim]# all capsules of the job, in order of time[/]
+
+liveshift logs gpt/0 --with-repeated   [dim]# both runs of what a rewind has repeated[/]
 """
 
 
@@ -46,6 +48,14 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="When each line began, in UTC.")
     ] = False,
+    with_repeated: Annotated[
+        bool,
+        typer.Option(
+            "--with-repeated",
+            help="Also what was printed after a snapshot and before the job went back to it, each"
+            " line marked. The job prints it again.",
+        ),
+    ] = False,
 ) -> None:
     """Show the output of a capsule or a job, wherever it runs.
 
@@ -57,8 +67,8 @@ def logs(
     with open_client() as client:
         capsules = capsules_of(client, subject)
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
-        to = writers(streams, capsules, timestamps=timestamps)
-        readers = [Reader(capsule) for capsule in capsules]
+        to = writers(streams, capsules, timestamps=timestamps, with_repeated=with_repeated)
+        readers = [Reader(capsule, with_repeated=with_repeated) for capsule in capsules]
         _so_far(client, readers, to)
         if follow:
             _from_now(client, readers, to)

@@ -12,7 +12,13 @@ from typing import BinaryIO
 from ...criu_glue.capsule.output import STDOUT, OutputRecord
 
 LONGEST = 64 << 10  # bytes; a longer line is written in pieces
+REPEATED = "(repeated) "
+"""Before each line that a capsule printed before a rewind and prints again after it."""
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours; each capsule gets the next one
+
+
+Started = dict[int, tuple[int, bytes]]
+"""By stream: a line that has begun, with the time of its first byte (time.time_ns())."""
 
 
 class Streams:
@@ -62,7 +68,11 @@ class Verbatim:
 
 class Lines:
     """Writes whole lines, each after its time and its capsule's name if these are wanted. A line
-    that has begun is held back until it ends."""
+    that has begun is held back until it ends.
+
+    Repeated output is marked line by line. A line that had begun before it is both repeated and
+    printed again, so it is written both times.
+    """
 
     def __init__(
         self, streams: Streams, name: str | None, number: int = 0, *, timestamps: bool = False
@@ -71,10 +81,16 @@ class Lines:
         self._name = name
         self._colour = COLOURS[number % len(COLOURS)]
         self._timestamps = timestamps
-        self._started: dict[int, tuple[int, bytes]] = {}  # stream → time of its first byte, bytes
+        self._started: Started = {}
+        self._repeated: Started | None = None  # the same of repeated output, while it comes
 
     def put(self, record: OutputRecord) -> None:
-        began, held = self._started.pop(record.stream, (record.realtime_ns, b""))
+        if record.repeated and self._repeated is None:
+            self._repeated = dict(self._started)
+        if not record.repeated:
+            self._end_repeated()
+        held_back = self._started if self._repeated is None else self._repeated
+        began, held = held_back.pop(record.stream, (record.realtime_ns, b""))
         *lines, rest = (held + record.data).split(b"\n")
         whole = b""
         for line in lines:
@@ -86,13 +102,23 @@ class Lines:
         if whole:
             self._streams.write(record.stream, whole)
         if rest:
-            self._started[record.stream] = began, rest
+            held_back[record.stream] = began, rest
 
     def end(self) -> None:
         """Write what is held back. There will be no more records."""
-        for stream, (began, rest) in sorted(self._started.items()):
-            self._streams.write(stream, self._prefix(stream, began) + rest + b"\n")
+        self._end_repeated()
+        self._write(self._started)
         self._started.clear()
+
+    def _end_repeated(self) -> None:
+        if self._repeated is not None:
+            before = self._started
+            self._write({s: held for s, held in self._repeated.items() if held != before.get(s)})
+            self._repeated = None
+
+    def _write(self, started: Started) -> None:
+        for stream, (began, rest) in sorted(started.items()):
+            self._streams.write(stream, self._prefix(stream, began) + rest + b"\n")
 
     def _prefix(self, stream: int, realtime_ns: int) -> bytes:
         text = f"{instant(realtime_ns)} " if self._timestamps else ""
@@ -101,6 +127,8 @@ class Lines:
             if self._streams.coloured(stream):
                 label = f"\x1b[{self._colour}m{label}\x1b[0m"
             text += label + " "
+        if self._repeated is not None:
+            text += REPEATED
         return text.encode()
 
 
@@ -109,10 +137,14 @@ Writer = Verbatim | Lines
 
 
 def writers(
-    streams: Streams, capsules: Sequence[str], *, timestamps: bool = False
+    streams: Streams,
+    capsules: Sequence[str],
+    *,
+    timestamps: bool = False,
+    with_repeated: bool = False,
 ) -> dict[str, Writer]:
     """Return a writer for each capsule. If there are several, their names begin the lines."""
-    if len(capsules) == 1 and not timestamps:
+    if len(capsules) == 1 and not timestamps and not with_repeated:
         return {capsules[0]: Verbatim(streams)}
     several = len(capsules) > 1
     return {

@@ -3,6 +3,9 @@
 
 The offset counts in the record log, which moves with its capsule (criu_glue/capsule/output.py). A
 reader that lost contact asks again from where it was. Any agent may answer then.
+
+A rewind cuts the log back. A reader ``with_repeated`` first hands on what was cut off, if a host
+still has it, and then what the capsule has printed since.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from ...criu_glue.capsule.output import (
     STDERR,
     STDOUT,
     OutputRecord,
-    rewinds_at,
     split,
     whole,
 )
@@ -24,6 +26,7 @@ from ...errors import LiveshiftError, NotFound, NotPermitted
 from ...runtime.messages import Output, ReadOutput
 from ..client.client import Client
 from ..client.context import Place
+from .cut_off import CutOff, marked, rewound
 
 POLL_S = 10.0  # seconds that a request waits for output if there is none
 SLACK_S = 20.0  # seconds for its answer on top of that: the capsule may be on the move
@@ -33,22 +36,35 @@ RETRY_S = 0.2, 2.0  # seconds: first and longest pause after a failed request
 class Reader:
     """A place in one capsule's output. ``code``: its exit code, once all of the output was read."""
 
-    def __init__(self, capsule: str) -> None:
+    def __init__(self, capsule: str, *, with_repeated: bool = False) -> None:
         self.capsule = capsule
         self.offset = 0
         self.code: int | None = None
         self._cut = b""
+        self._with_repeated = with_repeated
+        self._cut_off: CutOff | None = None
 
     def read(self, client: Client, wait: float = 0.0) -> list[OutputRecord] | None:
         """Return the next records, or None if there are none yet within ``wait`` seconds.
 
         Raises what Client.get raises; nothing is skipped then.
         """
-        request = ReadOutput(self.capsule, self.offset, wait)
-        answer = client.get(Output, request, wait + SLACK_S)
+        if self._cut_off is None:
+            request = ReadOutput(self.capsule, self.offset, wait)
+            answer = client.get(Output, request, wait + SLACK_S)
+            if not (self._with_repeated and rewound(answer)):
+                return self._take(answer)
+            self._cut_off = CutOff(self.capsule, self.offset, answer)
+        repeated = self._cut_off.read(client, SLACK_S)
+        if self._cut_off.over:
+            repeated += self._take(self._cut_off.after) or []
+            self._cut_off = None
+        return repeated
+
+    def _take(self, answer: Output) -> list[OutputRecord] | None:
         self.offset = answer.next
         self.code = answer.code
-        missing = self._gap(answer) if answer.dropped else []
+        missing = [self._gap(answer)] if answer.dropped else []
         raw = self._cut + answer.data
         end = whole(raw)
         self._cut = raw[end:]
@@ -56,23 +72,20 @@ class Reader:
             return missing or None
         return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
 
-    def _gap(self, answer: Output) -> list[OutputRecord]:
+    def _gap(self, answer: Output) -> OutputRecord:
         """Return a record for stderr that says why output does not go on where it was."""
         self._cut = b""
-        begins = answer.next - len(answer.data)
-        when = next((record.realtime_ns for record in split(answer.data)), time.time_ns())
-        if rewinds_at(begins) > rewinds_at(begins - answer.dropped):
-            text = (
-                f"[liveshift: {self.capsule} went on here from a snapshot: it prints again what it"
-                " had printed since]\n"
+        if rewound(answer):
+            return marked(
+                answer,
+                f"{self.capsule} went on here from a snapshot: it prints again what it had printed"
+                " since",
             )
-        else:
-            text = (
-                f"[liveshift: {answer.dropped} bytes of the output of {self.capsule} are missing"
-                " here: old output goes by logs.max and logs.keep; with a full disk new output is"
-                " lost]\n"
-            )
-        return [OutputRecord(when, STDERR, text.encode())]
+        return marked(
+            answer,
+            f"{answer.dropped} bytes of the output of {self.capsule} are missing here: old output"
+            " goes by logs.max and logs.keep; with a full disk new output is lost",
+        )
 
     def history(self, client: Client) -> Iterator[OutputRecord]:
         """Yield everything up to now, without waiting for more."""

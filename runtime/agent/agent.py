@@ -98,6 +98,7 @@ class Agent:
             messages.Forget: capsule_table.forget_job,
             messages.Locate: capsule_table.locate,
             messages.ReadOutput: capsule_table.read_output,
+            messages.ReadRepeated: capsule_table.read_repeated,
             messages.GetInspection: capsule_table.get_inspection,
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,

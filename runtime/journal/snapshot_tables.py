@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -62,6 +62,8 @@ class RewindRow:
     seconds since 1970 (time.time()). ``died``: the capsules whose commands have ended and so caused
     it, each with how many collectives it had finished, 0 if not known.
     ``to``: the directory in which the images of a suspension are saved then, or "".
+    ``left``: the host of each capsule that might run there until this write. ``lost``: the hosts
+    that were lost, also those of rewinds that this one replaces.
     """
 
     number: int
@@ -75,6 +77,8 @@ class RewindRow:
     died: dict[str, int] = field(default_factory=dict)
     kind: RewindKind = RewindKind.REWIND
     to: str = ""
+    left: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
 
 class SavedRow(NamedTuple):
@@ -188,6 +192,11 @@ class SnapshotTables:
         rows = self._file.rows("SELECT row FROM rewinds WHERE job = ? ORDER BY number", (job,))
         return [msgspec.msgpack.decode(row, type=RewindRow) for (row,) in rows]
 
+    def cut_off(self, job: str, after: int, until: int) -> RewindRow | None:
+        """Return the first rewind of a job that has a count above ``after``, and up to ``until``:
+        it has ended what ran under the count ``after``, or since the job's start."""
+        return next((row for row in self.history(job) if after < row.rewinds <= until), None)
+
     def rewind(
         self,
         job: str,
@@ -196,9 +205,10 @@ class SnapshotTables:
         why: str,
         died: Mapping[str, int] | None = None,
         kind: RewindKind = RewindKind.REWIND,
+        lost: Collection[str] = (),
     ) -> RewindRow:
         """Take all capsules of a job back to snapshot ``generation``; ``plan``: capsule → host;
-        ``died``: see RewindRow.
+        ``died``, ``lost``: see RewindRow.
 
         Before it returns, only the present owners may run the capsules; afterwards only those of
         the plan may, each once it has the grant. Raises LiveshiftError, and changes nothing, if
@@ -207,6 +217,7 @@ class SnapshotTables:
         """
         with self._file.together():
             row = self._new_row(kind, job, generation, plan, why, died or {})
+            row = replace(row, lost=sorted(lost))
             self._write_rewind(row, "rewinding", ("running", "rewinding"))
         return row
 
@@ -259,8 +270,19 @@ class SnapshotTables:
         new = {c: (plan[c], epoch + REWIND_EPOCHS) for c, (_, epoch) in owners.items()}
         before = sorted(last_whole(self._granted(job), self.before(job)))
         number, count = self._last_number("rewinds") + 1, self.rewinds(job) + 1
-        now = time.time()
-        return RewindRow(number, job, generation, count, new, before, why, now, dict(died), kind)
+        return RewindRow(
+            number=number,
+            job=job,
+            generation=generation,
+            rewinds=count,
+            owners=new,
+            before=before,
+            why=why,
+            time=time.time(),
+            died=dict(died),
+            kind=kind,
+            left=self._may_run(job),
+        )
 
     def _write_rewind(self, row: RewindRow, state: str, states: tuple[str, ...]) -> None:
         """Write a row. The job gets ``state``; it must be in one of ``states``."""
@@ -297,9 +319,10 @@ class SnapshotTables:
             (number,),
         )
 
-    def end_rewind(self, row: RewindRow) -> None:
+    def end_rewind(self, row: RewindRow) -> bool:
         """Record that all capsules run again. The job runs, unless it is being ended meanwhile.
-        Changes nothing if a later rewind has replaced this one. Repeatable."""
+        Changes nothing if a later rewind has replaced this one, and returns False then. Repeatable.
+        """
         with self._file.together():
             done = self._file.write(
                 "UPDATE rewinds SET state = 'done' WHERE number = ? AND state = 'restoring'",
@@ -310,6 +333,7 @@ class SnapshotTables:
                     "UPDATE jobs SET state = 'running' WHERE name = ? AND state = 'rewinding'",
                     (row.job,),
                 )
+        return done == 1
 
     def rewinds_under_way(self) -> list[tuple[RewindRow, bool]]:
         """List the rewinds that have not ended, each with whether it may restore capsules. A
@@ -357,6 +381,11 @@ class SnapshotTables:
     def _granted(self, job: str) -> list[Owner]:
         rows = self._file.rows("SELECT host, epoch, granted FROM capsules WHERE job = ?", (job,))
         return [Owner(host, epoch, bool(granted)) for host, epoch, granted in rows]
+
+    def _may_run(self, job: str) -> dict[str, str]:
+        """The host of each capsule that was let run."""
+        query = "SELECT name, host FROM capsules WHERE job = ? AND granted = 1"
+        return dict(self._file.rows(query, (job,)))
 
     def _last_number(self, table: str) -> int:
         """The highest number that a row of the table has ever had; 0 if there was none."""

@@ -200,6 +200,29 @@ class Output(Answer, frozen=True):
     dropped: int = 0
 
 
+class ReadRepeated(Message, frozen=True):
+    """Read output that rewinds have cut off: from ``offset`` on, where the capsule's log breaks
+    off, and before ``until``, where the log goes on after the last of these rewinds; answers
+    Repeated. One answer is about one rewind at most."""
+
+    capsule: str
+    offset: int
+    until: int
+
+
+class Repeated(Answer, frozen=True):
+    """Raw records, as in Output. The next request begins at ``next``; there is no more once that is
+    ``until``. ``dropped``: bytes of earlier records that are not kept. ``host``: where the capsule
+    was then. ``gone``: why nothing of what it printed there is left; "" if it is left.
+    """
+
+    data: bytes
+    next: int
+    dropped: int = 0
+    host: str = ""
+    gone: str = ""
+
+
 class GetInspection(Message, frozen=True):
     """Ask what a capsule's processes hold of GPUs and of peers now; answers Inspection."""
 

@@ -13,6 +13,7 @@ TEXTS = {
     "GetMigration": "show a move",
     "GetInspection": "inspect a capsule",
     "ReadOutput": "read output",
+    "ReadRepeated": "read repeated output",
     "Migrate": "move a capsule",
     "Cancel": "cancel a move",
     "SignalJob": "signal a job",

@@ -89,6 +89,7 @@ class ApiServer:
             messages.Cancel: self._migration_requests.cancel,
             messages.GetMigration: self._migration_requests.get_migration,
             messages.ReadOutput: jobs.read_output,
+            messages.ReadRepeated: jobs.read_repeated,
             messages.GetInspection: jobs.get_inspection,
             messages.SignalJob: jobs.signal_job,
             messages.EndUnknown: jobs.end_unknown,

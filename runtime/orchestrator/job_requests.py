@@ -9,7 +9,10 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ...errors import LiveshiftError, NotFound, NotPermitted, Refused, WrongUsage
+import msgspec
+
+from ...criu_glue.capsule.output import REWIND, rewinds_at
+from ...errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable, WrongUsage
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
 from ..daemon.lookups import look_up
@@ -32,6 +35,7 @@ log = logging.getLogger("liveshift.api")
 
 START_S = 60.0
 OUTPUT_RETRY_S = 0.05
+REPEATED_S = 10.0
 INSPECT_S = 20.0
 MOST_WAIT_S = 60.0
 """A request for output waits at most this many seconds if there is no new output."""
@@ -213,10 +217,7 @@ class JobRequests:
     async def read_output(self, who: Principal, request: messages.ReadOutput) -> messages.Output:
         """Read output from the host that owns the capsule. Offsets stay valid across a move, so a
         request that fails is repeated at the capsule's host of that moment."""
-        job = self._rights.job(who, request.capsule)
-        if not who.owns(job.uid):
-            self._rights.need(who, Role.ADMIN, f"read the output of {job.name}", job)
-        capsule = job.capsule(request.capsule)
+        job, capsule = self._readable(who, request.capsule)
         until = time.monotonic() + (min(request.wait, MOST_WAIT_S) if request.wait > 0 else 0)
         while True:
             _check_not_suspended(job, "its output is part of its image")
@@ -233,6 +234,37 @@ class JobRequests:
                 if time.monotonic() > until and capsule.host == host and not capsule.migration:
                     raise
             await asyncio.sleep(OUTPUT_RETRY_S)
+
+    async def read_repeated(
+        self, who: Principal, request: messages.ReadRepeated
+    ) -> messages.Repeated:
+        """Read output that a rewind has cut off from the host on which the capsule was then."""
+        job, capsule = self._readable(who, request.capsule)
+        row = self._fleet.journal.snapshots.cut_off(
+            job.name, rewinds_at(request.offset), rewinds_at(request.until)
+        )
+        if row is None:  # the job was adopted, say
+            return messages.Repeated(b"", request.until, gone="the journal knows nothing of it")
+        end = min(row.rewinds * REWIND, request.until)
+        host = row.left.get(capsule.name, "")
+        if not host:  # no copy of that time has run: the job was suspended, or taken back again
+            return messages.Repeated(b"", end)
+        read = messages.ReadRepeated(capsule.name, request.offset, end)
+        if not self._fleet.is_up(host):
+            return messages.Repeated(b"", end, host=host, gone=f"{host} is not up")
+        try:
+            answer = await self._agents.request(host, read, REPEATED_S)
+        except (NotFound, Unreachable) as gone:
+            return messages.Repeated(b"", end, host=host, gone=str(gone))
+        found = expected(messages.Repeated, host, read, answer)
+        return msgspec.structs.replace(found, host=host)
+
+    def _readable(self, who: Principal, name: str) -> tuple[Job, Capsule]:
+        """The capsule and its job. Raises NotPermitted if the caller may not read its output."""
+        job = self._rights.job(who, name)
+        if not who.owns(job.uid):
+            self._rights.need(who, Role.ADMIN, f"read the output of {job.name}", job)
+        return job, job.capsule(name)
 
     async def get_inspection(
         self, who: Principal, request: messages.GetInspection

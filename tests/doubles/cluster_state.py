@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from liveshift.criu_glue.capsule.output import REWIND
 from liveshift.runtime import messages
 from liveshift.runtime.messages import CapsuleRow, HostRow, JobRow
 
@@ -23,6 +24,14 @@ class Capsule:
     migration: str | None = None
     kept_from: int = 0  # what of the log is older was rotated away
     output_trouble: str = ""
+    rewound_at: int | None = None  # the log was cut back to so many bytes
+    cut_off: bytes = b""
+    gone: str = ""  # why what was cut off is not there any more
+
+    def place(self, offset: int) -> int:
+        """Where in ``log`` is what a reader finds at an offset."""
+        cut = self.rewound_at
+        return offset if cut is None or offset < cut else cut + max(0, offset - REWIND)
 
 
 @dataclass

@@ -21,7 +21,7 @@ import msgspec
 from doubles.cluster_state import Capsule, Host, Job, host_row, job_row
 from doubles.suspensions import Suspensions, check_readable
 
-from liveshift.criu_glue.capsule.output import HEADER, STDOUT
+from liveshift.criu_glue.capsule.output import HEADER, REWIND, STDOUT
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable, to_wire
 from liveshift.interposer.inspection import ProcessState
 from liveshift.runtime import messages
@@ -135,6 +135,15 @@ class Orchestrator:
         with self.changed:
             realtime_ns = int((at or time.time()) * 1e9)
             self._capsule(capsule).log += HEADER.pack(realtime_ns, len(data), stream) + data
+            self.changed.notify_all()
+
+    def cut_back(self, capsule: str, to: int, gone: str = "") -> None:
+        """A rewind cuts the capsule's log back to so many bytes; ``gone``: why no host keeps the
+        rest."""
+        with self.changed:
+            found = self._capsule(capsule)
+            found.cut_off, found.log = found.log[to:], found.log[:to]
+            found.rewound_at, found.gone = to, gone
             self.changed.notify_all()
 
     def end(self, capsule: str, code: int = 0) -> None:
@@ -255,6 +264,8 @@ class Orchestrator:
                     return self._status()
                 case messages.ReadOutput():
                     return self._output(ask, line)
+                case messages.ReadRepeated():
+                    return self._repeated(ask)
                 case messages.GetInspection():
                     capsule = self._capsule(ask.capsule)
                     seen = self.processes.get(capsule.name, [])
@@ -328,16 +339,24 @@ class Orchestrator:
 
         def news() -> bool:
             gone = line not in self._lines
-            there = len(capsule.log) > ask.offset or capsule.code is not None
+            there = len(capsule.log) > capsule.place(ask.offset) or capsule.code is not None
             return there or gone or capsule.epoch != epoch
 
         self.changed.wait_for(news, ask.wait)
         if capsule.epoch != epoch:  # as when the source's agent hangs up in the middle of it
             raise Unreachable(f"{capsule.host} does not answer")
         at = max(ask.offset, capsule.kept_from)
-        data = capsule.log[at : at + CHUNK]
+        place, cut = capsule.place(at), capsule.rewound_at
+        if cut is not None and place >= cut:
+            at, cut = max(at, REWIND), None
+        data = capsule.log[place : min(place + CHUNK, len(capsule.log) if cut is None else cut)]
         code = capsule.code if not data else None
         return messages.Output(data, at + len(data), code, at - ask.offset)
+
+    def _repeated(self, ask: messages.ReadRepeated) -> messages.Repeated:
+        capsule = self._capsule(ask.capsule)
+        data = b"" if capsule.gone else capsule.cut_off[ask.offset - (capsule.rewound_at or 0) :]
+        return messages.Repeated(data, ask.until, host=capsule.host, gone=capsule.gone)
 
     def _signal(self, ask: messages.SignalJob) -> None:
         self._job(ask.job).signals.append(ask.signum)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from ....criu_glue.capsule import output, sandboxes
@@ -20,7 +21,7 @@ from ....errors import NotFound, Refused
 from ... import messages
 from ...config.cluster import Cluster
 from ...messages import Book
-from . import carried_out, rank_pages
+from . import carried_out, rank_pages, repeated_output
 from .idle_cores import IdleCores
 from .running_capsule import CapsuleFactory, RunningCapsule, overlay_of, watch
 
@@ -132,9 +133,13 @@ class CapsuleTable:
         await self._end_silently(earlier)
         for resident in earlier:
             name = resident.spec.name
-            await self.blocking(name, resident.remove)
+            await self.blocking(name, partial(self._remove_earlier, resident))
             if self.capsules.get(name) is resident:
                 del self.capsules[name]
+
+    def _remove_earlier(self, resident: RunningCapsule) -> None:
+        repeated_output.keep(self.factory, resident)
+        resident.remove()
 
     def _earlier(self, book: Book) -> list[RunningCapsule]:
         of_job = [c for c in self.capsules.values() if c.spec.job == book.job]
@@ -162,6 +167,8 @@ class CapsuleTable:
                 log.error("the orchestrator does not know %s, which runs here", here[0].spec.name)
             else:
                 await self.forget_job(messages.Forget(job))
+        known = jobs | {capsule.spec.job for capsule in self.capsules.values()}
+        await asyncio.to_thread(repeated_output.forget_unknown, self.factory, known)
 
     async def _forget_moved(self) -> None:
         """Remove what is left of capsules that went on elsewhere after this host went down."""
@@ -239,6 +246,7 @@ class CapsuleTable:
                 resident.leaving = True
                 await self.blocking(name, resident.remove)
             carried_out.forget_job(self.factory, request.job)
+            repeated_output.forget_job(self.factory, request.job)
             book = self.books.pop(request.job, None)
             if book is not None:
                 async with self.network:
@@ -287,6 +295,9 @@ class CapsuleTable:
         resident = self.resident(request.capsule)
         states = await asyncio.to_thread(rank_pages.states, resident)
         return messages.Inspection(request.capsule, self.host, states)
+
+    async def read_repeated(self, request: messages.ReadRepeated) -> messages.Repeated:
+        return await asyncio.to_thread(repeated_output.read, self.factory, request)
 
     async def read_output(self, request: messages.ReadOutput) -> messages.Output:
         until = time.monotonic() + request.wait

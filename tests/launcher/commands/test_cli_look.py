@@ -89,6 +89,79 @@ def test_logs_end_quietly_when_interrupted(gpt: Any, start: Starter) -> None:
     assert ended(process) == (130, "", "")
 
 
+def rewound(gpt: Any, capsule: str = "gpt/0", gone: str = "") -> None:
+    """It printed four lines, went back to the second one, and printed the third one again."""
+    gpt.print(capsule, b"one\ntw", at=1)
+    kept = len(gpt._capsule(capsule).log)
+    gpt.print(capsule, b"o\nthree\n", at=2)
+    gpt.print(capsule, b"four, cu", STDERR, at=3)
+    gpt.cut_back(capsule, kept, gone)
+    gpt.print(capsule, b"o\nthree\n", at=5)
+
+
+WENT_ON = "went on here from a snapshot: it prints again what it had printed since]"
+FOLLOWS = "printed what follows on h0, and then went back to a snapshot: it prints it again below]"
+
+
+def test_logs_have_each_line_once_unless_told_otherwise(gpt: Any, call: Call) -> None:
+    rewound(gpt)
+    code, out, err = call("logs", "gpt/0")
+    assert (code, out, err) == (0, "one\ntwo\nthree\n", f"[liveshift: gpt/0 {WENT_ON}\n")
+
+
+def test_logs_show_both_runs_of_what_was_repeated(gpt: Any, call: Call) -> None:
+    """A line that had begun before the snapshot is part of both."""
+    rewound(gpt)
+    code, out, err = call("logs", "gpt/0", "--with-repeated")
+    assert code == 0
+    assert out.splitlines() == ["one", "(repeated) two", "(repeated) three", "two", "three"]
+    assert err.splitlines() == [
+        f"[liveshift: gpt/0 {FOLLOWS}",
+        "(repeated) four, cu",
+        f"[liveshift: gpt/0 {WENT_ON}",
+    ]
+
+
+def test_repeated_lines_of_a_job_are_in_order_of_time(gpt: Any, call: Call) -> None:
+    rewound(gpt)
+    gpt.print("gpt/1", b"meanwhile\n", at=4)
+    code, out, _ = call("logs", "gpt", "--with-repeated", "--timestamps")
+    assert code == 0
+    assert [line.partition("Z ")[2] for line in out.splitlines()] == [
+        "gpt/0: one",
+        "gpt/0: (repeated) two",
+        "gpt/0: (repeated) three",
+        "gpt/1: meanwhile",
+        "gpt/0: two",
+        "gpt/0: three",
+    ]
+
+
+def test_logs_say_that_repeated_lines_are_gone(gpt: Any, call: Call) -> None:
+    rewound(gpt, gone="h0 is not up")
+    code, out, err = call("logs", "gpt/0", "--with-repeated")
+    assert (code, out) == (0, "one\ntwo\nthree\n")
+    gone = "what gpt/0 printed on h0 before it went back to a snapshot is gone: h0 is not up]"
+    assert err.splitlines() == [f"[liveshift: {gone}", f"[liveshift: gpt/0 {WENT_ON}"]
+
+
+def test_who_follows_sees_repeated_lines_that_came_too_late(gpt: Any, start: Starter) -> None:
+    gpt.print("gpt/1", b"one\n")
+    kept = len(gpt._capsule("gpt/1").log)
+    gpt.print("gpt/1", b"two\n")
+    process = start("logs", "gpt/1", "-f", "--with-repeated")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
+    with gpt.changed:  # what follows comes at once
+        gpt.print("gpt/1", b"three\n")
+        gpt.cut_back("gpt/1", kept)
+        gpt.print("gpt/1", b"two\n")
+    gpt.end("gpt/1", 9)
+    code, out, err = ended(process)
+    assert (code, out) == (0, "(repeated) three\ntwo\n")
+    assert [WENT_ON in line for line in err.splitlines()] == [False, True]
+
+
 def test_logs_of_nothing(gpt: Any, call: Call) -> None:
     said = 'error: no job "gtp"\nhint: did you mean gpt? there are: gpt\n'
     assert call("logs", "gtp") == (4, "", said)

@@ -38,6 +38,7 @@ class Capsule:
         self.epoch = epoch
         self.code: int | None = None
         self.leaving = False
+        self.removed = True  # it has no directory
         self._scene = scene
 
     def end_silently(self) -> None:
