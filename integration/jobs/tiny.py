@@ -44,6 +44,7 @@ def main() -> None:
         optimizer.step()
         uid = os.getuid()
         log.step(step, loss, args.pace, uid=uid, sha256=digest(net.parameters()))
+        print(f"step {step}", flush=True)
         enough = torch.tensor(int(rank == 0 and args.enough is not None and args.enough.exists()))
         if world > 1:
             dist.all_reduce(enough)

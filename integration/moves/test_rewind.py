@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import re
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
+from fault_matrix import held
+from fault_matrix.held import Held
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job, Step
 from protected_job import events, wait_protected, wait_rewound
@@ -31,10 +36,30 @@ EVERY_S = 2.0
 _numbers = itertools.count()
 
 
+TOLD = """#!/bin/sh
+env | grep "^LIVESHIFT_" >> {place}/told-$LIVESHIFT_JOB
+echo "told of $LIVESHIFT_SNAPSHOT" >&2
+exit 3
+"""
+"""What the orchestrator runs after a rewind."""
+
+
 @pytest.fixture(scope="module")
-def lab(new_lab: NewLab) -> LabSession:
-    """Two hosts run the job, two may hold its images."""
-    return new_lab("--hosts", "4", "--snapshots", f"every={EVERY_S:g}")
+def points(place: Path) -> Iterator[Held]:
+    made = Held(place / "rewind-points")
+    yield made
+    made.clear()
+    os.environ.pop(held.VARIABLE)
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab, place: Path, points: Held) -> LabSession:
+    """Two hosts run the job, two may hold its images. A program is told of rewinds."""
+    program = place / "on-rewind"
+    program.write_text(TOLD.format(place=place))
+    program.chmod(0o755)
+    on_rewind = f'on_rewind=["{program}"]'
+    return new_lab("--hosts", "4", "--snapshots", f"every={EVERY_S:g},{on_rewind}")
 
 
 @pytest.fixture
@@ -82,6 +107,47 @@ def wait_past(job: Job, before: int) -> None:
     eventually(lambda: len(steps(job, 0)) > before + 2 * AFTER, "the job to be further than ever")
 
 
+def printed(job: Job, rank: int, *options: str) -> tuple[list[int], list[int], str]:
+    """The steps that a rank has printed, those that are marked as repeated, and what is on
+    stderr."""
+    said = job.session.cli("logs", f"{job.name}/{rank}", *options)
+    lines = said.out.splitlines()
+    once, repeated = (
+        [int(found[1]) for line in lines if (found := re.fullmatch(f"{mark}step ([0-9]+)", line))]
+        for mark in ("", re.escape("(repeated) "))
+    )
+    return once, repeated, said.err
+
+
+def _has_printed(job: Job, rank: int, step: int) -> bool:
+    return printed(job, rank)[0][-1] >= step
+
+
+def assert_both_runs_are_shown(job: Job, rank: int, last: int) -> None:
+    """``last``: a step of after the snapshot that the rank had printed when its host died."""
+    once, none, _ = printed(job, rank)
+    assert (once, none) == (list(range(1, len(once) + 1)), []), "each line once"
+    again, repeated, said = printed(job, rank, "--with-repeated")
+    assert again[: len(once)] == once
+    assert repeated == list(range(repeated[0], repeated[-1] + 1))
+    assert 1 < repeated[0] <= last <= repeated[-1] <= len(once), "both runs of the same steps"
+    assert said.index("printed what follows on") < said.index("went on here from a snapshot")
+
+
+def assert_told(job: Job, place: Path, lost: str, rewound: str) -> None:
+    """The program was run once, and its end is in the job's history."""
+    (event,) = eventually(lambda: events(job, "on_rewind"), "the program to end", 30)
+    lines = (place / f"told-{job.name}").read_text().splitlines()
+    told = dict(line.split("=", 1) for line in lines)
+    assert lines.count(f"LIVESHIFT_JOB={job.name}") == 1, "it was run once"
+    assert (told["LIVESHIFT_KIND"], told["LIVESHIFT_LOST_HOSTS"]) == ("rewind", lost)
+    assert f"runs again from {told['LIVESHIFT_SNAPSHOT']}: " in rewound
+    assert f"{float(told['LIVESHIFT_REPEATED_S']):.1f} s of training are repeated" in rewound
+    assert "paused after collective" in told["LIVESHIFT_BOUNDARY"]
+    assert f"for the rewind to {told['LIVESHIFT_SNAPSHOT']}, has ended with code 3" in event.text
+    assert event.text.endswith(f": told of {told['LIVESHIFT_SNAPSHOT']}")
+
+
 def assert_nothing_left(lab: LabSession, host: str, job: Job) -> None:
     """No sandbox, no network namespace, no process of the job is on the host."""
     inside = labs.entry(lab.lab.machine(host))
@@ -105,12 +171,26 @@ def assert_nothing_left(lab: LabSession, host: str, job: Job) -> None:
     ],
 )
 def test_a_job_goes_on_when_a_host_loses_power(
-    lab: LabSession, job: Job, references: References, rank: int, seed: int
+    lab: LabSession,
+    job: Job,
+    references: References,
+    points: Held,
+    place: Path,
+    rank: int,
+    seed: int,
 ) -> None:
     victim, survivor = job.seen(rank).host, job.seen(1 - rank).host
+    # There is a snapshot, and no later one before the host dies: so steps are repeated.
+    points.arm("snapshot.complete")
+    points.wait("snapshot.complete")
+    at = max(printed(job, each)[0][-1] for each in range(2))
+    for each in range(2):
+        eventually(partial(_has_printed, job, each, at + 3), f"steps of rank {each}")
     time.sleep(random.Random(seed).uniform(0, EVERY_S))
+    last = [printed(job, each)[0][-1] for each in range(2)]
     cut = time.time()
     labs.kill_host(lab.lab, victim)
+    points.clear()
     before = len(steps(job, 0))
     (written,) = eventually(
         lambda: [e for e in events(job, "rewinding") if "goes back" in e.text], "the rewind", 30
@@ -131,13 +211,23 @@ def test_a_job_goes_on_when_a_host_loses_power(
     assert lab.host(victim).state == "lost"
     assert next(row for row in lab.status().jobs if row.name == job.name).state == "running"
     assert "went on here from a snapshot" in job.output()
+    (gone,) = [
+        line
+        for line in printed(job, rank, "--with-repeated")[2].splitlines()
+        if f"printed on {victim} before it went back to a snapshot is gone: " in line
+    ]
+    assert f"{victim} is not up" in gone
+    assert_told(job, place, victim, rewound.text)
 
     lab.boot(victim)
     assert_nothing_left(lab, victim, job)
     assert job.name not in " ".join(lab.host(victim).capsules)
     wait_past(job, before)
+    for each in range(2):  # the host that came back has kept what it had
+        assert_both_runs_are_shown(job, each, last[each])
     job.assert_begins_like_never_moved(references)
-    assert len(events(job, "rewound")) == 1, "the host that came back changed nothing"
+    kinds = [event.kind for event in lab.history(job.name)]
+    assert kinds.count("rewound") == kinds.count("on_rewind") == 1, "it changed nothing"
 
 
 @pytest.mark.long

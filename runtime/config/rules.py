@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 from .errors import NOTHING, Mistake, dotted, shown
 from .timeouts import DERIVED, RUNGS, breaches
 from .toml_lines import Key
-from .values import HostName, Unfit, expected, parts, read_value, write_value
+from .values import HostName, Spelling, Unfit, expected, parts, read_value, write_value
 
 HOSTS = "hosts"
 """The only table of tables: ``[hosts.NAME]``."""
@@ -103,8 +103,9 @@ class _Examination:
 
     def _read(self, kind: Any, raw: object, at: Key) -> Any:
         """The value; NOTHING if it is wrong, after noting each mistake in it."""
-        base, _ = parts(kind)
-        if get_origin(base) is tuple and isinstance(raw, list):
+        base, annotation = parts(kind)
+        whole = isinstance(annotation, Spelling)  # which reads the list itself
+        if get_origin(base) is tuple and isinstance(raw, list) and not whole:
             values: list[Any] = []
             for index, element in enumerate(raw):
                 value = self._read(get_args(base)[0], element, (*at, index))

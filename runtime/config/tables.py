@@ -29,6 +29,7 @@ from .environment import NAMES
 from .values import (
     AbsolutePath,
     Address,
+    Command,
     DomainOrNone,
     Endpoint,
     HostNameOrNone,
@@ -187,6 +188,7 @@ class SnapshotSettings:
     memory: Size | None = None  # bytes that each host offers to images; None: half of its memory
     rewind_on: RewindOn = RewindOn.FAULT
     max_rewinds: Annotated[int, Meta(ge=0, le=1000)] = 5  # in an hour, after deaths of processes
+    on_rewind: Command = ()  # the orchestrator runs it after each rewind and resumption
 
 
 @dataclass(frozen=True, kw_only=True)

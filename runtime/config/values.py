@@ -187,6 +187,12 @@ def _read_path(raw: str) -> Path:
     return Path(plain)
 
 
+def _read_command(raw: list[str]) -> tuple[str, ...]:
+    if any("\0" in word for word in raw) or (raw and not raw[0].startswith("/")):
+        raise ValueError
+    return tuple(raw)
+
+
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Seconds = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 _SIZE = 'a size such as "8GB" (units: B KB MB GB TB)'
@@ -222,6 +228,16 @@ PathOrSearch = Annotated[
         f'{_PATH}, or "" to search for it',
         lambda raw: _read_path(raw) if raw else None,
         lambda path: str(path or ""),
+    ),
+]
+Command = Annotated[
+    tuple[str, ...],
+    Spelling(
+        'a list of strings such as ["/usr/local/bin/notify", "--all"], the first of which is an'
+        " absolute path, or [] for none",
+        _read_command,
+        list,
+        raw=list[str],
     ),
 ]
 ClusterName = Annotated[

@@ -20,7 +20,7 @@ import msgspec
 from ...errors import LiveshiftError
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
-from . import snapshot_tables
+from . import command_table, snapshot_tables
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -59,6 +59,7 @@ CREATE TABLE IF NOT EXISTS events (
     migration INTEGER);
 """
     + snapshot_tables.SCHEMA
+    + command_table.SCHEMA
 )
 
 
@@ -69,6 +70,7 @@ class Journal:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
         self.together = self.file.together
         self.snapshots = snapshot_tables.SnapshotTables(self.file)
+        self.commands = command_table.CommandTable(self.file)
 
     # ---- jobs ----
 

@@ -86,6 +86,7 @@ class CatchUp:
                 counts[name] = max(count, counts.get(name, 0))
         tables = self._fleet.journal.snapshots
         tables.catch_up(counts, SKIPPED)
+        self._fleet.journal.commands.begin_all()
         for name, job in self._fleet.jobs.items():
             job.rewinds, job.newest = tables.rewinds(name), tables.newest(name)
 

@@ -30,6 +30,7 @@ from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.command_ends import CommandEnds
 from ..snapshot.lookout import Lookout
+from ..snapshot.on_rewind import RewindCommands
 from ..snapshot.orders import cannot, check_lost
 from ..snapshot.protection_notes import offer
 from ..snapshot.rewind import Rewind, RewindEnd
@@ -71,6 +72,7 @@ class Rewinds:
         self._gone: set[int] = set()  # snapshots of which an image is gone
         self._wake = asyncio.Event()
         self._tasks = Tasks()
+        self._commands = RewindCommands(fleet.cluster, fleet.journal)
         self._lookout = lookout = Lookout(
             fleet.cluster, self._heard, self._paused, gates.opened, self._wake.set
         )
@@ -151,13 +153,15 @@ class Rewinds:
         return True
 
     def under_way(self) -> bool:
-        return any(job.state == "rewinding" for job in self._fleet.jobs.values())
+        rewinding = any(job.state == "rewinding" for job in self._fleet.jobs.values())
+        return rewinding or self._commands.busy
 
     # ---- the loop ------------------------------------------------------------------------------
 
     async def run(self) -> None:
         for row, _ in self._protection.rewinds_under_way():
             self._rows[row.job] = row
+        self._commands.recover()
         while True:
             for job in list(self._fleet.jobs.values()):
                 if job.name not in self._following:
@@ -247,7 +251,10 @@ class Rewinds:
             return
         noticed = self._lookout.silence(job)
         where = {c: place.host for c, place in plan.items()}
-        row = self._protection.rewind(job.name, generation.number, where, why, died, kind)
+        hosts = {owners[capsule] for capsule in lost}
+        if job.state == "rewinding" and last:
+            hosts.update(last.lost)
+        row = self._protection.rewind(job.name, generation.number, where, why, died, kind, hosts)
         self._enter(job, row)
         self.note(job, row.kind.under_way, f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
@@ -301,6 +308,7 @@ class Rewinds:
         return next(filter(None, found), "")
 
     def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
+        self._commands.run_due()
         if end is RewindEnd.LOST and rewind.row.kind is RewindKind.RESUMPTION:
             self._suspend_again(job, rewind.row, str(rewind.error))
         elif end is RewindEnd.LOST:
@@ -381,9 +389,9 @@ class Rewinds:
         self._protection.begin_restoring(row.number)
 
     def end_rewind(self, row: RewindRow) -> None:
-        self._protection.end_rewind(row)
-        self._rows.pop(row.job, None)
         job = self._fleet.jobs.get(row.job)
+        self._commands.end_rewind(row, job.newest if job else None)
+        self._rows.pop(row.job, None)
         if job is not None and job.state == "rewinding":
             job.state = "running"
 

@@ -128,6 +128,9 @@ def test_the_orchestrator_chooses_the_interval_unless_told_otherwise() -> None:
     assert told.digest != cluster.digest
     same = parse(SMALL + '[snapshots]\nevery = "auto"\n').cluster
     assert same.digest == cluster.digest
+    assert cluster.snapshots.on_rewind == ()
+    given = parse(SMALL + '[snapshots]\non_rewind = ["/bin/echo", "-n", "-n"]\n').cluster
+    assert given.snapshots.on_rewind == ("/bin/echo", "-n", "-n"), "words may come twice"
     off = parse(SMALL + '[snapshots]\nevery = "off"\n').cluster
     assert off.snapshots.every is None
     assert 'every = "off"' in dump(off)

@@ -296,6 +296,23 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
         "[snapshots]\ncost = 0\n[cluster]",
         "2: snapshots.cost: found 0, expected a share from 0.0001 to 0.5, such as 0.005",
     ),
+    *(
+        (
+            "[cluster]",
+            f"[snapshots]\non_rewind = {text}\n[cluster]",
+            f"2: snapshots.on_rewind: found {found or text}, expected a list of strings such as"
+            ' ["/usr/local/bin/notify", "--all"], the first of which is an absolute path, or []'
+            " for none",
+        )
+        for text, found in (
+            ('"/bin/true"', ""),
+            ('["true"]', ""),
+            ('["/bin/true", 7]', ""),
+            ("[[]]", ""),
+            ('["/bin/true", "a\\u0000b"]', ""),
+            ("false", ""),
+        )
+    ),
     ("[cluster]", "files = 3\n[cluster]", "1: files: found 3, expected a table [files]"),
     (
         '"prod"',
