@@ -21,6 +21,7 @@ from typing import TypeGuard
 import json_records as records
 import msgspec
 
+from liveshift.launcher.show.output_lines import OutputLine
 from liveshift.runtime import messages
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/json.md"
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[str, type]] = {
     "status": ("one object", messages.Status),
     "events [JOB|HOST]": ("a list of", messages.Event),
     "events mN": ("one object", messages.MigrationRow),
+    "logs": ("for each line one object", OutputLine),
     "migrate": ("one object", messages.MigrationRow),
     "migrate --dry-run": ("one object", messages.Planned),
     "inspect": ("`capsules`, a list of", messages.Inspection),

@@ -10,7 +10,7 @@ import typer
 
 from ...errors import LiveshiftError
 from ..show import render
-from .options import OpenClient, capsules_of, job_and_capsule_names, with_client
+from .options import OpenClient, TextOrJson, capsules_of, job_and_capsule_names, with_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,10 @@ def logs(
             " line marked. The job prints it again.",
         ),
     ] = False,
+    output: Annotated[
+        TextOrJson,
+        typer.Option("--output", "-o", help="json is for scripts: one object for each line."),
+    ] = TextOrJson.TEXT,
 ) -> None:
     """Show the output of a capsule or a job, wherever it runs.
 
@@ -67,7 +71,13 @@ def logs(
     with open_client() as client:
         capsules = capsules_of(client, subject)
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
-        to = writers(streams, capsules, timestamps=timestamps, with_repeated=with_repeated)
+        to = writers(
+            streams,
+            capsules,
+            timestamps=timestamps,
+            with_repeated=with_repeated,
+            as_json=output is TextOrJson.JSON,
+        )
         readers = [Reader(capsule, with_repeated=with_repeated) for capsule in capsules]
         _so_far(client, readers, to)
         if follow:

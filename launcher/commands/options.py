@@ -40,6 +40,13 @@ class TableOrJson(StrEnum):
     JSON = "json"
 
 
+class TextOrJson(StrEnum):
+    """How a command prints lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 def _inherited(
     context: typer.Context, parameter: typer.CallbackParam, value: str | None
 ) -> str | None:

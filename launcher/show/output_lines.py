@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO
 
@@ -94,31 +96,39 @@ class Lines:
         *lines, rest = (held + record.data).split(b"\n")
         whole = b""
         for line in lines:
-            whole += self._prefix(record.stream, began) + line + b"\n"
+            whole += self._line(record.stream, began, line)
             began = record.realtime_ns
         if len(rest) > LONGEST:
-            whole += self._prefix(record.stream, began) + rest + b"\n"
+            whole += self._line(record.stream, began, rest)
             rest = b""
         if whole:
-            self._streams.write(record.stream, whole)
+            self._write(record.stream, whole)
         if rest:
             held_back[record.stream] = began, rest
 
     def end(self) -> None:
         """Write what is held back. There will be no more records."""
         self._end_repeated()
-        self._write(self._started)
+        self._write_begun(self._started)
         self._started.clear()
 
     def _end_repeated(self) -> None:
         if self._repeated is not None:
             before = self._started
-            self._write({s: held for s, held in self._repeated.items() if held != before.get(s)})
+            own = {s: held for s, held in self._repeated.items() if held != before.get(s)}
+            self._write_begun(own)
             self._repeated = None
 
-    def _write(self, started: Started) -> None:
+    def _write_begun(self, started: Started) -> None:
         for stream, (began, rest) in sorted(started.items()):
-            self._streams.write(stream, self._prefix(stream, began) + rest + b"\n")
+            self._write(stream, self._line(stream, began, rest))
+
+    def _write(self, stream: int, data: bytes) -> None:
+        self._streams.write(stream, data)
+
+    def _line(self, stream: int, realtime_ns: int, line: bytes) -> bytes:
+        """What to write for a line that began at this time."""
+        return self._prefix(stream, realtime_ns) + line + b"\n"
 
     def _prefix(self, stream: int, realtime_ns: int) -> bytes:
         text = f"{instant(realtime_ns)} " if self._timestamps else ""
@@ -132,6 +142,40 @@ class Lines:
         return text.encode()
 
 
+@dataclass(frozen=True)
+class OutputLine:
+    """A line that a capsule has printed. `time`: when it began; `stream`: stdout or stderr, also
+    stderr for what liveshift says in between, as `[liveshift: …]`; `repeated`: the job was taken
+    back to before it, and prints it again."""
+
+    capsule: str
+    time: float
+    stream: str
+    text: str
+    repeated: bool
+
+
+class JsonLines(Lines):
+    """Writes each line to stdout as an OutputLine in JSON."""
+
+    def __init__(self, streams: Streams, capsule: str) -> None:
+        super().__init__(streams, capsule)
+        self._capsule = capsule
+
+    def _write(self, stream: int, data: bytes) -> None:
+        self._streams.write(STDOUT, data)
+
+    def _line(self, stream: int, realtime_ns: int, line: bytes) -> bytes:
+        shown = OutputLine(
+            capsule=self._capsule,
+            time=realtime_ns / 1e9,
+            stream="stdout" if stream == STDOUT else "stderr",
+            text=line.decode(errors="replace"),
+            repeated=self._repeated is not None,
+        )
+        return json.dumps(asdict(shown), ensure_ascii=False).encode() + b"\n"
+
+
 Writer = Verbatim | Lines
 """Takes the records of one capsule."""
 
@@ -142,8 +186,11 @@ def writers(
     *,
     timestamps: bool = False,
     with_repeated: bool = False,
+    as_json: bool = False,
 ) -> dict[str, Writer]:
     """Return a writer for each capsule. If there are several, their names begin the lines."""
+    if as_json:
+        return {capsule: JsonLines(streams, capsule) for capsule in capsules}
     if len(capsules) == 1 and not timestamps and not with_repeated:
         return {capsules[0]: Verbatim(streams)}
     several = len(capsules) > 1

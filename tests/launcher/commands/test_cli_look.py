@@ -122,6 +122,27 @@ def test_logs_show_both_runs_of_what_was_repeated(gpt: Any, call: Call) -> None:
     ]
 
 
+def test_scripts_can_tell_repeated_lines_apart(gpt: Any, call: Call) -> None:
+    rewound(gpt)
+    code, out, err = call("logs", "gpt", "--with-repeated", "-o", "json")
+    assert (code, err) == (0, "")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines[0] == {
+        "capsule": "gpt/0",
+        "time": 1.0,
+        "stream": "stdout",
+        "text": "one",
+        "repeated": False,
+    }
+    assert [(e["text"], e["stream"]) for e in lines if e["repeated"]] == [
+        ("two", "stdout"),
+        ("three", "stdout"),
+        ("four, cu", "stderr"),
+    ]
+    own = [e["text"] for e in lines if not (e["repeated"] or e["stream"] == "stderr")]
+    assert own == ["one", "two", "three"]
+
+
 def test_repeated_lines_of_a_job_are_in_order_of_time(gpt: Any, call: Call) -> None:
     rewound(gpt)
     gpt.print("gpt/1", b"meanwhile\n", at=4)
