@@ -168,6 +168,17 @@ def test_a_count_of_rewinds_that_hosts_know_is_not_used_again(
     assert again.journal.snapshots.begin_snapshot("a") == number + 1001
 
 
+def test_a_command_that_may_have_been_run_since_the_backup_is_not_due(
+    restored: Orchestrator,
+) -> None:
+    commands = restored.fleet.journal.commands
+    commands.add(3, "a", {"LIVESHIFT_JOB": "a"})
+    assert [row.begun for row in commands.rows()] == [False]
+    for host, epochs in (("h0", {"a/0": 1}), ("h1", {"a/1": 1}), ("h2", {})):
+        register(restored, host, epochs)
+    assert [row.begun for row in commands.rows()] == [True]
+
+
 def test_it_is_a_journal_like_any_other_afterwards(restored: Orchestrator, tmp_path: Path) -> None:
     """Numbers of moves that hosts may know are not used again, and the old move is over."""
     for host, epochs in (("h0", {"a/0": 1}), ("h1", {}), ("h2", {"a/1": 2})):

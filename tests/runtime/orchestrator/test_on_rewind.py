@@ -147,6 +147,23 @@ def test_the_job_is_rewound_again_while_the_command_hangs(scene: Scene) -> None:
     assert [told["LIVESHIFT_LOST_HOSTS"] for told in scene.told] == ["h1", "h0"]
 
 
+def test_hosts_that_are_lost_one_after_the_other_are_all_named(scene: Scene) -> None:
+    """The second one while the job is being taken back: that rewind replaces the first one."""
+    scene.stuck = {"Reserve"}
+
+    async def play() -> str:
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: "Reserve h2" in scene.said)
+            scene.stuck = set()
+            scene.rewinds.lacks(scene.job.capsules["a/0"], "h0 came back without a/0")
+            return await scene.outcome()
+
+    asyncio.run(play())
+    assert len(scene.fleet.journal.snapshots.history("a")) == 2
+    assert [told["LIVESHIFT_LOST_HOSTS"] for told in scene.told] == ["h0 h1"]
+
+
 def test_its_time_is_limited(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.hold()
     commands = RewindCommands(scene.fleet.cluster, scene.fleet.journal, limit_s=0.5)
