@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     parser.add_argument("--fail", type=Path, help="rank 1 ends with code 3 once this file is there")
     parser.add_argument("--kill-at", type=int, help="rank 1 kills itself (SIGKILL) at this step")
+    parser.add_argument("--say", action="store_true", help="print each step")
     args = parser.parse_args()
 
     rank, world = place()
@@ -44,7 +45,8 @@ def main() -> None:
         optimizer.step()
         uid = os.getuid()
         log.step(step, loss, args.pace, uid=uid, sha256=digest(net.parameters()))
-        print(f"step {step}", flush=True)
+        if args.say:
+            print(f"step {step}", flush=True)
         enough = torch.tensor(int(rank == 0 and args.enough is not None and args.enough.exists()))
         if world > 1:
             dist.all_reduce(enough)

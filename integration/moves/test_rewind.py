@@ -65,7 +65,7 @@ def lab(new_lab: NewLab, place: Path, points: Held) -> LabSession:
 @pytest.fixture
 def job(lab: LabSession) -> Iterator[Job]:
     """A DDP job of two on h0 and h1, in training, with a snapshot. All hosts run afterwards."""
-    started = lab.start(f"rewound{next(_numbers)}", LONG, nnodes=2)
+    started = lab.start(f"rewound{next(_numbers)}", (*LONG, "--say"), nnodes=2)
     started.wait_step(10)
     eventually(lambda: events(started, "protected"), "the first snapshot", 30)
     yield started
