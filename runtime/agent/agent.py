@@ -306,7 +306,8 @@ class Agent:
         memory = self.destination.memory_offered()
         seats = self.gpus.seats(self.registry.gpus_taken())
         link, left = await self._data_link(), host_facts.memory_left()
-        return messages.Heartbeat(self.host, memory, states, seats, link, left)
+        errors = self.gpus.errors(self.cluster.timeouts.fault)
+        return messages.Heartbeat(self.host, memory, states, seats, link, left, errors)
 
     async def _data_link(self) -> messages.DataLink:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:

@@ -7,7 +7,7 @@ import msgspec
 
 from ...criu_glue.survey.found import Footprint, Survey
 from .base import Answer, Message
-from .gpus import GpuSeat, GpuSurvey
+from .gpus import DeviceError, GpuSeat, GpuSurvey
 from .predictions import Chosen, Cores, Situation, Writing
 from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
 
@@ -378,7 +378,8 @@ class Ruled(Answer, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """An agent's heartbeat; answers None. ``memory_free``: bytes for capsules that come.
-    ``memory_left``: the share of the host's memory that is available, 0 to 1."""
+    ``memory_left``: the share of the host's memory that is available, 0 to 1. ``device_errors``:
+    those of this host's GPUs in the last ``timeouts.fault`` seconds."""
 
     host: str
     memory_free: int
@@ -386,6 +387,7 @@ class Heartbeat(Message, frozen=True):
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
     link: DataLink | None = None
     memory_left: float = 1.0
+    device_errors: list[DeviceError] = msgspec.field(default_factory=list)
 
 
 class Progressed(Message, frozen=True):

@@ -17,6 +17,15 @@ class GpuSeat(msgspec.Struct, frozen=True):
     free: bool
 
 
+class DeviceError(msgspec.Struct, frozen=True):
+    """An error that the driver has reported of the GPU with the UUID ``gpu``, in words, ``ago``
+    seconds before."""
+
+    gpu: str
+    text: str
+    ago: float
+
+
 class GpuHost(msgspec.Struct, frozen=True):
     """What a host's GPU helper reports of its driver and all its GPUs, in NVML's order.
 

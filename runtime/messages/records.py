@@ -54,7 +54,8 @@ class CapsuleSpec(msgspec.Struct, frozen=True):
 class CapsuleState(msgspec.Struct, frozen=True):
     """What an agent reports of a capsule in every heartbeat; bytes, and collectives per second.
 
-    ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them.
+    ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them, and
+    ``device_memory`` the bytes that they have there.
     ``output_trouble``: which part of its output could not be kept, in words. ``rewinds``: how often
     its job had been rewound when this copy was made.
     """
@@ -70,6 +71,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     gpus: list[str] = msgspec.field(default_factory=list)
     output_trouble: str = ""
     rewinds: int = 0
+    device_memory: int = 0
 
 
 class HostFacts(msgspec.Struct, frozen=True):

@@ -43,6 +43,10 @@ UNKNOWN_S = 5.0
 as the largest image takes at BYTES_PER_S; UNKNOWN_S seconds if no size is known. That is more than
 what is measured, since most memory goes ahead while the job trains."""
 
+DEVICE_BYTES_PER_S = 1.2e9
+"""The driver takes device memory off a GPU and puts it back at this rate, both together: 10 GiB in
+6.0 s and 2.4 s on an H100 (docs/gpu.md). None of it goes ahead."""
+
 
 @dataclass(frozen=True)
 class SnapshotCost:
@@ -79,10 +83,11 @@ def _smooth(before: float, now: float) -> float:
     return before + SMOOTHING * (now - before)
 
 
-def expected_cost(largest: int) -> SnapshotCost:
+def expected_cost(largest: int, devices: int = 0) -> SnapshotCost:
     """The cost of a job's first snapshot, on the safe side. ``largest``: bytes of memory of its
-    largest capsule, 0 if that is not known."""
+    largest capsule, 0 if that is not known; ``devices``: the most that one has on GPUs."""
     seconds = BEFORE_S + largest / BYTES_PER_S if largest else UNKNOWN_S
+    seconds += devices / BYTES_PER_S + devices / DEVICE_BYTES_PER_S
     return SnapshotCost(seconds, takes_s=seconds)
 
 

@@ -124,7 +124,9 @@ class Job:
             return 0.0 if settings.every is None or settings.every == "auto" else settings.every
         running = [c for c in self.capsules.values() if c.code is None]
         seen = [c.seen for c in running if c.seen is not None]
-        cost = self.snapshot_cost or expected_cost(max((s.resident for s in seen), default=0))
+        largest = max((s.resident for s in seen), default=0)
+        devices = max((s.device_memory for s in seen), default=0)
+        cost = self.snapshot_cost or expected_cost(largest, devices)
         hosts, gpus = len({c.host for c in running}), sum(len(s.gpus) for s in seen)
         mttf = mean_time_to_failure(max(1, hosts), gpus, settings.mttf)
         return interval(cost, mttf, settings.cost, LEAST_INTERVAL_S)

@@ -274,6 +274,7 @@ class Orchestrator:
         state = self.fleet.hosts[host]
         state.memory_free, state.gpus = heartbeat.memory_free, tuple(heartbeat.gpus)
         state.link, state.memory_left = heartbeat.link, heartbeat.memory_left
+        self.rewinds.note_device_errors(host, heartbeat.device_errors)
         if self.fleet.journal.file.restored:
             return
         unknown = self.fleet.unknown[host] = []

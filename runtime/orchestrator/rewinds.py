@@ -78,6 +78,7 @@ class Rewinds:
         )
         self._ends = CommandEnds(fleet.cluster, lookout, self._protection, self.note)
         self.note_heartbeat = lookout.note_heartbeat
+        self.note_device_errors = lookout.note_device_errors
         self.lacks = lookout.lacks
         self.why_again = lookout.why
 

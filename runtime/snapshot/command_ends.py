@@ -54,8 +54,9 @@ class CommandEnds:
             return False  # a person wanted it since the snapshot was taken
         # While the job is taken back, a rank may have waited for its peers in vain.
         wants = job.rewind_on(self._cluster) is RewindOn.ANY or job.state == "rewinding"
-        if wants or killed_by(end) is not None:
-            return self._died(job, capsule, end, job.newest.number)
+        broken = self._lookout.device_fault_before(job)
+        if wants or broken or killed_by(end) is not None:
+            return self._died(job, capsule, end, job.newest.number, broken)
         if fault := self._lookout.fault_before(job):
             self._lookout.ended(capsule, f"{words(end)}, and {fault}", end.code)
             return True
@@ -75,10 +76,14 @@ class CommandEnds:
         del self._first[job.name]
         return False
 
-    def _died(self, job: Job, capsule: Capsule, end: CapsuleEnded, newest: int) -> bool:
+    def _died(
+        self, job: Job, capsule: Capsule, end: CapsuleEnded, newest: int, broken: str
+    ) -> bool:
+        """``broken``: which GPU of the job has failed, as text, or ""."""
         earlier, most = self._tables.history(job.name), job.max_rewinds(self._cluster)
         if why := own_fault(end, newest, earlier, most, time.time()):
             self._note(job, "not rewound", why)
             return False
-        self._lookout.ended(capsule, words(end), end.code, end.collectives)
+        why = f"{words(end)}, and {broken}" if broken else words(end)
+        self._lookout.ended(capsule, why, end.code, end.collectives)
         return True

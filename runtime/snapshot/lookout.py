@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..config.cluster import Cluster
 from ..control import reach
 from ..daemon.tasks import Tasks
-from ..messages import CapsuleState
+from ..messages import CapsuleState, DeviceError
 from ..model.jobs import KILLED, Capsule, Job
 from .watch import MISSED, HostSeen, lost_hosts, suspected
 
@@ -57,6 +57,7 @@ class Lookout:
         self._answers: dict[str, tuple[float, bool]] = {}  # by host: when it was tried, the result
         self._probing: set[str] = set()
         self._faults: dict[str, float] = {}  # by host: when it and its kernel were last silent
+        self._device_errors: dict[str, list[tuple[float, DeviceError]]] = {}  # by host: when, what
         self._progress: dict[str, float] = {}  # by capsule; see watch.lost_hosts
         self._paused: dict[str, float] = {}  # by job: when it was last seen paused
         self._missing: dict[str, Lack] = {}  # by capsule
@@ -70,6 +71,11 @@ class Lookout:
         """Take the owner's report on a capsule, before ``capsule.seen`` becomes it."""
         if capsule.seen is not None and seen.collectives > capsule.seen.collectives:
             self._progress[capsule.name] = time.monotonic()
+
+    def note_device_errors(self, host: str, errors: Sequence[DeviceError]) -> None:
+        """Take a host's report on errors of its GPUs; each one replaces the one before."""
+        now = time.monotonic()
+        self._device_errors[host] = [(now - error.ago, error) for error in errors]
 
     def lacks(self, capsule: Capsule, why: str) -> None:
         """A host does not have a capsule that it was let run, under the present epoch."""
@@ -126,9 +132,10 @@ class Lookout:
 
     def lost(self, job: Job) -> set[str]:
         """The capsules of a job that need another host: their hosts are lost, or came back without
-        them."""
+        them, or their GPUs have just failed."""
         silent, lacking = self.silent(job), self.lacking(job)
         gone = {name for name, lack in lacking.items() if not lack.stays}
+        gone |= self._device_faults(job).keys()
         return {c.name for c in job.capsules.values() if c.host in silent} | gone
 
     def lacking(self, job: Job) -> dict[str, Lack]:
@@ -190,6 +197,22 @@ class Lookout:
             if since < self._limits.fault:
                 return f"{host} and its kernel were silent until {since:.1f} s before"
         return ""
+
+    def device_fault_before(self, job: Job) -> str:
+        """Which GPU of a job had an error within the last ``timeouts.fault`` seconds, as text; ""
+        if none had."""
+        return next(iter(self._device_faults(job).values()), "")
+
+    def _device_faults(self, job: Job) -> dict[str, str]:
+        """The same by capsule."""
+        now, found = time.monotonic(), {}
+        for capsule in job.capsules.values():
+            used = capsule.seen.gpus if capsule.seen is not None else ()
+            for when, error in self._device_errors.get(capsule.host, ()):
+                if error.gpu in used and now - when < self._limits.fault:
+                    which = f"{error.gpu} of {capsule.host}"
+                    found[capsule.name] = f"{which} reported {error.text} {now - when:.1f} s before"
+        return found
 
     def answers(self, host: str) -> bool:
         """Whether a host's agent is heard, or its kernel answers since it is not."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from .... import units
 from ....errors import LiveshiftError
-from ...messages import GpuHost, GpuSeat
+from ...messages import DeviceError, GpuHost, GpuSeat
+from .device_errors import Address, DeviceErrors, address
 
 if TYPE_CHECKING:
     from ....cuda_snapshot.helper.client import GpuHelper
@@ -48,6 +49,8 @@ class GpuWatch:
         self._starting = threading.Lock()
         self._helper: GpuHelper | None = None
         self._last: GpuHost | None = None
+        self._errors: DeviceErrors | None = None
+        self._addresses: dict[Address, str] = {}
         self.why_none = "it has not been started yet"
 
     def present(self) -> bool:
@@ -110,13 +113,26 @@ class GpuWatch:
             for gpu in self._last.gpus
         ]
 
-    def used_by(self, pids: Collection[int]) -> list[str]:
-        """The GPUs on which any of these processes computed at the last look, as far as NVML
-        reports that."""
-        gpus = self._last.gpus if self._last else []
-        return [
-            gpu.uuid for gpu in gpus if gpu.processes and not gpu.processes.keys().isdisjoint(pids)
-        ]
+    def used_by(self, pids: Collection[int]) -> dict[str, int]:
+        """The GPUs on which any of these processes computed at the last look, and the bytes that
+        they had there, as far as NVML reports that."""
+        used = {}
+        for gpu in self._last.gpus if self._last else ():
+            processes = gpu.processes or {}
+            if held := [processes[pid] or 0 for pid in pids if pid in processes]:
+                used[gpu.uuid] = sum(held)
+        return used
+
+    def errors(self, seconds: float) -> list[DeviceError]:
+        """The errors of this host's GPUs in the last so many seconds."""
+        if self._last is None and self._errors is None:
+            return []
+        if self._errors is None:
+            self._errors = DeviceErrors()
+        for gpu in self._last.gpus if self._last else ():  # one that falls off the bus stays known
+            if (where := address(gpu.pci_bus_id)) is not None:
+                self._addresses[where] = gpu.uuid
+        return self._errors.within(seconds, self._addresses)
 
     async def keep(self) -> None:
         """Look at the GPUs repeatedly, as long as the agent runs."""

@@ -93,11 +93,12 @@ class RunningCapsule:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.root_task(), signal.Signals(signum))
 
-    def state(self, gpus_of: Callable[[set[int]], list[str]]) -> CapsuleState:
+    def state(self, gpus_of: Callable[[set[int]], dict[str, int]]) -> CapsuleState:
         """The state that a heartbeat reports; also measures the collective rate since the last
         heartbeat.
 
-        ``gpus_of``: returns the GPUs on which any of these processes (pids of the host) computes.
+        ``gpus_of``: returns the GPUs on which any of these processes (pids of the host) computes,
+        and the bytes that they have there.
         """
         found = tasks(self.sandbox)
         resident = 0
@@ -110,6 +111,7 @@ class RunningCapsule:
         self.rate.heartbeat(time.monotonic(), collectives)
         if not collectives:
             self.computes.heartbeat(time.monotonic(), self.run_time.progress())
+        gpus = gpus_of({task.pid for task in found})
         return CapsuleState(
             name=self.spec.name,
             epoch=self.epoch,
@@ -119,9 +121,10 @@ class RunningCapsule:
             rate=self.rate.now,
             ranks=sorted({page.rank for page in seen if page.rank is not None}),
             command=" ".join(self.spec.argv)[:200],
-            gpus=gpus_of({task.pid for task in found}),
+            gpus=list(gpus),
             output_trouble=self.output_trouble(),
             rewinds=self.overlay.rewinds,
+            device_memory=sum(gpus.values()),
         )
 
     def _open_page(self, pid: int) -> PageFile:

@@ -58,6 +58,8 @@ def test_before_the_first_snapshot_the_cost_is_taken_from_the_size() -> None:
     assert expected_cost(500_000_000).lost_s == pytest.approx(1.0)
     assert expected_cost(0).lost_s == 5.0
     assert expected_cost(500_000_000).takes_s == pytest.approx(1.0)
+    on_gpus = expected_cost(500_000_000, 12_000_000_000).lost_s
+    assert on_gpus == pytest.approx(1.0 + 10.0 + 12.0), "off the GPU and back, and sent"
 
 
 def test_a_measurement_replaces_the_estimate_and_later_ones_are_smoothed() -> None:

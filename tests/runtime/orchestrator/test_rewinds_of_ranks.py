@@ -10,6 +10,7 @@ import time
 import pytest
 from rewinds_scene import FAULT_S, RewindsScene, ended, scene
 
+from liveshift.runtime.messages import CapsuleState, DeviceError
 from liveshift.runtime.model.jobs import KILLED, Capsule
 
 __all__ = ["scene"]
@@ -64,6 +65,26 @@ def test_what_fails_shortly_after_a_host_was_silent_fails_of_it(scene: RewindsSc
     (why,) = scene.history("rewinding")
     assert "a/0 ended with code 1, and h1 and its kernel were silent until" in why
     assert scene.died() == [{}], "the job is not to blame"
+
+
+def test_what_fails_after_an_error_of_its_gpu_fails_of_it(scene: RewindsScene) -> None:
+    """The capsule goes to another host if there is room; that counts for max_rewinds."""
+
+    async def play() -> None:
+        async with scene.at_work():
+            await asyncio.sleep(0.8)  # else agents may not have reported to a new orchestrator
+            state = CapsuleState("a/1", 1, 1, 1, 7, 1.0, [1], "train", gpus=["GPU-b"])
+            scene.job.capsules["a/1"].seen = state
+            # It counts for as long as the rewind may take to be planned.
+            scene.rewinds.note_device_errors("h1", [DeviceError("GPU-b", "Xid 79", -60.0)])
+            assert scene.report(scene.end("a/1", 1, collectives=7))
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    (why,) = scene.history("rewinding")
+    assert "a/1 ended with code 1, and GPU-b of h1 reported Xid 79" in why
+    assert scene.owners() == {"a/0": ("h0", 3, True), "a/1": ("h2", 3, True)}
+    assert scene.died() == [{"a/1": 7}]
 
 
 def test_what_fails_by_itself_ends_the_job_once_that_is_certain(scene: RewindsScene) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rewind_scene import CLUSTER, RewindScene
 
 from liveshift.runtime.control import reach
+from liveshift.runtime.messages import CapsuleState, DeviceError
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.snapshot import lookout
 from liveshift.runtime.snapshot.lookout import Lookout
@@ -84,3 +85,32 @@ def test_a_pause_that_all_hosts_have_left_does_not_make_the_wait_longer(
         assert await scene.pass_((PAUSED - 1) * SUSPICION) == ["h2"]
 
     asyncio.run(play())
+
+
+# ---- GPUs that fail ------------------------------------------------------------------------------
+
+
+def on_gpu(scene: Scene, capsule: str, uuid: str) -> None:
+    """A capsule uses this GPU, as its host's last heartbeat says."""
+    state = CapsuleState(capsule, 1, 1, 1, 1, 1.0, [0], "train", gpus=[uuid])
+    scene.job.capsules[capsule].seen = state
+
+
+def test_an_error_of_a_gpu_of_the_job_is_a_fault_for_a_time(scene: Scene) -> None:
+    look, (first, second) = scene.lookout, scene.job.capsules
+    on_gpu(scene, first, "GPU-a")
+    on_gpu(scene, second, "GPU-b")
+    assert look.device_fault_before(scene.job) == ""
+    look.note_device_errors("h2", [DeviceError("GPU-c", "Xid 79", 0.0)])
+    assert look.device_fault_before(scene.job) == "", "another job's"
+    look.note_device_errors("h2", [DeviceError("GPU-b", "Xid 79 (off the bus)", 1.0)])
+    assert look.device_fault_before(scene.job) == (
+        "GPU-b of h2 reported Xid 79 (off the bus) 1.0 s before"
+    )
+    assert look.lost(scene.job) == {second}, "it should not go back to that GPU"
+    assert look.why(scene.job) == "", "what runs on is not taken back"
+    scene.now += CLUSTER.timeouts.fault
+    assert look.device_fault_before(scene.job) == ""
+    assert look.lost(scene.job) == set()
+    look.note_device_errors("h2", [])
+    assert look.device_fault_before(scene.job) == ""

@@ -75,7 +75,8 @@ def test_a_host_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not watch.present()
     assert watch.helper() is None
     assert watch.host({}).fast_path == "no NVIDIA driver is installed"
-    assert (watch.seats(()), watch.used_by([1]), watch.environment()) == ([], [], {})
+    assert (watch.seats(()), watch.used_by([1]), watch.environment()) == ([], {}, {})
+    assert watch.errors(60) == []
 
 
 def test_a_driver_that_cannot_be_used_is_said(tmp_path: Path) -> None:
@@ -98,8 +99,10 @@ def test_seats_and_who_sits_there(watch: Watch, process: CudaProcess) -> None:
     }
     assert here.seats([]) == [GpuSeat(A, MODEL, True), GpuSeat(B, MODEL, False)]
     assert not any(seat.free for seat in here.seats([A]))
-    assert here.used_by([1, process.pid]) == [B]
-    assert here.used_by([1]) == []
+    used = here.used_by([1, process.pid])
+    assert list(used) == [B]
+    assert used[B] >= 3 * MIB
+    assert here.used_by([1]) == {}
 
 
 def test_the_driver_takes_the_map_of_a_plan(watch: Watch, process: CudaProcess) -> None:
