@@ -153,7 +153,7 @@ class HoldingHandlers:
         capsule, number = self._images.find(request.image)
         placement = self._capsule_table.factory.placement
         note, size, written = await asyncio.to_thread(capsule.describe, number, placement)
-        return messages.HeldFacts(note.survey, note.facts, size, written)
+        return messages.HeldFacts(note.survey, note.facts, size, written, note.gpu)
 
     async def cut_back(self, request: messages.CutBack) -> messages.CutBackDone:
         user = User(request.uid, request.gid, tuple(request.groups))
@@ -257,5 +257,6 @@ def _note(request: messages.Hold) -> HeldNote:
         request.epoch,
         request.rewinds,
         request.limit_bytes,
-        image_bytes(request.survey),
+        image_bytes(request.survey, request.gpu),
+        gpu=request.gpu,
     )

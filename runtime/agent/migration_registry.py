@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 
 from ...criu_glue.criu import kernel_data
@@ -98,7 +99,11 @@ class MigrationRegistry:
     def gpus_taken(self) -> dict[str, str]:
         """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
         come back. Maps each uuid to the reason, in words."""
-        taken = {**self.reservations.chosen, **self.gpus_swapped}
+        taken = {
+            **self.reservations.chosen,
+            **self.gpus_swapped,
+            **self.snapshots.gpus_left(),
+        }
         for migration, outgoing in self.outgoing.items():
             words = f"is kept for {outgoing.resident.spec.name}, which is leaving ({migration})"
             taken |= dict.fromkeys(outgoing.gpus, words)
@@ -125,7 +130,15 @@ class MigrationRegistry:
     async def survey_gpus(self, resident: RunningCapsule) -> messages.GpuSurvey | None:
         """What its processes use of GPUs, and what could not be moved off them."""
         found = await self.surveyed(resident)
+        await self.until_on_gpus(resident.spec.name)
         return await asyncio.to_thread(self.reservations.survey, resident, found)
+
+    async def until_on_gpus(self, capsule: str) -> None:
+        """Return once no snapshot has the capsule's device state off its GPUs, or after half of
+        ``timeouts.prepare``: then a survey says what it finds."""
+        until = time.monotonic() + self._capsule_table.cluster.timeouts.prepare / 2
+        while self.snapshots.off_gpus(capsule) and time.monotonic() < until:
+            await asyncio.sleep(POLL_S)
 
     async def surveyed(self, resident: RunningCapsule) -> Survey:
         """A survey of the capsule's processes; raises Refused if it is just ending."""

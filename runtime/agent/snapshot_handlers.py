@@ -16,18 +16,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...errors import NotFound, StepFailed
+from ...errors import NotFound, Refused, StepFailed
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..model.snapshots import image_number
 from .departure.capsule_tracker import CapsuleTracker
 from .departure.outgoing_memory import OutgoingWire
 from .departure.outgoing_snapshot import OutgoingSnapshot
+from .gpu.devices import DeviceTree
 from .host.capsule_table import CapsuleTable
 from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.snapshot")
+
+PLAIN = "snapshots use the driver's checkpoint"
+"""Why the GPU helper takes no device memory: it would have to give it back, and send it, too."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class SnapshotHandlers:
         ahead = _ahead(request)
         self._registry.dumper()  # refuse now, not at the boundary
         await self._sessions.make_way(self._registry.free(request.capsule))
+        devices = await self._devices(request)
         resident = self._registry.free(request.capsule)  # again: a migration may have begun
 
         def make(tracker: CapsuleTracker) -> OutgoingSnapshot:
@@ -74,7 +79,16 @@ class SnapshotHandlers:
             sender = registry.open_sender(image, request.holder, request.endpoint)
             wire = OutgoingWire(sender, registry.open_lanes, _no_report)
             factory = self._capsule_table.factory
-            return OutgoingSnapshot(image, resident, factory, wire, tracker)
+            return OutgoingSnapshot(
+                image,
+                resident,
+                factory,
+                wire,
+                tracker,
+                devices,
+                request.gpus,
+                protected=request.newest > 0,
+            )
 
         snapshot = self._sessions.begin(resident, make)
         return await asyncio.to_thread(snapshot.send_ahead, ahead, asked)
@@ -121,6 +135,21 @@ class SnapshotHandlers:
         """End a capsule. A snapshot of it is given up first, without a wait."""
         self._sessions.abandon(request.capsule)
         await self._capsule_table.end_capsule(request)
+
+    async def _devices(self, request: messages.StartSnapshot) -> DeviceTree | None:
+        """The CUDA processes of a capsule that uses GPUs. Raises Refused without a GPU helper."""
+        if not request.gpus:  # a hung GPU must not delay a CPU job
+            return None
+        resident = self._registry.free(request.capsule)
+        devices = await asyncio.to_thread(
+            self._registry.devices.tree, request.image, resident, plain=PLAIN
+        )
+        if devices is None:
+            raise Refused(
+                f"{request.capsule} uses a GPU, and {self._capsule_table.host} has no GPU helper",
+                hint="its log is gpu-helper.log in the run directory",
+            )
+        return devices
 
     def _of(self, image: str, capsule: str) -> OutgoingSnapshot:
         """The snapshot; raises NotFound if this agent has no such session, for example because it

@@ -56,6 +56,7 @@ class SourceHandlers:
         plan = resident.sandbox.plan
         found = await asyncio.to_thread(self._with_files, found, plan)
         carried = sum(each.size for each in found.along) + found.output
+        await self._registry.until_on_gpus(request.capsule)
         gpu = await asyncio.to_thread(self._registry.reservations.survey, resident, found)
         self._gpus_used[request.capsule] = list(gpu.used) if gpu else None
         settings = self._capsule_table.cluster.precopy

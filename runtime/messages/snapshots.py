@@ -14,6 +14,7 @@ import msgspec
 
 from ...criu_glue.survey.found import Survey
 from .base import Answer, Message
+from .gpus import GpuSurvey
 from .records import Book, CapsuleSpec, HostFacts
 
 # ---- a snapshot, to a holder -------------------------------------------------------------------
@@ -28,6 +29,8 @@ class Hold(Message, frozen=True):
     has that one, it may remove the others at once, without a ruling.
     ``together``: the bytes of all images that the snapshot brings to this holder, by capsule. It
     takes none of them unless it has room for all.
+    ``gpu``: what the capsule uses of GPUs at its source. The holder needs no GPU itself: the host
+    that restores the image does.
     """
 
     image: str
@@ -40,6 +43,7 @@ class Hold(Message, frozen=True):
     limit_bytes: int
     newest: int = 0
     together: dict[str, int] = msgspec.field(default_factory=dict)
+    gpu: GpuSurvey | None = None
 
 
 class Holding(Answer, frozen=True):
@@ -79,7 +83,10 @@ class StartSnapshot(Message, frozen=True):
 
     ``base``, ``least``: as in Holding. The source leaves out pages only if the last session for
     this holder was of that snapshot: after any other one, the holder has dropped what came. An
-    earlier session of the capsule is ended first. ``deadline``: seconds for all this.
+    earlier session of the capsule is ended first. ``deadline``: seconds for all this. ``gpus``: the
+    UUIDs of the GPUs that the capsule uses. Their device state goes into the image, and is back on
+    the same GPUs after the thaw. ``newest``: as in Hold. If there is one, and device state does not
+    come back within timeouts.restore, the source ends the capsule: then the job is taken back.
     """
 
     image: str
@@ -89,6 +96,8 @@ class StartSnapshot(Message, frozen=True):
     base: int
     least: int
     deadline: float
+    gpus: list[str] = msgspec.field(default_factory=list)
+    newest: int = 0
 
 
 class LockCapsule(Message, frozen=True):
@@ -159,12 +168,13 @@ class HeldFacts(Answer, frozen=True):
     lanes. Unlike the one of Frozen, it has the memory that went ahead, the directories and the
     output in it. ``written``: the files on shared paths that the capsule had open for writing, each
     with its size in bytes at that moment. A path is bytes: a message has no text that is not
-    UTF-8."""
+    UTF-8. ``gpu``: as in Hold."""
 
     survey: Survey
     facts: HostFacts
     image_bytes: int
     written: dict[bytes, int] = msgspec.field(default_factory=dict)
+    gpu: GpuSurvey | None = None
 
 
 class CutBack(Message, frozen=True):

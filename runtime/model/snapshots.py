@@ -11,11 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...criu_glue.survey.found import Survey
 from ...errors import LiveshiftError
+from ..messages import GpuSeat, GpuSurvey
+from .spares import NO_GPUS, GpuNeed, lacks, without
 
 HELD = "held"
 """The side of a claim for a held image. It is no ownership.Side: such an image never runs."""
@@ -46,7 +48,8 @@ class Generation:
     had been rewound. ``owners``: the host and epoch of each capsule. ``holders``: the hosts that
     hold the image of each capsule. ``bytes``: memory that all images take. ``directory``: where
     the images are saved too, or "". ``saved``: the name of the snapshot there if it is another one,
-    because another cluster has saved it, or this one before; else "".
+    because another cluster has saved it, or this one before; else "". ``gpus``: what each capsule
+    needs of the GPUs of a host that restores it; a capsule without GPUs is not in it.
     """
 
     number: int
@@ -59,6 +62,7 @@ class Generation:
     bytes: int = 0
     directory: str = ""
     saved: str = ""
+    gpus: dict[str, GpuNeed] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -104,10 +108,15 @@ def is_restore_name(name: str) -> bool:
     return RESTORE.fullmatch(name) is not None
 
 
-def image_bytes(survey: Survey) -> int:
-    """Bytes of memory that a capsule's image takes at its holder: its files lie in memory too."""
+def image_bytes(survey: Survey, gpu: GpuSurvey | None) -> int:
+    """Bytes of memory that a capsule's image takes at its holder: its files lie in memory too, and
+    its device memory is in it."""
     files = survey.single_size + survey.output + sum(each.size for each in survey.along)
-    return survey.resident + survey.shared_memory + survey.nameless + files
+    devices = gpu.total if gpu is not None else 0
+    return survey.resident + survey.shared_memory + survey.nameless + devices + files
+
+
+Rank = tuple[bool, float, str]
 
 
 class HostSeen(Protocol):
@@ -131,6 +140,8 @@ class HostSeen(Protocol):
     def memory_left(self) -> float: ...
     @property
     def lost(self) -> frozenset[str]: ...
+    @property
+    def gpus(self) -> tuple[GpuSeat, ...]: ...
 
 
 def choose_holders(
@@ -138,13 +149,15 @@ def choose_holders(
     owners: Mapping[str, str],
     domains: Mapping[str, str],
     before: Mapping[str, str],
+    gpus: Mapping[str, GpuNeed] | None = None,
 ) -> dict[str, str] | str:
     """Return a holder for the image of each capsule, or a text that says why there is none.
 
     ``owners``: the host of each capsule of the job. ``domains``: the failure domain of each host; a
     host that is not in it is a domain of its own. ``before``: the earlier holder of each capsule;
     it stays, because it needs only the pages written since. Otherwise hosts that could take a lost
-    capsule come first, and the images are spread over them.
+    capsule come first, and the images are spread over them. ``gpus``: what each capsule needs of a
+    host that takes it; a holder needs no GPU.
     """
     known = list(hosts)
     refused = {host.name: _why_no_holder(host, owners, domains) for host in known}
@@ -157,9 +170,8 @@ def choose_holders(
     for capsule in owners:
         holder = before.get(capsule, "")
         if holder not in names:
-            holder = min(
-                able, key=lambda host: (host.free <= 0, load[host.name], _rank(host, host.used))
-            ).name
+            need = (gpus or {}).get(capsule, NO_GPUS)
+            holder = min(able, key=lambda host: _as_holder(host, need, load[host.name])).name
         load[holder] += 1
         chosen[capsule] = holder
     return chosen
@@ -184,11 +196,13 @@ def rewind_plan(
     ``owners``: the host of each capsule. ``lost``: the capsules whose hosts are lost or came back
     without them. The others stay. A lost capsule goes to its holder if that has a free slot, so
     that its image does not cross the network, else where a move would go. A host that came back
-    without a capsule has that one's slot free, though the journal still has the capsule there.
+    without a capsule has that one's slot free, though the journal still has the capsule there. A
+    capsule that used GPUs goes only to a host with as many free ones of the same models.
     """
     known = {host.name: host for host in hosts}
     freed = Counter(owners[capsule] for capsule in lost)
     left = {name: host.free + freed[name] for name, host in known.items()}
+    seats = {name: host.gpus for name, host in known.items()}
     plan = {}
     for capsule, owner in owners.items():
         holders = generation.holders.get(capsule, [])
@@ -201,13 +215,19 @@ def rewind_plan(
         if capsule not in lost and owner in known and known[owner].up:
             plan[capsule] = Place(owner, up[0])
             continue
-        able = [host for host in known.values() if _receives(host) and left[host.name] > 0]
+        need = generation.gpus.get(capsule, NO_GPUS)
+        roomy = [host for host in known.values() if _receives(host) and left[host.name] > 0]
+        lacking = {host.name: lacks(seats[host.name], need) for host in roomy}
+        able = [host for host in roomy if not lacking[host.name]]
         if not able:
-            return f"no host has room for {capsule}" + (f", which was on {owner}" if owner else "")
+            was = f", which was on {owner}" if owner else ""
+            reasons = "".join(f"; {name} {why}" for name, why in lacking.items())
+            return f"no host has room for {capsule}{was}{reasons}"
         best = min(
             able, key=lambda host: (host.name not in up, _rank(host, host.slots - left[host.name]))
         )
         left[best.name] -= 1
+        seats[best.name] = without(seats[best.name], need)
         plan[capsule] = Place(best.name, best.name if best.name in up else up[0])
     return plan
 
@@ -216,7 +236,12 @@ def _receives(host: HostSeen) -> bool:
     return host.takes_work and host.spare != "none"
 
 
-def _rank(host: HostSeen, used: int) -> tuple[bool, float, str]:
+def _as_holder(host: HostSeen, need: GpuNeed, load: int) -> tuple[bool, int, Rank]:
+    takes_over = host.free > 0 and not lacks(host.gpus, need)
+    return not takes_over, load, _rank(host, host.used)
+
+
+def _rank(host: HostSeen, used: int) -> Rank:
     """The order in which hosts are taken: dedicated spares, then the emptiest, as for a move.
     ``used``: slots of the host that are taken, also by what is planned so far."""
     return host.spare != "dedicated", used / max(1, host.slots), host.name

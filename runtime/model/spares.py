@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ...errors import Refused, no_such
-from ..messages import GpuSeat
+from ..messages import GpuSeat, GpuSurvey
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,14 @@ class GpuNeed:
 
 
 NO_GPUS = GpuNeed()
+
+
+def need_of(survey: GpuSurvey | None) -> GpuNeed:
+    """The same of a capsule that was surveyed."""
+    if survey is None:
+        return NO_GPUS
+    there = (GpuSeat(gpu.uuid, gpu.name, free=False) for gpu in survey.host.gpus)
+    return GpuNeed(frozenset(survey.used), tuple(there))
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,13 @@ def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:
         return "receives nothing (spare = none)"
     if host.free <= 0:
         return "has no free slot"
-    return _lacks(host.gpus, gpus) if gpus.used else None
+    return lacks(host.gpus, gpus)
 
 
-def _lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
+def lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
     """Say what the host's GPUs lack, as far as heartbeats show; the destination checks again."""
+    if not need.used:
+        return None
     if not seats:
         return "has no GPU that can be used"
     here = {seat.uuid for seat in seats}  # a GPU at both ends is the capsule's own already
@@ -141,3 +151,14 @@ def _lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
             " that stands for it"
         )
     return None
+
+
+def without(seats: tuple[GpuSeat, ...], need: GpuNeed) -> tuple[GpuSeat, ...]:
+    """The host's GPUs once a capsule has come that lacks nothing here."""
+    models = Counter(s.name for s in need.there if s.uuid in need.used)
+    left = []
+    for seat in sorted(seats, key=lambda seat: seat.uuid not in need.used):  # its own ones first
+        taken = (seat.free or seat.uuid in need.used) and models[seat.name] > 0
+        models[seat.name] -= taken
+        left.append(GpuSeat(seat.uuid, seat.name, free=False) if taken else seat)
+    return tuple(left)

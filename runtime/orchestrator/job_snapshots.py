@@ -81,10 +81,11 @@ class JobSnapshots:
         before = {c: hosts[0] for c, hosts in newest.items() if hosts}
         refused = self._refused.get(job.name, set())
         willing = [view for view in views if view.name not in refused]
-        chosen = choose_holders(willing, owners, cluster.domains, before)
+        gpus = {c.name: self._fleet.gpu_need(c, c.host) for c in job.capsules.values()}
+        chosen = choose_holders(willing, owners, cluster.domains, before, gpus)
         if isinstance(chosen, str) and refused:
             refused.clear()
-            chosen = choose_holders(views, owners, cluster.domains, before)
+            chosen = choose_holders(views, owners, cluster.domains, before, gpus)
         return chosen
 
     # ---- one snapshot --------------------------------------------------------------------------
@@ -105,6 +106,8 @@ class JobSnapshots:
             del self._fleet.snapshots[job.name]
         if job.taking == snapshot.number:
             job.taking = 0
+        for trouble in snapshot.troubles:
+            self._fleet.journal.note(job.name, "snapshot", f"{snapshot.name}: {trouble}")
         if snapshot.generation is not None:
             self._refused.pop(job.name, None)
             return

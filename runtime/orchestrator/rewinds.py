@@ -25,7 +25,7 @@ from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Generation, Place, image_name, rewind_plan
-from ..model.spares import choose_destination
+from ..model.spares import NO_GPUS, choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.command_ends import CommandEnds
@@ -398,7 +398,10 @@ class Rewinds:
 
     def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
         views = [view for view in self._fleet.views() if view.name not in avoid]
-        return choose_destination(views, capsule.name, capsule.host, "")[0].name
+        found = self._fleet.find(capsule.name)
+        newest = found[0].newest if found is not None else None
+        need = newest.gpus.get(capsule.name, NO_GPUS) if newest is not None else NO_GPUS
+        return choose_destination(views, capsule.name, capsule.host, "", gpus=need)[0].name
 
     async def open_gates(self, job: Job) -> str:
         return await self._gates.open(job, self.cluster.timeouts)

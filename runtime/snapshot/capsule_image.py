@@ -8,19 +8,27 @@ import logging
 import time
 from typing import TypeVar
 
+from ... import units
 from ...errors import Refused, StepFailed
 from .. import messages
 from ..config.cluster import Cluster
 from ..config.timeouts import Timeouts
+from ..cost.model import max_pause
 from ..messages import Message
 from ..messages.answers import expected
 from ..migration.context import limit_bytes
 from ..model.jobs import Capsule, Job
+from ..model.preflight_findings import PreflightFinding, refuse
 from ..model.snapshots import image_bytes
+from ..model.spares import NO_GPUS, GpuNeed, need_of
 from .context import SnapshotContext
 
 log = logging.getLogger("liveshift.snapshot")
 M = TypeVar("M", bound=Message)
+
+FASTEST_DEVICE = 2e9
+"""No driver has been seen to take device memory off a GPU and put it back at more bytes per second,
+both together (docs/gpu.md). A snapshot that certainly takes too long must not pause the job."""
 
 
 class CapsuleImage:
@@ -49,6 +57,10 @@ class CapsuleImage:
         """Whether the holder has refused the image."""
         self.digest = b""
         """After :meth:`seal` or :meth:`close`: as in SnapshotClosed."""
+        self.gpu_need: GpuNeed = NO_GPUS
+        """After :meth:`inspect`: what the capsule needs of the GPUs of a host that restores it."""
+        self.trouble = ""
+        """What kept the capsule's device state from coming back at the thaw, as text."""
         self._spoilt = ""  # why the image is of no use, in words
         self._context = context
         self._image = image
@@ -62,9 +74,10 @@ class CapsuleImage:
         Refused if it can have no snapshot."""
         inspect, limit = messages.Inspect(self.name), self._limits.prepare
         inspected = await self._request(self.host, inspect, limit, messages.Inspected)
-        _check_supported(self.name, inspected, self._context.cluster)
-        self._inspected = inspected
-        return image_bytes(inspected.survey)
+        longest = max_pause(self._context.cluster.precopy, self._limits)
+        _check_supported(self.name, inspected, self._context.cluster, longest)
+        self._inspected, self.gpu_need = inspected, need_of(inspected.gpu)
+        return image_bytes(inspected.survey, inspected.gpu)
 
     async def send_ahead(self, together: dict[str, int]) -> None:
         """Prepare the holder, and send what can go while the job trains. ``together``: as in
@@ -82,6 +95,7 @@ class CapsuleImage:
             limit_bytes=limit_bytes(inspected),
             newest=self._job.newest.number if self._job.newest else 0,
             together=together,
+            gpu=inspected.gpu,
         )
         try:
             holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)
@@ -97,6 +111,8 @@ class CapsuleImage:
             base=holding.base,
             least=holding.least,
             deadline=limits.precopy - limits.suspicion,
+            gpus=sorted(self.gpu_need.used),
+            newest=hold.newest,
         )
         await self._request(self.host, start, limits.precopy, messages.Moved)
 
@@ -122,16 +138,20 @@ class CapsuleImage:
 
     async def thaw(self) -> None:
         """Let the capsule go on; never raises. A source that is not reached within twice
-        timeouts.suspicion goes on by itself, because the orchestrator is silent."""
+        timeouts.suspicion goes on by itself, because the orchestrator is silent. Device state may
+        take as long to come back as in a restore."""
         limits = self._limits
         thaw = messages.ThawCapsule(self._image, self.name)
-        until = time.monotonic() + 2 * limits.suspicion
+        within = limits.restore if self.gpu_need.used else limits.suspicion
+        until = time.monotonic() + max(within, 2 * limits.suspicion)
         while True:
             try:
-                await self._context.request(self.host, thaw, limits.answer(limits.suspicion))
+                await self._context.request(self.host, thaw, limits.answer(within))
                 break
             except Exception as error:
                 log.warning("%s: the thaw of %s: %s", self._image, self.name, error)
+                if self.gpu_need.used:
+                    self.trouble = f"{self.name} did not go on at once on {self.host}: {error}"
             if time.monotonic() > until:
                 break
             await asyncio.sleep(limits.heartbeat)
@@ -163,19 +183,50 @@ class CapsuleImage:
         return expected(expect, host, message, answer)
 
 
-def _check_supported(capsule: str, inspected: messages.Inspected, cluster: Cluster) -> None:
-    """Raise Refused if the capsule cannot be taken back to an image yet."""
+def _check_supported(
+    capsule: str, inspected: messages.Inspected, cluster: Cluster, longest: float
+) -> None:
+    """Raise Refused if the capsule cannot be taken back to an image yet. ``longest``: the most
+    seconds for which a snapshot may pause the job."""
     carried = {str(path) for path in cluster.files.carried}
     # along.measure counts the directory itself.
     filled = [each.path for each in inspected.survey.along if each.files > 1]
     filled = [path for path in filled if path in carried]
     why, hint = "", "the job trains on without snapshots; it can move"
-    if inspected.gpu is not None:
-        why = "it uses a GPU, and device memory has no snapshots yet"
-    elif inspected.full_dump:
+    refuse(_against_gpus(capsule, inspected.gpu, longest))
+    if inspected.full_dump:
         why = f"its memory cannot be copied while it trains: {inspected.full_dump}"
     elif filled:
         why = f"{', '.join(filled)} is carried and has files"
         hint = "list it under files.shared, or keep it empty"
     if why:
         raise Refused(f"{capsule} can have no snapshot: {why}", hint=hint)
+
+
+def _against_gpus(
+    capsule: str, gpu: messages.GpuSurvey | None, longest: float
+) -> list[PreflightFinding]:
+    """Why device memory cannot go into an image: the driver would not take it off the GPU, or not
+    in the time that there is."""
+    if gpu is None:
+        return []
+    found = [(f"{capsule} can have no snapshot: {what}", hint) for what, hint in gpu.problems]
+    if gpu.total > gpu.memory:
+        found.append(
+            (
+                f"{capsule} can have no snapshot: the driver would copy its"
+                f" {units.size(gpu.total)} of device memory into host memory, of which"
+                f" {units.size(gpu.memory)} are available",
+                "free memory on its host; the job trains on without snapshots, and it can move",
+            )
+        )
+    if (least := gpu.total / FASTEST_DEVICE) > longest:
+        found.append(
+            (
+                f"{capsule} can have no snapshot: its {units.size(gpu.total)} of device memory"
+                f" need at least {least:.0f} s off the GPU and back, and a pause may last"
+                f" {longest:.0f} s",
+                "raise precopy.max_pause; the job trains on without snapshots, and it can move",
+            )
+        )
+    return found

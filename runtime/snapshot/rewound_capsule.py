@@ -108,6 +108,7 @@ class RewoundCapsule:
             self._job.book(),
             2 * facts.image_bytes + SPARE_BYTES,
             dry_run=False,
+            gpu=facts.gpu,
         )
         reserved = await self._request(host, reserve, self._limits.prepare, messages.Reserved)
         forward = messages.ForwardHeld(

@@ -23,16 +23,19 @@ from ..messages import RunJob
 from ..model import run_spec
 from ..model.jobs import Job
 from ..model.snapshots import Generation, image_name
+from ..model.spares import NO_GPUS, GpuNeed
 
 VERSION = 1
 
 
 class SavedCapsule(msgspec.Struct, frozen=True):
-    """``image``: the name of its image beside this file. ``digest``: as in messages.Saved."""
+    """``image``: the name of its image beside this file. ``digest``: as in messages.Saved.
+    ``gpus``: as in Generation."""
 
     index: int
     image: str
     digest: str
+    gpus: GpuNeed = NO_GPUS
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):
@@ -50,6 +53,11 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
     bytes: int
     spec: str
     capsules: dict[str, SavedCapsule]
+
+    @property
+    def gpus(self) -> dict[str, GpuNeed]:
+        """As in Generation."""
+        return {name: each.gpus for name, each in self.capsules.items() if each.gpus.used}
 
     def request(self) -> tuple[RunJob, int]:
         """Return the request and its user. Raises LiveshiftError if they cannot be read."""
@@ -74,7 +82,10 @@ def describe(
     """``digests``: that of each capsule's image."""
     capsules = {
         capsule.name: SavedCapsule(
-            capsule.index, image_name(generation.number, capsule.index), digests[capsule.name]
+            capsule.index,
+            image_name(generation.number, capsule.index),
+            digests[capsule.name],
+            generation.gpus.get(capsule.name, NO_GPUS),
         )
         for capsule in job.capsules.values()
     }

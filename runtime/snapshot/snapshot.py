@@ -107,6 +107,11 @@ class Snapshot:
         return {part.holder for part in self._parts if part.refused}
 
     @property
+    def troubles(self) -> list[str]:
+        """Which capsules did not get their device state back when they were thawed, and why."""
+        return [part.trouble for part in self._parts if part.trouble]
+
+    @property
     def abandoned(self) -> bool:
         """Whether it has ended because :meth:`abandon` was called."""
         return self.error is not None and self.error is self._abandoned
@@ -206,6 +211,7 @@ class Snapshot:
             {part.name: (part.host, part.epoch) for part in self._parts},
             {part.name: [part.holder] for part in self._parts},
             sum(sizes),
+            gpus={part.name: part.gpu_need for part in self._parts if part.gpu_need.used},
         )
         if self._suspends:
             self._left()  # raises StepFailed if the time is over: then capsules have gone on

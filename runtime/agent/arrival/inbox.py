@@ -30,7 +30,7 @@ from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest
 from ...wire import PAGE_TABLE, PageStreams, small_images
-from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet
+from ..gpu.device_memory import MEMORY, TABLE, TableInlet
 from .image_place import ImagePlace, Sink, append, create
 from .memory_ahead import MemoryAhead
 
@@ -64,7 +64,7 @@ class Inbox:
     no memory is put in place before the restore. ``memory``: None if the first pages make it."""
 
     place: ImagePlace
-    devices: DeviceInlet | None
+    devices: TableInlet | None
     memory_limit: int
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
     ahead: MemoryAhead | None
@@ -235,7 +235,7 @@ class Inbox:
         self._trees.discard(stream)
         end()
 
-    def _end_device_table(self, devices: DeviceInlet) -> None:
+    def _end_device_table(self, devices: TableInlet) -> None:
         devices.end_table()
         (self.images / TABLE).write_bytes(devices.table)
 

@@ -10,6 +10,10 @@ refuses ``dump`` after a thaw, whatever the reason of the thaw was.
 Nothing is promised. So the source thaws by itself after every error, when the time of ``lock`` is
 over, and when it is asked to give up (``abandon``). That costs only the image. A restarted agent
 finds the note of the freeze, and thaws (migration_registry.py).
+
+If the capsule has CUDA processes, ``lock`` takes their device state off the GPUs before it locks
+the network, as a move does, and the thaw puts it back onto the same GPUs. The driver's checkpoint
+copies all of it into the processes' memory, so it is in the image like any other memory.
 """
 
 from __future__ import annotations
@@ -19,17 +23,18 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from .... import background
+from ....criu_glue.capsule import sandboxes
 from ....criu_glue.criu.tool import Criu
 from ....criu_glue.network import network_lock
 from ....errors import LiveshiftError, Refused, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved
 from ...model.stopwatch import Lap, Stopwatch
-from ..gpu.devices import no_devices
+from ..gpu.devices import DeviceTree, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
 from .capsule_tracker import CapsuleTracker
@@ -70,7 +75,9 @@ class SnapshotRequest(Protocol):
 
 
 class OutgoingSnapshot:
-    """One snapshot of one capsule, which uses no GPU. ``snapshot``: the image's name on the wire.
+    """One snapshot of one capsule. ``snapshot``: the image's name on the wire. ``devices``: the
+    capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that they use. No other capsule
+    gets these meanwhile. ``protected``: whether the job has an earlier snapshot to go back to.
 
     Methods block, and the agent runs them in threads; they take turns. An error in a step ends the
     snapshot: the capsule runs, and its network is open. If a thaw fails, a thread tries it again
@@ -84,9 +91,16 @@ class OutgoingSnapshot:
         factory: CapsuleFactory,
         wire: OutgoingWire,
         tracker: CapsuleTracker,
+        devices: DeviceTree | None = None,
+        gpus: Sequence[str] = (),
+        *,
+        protected: bool = False,
     ) -> None:
         self.snapshot = snapshot
         self.resident = resident
+        self.gpus = list(gpus)
+        self._protected = protected
+        self._off_since = 0.0  # when device state first did not come back; monotonic seconds
         self.phase = SnapshotPhase.PREPARING
         self.complete = False
         """Whether the holder has the whole image."""
@@ -100,7 +114,7 @@ class OutgoingSnapshot:
         self._images = factory.images(snapshot)
         self._files = OutgoingFiles(resident, factory)
         self._memory = OutgoingMemory(resident, factory, None)
-        self._frozen = FrozenCapsule(resident, self._images, None, no_devices)
+        self._frozen = FrozenCapsule(resident, self._images, devices, no_devices)
         self._dump: WireDump | None = None
         self._turn = threading.RLock()
         self._given_up = self._thawed = self._closed = False
@@ -115,6 +129,11 @@ class OutgoingSnapshot:
     def closed(self) -> bool:
         """Whether :meth:`close` has succeeded: nothing is left here, and the tracker is back."""
         return self._closed
+
+    @property
+    def off_gpus(self) -> bool:
+        """Whether device state is off its GPUs, or will be at any moment."""
+        return self._frozen.devices is not None and self._dump is not None and not self._thawed
 
     # ---- the steps -----------------------------------------------------------------------------
 
@@ -210,8 +229,9 @@ class OutgoingSnapshot:
         self._timer.end()
 
     def thaw(self) -> None:
-        """Let the capsule go on: tasks first, then the network that they expect. An image that is
-        not whole is given up. May be repeated, also after an error.
+        """Let the capsule go on: tasks first, then the network that they expect, then its device
+        state. An image that is not whole is given up. May be repeated, also after an error. Raises
+        DeviceLost if the capsule had to be ended, because its device state does not come back.
 
         A thread closes the snapshot afterwards, because the job waits for this method.
         """
@@ -220,7 +240,7 @@ class OutgoingSnapshot:
             try:
                 if not self._thawed:
                     self.phase = SnapshotPhase.OVER  # whatever fails now, no dump may follow
-                    self._frozen.thaw_tree()
+                    self._let_go()
                     self._thawed = True
             finally:
                 self._timer.end()
@@ -318,9 +338,24 @@ class OutgoingSnapshot:
         )
         dump.begin(deadline_s)
         name, epoch = self.resident.spec.name, self.resident.epoch
-        dump.stop(OutgoingNote(self.snapshot, name, epoch=epoch))
+        dump.stop(OutgoingNote(self.snapshot, name, self.gpus, epoch))
         with dump.watch.phase("lock", frozen=True):
             dump.lock()
+
+    def _let_go(self) -> None:
+        if self._frozen.devices is None:  # it may have loaded the driver without a use for it
+            self._frozen.thaw_tree()
+            return
+        try:
+            self._frozen.thaw()
+        except StepFailed as error:
+            now, sandbox = time.monotonic(), self.resident.sandbox
+            self._off_since = self._off_since or now
+            late = now - self._off_since > self._factory.cluster.timeouts.restore
+            if late and self._protected and sandbox.alive():  # else it would wait for ever
+                log.error("%s of %s ends it: %s", self.snapshot, self.resident.spec.name, error)
+                sandboxes.end(sandbox)
+            raise
 
     def _return_tracker(self) -> None:
         """Only once, even if it fails: the next snapshot may have the tracker then."""

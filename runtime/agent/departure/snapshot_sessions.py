@@ -58,6 +58,20 @@ class SnapshotSessions:
         """Whether a snapshot is under way, or has left something here."""
         return any(session.open for session in self._sessions.values())
 
+    def off_gpus(self, capsule: str) -> bool:
+        """Whether a snapshot has the capsule's device state off its GPUs."""
+        session = self._sessions.get(capsule)
+        return session is not None and session.snapshot is not None and session.snapshot.off_gpus
+
+    def gpus_left(self) -> dict[str, str]:
+        """GPUs that capsules leave for the time of a snapshot: uuid → the reason, in words."""
+        left: dict[str, str] = {}
+        for name, session in self._sessions.items():
+            if session.snapshot is not None and session.open:
+                words = f"is kept for {name}, of which {session.snapshot.snapshot} is taken"
+                left |= dict.fromkeys(session.snapshot.gpus, words)
+        return left
+
     async def make_way(self, resident: RunningCapsule) -> None:
         """End an earlier snapshot of the capsule, but not its tracker; end all of an earlier copy.
         Raises StepFailed if that fails."""

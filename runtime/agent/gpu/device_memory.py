@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NoReturn
 
 import msgspec
 
@@ -133,20 +134,13 @@ class Pump:
             )
 
 
-class DeviceInlet:
-    """Takes these streams at the destination, into memory on the GPUs of ``gpus`` (old → new).
+class TableInlet:
+    """Takes the table of an image that a host holds for others, and needs no GPU for that. All
+    device memory of such an image is in the memory of its processes: StepFailed if some comes by
+    itself."""
 
-    Every error ends the migration: StepFailed for data that no source sends, or a helper's error.
-    """
-
-    def __init__(self, devices: DeviceTree, gpus: Mapping[str, str]) -> None:
-        self._devices = devices
-        self._gpus = gpus
+    def __init__(self) -> None:
         self._raw = bytearray()
-        self._saved: list[Saved] = []
-        self._fillers: dict[str, Filler] = {}
-        self._closed = False
-        self._lock = threading.Lock()
 
     @property
     def table(self) -> bytes:
@@ -157,6 +151,44 @@ class DeviceInlet:
         if len(self._raw) + len(data) > TABLE_LIMIT:
             raise StepFailed("ship", f"the table of devices has more than {TABLE_LIMIT} bytes")
         self._raw += data
+
+    def end_table(self) -> None:
+        """End the table."""
+        for process in decode(self._raw):
+            if process.blocks:
+                _refuse(str(process.pid))
+
+    def write_at(self, pid: int, at: int, data: memoryview) -> None:
+        """Take a chunk of a process's memory."""
+        _refuse(str(pid))
+
+    def filler(self, pid: str) -> Filler:
+        """What takes the memory of a process."""
+        _refuse(pid)
+
+    def close(self) -> None:
+        """Take nothing more. A second call does no harm."""
+
+
+def _refuse(pid: str) -> NoReturn:
+    text = f"device memory of process {pid[:20]!a} came beside an image that is held for others"
+    raise StepFailed("ship", text)
+
+
+class DeviceInlet(TableInlet):
+    """Takes these streams at the destination, into memory on the GPUs of ``gpus`` (old → new).
+
+    Every error ends the migration: StepFailed for data that no source sends, or a helper's error.
+    """
+
+    def __init__(self, devices: DeviceTree, gpus: Mapping[str, str]) -> None:
+        super().__init__()
+        self._devices = devices
+        self._gpus = gpus
+        self._saved: list[Saved] = []
+        self._fillers: dict[str, Filler] = {}
+        self._closed = False
+        self._lock = threading.Lock()
 
     def end_table(self) -> None:
         """End the table; the helper now allocates all its memory."""

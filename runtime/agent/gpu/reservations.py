@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from ....criu_glue.survey.found import Survey
+from ....cuda_snapshot.assignment import MARGIN
 from ....interposer.page import PageError
 from ...messages import GpuSurvey, Reserve
+from ...model.snapshots import is_restore_name
 from ..host import host_facts, rank_pages
 from ..host.running_capsule import RunningCapsule
 from . import preflight as gpu_preflight
 from . import survey as gpu_survey
 from .preflight import GpuPlan
 from .watch import GpuWatch
+
+RELEASED_S, LOOK_AGAIN_S = 5.0, 0.1
+"""The driver releases the memory of an ended process within so many seconds; how often to look."""
 
 
 class GpuReservations:
@@ -54,7 +60,7 @@ class GpuReservations:
             yield GpuPlan()
             return
         async with self._turn:
-            plan = await asyncio.to_thread(self._plan, request, request.gpu)
+            plan = await self._planned(request, request.gpu)
             words = f"is promised to {request.spec.name} ({request.migration})"
             used = request.gpu.used
             mine = [] if request.dry_run else [new for old, new in plan.pairs if old in used]
@@ -65,8 +71,22 @@ class GpuReservations:
             for uuid in mine:
                 self.chosen.pop(uuid, None)
 
-    def _plan(self, request: Reserve, gpu: GpuSurvey) -> GpuPlan:
+    async def _planned(self, request: Reserve, gpu: GpuSurvey) -> GpuPlan:
+        """The plan. Before a rewind, earlier copies have ended; the driver may release their memory
+        a little later, and this waits for it."""
+        until = time.monotonic() + (RELEASED_S if is_restore_name(request.migration) else 0.0)
+        while True:
+            plan, room = await asyncio.to_thread(self._plan, request, gpu)
+            if (room and not plan.findings) or time.monotonic() >= until:
+                return plan
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _plan(self, request: Reserve, gpu: GpuSurvey) -> tuple[GpuPlan, bool]:
+        """The plan, and whether each GPU that the capsule would be on again has room for it."""
         here = self._watch.host(self._taken())
         usable = None if self._watch.helper() is None else here
         wanted = dict(request.gpus_wanted)
-        return gpu_preflight.plan(gpu, usable, self._watch.why_none, wanted, self._host)
+        plan = gpu_preflight.plan(gpu, usable, self._watch.why_none, wanted, self._host)
+        free = {each.uuid: each.free_bytes for each in here.gpus}
+        back = {old: gpu.used[old] for old, new in plan.pairs if old == new and old in gpu.used}
+        return plan, all(free[uuid] >= used + MARGIN for uuid, used in back.items())

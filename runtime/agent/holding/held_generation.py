@@ -26,6 +26,7 @@ from ...wire import PAGE_TABLE, Lanes, Sender
 from ...wire.small_images import SmallImagePacker
 from ..arrival.forwarding import forward_file
 from ..arrival.inbox import Inbox
+from ..gpu.device_memory import TABLE, TableInlet
 from .held_note import HeldNote, read_note, write_note
 from .held_place import HeldPlace, output_file, tree_file
 
@@ -56,7 +57,8 @@ class HeldGeneration:
         except OSError as error:
             self.remove()
             raise StepFailed("hold", f"{self.images} cannot be made: {error}") from error
-        self.inbox = Inbox(place, None, note.limit_bytes, None, memory=store)
+        devices = TableInlet() if note.gpu is not None else None
+        self.inbox = Inbox(place, devices, note.limit_bytes, None, memory=store)
         return self.inbox
 
     @classmethod
@@ -128,6 +130,8 @@ class HeldGeneration:
             self._check()
             forward_file(functools.partial(packer, path.name), path)
         packer.finish()
+        if TABLE in found.streams:
+            forward_file(functools.partial(sender.send, TABLE), images / TABLE)
         for stream in found.streams:
             kind, _, name = stream.partition(":")
             if kind == "output":

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ....criu_glue.survey.found import Survey
-from ...messages import CapsuleSpec, HostFacts
+from ...messages import CapsuleSpec, GpuSurvey, HostFacts
 
 NOTE = "note"
 
@@ -23,7 +23,7 @@ class HeldNote(msgspec.Struct, frozen=True):
     ``limit_bytes``: as in Reserve.
 
     ``bytes``: the size of the whole image here. ``rewritten``: so many bytes of an image differ
-    from the one before.
+    from the one before. ``gpu``: what the capsule used of GPUs at its source.
     """
 
     migration: str
@@ -37,6 +37,7 @@ class HeldNote(msgspec.Struct, frozen=True):
     limit_bytes: int
     bytes: int
     rewritten: int = 0
+    gpu: GpuSurvey | None = None
 
     @property
     def needed(self) -> int:

@@ -10,12 +10,14 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from snapshot_handlers_scene import CLOSE, DIGEST, DUMP, LOCK, SEAL, THAW, Scene, scene, start
 from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
 from liveshift.runtime import messages
+from liveshift.runtime.agent import snapshot_handlers
 from liveshift.runtime.agent.host.rank_deaths import RankEnd
 
 __all__ = ["scene"]
@@ -291,3 +293,60 @@ def test_a_session_that_does_not_end_keeps_the_new_copy_away(
 
     asyncio.run(end())
     assert "located" not in scene.done
+
+
+# ---- capsules with GPUs --------------------------------------------------------------------------
+
+
+def on_a_gpu(newest: int = 0) -> messages.StartSnapshot:
+    return msgspec.structs.replace(start(), gpus=["GPU-a"], newest=newest)
+
+
+def test_a_capsule_with_a_gpu_keeps_it_while_its_device_state_is_off(scene: Scene) -> None:
+    asked = []
+
+    def tree(*args: object, **how: object) -> str:
+        asked.append((*args, how))
+        return "its CUDA processes"
+
+    scene.devices = cast(Any, SimpleNamespace(tree=tree))
+    scene.reservations = cast(Any, SimpleNamespace(chosen={}))
+    scene.gpus_swapped = {}
+    scene.run(scene.handlers.start(on_a_gpu(newest=16)))
+    (made,) = scene.made
+    assert (made.devices, made.gpus, made.protected) == ("its CUDA processes", ["GPU-a"], True)
+    assert asked == [("s17.1", scene.capsule, {"plain": snapshot_handlers.PLAIN})]
+    assert scene.gpus_taken() == {"GPU-a": "is kept for gpt/1, of which s17.1 is taken"}
+    scene.run(scene.handlers.close(CLOSE))
+    assert scene.gpus_taken() == {}
+
+
+def test_a_capsule_without_a_gpu_asks_no_helper(scene: Scene) -> None:
+    scene.devices = cast(Any, None)
+    scene.run(scene.handlers.start(start()))
+    assert (scene.made[0].devices, scene.made[0].gpus, scene.made[0].protected) == (None, [], False)
+
+
+def test_without_a_gpu_helper_nothing_begins(scene: Scene) -> None:
+    scene.devices = cast(Any, SimpleNamespace(tree=lambda *_, **__: None))
+    with pytest.raises(Refused, match="gpt/1 uses a GPU, and h1 has no GPU helper"):
+        scene.run(scene.handlers.start(on_a_gpu()))
+    assert scene.made == []
+
+
+def test_a_survey_waits_until_device_state_is_back(scene: Scene) -> None:
+    """Else it would find a process that is stopped, and nobody but we have stopped it."""
+    scene.begun()
+    scene.made[0].off_gpus = True
+
+    async def both() -> None:
+        waits = asyncio.create_task(scene.until_on_gpus("gpt/1"))
+        await asyncio.sleep(0.05)
+        assert not waits.done()
+        scene.made[0].off_gpus = False
+        await waits
+        scene.made[0].off_gpus = True
+        await scene.until_on_gpus("gpt/1")  # it gives up
+        await scene.until_on_gpus("gpt/0")
+
+    asyncio.run(both())

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from liveshift.runtime.messages import GpuSeat
 from liveshift.runtime.model.snapshots import (
     Generation,
     Place,
@@ -17,9 +18,17 @@ from liveshift.runtime.model.snapshots import (
     rewind_plan,
     snapshot_of,
 )
-from liveshift.runtime.model.spares import HostView
+from liveshift.runtime.model.spares import GpuNeed, HostView
 
 OWNERS = {"gpt/0": "h0", "gpt/1": "h1"}
+
+
+def seat(uuid: str, *, free: bool = True, model: str = "H100") -> GpuSeat:
+    return GpuSeat(uuid, model, free)
+
+
+NEED = GpuNeed(frozenset({"b0"}), (seat("b0", free=False),))
+"""One GPU of h1."""
 
 
 def host(
@@ -29,8 +38,9 @@ def host(
     spare: str = "floating",
     up: bool = True,
     tainted: bool = False,
+    gpus: tuple[GpuSeat, ...] = (),
 ) -> HostView:
-    return HostView(name, spare, slots, used, up, tainted)
+    return HostView(name, spare, slots, used, up, tainted, gpus)
 
 
 def generation(**holders: str) -> Generation:
@@ -58,7 +68,7 @@ def test_names() -> None:
 
 
 def test_a_generation_outlives_the_journal() -> None:
-    made = generation(a="h2", b="h3")
+    made = replace(generation(a="h2", b="h3"), gpus={"gpt/1": NEED})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Generation) == made
 
 
@@ -217,3 +227,56 @@ def test_where_any_host_can_have_the_images_the_job_is_spread() -> None:
     anywhere = Generation(17, "gpt", "", 5.0, 0, {}, {c: ["h2", "h3"] for c in OWNERS})
     found = rewind_plan(hosts, anywhere, OWNERS, list(OWNERS))
     assert found == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h3", "h3")}
+
+
+# ---- GPUs --------------------------------------------------------------------------------------
+
+
+def with_gpus(hosts: list[HostView], lost: list[str], **needs: GpuNeed) -> dict[str, str] | str:
+    """Where each capsule goes, from images on h2."""
+    gpus = {name.replace("_", "/"): need for name, need in needs.items()}
+    found = rewind_plan(hosts, replace(generation(a="h2", b="h2"), gpus=gpus), OWNERS, lost)
+    if isinstance(found, str):
+        return found
+    assert {place.holder for place in found.values()} == {"h2"}
+    return {name: place.host for name, place in found.items()}
+
+
+def test_a_capsule_with_a_gpu_goes_where_one_of_its_model_is_free() -> None:
+    gone, holder = host("h1", used=1, up=False), host("h2", gpus=(seat("c0", free=False),))
+    other, fits = host("h3", gpus=(seat("d0", model="L4"),)), host("h4", gpus=(seat("e0"),))
+    hosts = [host("h0", used=1), gone, holder, other, fits]
+    assert with_gpus(hosts, ["gpt/1"], gpt_1=NEED) == {"gpt/0": "h0", "gpt/1": "h4"}
+    assert with_gpus(hosts, ["gpt/1"]) == {"gpt/0": "h0", "gpt/1": "h2"}, "without a GPU"
+    assert with_gpus(hosts[:4], ["gpt/1"], gpt_1=NEED) == (
+        "no host has room for gpt/1, which was on h1; h0 has no GPU that can be used;"
+        " h2 has 0 free of 1 H100, 1 needed; h3 has 0 free of 0 H100, 1 needed"
+    )
+
+
+def test_each_gpu_is_given_once() -> None:
+    gone = [host("h0", up=False), host("h1", up=False)]
+    mine = GpuNeed(frozenset({"a0"}), (seat("a0", free=False),))
+    one = host("h2", slots=4, gpus=(seat("c0"), seat("c1", free=False)))
+    both = ["gpt/0", "gpt/1"]
+    assert with_gpus([*gone, one], both, gpt_0=mine, gpt_1=NEED) == (
+        "no host has room for gpt/1, which was on h1; h2 has 0 free of 2 H100, 1 needed"
+    )
+    two = host("h2", slots=4, gpus=(seat("c0"), seat("c1")))
+    found = with_gpus([*gone, two], both, gpt_0=mine, gpt_1=NEED)
+    assert found == {"gpt/0": "h2", "gpt/1": "h2"}
+
+
+def test_a_capsule_may_go_back_to_the_gpu_that_it_had() -> None:
+    """Whoever uses it now: its host came back without the capsule."""
+    back = host("h1", used=1, slots=1, gpus=(seat("b0", free=False),))
+    hosts = [host("h0", used=1), back, host("h2")]
+    assert with_gpus(hosts, ["gpt/1"], gpt_1=NEED) == {"gpt/0": "h0", "gpt/1": "h1"}
+
+
+def test_a_host_with_a_gpu_to_spare_holds_the_image() -> None:
+    mine = [host("h0", used=1), host("h1", used=1)]
+    hosts = [*mine, host("h2"), host("h3", gpus=(seat("d0"),))]
+    needs = dict.fromkeys(OWNERS, NEED)
+    assert choose_holders(hosts, OWNERS, {}, {}, needs) == {"gpt/0": "h3", "gpt/1": "h3"}
+    assert choose_holders(hosts[:3], OWNERS, {}, {}, needs) == {"gpt/0": "h2", "gpt/1": "h2"}

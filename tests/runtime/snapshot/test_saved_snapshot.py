@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.control import keys
 from liveshift.runtime.control.signatures import Signatures
-from liveshift.runtime.messages import Message
+from liveshift.runtime.messages import GpuSeat, Message
+from liveshift.runtime.model.spares import GpuNeed
 from liveshift.runtime.snapshot import saved_snapshot
 from liveshift.runtime.snapshot.directory_images import DirectoryImages
 from liveshift.runtime.snapshot.saved_snapshot import SavedSnapshot
@@ -44,6 +46,17 @@ def test_a_saved_snapshot_comes_back(signatures: Signatures) -> None:
     assert (saved.cluster, saved.subnet) == ("rewind", "10.99.0.0/24")
     assert {c.index: c.image for c in saved.capsules.values()} == {0: "s17.0", 1: "s17.1"}
     assert saved.request() == (RewindScene().job.request, 0)
+
+
+def test_a_saved_snapshot_says_which_gpus_it_needs(signatures: Signatures) -> None:
+    scene, need = RewindScene(), GpuNeed(frozenset({"GPU-a"}), (GpuSeat("GPU-a", "H100", True),))
+    generation = dataclasses.replace(scene.generation, gpus={"gpt/1": need})
+    digests = dict.fromkeys(scene.job.capsules, "digest")
+    told = saved_snapshot.describe(CLUSTER, scene.job, generation, digests)
+    data = saved_snapshot.encode(told, signatures)
+    saved, _ = saved_snapshot.decode(data, signatures, "/kept")
+    assert saved.gpus == {"gpt/1": need}
+    assert described().gpus == {}
 
 
 def test_every_byte_counts(signatures: Signatures) -> None:

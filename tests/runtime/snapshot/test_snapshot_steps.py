@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
+from gpu_scenes import GIB, H200, gpu_host, gpu_survey, process
 from snapshot_stage import (
     BOUNDARY,
     CAPSULES,
@@ -31,9 +32,10 @@ from liveshift.criu_glue.survey.found import Along
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.cost.model import max_pause
-from liveshift.runtime.messages import Message
+from liveshift.runtime.messages import GpuSeat, GpuSurvey, Message
 from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.snapshots import Generation
+from liveshift.runtime.model.spares import GpuNeed
 
 STEPS = [
     "Inspect",
@@ -49,7 +51,6 @@ STEPS = [
 ANSWERED = [step for step in STEPS if step not in ("close gates", "complete")]
 BEFORE_CUT = STEPS[: STEPS.index("CloseSnapshot")]
 
-GPUS = messages.GpuSurvey(cast(Any, None), [], [], [], 0)
 
 WAYS: list[Failure] = [
     Refused("not here", hint="try there"),
@@ -57,6 +58,14 @@ WAYS: list[Failure] = [
     StepFailed("dump", "CRIU could not"),
     ZeroDivisionError("a slip"),
 ]
+
+
+A0 = gpu_host().gpus[0].uuid
+
+
+def on_gpus(size: int = 2, **fields: Any) -> GpuSurvey:
+    """A capsule with so many GiB on the GPU of its host."""
+    return gpu_survey(process({A0: size * GIB}), **fields)
 
 
 def named(way: Failure) -> str:
@@ -292,7 +301,9 @@ def test_a_holder_that_refuses_is_named() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ({"gpu": GPUS}, "device memory has no snapshots yet"),
+        ({"gpu": on_gpus(problems=[("it has managed memory", "")])}, "it has managed memory"),
+        ({"gpu": on_gpus(memory=GIB)}, "its 2.15 GB of device memory into host memory, of which"),
+        ({"gpu": on_gpus(200)}, "need at least 107 s off the GPU and back, and a pause may last"),
         ({"full_dump": "h0 has no userfaultfd"}, "cannot be copied while it trains: h0 has no"),
         (
             {"survey": replace(SURVEY, along=(Along("/scratch", 2, 9, 0),))},
@@ -309,6 +320,35 @@ def test_what_cannot_be_taken_back_is_refused_in_words(found: dict[str, Any], wo
     assert str(snapshot.error).startswith("gpt/1 can have no snapshot: ")
     assert words in str(snapshot.error)
     assert snapshot.refused == set(), "no holder is to blame"
+
+
+def test_device_memory_is_part_of_an_image() -> None:
+    """The holder makes room for it, the source knows the GPUs, and a rewind knows what it needs."""
+    stage, found = SnapshotStage(), on_gpus()
+    look = msgspec.structs.replace(messages.Inspected(SURVEY, FACTS, 5), gpu=found)
+    stage.fail("Inspect gpt/1", look)
+    made = play(stage).generation
+    assert made is not None
+    assert made.gpus == {"gpt/1": GpuNeed(frozenset(found.used), (GpuSeat(A0, H200, False),))}
+    holds = {message.spec.name: message for _, message in of(stage, messages.Hold)}
+    assert [holds[name].gpu for name in sorted(holds)] == [None, found, None]
+    together = holds["gpt/1"].together
+    assert together["gpt/1"] - together["gpt/0"] == 2 * GIB
+    starts = {message.capsule: message.gpus for _, message in of(stage, messages.StartSnapshot)}
+    assert starts == {"gpt/0": [], "gpt/1": [A0], "gpt/2": []}
+
+
+def test_a_capsule_that_is_not_back_on_its_gpus_is_named() -> None:
+    """Its source tries again by itself; the image is whole."""
+    stage = SnapshotStage()
+    look = msgspec.structs.replace(messages.Inspected(SURVEY, FACTS, 5), gpu=on_gpus())
+    stage.fail("Inspect gpt/1", look)
+    stage.fail("ThawCapsule gpt/1", StepFailed("gpu restore", "too little memory"))
+    snapshot = play(stage)
+    assert snapshot.generation is not None
+    (trouble,) = snapshot.troubles
+    assert "gpt/1 did not go on at once on h1: " in trouble
+    assert "too little memory" in trouble
 
 
 def test_carried_paths_without_files_and_tmp_are_no_obstacle() -> None:

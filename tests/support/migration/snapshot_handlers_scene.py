@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,9 +38,18 @@ def start(image: str = "s17.1") -> messages.StartSnapshot:
 class Snapshot:
     """Stands in for one at its source; its steps may fail, and the first one may last."""
 
-    def __init__(self, scene: Scene, image: str, resident: Any) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        image: str,
+        resident: Any,
+        devices: object = None,
+        gpus: Sequence[str] = (),
+        protected: bool = False,
+    ) -> None:
         self.snapshot, self.resident = image, resident
-        self.closed, self.digest = False, b""
+        self.devices, self.gpus, self.protected = devices, list(gpus), protected
+        self.closed, self.digest, self.off_gpus = False, b"", False
         self.request: SnapshotRequest | None = None
         self.interrupted = threading.Event()
         self._scene = scene
@@ -122,8 +131,9 @@ class Scene(MigrationRegistry):
         deaths = SimpleNamespace(first=None)
         return SimpleNamespace(spec=spec, code=None, still=False, overlay=overlay, deaths=deaths)
 
-    def _make(self, image: str, resident: Any, _factory: object, *_: object) -> Any:
-        self.made.append(Snapshot(self, image, resident))
+    def _make(self, image: str, resident: Any, *rest: Any, protected: bool) -> Any:
+        *_, devices, gpus = rest
+        self.made.append(Snapshot(self, image, resident, devices, gpus, protected))
         return self.made[-1]
 
     def _track(self, _resident: object) -> Any:

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from gpu_scenes import GIB, gpu_host, gpu_survey, process, survey
+from gpu_scenes import GIB, gpu, gpu_host, gpu_survey, process, survey
 from preflight_scene import HERE
 
 from liveshift.errors import Refused
+from liveshift.runtime.agent.gpu import reservations as gpu_reservations
 from liveshift.runtime.agent.gpu.reservations import GpuReservations
 from liveshift.runtime.agent.gpu.watch import GpuWatch
 from liveshift.runtime.messages import Book, CapsuleSpec, GpuHost, Reserve
@@ -22,22 +23,27 @@ USED = gpu_survey(process({SOURCE.gpus[0].uuid: GIB}, GIB))
 
 
 class Watch:
-    """A host with two GPUs."""
+    """A host with two GPUs; ``busy`` so many looks long with a process that has just ended."""
 
     why_none = ""
+
+    def __init__(self, busy: int = 0) -> None:
+        self.busy = busy
 
     def helper(self) -> object:
         return self
 
     def host(self, taken: Mapping[str, str]) -> GpuHost:
-        return msgspec.structs.replace(gpu_host("b", 2), taken=dict(taken))
+        self.busy -= 1
+        gone = {g.uuid: "is used by process 9" for g in gpu_host("b", 2).gpus if self.busy >= 0}
+        return msgspec.structs.replace(gpu_host("b", 2), taken={**gone, **taken})
 
 
-def reservations() -> GpuReservations:
+def reservations(watch: Watch | None = None) -> GpuReservations:
     def taken() -> dict[str, str]:
         return dict(made.chosen)
 
-    made = GpuReservations("b", cast(GpuWatch, Watch()), taken)
+    made = GpuReservations("b", cast(GpuWatch, watch or Watch()), taken)
     return made
 
 
@@ -95,5 +101,44 @@ def test_what_fails_gives_its_gpus_back() -> None:
             async with made.making(ask(1)):
                 raise Refused("no room")
         assert made.chosen == {}
+
+    asyncio.run(scene())
+
+
+def test_a_rewind_waits_until_the_driver_has_released_what_ended() -> None:
+    """A move does not: a GPU that is in use stays so."""
+
+    async def scene() -> None:
+        watch = Watch(busy=2)
+        async with reservations(watch).making(ask(1, migration="r4.1")) as plan:
+            assert (plan.findings, watch.busy) == ([], -1)
+            assert plan.pairs
+        async with reservations(Watch(busy=1)).making(ask(1)) as plan:
+            [(refused, _)] = plan.findings
+            assert "is used by process 9" in refused
+
+    asyncio.run(scene())
+
+
+def test_a_rewind_waits_for_room_on_the_gpu_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets that one whatever is on it, and the restore looks again."""
+    full = {"free_bytes": GIB // 2}
+    looks: list[GpuHost] = []
+
+    class Filled(Watch):
+        def host(self, taken: Mapping[str, str]) -> GpuHost:
+            looks.append(gpu_host("a", gpus=[gpu("a", **(full if len(looks) < 3 else {}))]))
+            return looks[-1]
+
+    async def scene() -> None:
+        async with reservations(Filled()).making(ask(1, migration="r4.1")) as plan:
+            assert plan.pairs == [(SOURCE.gpus[0].uuid, SOURCE.gpus[0].uuid)]
+        assert len(looks) == 4
+        looks.clear()
+        full["free_bytes"] = 0
+        monkeypatch.setattr(gpu_reservations, "RELEASED_S", 0.0)
+        async with reservations(Filled()).making(ask(1, migration="r4.1")) as plan:
+            assert plan.pairs
+        assert len(looks) == 1
 
     asyncio.run(scene())
