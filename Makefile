@@ -135,7 +135,7 @@ bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (r
 	@$(PROGRAM) engine_bench $(if $(GB),--gb $(GB)) \
 		$(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
-# STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.
+# STEPS picks some of E1 … E10. Without a GPU it runs on the simulated driver, and says so.
 gpu-suite: setup ## What a move of GPU state takes on this machine's GPU (root); integration/gpu/results/
 	@integration/gpu/run $(STEPS) $(ARGS)
 

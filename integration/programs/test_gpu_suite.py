@@ -44,7 +44,7 @@ def suite(out: Path, *words: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def told(place: Path) -> dict[str, Any]:
-    """All but E6, of which test_gpu_moves.py sees the like."""
+    """All but E6, of which test_gpu_moves.py sees the like, and E10, which has its own test."""
     return suite(place / "gpu-suite", "E1", "E2", "E3", "E4", "E5", "E7", "E8", "E9")
 
 
@@ -68,6 +68,22 @@ def test_bytes_came_back(told: dict[str, Any]) -> None:
     for variant in ("mapped", "half", "all", "handed"):
         assert figures["E3"][variant]["works"] is True
         assert figures["E3"][variant]["checkpoint"]["state"] == "CHECKPOINTED"
+
+
+def test_a_killed_rank_goes_back_to_its_snapshot(place: Path) -> None:
+    step = suite(place / "gpu-suite-snapshots", "E10")["steps"]["E10"]
+    assert (step["passed"], step["bit_identical"]) == (True, True), step["why"]
+    assert "on the simulated driver: these are no seconds of a GPU" in step["remarks"]
+    for name in ("32mib", "128mib"):
+        figures = step["figures"][name]
+        for number in (1, 2):
+            assert (
+                figures[f"snapshot {number}"]["pause_s"] > figures[f"snapshot {number}"]["lock_s"]
+            )
+        assert figures["images_bytes"] > 32 * MIB
+        assert figures["kill to the first new step_s"] > 0
+        assert "runs again from s" in figures["rewind"]
+    assert "pause per GiB_s" in step["figures"]
 
 
 def test_a_training_process_moved_by_the_fast_path(told: dict[str, Any]) -> None:

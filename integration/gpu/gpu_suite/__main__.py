@@ -31,7 +31,7 @@ SIMULATED_GPUS = "GPU-51c0da00-0000-4000-8000-000000000001:H200:3GiB"
 def main() -> int:
     """0 when every step that the machine allowed has passed, and one was allowed."""
     parser = argparse.ArgumentParser(prog="integration/gpu/run", description=__doc__)
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="of E1 … E9; all without any")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="of E1 … E10; all without any")
     parser.add_argument("--deadline", type=float, default=1e6, help="seconds for one step")
     parser.add_argument("--budget", type=float, default=plan.BUDGET_S, help="seconds in all")
     parser.add_argument("--simulated", action="store_true", help="the doubles, even with a GPU")

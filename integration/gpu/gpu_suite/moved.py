@@ -49,7 +49,7 @@ def compare(
     for number, row in enumerate(job.moves, 1):
         step.figure(f"{name}/move {number}/pause between steps_s", _pause(step, job, row))
     began = time.monotonic()
-    wanted = _undisturbed(step, argv, ranks, len(result.losses[0]))
+    wanted = undisturbed(step, argv, ranks, len(result.losses[0]))
     step.figure(f"{name}/undisturbed_s", time.monotonic() - began)
     same = result == wanted
     step.figure(f"{name}/bit_identical", same)
@@ -67,7 +67,7 @@ def compare(
     return job
 
 
-def _undisturbed(step: Step, argv: Sequence[str], ranks: int, steps: int) -> Result:
+def undisturbed(step: Step, argv: Sequence[str], ranks: int, steps: int) -> Result:
     """What so many steps compute; two ranks on one GPU reach each other by sockets."""
     words = list(argv)
     words[words.index("--steps") + 1] = str(steps)

@@ -30,6 +30,7 @@ STEPS = (
     Step("E4", "e4_fast", "the fast path, whole", 80, 30, ("interposer",)),
     Step("E5", "e5_training", "a training process moves to another host and back", 180, 60, LAB),
     Step("E6", "e6_nccl", "one of two NCCL ranks moves", 240, 45, (*LAB, "nccl")),
+    Step("E10", "e10_snapshots", "pause of a snapshot per GiB, and a rewind", 200, 60, LAB),
     Step("E7", "e7_contract", "what the doubles claim, on this driver and NCCL", 60, 15),
     Step("E9", "e9_overhead", "what the interposer and its allocator cost", 120, 40, ("nccl",)),
     Step("E8", "e8_refusals", "what cannot move is refused in words", 60, 25),

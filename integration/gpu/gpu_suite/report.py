@@ -110,7 +110,7 @@ class Report:
         yield ""
         yield "| step | what | | commit | seconds | remark |"
         yield "|---|---|---|---|---|---|"
-        for name, outcome in sorted(self.outcomes.items()):
+        for name, outcome in sorted(self.outcomes.items(), key=_by_number):
             (step,) = plan.named([name])
             told = "passed" if outcome.passed else "FAILED" if outcome.ran else "not run"
             said = "; ".join(filter(None, (outcome.why, *outcome.remarks)))
@@ -125,7 +125,7 @@ class Report:
             verdict = "" if goal.met is None else "met" if goal.met else "missed"
             value = "" if goal.value is None else f"{goal.value:g}"
             yield f"| {goal.what} | {goal.goal} | {value} | {verdict} |"
-        for name, outcome in sorted(self.outcomes.items()):
+        for name, outcome in sorted(self.outcomes.items(), key=_by_number):
             if outcome.figures:
                 yield ""
                 yield f"## {name}"
@@ -134,6 +134,10 @@ class Report:
                 yield "|---|---|"
                 for what, value in flat(outcome.figures):
                     yield f"| {what} | {_cell(str(value))} |"
+
+
+def _by_number(item: tuple[str, Outcome]) -> int:
+    return int(item[0].removeprefix("E"))
 
 
 def _cell(text: str) -> str:
@@ -188,7 +192,7 @@ def goals(report: Report) -> list[Goal]:
         told = None if chance is None or abs(chance - 1) > 0.005 else (ratio or 9) <= 1.005
         name = "interposer" if what == "gate" else "interposer and its allocator"
         rows.append(goal(f"training step with the {name} / without", "≤ 1.005", ratio, told))
-    for step in ("E5", "E6"):
+    for step in ("E5", "E6", "E10"):
         done = steps.get(step)
         told = None if done is None or not done.ran else done.passed and done.bit_identical
         rows.append(Goal(f"{step} bit-identical", "always", None, told))
