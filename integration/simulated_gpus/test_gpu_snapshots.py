@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from fault_matrix import held
@@ -120,6 +121,28 @@ def test_a_rank_is_killed_and_its_job_suspended(
     assert job.seen(0).host != host
     assert lab.where(job) in lab.gpus[job.seen(0).host]
     lab.assert_whole(job, references)
+
+
+@pytest.mark.long
+def test_a_job_is_saved_in_a_directory(
+    lab: GpuLab, place: Path, start: Start, references: References
+) -> None:
+    """It goes on from there after its end, on the GPU of another host."""
+    job = start("saved", 1)
+    host = job.seen(0).host
+    with TemporaryDirectory(prefix="kept-", dir=place) as kept:
+        assert lab.session.json("snapshot", job.name, "--to", kept)["state"] == "saved"
+        job.go_on(AFTER)
+        lab.session.cli("stop", job.name)
+        lab.session.cli("cordon", host)
+        try:
+            lab.session.cli("resume", job.name, "--from", kept)
+            job.go_on(AFTER)
+        finally:
+            lab.session.cli("uncordon", host)
+        assert job.seen(0).host != host
+        assert lab.where(job) in lab.gpus[job.seen(0).host]
+        lab.assert_whole(job, references)
 
 
 @pytest.mark.long

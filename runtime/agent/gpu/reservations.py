@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
+
 from ....criu_glue.survey.found import Survey
 from ....cuda_snapshot.assignment import MARGIN
 from ....interposer.page import PageError
@@ -24,6 +26,9 @@ from .watch import GpuWatch
 
 RELEASED_S, LOOK_AGAIN_S = 5.0, 0.1
 """The driver releases the memory of an ended process within so many seconds; how often to look."""
+
+IN_IMAGE = "the image of a snapshot has it"
+"""Why no device memory is streamed to a host that restores such an image."""
 
 
 class GpuReservations:
@@ -84,6 +89,8 @@ class GpuReservations:
     def _plan(self, request: Reserve, gpu: GpuSurvey) -> tuple[GpuPlan, bool]:
         """The plan, and whether each GPU that the capsule would be on again has room for it."""
         here = self._watch.host(self._taken())
+        if is_restore_name(request.migration):
+            here = msgspec.structs.replace(here, fast_path=IN_IMAGE)
         usable = None if self._watch.helper() is None else here
         wanted = dict(request.gpus_wanted)
         plan = gpu_preflight.plan(gpu, usable, self._watch.why_none, wanted, self._host)

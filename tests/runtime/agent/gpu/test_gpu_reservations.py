@@ -113,6 +113,7 @@ def test_a_rewind_waits_until_the_driver_has_released_what_ended() -> None:
         async with reservations(watch).making(ask(1, migration="r4.1")) as plan:
             assert (plan.findings, watch.busy) == ([], -1)
             assert plan.pairs
+            assert (plan.plain, plan.host_memory) == (gpu_reservations.IN_IMAGE, GIB)
         async with reservations(Watch(busy=1)).making(ask(1)) as plan:
             [(refused, _)] = plan.findings
             assert "is used by process 9" in refused
