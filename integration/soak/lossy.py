@@ -7,15 +7,16 @@ import shutil
 import time
 from pathlib import Path
 
-from lab_session import LabSession, a_lab, environment
+from lab_session import LabSession, a_lab, environment, eventually
 from moving_job import BEFORE
 from protected_job import wait_protected
 from reference_runs import References
 
 from liveshift.launcher.lab.plan import CONTROL
+from liveshift.runtime.agent.host.repeated_output import MOST_SEGMENTS
 
 from .compare import differences, steps
-from .growth import left_over, suspicious, usage
+from .growth import BYTES_ALLOWED, left_over, suspicious, usage
 from .losses import Losses, SpareRounds, unexplained
 from .report import Report, Spread
 from .story import NAME, RANKS, SAMPLES, Tell, quiet, settled, start
@@ -25,8 +26,10 @@ HOSTS = RANKS + 3
 """Two run ranks, two may hold images, and one takes what moves."""
 STEADY = f"h{HOSTS - 1}"
 """Its power is never cut. Growth is asked of its agent and of the orchestrator."""
-NOTES = RANKS * HOSTS
-"""Files that hosts may have more of: each host keeps a small note of each capsule that has left."""
+NOTES = RANKS * HOSTS * (1 + MOST_SEGMENTS)
+"""Files that hosts may have more of: each host keeps a small note of each capsule that has left,
+and what it printed before it was rewound."""
+IMAGES = "run, bytes"
 OPTIONS = ("--hosts", str(HOSTS), "--snapshots", "every=2", "--timeouts", "suspicion=1")
 
 
@@ -41,6 +44,7 @@ def soak_with_losses(
     with a_lab(name, place, *OPTIONS) as session:
         watch = Watch(session.lab, max(2.0, seconds / SAMPLES), kept={CONTROL, STEADY})
         _first(session)
+        eventually(lambda: watch.take().things[IMAGES] < BYTES_ALLOWED, "images to go", 30)
         before = quiet(watch)
         job = start(session, seconds)
         wait_protected(job)

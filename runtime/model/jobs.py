@@ -136,6 +136,10 @@ class Job:
         own = self.request.snapshot_every
         return own == SNAPSHOTS_AUTO or (own == 0 and cluster.snapshots.every == "auto")
 
+    def snapshots_asked(self, cluster: Cluster) -> bool:
+        """Whether a person wants snapshots of the job: they are not only the default."""
+        return bool(self.request.snapshot_every) or cluster.snapshots.every != "auto"
+
     def rewind_on(self, cluster: Cluster) -> RewindOn:
         """The ends of a command after which the job is taken back."""
         own = self.request.rewind_on

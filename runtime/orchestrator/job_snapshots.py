@@ -91,12 +91,20 @@ class JobSnapshots:
     # ---- one snapshot --------------------------------------------------------------------------
 
     def begin(
-        self, job: Job, holders: dict[str, str], *, suspends: str = "", to: str = ""
+        self,
+        job: Job,
+        holders: dict[str, str],
+        *,
+        suspends: str = "",
+        to: str = "",
+        asked: bool = True,
     ) -> Snapshot:
         """Begin a snapshot, which the caller runs and then ends here. Raises LiveshiftError.
-        ``suspends``, ``to``: as in Snapshot."""
+        ``suspends``, ``to``, ``asked``: as in Snapshot."""
         number = self._journal.begin_snapshot(job.name)
-        snapshot = Snapshot(self._context, number, job, holders, suspends=suspends, to=to)
+        snapshot = Snapshot(
+            self._context, number, job, holders, suspends=suspends, to=to, asked=asked
+        )
         self._enter(snapshot)
         return snapshot
 

@@ -130,7 +130,8 @@ class Protection:
         if now < state.due:
             return
         try:
-            snapshot = self._snapshots.begin(job, holders)
+            asked = job.snapshots_asked(self._fleet.cluster)
+            snapshot = self._snapshots.begin(job, holders, asked=asked)
         except LiveshiftError as error:
             self._failed(state, words(error), "")
             return

@@ -48,7 +48,8 @@ class Snapshot:
     ``holders``: the holder of each capsule's image. :meth:`run` and :meth:`recover` never raise:
     ``generation`` is what they have completed, else ``error`` says why there is nothing.
     ``suspends``: why the job is suspended with it, for the history; "" if it goes on.
-    ``to``: the directory in which the images of a suspended job are saved next, or "".
+    ``to``: the directory in which the images of a suspended job are saved next, or "". ``asked``:
+    whether a person wants it; else capsules that use GPUs are refused.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Snapshot:
         *,
         suspends: str = "",
         to: str = "",
+        asked: bool = True,
     ) -> None:
         self.number = number
         self.name = f"s{number}"
@@ -73,6 +75,7 @@ class Snapshot:
         """The parts of the pause: quiesce, lock, dump, reopen; seal where the job is suspended."""
         self._suspends = suspends
         self._to = to
+        self._asked = asked
         self._context = context
         try:
             self._limits = job.timeouts(context.cluster)
@@ -145,6 +148,16 @@ class Snapshot:
         await self._let_go()
         await self._close()
 
+    def _check_asked(self) -> None:
+        """Raise Refused if nobody wants this snapshot and a capsule uses a GPU: taking device state
+        off a GPU and back has not been seen to work on enough GPUs to be a default."""
+        using = [part.name for part in self._parts if part.gpu_need.used]
+        if using and not self._asked:
+            raise Refused(
+                f"{using[0]} uses a GPU, and such jobs have snapshots only if that is asked for",
+                hint="`liveshift run --snapshot-every auto` asks for them",
+            )
+
     def abandon(self, why: str) -> None:
         """Give the snapshot up, unless all its capsules have been dumped already. It ends a little
         later, as a failed one does."""
@@ -158,6 +171,7 @@ class Snapshot:
     async def _take(self) -> None:
         self.job.timeouts(self._context.cluster)  # raises Refused if they do not fit
         sizes = await self._all(CapsuleImage.inspect)
+        self._check_asked()
         holders: dict[str, dict[str, int]] = defaultdict(dict)
         for part, size in zip(self._parts, sizes, strict=True):
             holders[part.holder][part.name] = size

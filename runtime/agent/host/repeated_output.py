@@ -6,8 +6,8 @@ that ends stays here, for ``logs --with-repeated``. The host does not know where
 it, so it keeps all segments that the copy itself has begun. Their names are offsets that no other
 copy uses (output.REWIND). So the segments of several copies lie in one directory, which is a log.
 
-A host keeps at most ``MOST`` times ``logs.max`` bytes for each capsule; the oldest segments go
-first. So at least the last ``logs.max`` bytes of the last copy stay. All of it goes with its job.
+A host keeps at most ``MOST`` times ``logs.max`` bytes for each capsule, and MOST_SEGMENTS segments;
+the oldest go first. So at least the last ``logs.max`` bytes of the last copy stay. All of it goes with its job.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ log = logging.getLogger("liveshift.repeated")
 
 MOST = 2
 """A segment has up to ``logs.max`` bytes, and the last one may be nearly empty."""
+MOST_SEGMENTS = 16
+"""A copy that has printed nothing leaves an empty segment, and a job may be rewound for weeks."""
 
 
 def keep(factory: CapsuleFactory, resident: RunningCapsule) -> None:
@@ -86,8 +88,8 @@ def forget_unknown(factory: CapsuleFactory, jobs: Collection[str]) -> None:
 def _bound(kept: Path, most: int) -> None:
     begins = output.segments(kept)
     left = output.size(kept)
-    for start in begins[:-1]:
-        if left <= most:
+    for at, start in enumerate(begins[:-1]):
+        if left <= most and len(begins) - at <= MOST_SEGMENTS:
             return
         with contextlib.suppress(FileNotFoundError):
             left -= output.segment(kept, start).stat().st_size

@@ -190,6 +190,12 @@ def test_how_often_snapshots_are_taken() -> None:
     assert every(150.0) == [150.0] * 3
     assert every(SNAPSHOTS_OFF) == [0.0] * 3
     assert every(SNAPSHOTS_AUTO)[1:] == [1000.0, pytest.approx(3483.45, abs=0.01)]
+
+    def asked(own: float) -> list[bool]:
+        return [job(snapshot_every=own).snapshots_asked(each) for each in clusters.values()]
+
+    assert asked(0.0) == [True, False, True]
+    assert asked(SNAPSHOTS_AUTO) == [True] * 3
     assert [job().snapshots_auto(cluster) for cluster in clusters.values()] == [False, True, False]
 
 

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 from rewind_scene import ALONG, Died, RewindScene
+from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
@@ -159,10 +160,9 @@ def test_nothing_is_restored_while_the_job_may_train_where_it_was() -> None:
 
     async def until_back() -> RewindEnd:
         work = asyncio.ensure_future(scene.rewind().run())
-        await asyncio.sleep(0.1)
+        await until_async(lambda: any("one of h0, h1" in text for _, text in scene.notes))
         assert scene.ended == {"h2", "h3"}
         assert not [said for said in scene.said if said.startswith("Reserve")]
-        assert any("one of h0, h1" in text for _, text in scene.notes)
         scene.up.add("h0")
         async with asyncio.timeout(20):
             return await work

@@ -36,6 +36,7 @@ from liveshift.runtime.messages import GpuSeat, GpuSurvey, Message
 from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import GpuNeed
+from liveshift.runtime.snapshot.snapshot import Snapshot
 
 STEPS = [
     "Inspect",
@@ -336,6 +337,23 @@ def test_device_memory_is_part_of_an_image() -> None:
     assert together["gpt/1"] - together["gpt/0"] == 2 * GIB
     starts = {message.capsule: message.gpus for _, message in of(stage, messages.StartSnapshot)}
     assert starts == {"gpt/0": [], "gpt/1": [A0], "gpt/2": []}
+
+
+def by_itself(stage: SnapshotStage) -> Snapshot:
+    """A snapshot that nobody has asked for."""
+    return Snapshot(stage, 17, a_job(), dict.fromkeys(CAPSULES, HOLDER), asked=False)
+
+
+def test_a_job_that_uses_gpus_has_no_snapshots_by_default() -> None:
+    stage = SnapshotStage()
+    look = msgspec.structs.replace(messages.Inspected(SURVEY, FACTS, 5), gpu=on_gpus())
+    stage.fail("Inspect gpt/1", look)
+    snapshot = play(stage, by_itself(stage))
+    assert snapshot.generation is None
+    assert "gpt/1 uses a GPU, and such jobs have snapshots only if" in str(snapshot.error)
+    assert {line.split()[0] for line in stage.said} <= {"Inspect", "ThawCapsule", "CloseSnapshot"}
+    stage = SnapshotStage()
+    assert play(stage, by_itself(stage)).generation is not None
 
 
 def test_a_capsule_that_is_not_back_on_its_gpus_is_named() -> None:

@@ -17,6 +17,7 @@ from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import NotFound
 from liveshift.runtime.agent.host import sandbox_owner
 from liveshift.runtime.agent.host.capsule_table import CapsuleTable
+from liveshift.runtime.agent.host.repeated_output import MOST_SEGMENTS
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, Forget, ReadRepeated
 
@@ -168,6 +169,17 @@ def test_the_oldest_segments_go_beyond_the_bound(scene: Scene) -> None:
     assert scene.kept(0) == [text, b"last"]
     kept = sum(each.stat().st_size for each in (scene.state / "repeated" / "gpt.0").iterdir())
     assert kept <= 2 * LOG_MAX
+
+
+def test_a_job_that_is_rewound_for_weeks_leaves_no_more_and_more_files(scene: Scene) -> None:
+    for count in range(1, 3 * MOST_SEGMENTS):
+        scene.copy(count).prints(b"one", begins=count * REWIND)
+        scene.rewind(count + 1)
+    kept = list((scene.state / "repeated" / "gpt.0").iterdir())
+    assert len(kept) == MOST_SEGMENTS
+    assert scene.kept(count * REWIND, (count + 1) * REWIND) == [b"one"], "the newest are there"
+    with pytest.raises(NotFound):
+        scene.kept(REWIND, 2 * REWIND)
 
 
 def test_it_goes_with_its_job(scene: Scene) -> None:
