@@ -7,7 +7,8 @@ it, so it keeps all segments that the copy itself has begun. Their names are off
 copy uses (output.REWIND). So the segments of several copies lie in one directory, which is a log.
 
 A host keeps at most ``MOST`` times ``logs.max`` bytes for each capsule, and MOST_SEGMENTS segments;
-the oldest go first. So at least the last ``logs.max`` bytes of the last copy stay. All of it goes with its job.
+the oldest go first. So at least the last ``logs.max`` bytes of the last copy stay. All of it goes
+with its job.
 """
 
 from __future__ import annotations
