@@ -70,6 +70,7 @@ def test_bytes_came_back(told: dict[str, Any]) -> None:
         assert figures["E3"][variant]["checkpoint"]["state"] == "CHECKPOINTED"
 
 
+@pytest.mark.long
 def test_a_killed_rank_goes_back_to_its_snapshot(place: Path) -> None:
     step = suite(place / "gpu-suite-snapshots", "E10")["steps"]["E10"]
     assert (step["passed"], step["bit_identical"]) == (True, True), step["why"]
