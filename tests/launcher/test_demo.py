@@ -93,7 +93,7 @@ def test_a_lab_that_cannot_be_removed_does_not_hide_why_the_demo_failed(
     assert "h1 fell over" in capsys.readouterr().err
     assert commands == [
         ("lab", "down", "demo"),
-        ("lab", "up", "demo", "--hosts", "3"),
+        ("lab", "up", "demo", "--hosts", "3", "--snapshots", "every=off"),
         ("lab", "down", "demo"),
     ]
 

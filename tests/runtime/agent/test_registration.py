@@ -31,10 +31,12 @@ class Scene:
         agent.registry = SimpleNamespace(incoming={}, facts=None)
         agent.cluster = SimpleNamespace(digest="", timeouts=SimpleNamespace(suspicion=1.0))
         agent.capsule_table = self
+        agent.holding = SimpleNamespace(held=lambda: ["s7.1"])
         self.agent = agent
 
     async def answer(self, register: messages.Register, *_: object) -> messages.Books:
         assert register.rewinds == {"a": 1}, "it says which rewinds it has heard of"
+        assert register.held == ["s7.1"], "and which images it holds"
         self.done.append("registered")
         return messages.Books([Book(job, 7, "10.99.7.0/24", {}, 2) for job in self.ends])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ class Scene(RewindsScene):
         self.program.chmod(0o755)
         self.ends_with(0)
         command = json.dumps([str(self.program)])
+        for name in [name for name in os.environ if name.startswith("LIVESHIFT_")]:
+            monkeypatch.delenv(name)  # those of the test run itself
         self.settings = f"{BRISK}[snapshots]\non_rewind = {command}\n"
         super().__init__(place / "state", monkeypatch)
 
