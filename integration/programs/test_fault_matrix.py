@@ -109,6 +109,27 @@ def test_a_cell_that_nothing_was_seen_of_is_played_again_and_never_passes(
     assert verdict.error == NOTHING_SEEN
 
 
+def coming_to_the_point(error: str) -> str:
+    """What a cell says whose migration has ended with this error before any harm was done."""
+    held_ = SimpleNamespace(arm=lambda _: None, reached=lambda _: False)
+    scene = SimpleNamespace(
+        held=held_,
+        migrate=lambda: None,
+        is_over=lambda: True,
+        row=lambda: SimpleNamespace(error=error),
+    )
+    play = playing._Play.__new__(playing._Play)
+    play.scene, play.cell = cast(Scene, scene), table.cells()[0]
+    return play._come_to_the_point()
+
+
+def test_a_machine_that_was_too_busy_for_a_migration_has_shown_nothing() -> None:
+    busy = "h1 did not answer the request to say how far a move is within 1.5 s"
+    assert coming_to_the_point(busy).endswith(f" was not reached: {busy}")
+    with pytest.raises(AssertionError, match="was not reached: CRIU cannot dump it"):
+        coming_to_the_point("CRIU cannot dump it")
+
+
 NOTHING_SEEN = "the watcher was starved"
 
 
