@@ -12,19 +12,27 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import time
 from collections.abc import Callable
 
-EVERY_S = 10.0
+EVERY_S, LOOK_S, MOST_S = 10.0, 0.25, 60.0
+"""A daemon gives memory back at its first idle moment EVERY_S seconds after the last time; it looks
+for one every LOOK_S seconds. One that is never idle, because it holds the snapshots of many jobs,
+does it after MOST_S seconds all the same."""
 
 
-async def give_back(idle: Callable[[], bool], every: float = EVERY_S) -> None:
+async def give_back(idle: Callable[[], bool], every: float = EVERY_S, most: float = MOST_S) -> None:
     """Every ``every`` seconds, while the daemon is ``idle``, collect cycles of unused objects and
-    let malloc give back what is free. A malloc that is not glibc's keeps it."""
+    let malloc give back what is free; after ``most`` seconds also if it is not idle. A malloc that
+    is not glibc's keeps it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     gc.freeze()  # collections skip the objects of the start: these would take 100 ms
+    last = time.monotonic()
     while True:
-        await asyncio.sleep(every)
-        if idle():
+        await asyncio.sleep(min(every, LOOK_S))
+        waited = time.monotonic() - last
+        if waited >= every and (idle() or waited >= most):
             gc.collect()
             if trim is not None:
                 await asyncio.to_thread(trim, 0)
+            last = time.monotonic()

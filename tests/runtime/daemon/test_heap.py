@@ -77,6 +77,19 @@ def main() -> None:
     print(resident(), asyncio.run(for_a_moment(idle=False)), asyncio.run(for_a_moment(idle=True)))
 
 
+async def never_idle() -> None:
+    task = asyncio.create_task(heap.give_back(lambda: False, 0.01, 0.1))
+    await asyncio.sleep(0)  # what is there when it begins is never collected
+    before, round_ = resident(), Round()
+    full = resident()
+    del round_
+    async with asyncio.timeout(60):
+        while resident() > full - SELF // 2:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    print(before, full)
+
+
 async def rounds() -> None:
     """Idle only in the end."""
     seen, daemon = [], Idle(False)
@@ -107,5 +120,16 @@ def test_what_refers_to_itself_only_is_let_go_of_while_nothing_moves() -> None:
     assert idle < before - SELF // 2
 
 
+def test_a_daemon_that_is_never_idle_gives_memory_back_too() -> None:
+    done = subprocess.run(
+        [sys.executable, __file__, "never_idle"], capture_output=True, text=True, check=True
+    )
+    before, full = map(int, done.stdout.split())
+    assert full > before + SELF // 2
+
+
 if __name__ == "__main__":
-    asyncio.run(rounds()) if sys.argv[1:] else main()
+    if sys.argv[1:] == ["never_idle"]:
+        asyncio.run(never_idle())
+    else:
+        asyncio.run(rounds()) if sys.argv[1:] else main()
