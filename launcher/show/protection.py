@@ -4,7 +4,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -72,8 +72,17 @@ def _failure(row: ProtectionRow) -> str:
         f"if a host failed now: {render.clock(age + rewind)} lost, of which {render.clock(age)} are"
         f" trained again, and {render.clock(rewind)} pass until the job runs ({how})"
     )
-    where = " and ".join(row.in_place) if len(row.in_place) < 3 else some(row.in_place, 8)
-    return f"{text}; {where} would go back in place where the host lives" if where else text
+    if not row.in_place:
+        return text
+    text += f"; {_names(row.in_place)} would go back in place where the host lives"
+    if not row.sent:
+        return f"{text}, from a copy there"
+    which = "their images" if row.sent == row.in_place else f"the image of {_names(row.sent)}"
+    return f"{text}, with {which} sent by the holder"
+
+
+def _names(capsules: Sequence[str]) -> str:
+    return " and ".join(capsules) if len(capsules) < 3 else some(capsules, 8)
 
 
 def _warnings(row: ProtectionRow, *, wide: bool) -> Iterator[str]:

@@ -75,14 +75,24 @@ class Agent:
         self.measures = Measures(self.capsule_table)
         report = ReportSender(self._request, cluster.timeouts.suspicion)
         self.source = SourceHandlers(self.capsule_table, self.registry, self.measures, report)
+        budget = cluster.snapshots.memory or host_facts.memory_for_images()
+        self.holding = HoldingHandlers(self.capsule_table, self.registry, self._claim, budget)
         self.destination = DestinationHandlers(
-            self.capsule_table, self.registry, self.rulings, self._claim, self.measures
+            self.capsule_table,
+            self.registry,
+            self.rulings,
+            self._claim,
+            self.measures,
+            self.holding,
         )
         self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
         self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
-        self.snapshots = SnapshotHandlers(self.capsule_table, self.registry, self._silence)
-        budget = cluster.snapshots.memory or host_facts.memory_for_images()
-        self.holding = HoldingHandlers(self.capsule_table, self.registry, self._claim, budget)
+        self.snapshots = SnapshotHandlers(
+            self.capsule_table,
+            self.registry,
+            self._silence,
+            self.holding.own_inbox,
+        )
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0
@@ -303,7 +313,7 @@ class Agent:
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         for capsule in running:
             capsule.deaths.follow()
-        memory = self.destination.memory_offered()
+        memory = await asyncio.to_thread(self.destination.memory_offered)
         seats = self.gpus.seats(self.registry.gpus_taken())
         link, left = await self._data_link(), host_facts.memory_left()
         errors = self.gpus.errors(self.cluster.timeouts.fault)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import shutil
 import time
+from typing import Protocol
 
 from ...criu_glue.memory.source.tracker import MemoryTracker
 from ...errors import NotFound, Refused
@@ -43,6 +44,14 @@ COMPUTES_S = 0.01
 core in all."""
 
 
+class OwnCopies(Protocol):
+    """The copies that this host keeps of its own capsules' images (holding_handlers.py). Memory for
+    a capsule that comes goes before them."""
+
+    def own_bytes(self) -> int: ...
+    def make_room(self, needed: int, besides: str) -> None: ...
+
+
 class DestinationHandlers:
     """Answers Reserve, Progress, RestoreCapsule, Forward and Resume."""
 
@@ -53,18 +62,20 @@ class DestinationHandlers:
         rulings: Rulings,
         send_claim: SendClaim,
         measures: Measures,
+        copies: OwnCopies,
     ) -> None:
         self._capsule_table = capsule_table
         self._registry = registry
         self._rulings = rulings
         self._send_claim = send_claim
         self._measures = measures
+        self._copies = copies
         self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
 
     def memory_offered(self) -> int:
         """Bytes that an incoming capsule may use."""
-        return host_facts.memory_offered(self._own.memory)
+        return host_facts.memory_offered(self._own.memory, self._copies.own_bytes())
 
     async def reserve(self, request: messages.Reserve) -> messages.Reserved:
         if not request.dry_run:
@@ -73,7 +84,11 @@ class DestinationHandlers:
             return await self._reserve(request, gpus)
 
     async def _reserve(self, request: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
-        offered, facts, criu = self.memory_offered(), self._registry.facts, self._registry.criu
+        offered = await asyncio.to_thread(self.memory_offered)
+        gives_way = await asyncio.to_thread(self._copies.own_bytes)
+        facts, criu = self._registry.facts, self._registry.criu
+        here = request.source == self._capsule_table.host  # a held image, which is lent
+        images = self._capsule_table.cluster.paths.run / "images"
         if full_dump := MemoryTracker.probe():
             full_dump = f"{self._capsule_table.host}: {full_dump}"
         ahead = not (request.full_dump or full_dump)
@@ -88,12 +103,15 @@ class DestinationHandlers:
             ahead=ahead,
             host=self._capsule_table.host,
             capsules=self._capsule_table.cluster.paths.state,
-            images=self._capsule_table.cluster.paths.run / "images",
+            images=None if here else images,
+            gives_way=gives_way,
         )
         if request.dry_run:
             cores = await asyncio.to_thread(self._capsule_table.idle.cores)
             return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)
         name = request.spec.name
+        image = request.survey.resident + request.survey.shared_memory
+        await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, name)
         self._capsule_table.refuse_older(request)
         if name in self._capsule_table.capsules and self._capsule_table.capsules[name].code is None:
             raise Refused(f"{name} is on {self._capsule_table.host} already")
@@ -141,8 +159,8 @@ class DestinationHandlers:
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, incoming.gpus_promised)
-        here = f"tcp://{self._own.data}"
-        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
+        endpoint = f"tcp://{self._own.data}"
+        return messages.Reserved(rows, endpoint, gpus.pairs, plain, full_dump, cores)
 
     async def _take_away_stale(self, name: str) -> None:
         """Remove what earlier migrations left of the capsule; raises Refused if one is not over.

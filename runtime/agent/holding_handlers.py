@@ -11,23 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
 
 from ...criu_glue.files.rights import User
 from ...criu_glue.survey.found import Survey
-from ...errors import LiveshiftError
+from ...errors import LiveshiftError, NotFound
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..model.ownership import Ruling
 from ..model.preflight_findings import refuse
 from ..model.snapshots import HELD as HELD_SIDE
-from ..model.snapshots import image_bytes, image_number
+from ..model.snapshots import SHORT, image_bytes, image_number
 from ..wire import LANES
 from . import preflight
+from .arrival.inbox import Inbox
 from .arrival.restore_attempt import SendClaim
 from .holding import saved_manifests
+from .holding.held_capsule import HeldCapsule
 from .holding.held_generation import HeldGeneration
 from .holding.held_images import HELD, HeldImages
 from .holding.held_note import HeldNote
@@ -95,20 +98,27 @@ class HoldingHandlers:
         async with self._preparing[name]:
             here = [g for g in self._images.generations() if g.note.spec.name == name]
             repeated = any(g.note.migration == image for g in here)
-            if not repeated:
+            if not (repeated or request.own):
                 await asyncio.to_thread(self._check, request, here)
             inbox = await asyncio.to_thread(
                 self._images.expect, note, request.newest, request.together
             )
             for given_up in (g for g in here if not g.kept and g.note.migration != image):
                 self._registry.receiver.forget(given_up.note.migration)
-            if not repeated:
+            if not (repeated or request.own):
                 self._registry.receiver.expect(
                     image, request.source, inbox, request.limit_bytes, inbox.pages, LANES
                 )
             capsule, number = self._images.find(image)
             base, least = await asyncio.to_thread(capsule.stands, number)
-        return messages.Holding(f"tcp://{self._own.data}", base, least)
+        return messages.Holding("" if request.own else f"tcp://{self._own.data}", base, least)
+
+    def own_inbox(self, image: str) -> Inbox | None:
+        """The inbox for this host's own copy of an image; None if it was not told to keep one."""
+        for generation in self._images.generations():
+            if generation.note.migration == image and generation.note.own:
+                return generation.inbox
+        return None
 
     def _check(self, request: messages.Hold, here: list[HeldGeneration]) -> None:
         """Raise Refused if this host could not restore the capsule. For a further image only what
@@ -126,7 +136,7 @@ class HoldingHandlers:
             source,
             self._registry.facts,
             self._registry.criu,
-            host_facts.memory_offered(self._own.memory),
+            host_facts.memory_offered(self._own.memory, self.own_bytes()),
             ahead=True,
             host=self._capsule_table.host,
             capsules=paths.state,
@@ -146,6 +156,20 @@ class HoldingHandlers:
     def _comes(self, image: str) -> bool:
         found = self._images.generations()
         return any(g.note.migration == image and not g.kept for g in found)
+
+    # ---- the copies of this host's own capsules --------------------------------------------------
+
+    def own_bytes(self) -> int:
+        """Bytes of memory that these copies would give way with."""
+        return self._images.own_bytes()
+
+    def make_room(self, needed: int, besides: str) -> None:
+        """Let the copies give way, except that of the capsule ``besides``, unless ``needed`` bytes
+        are available without that."""
+        images = self._capsule_table.cluster.paths.run / "images"
+        free = shutil.disk_usage(images).free if images.exists() else needed
+        if min(host_facts.memory_to_spare(0.0), free) < needed:
+            self._images.drop_own(besides)
 
     # ---- a rewind ------------------------------------------------------------------------------
 
@@ -167,16 +191,32 @@ class HoldingHandlers:
         """Send an image to a host that restores it; it stays here as it is."""
         async with self._forwarding[request.capsule]:
             capsule, number = self._images.find(request.image)
-            registry, to = self._registry, request.destination
-            with (
-                contextlib.closing(
-                    registry.open_sender(request.migration, to, request.endpoint)
-                ) as sender,
-                contextlib.closing(registry.open_lanes(sender)) as lanes,
-            ):
-                frozen = await asyncio.to_thread(capsule.forward, number, sender, lanes)
+            if request.destination == self._capsule_table.host:
+                frozen = await self._hand_over(capsule, number, request.migration)
+            else:
+                frozen = await self._send(capsule, number, request)
         await reached("rewind.forwarded")
         return frozen
+
+    async def _send(
+        self, capsule: HeldCapsule, number: int, request: messages.ForwardHeld
+    ) -> messages.Frozen:
+        registry, to = self._registry, request.destination
+        with (
+            contextlib.closing(
+                registry.open_sender(request.migration, to, request.endpoint)
+            ) as sender,
+            contextlib.closing(registry.open_lanes(sender)) as lanes,
+        ):
+            return await asyncio.to_thread(capsule.forward, number, sender, lanes)
+
+    async def _hand_over(
+        self, capsule: HeldCapsule, number: int, migration: str
+    ) -> messages.Frozen:
+        if (incoming := self._registry.incoming.get(migration)) is None:
+            raise NotFound(f"{self._capsule_table.host} has not reserved a sandbox for {migration}")
+        with self._registry.working(migration):
+            return await asyncio.to_thread(capsule.hand_over, number, incoming.inbox)
 
     # ---- a directory ---------------------------------------------------------------------------
 
@@ -223,6 +263,8 @@ class HoldingHandlers:
         """Once per heartbeat, send a claim for each image, and remove those that are over."""
         while True:
             await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
+            if host_facts.memory_to_spare(SHORT) < 0:
+                await asyncio.to_thread(self._images.drop_own)
             notes = [generation.note for generation in self._images.generations()]
             await asyncio.gather(*map(self._settle, notes))
 
@@ -259,4 +301,5 @@ def _note(request: messages.Hold) -> HeldNote:
         request.limit_bytes,
         image_bytes(request.survey, request.gpu),
         gpu=request.gpu,
+        own=request.own,
     )

@@ -47,12 +47,14 @@ def check(
     host: str = "the destination",
     capsules: Path = Path("/var/lib"),
     images: Path | None = None,
+    gives_way: int = 0,
 ) -> list[tuple[str, str]]:
     """Check that a surveyed tree can run here; returns (what, found) rows.
 
     ``memory``: bytes that this host offers; ``gpus``: the plan for GPUs, None if the tree uses
     none; ``ahead``: whether pre-copy brings its memory; ``host``: this host's name; ``capsules``:
-    the directory of capsules here; ``images``: the directory of images.
+    the directory of capsules here; ``images``: the directory of images, None if the image needs no
+    place there; ``gives_way``: bytes that would be free there if they were needed.
     Raises Refused with all findings at once.
     """
     gpus = gpus or GpuPlan()
@@ -62,7 +64,10 @@ def check(
         ("CRIU", _check_criu(criu, host)),
         ("processor and kernel", _check_machine(source, here, host)),
         ("threads", _check_tasks(survey.ids, host)),
-        ("memory", _check_memory(survey, memory, gpus.host_memory, ahead, host, images)),
+        (
+            "memory",
+            _check_memory(survey, memory, gpus.host_memory, ahead, host, images, gives_way),
+        ),
         ("files", _check_files(survey.needed, host)),
         ("directories", _check_directories(survey.directories, host)),
     ):
@@ -131,7 +136,13 @@ def _check_tasks(ids: Sequence[int], host: str) -> Check:
 
 
 def _check_memory(
-    survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
+    survey: Survey,
+    memory: int,
+    device_memory: int,
+    ahead: bool,
+    host: str,
+    images: Path | None,
+    gives_way: int,
 ) -> Check:
     # An image stays in memory until the tree is restored from it, so memory is needed twice. Pages
     # of pre-copy can be freed in the store as they are restored (MemoryStore.free_after_copy).
@@ -154,7 +165,9 @@ def _check_memory(
         )
         remedy = "choose a host with more free memory, or raise hosts.<name>.memory"
         return found, (text, remedy)
-    if images is not None and image + MEMORY_MARGIN > (free := shutil.disk_usage(images).free):
+    if images is not None and image + MEMORY_MARGIN > (
+        free := shutil.disk_usage(images).free + gives_way
+    ):
         text = (
             f"the memory file system for images, {images} of {host}, is too full:"
             f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free"

@@ -20,9 +20,12 @@ from ...errors import NotFound, Refused, StepFailed
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..model.snapshots import image_number
+from ..wire import Lanes, Sender
+from .arrival.inbox import Inbox
 from .departure.capsule_tracker import CapsuleTracker
 from .departure.outgoing_memory import OutgoingWire
 from .departure.outgoing_snapshot import OutgoingSnapshot
+from .departure.own_copy import OwnCopy
 from .gpu.devices import DeviceTree
 from .host.capsule_table import CapsuleTable
 from .host.running_capsule import RunningCapsule
@@ -49,7 +52,8 @@ class SnapshotHandlers:
     """Answers StartSnapshot, LockCapsule, DumpCapsule, ThawCapsule, SealSnapshot, CloseSnapshot and
     EndEarlier.
 
-    ``silence``: seconds since the orchestrator was last heard.
+    ``silence``: seconds since the orchestrator was last heard. ``own_inbox``: the inbox for this
+    host's own copy of an image, None if it takes none.
     """
 
     def __init__(
@@ -57,11 +61,13 @@ class SnapshotHandlers:
         capsule_table: CapsuleTable,
         registry: MigrationRegistry,
         silence: Callable[[], float],
+        own_inbox: Callable[[str], Inbox | None],
     ) -> None:
         self._capsule_table = capsule_table
         self._registry = registry
         self._sessions = registry.snapshots
         self._silence = silence
+        self._own_inbox = own_inbox
 
     # ---- requests of the orchestrator ----------------------------------------------------------
 
@@ -77,7 +83,7 @@ class SnapshotHandlers:
         def make(tracker: CapsuleTracker) -> OutgoingSnapshot:
             registry, image = self._registry, request.image
             sender = registry.open_sender(image, request.holder, request.endpoint)
-            wire = OutgoingWire(sender, registry.open_lanes, _no_report)
+            wire = self._with_copy(request, sender)
             factory = self._capsule_table.factory
             return OutgoingSnapshot(
                 image,
@@ -135,6 +141,21 @@ class SnapshotHandlers:
         """End a capsule. A snapshot of it is given up first, without a wait."""
         self._sessions.abandon(request.capsule)
         await self._capsule_table.end_capsule(request)
+
+    def _with_copy(self, request: messages.StartSnapshot, sender: Sender) -> OutgoingWire:
+        """What leads to the holder, and to this host's own copy if there is to be one."""
+        inbox = self._own_inbox(request.image) if request.own else None
+        if inbox is None:
+            return OutgoingWire(sender, self._registry.open_lanes, _no_report)
+        copy = OwnCopy(request.image, inbox)
+        sender.also = copy.stream
+
+        def open_lanes(beside: Sender) -> Lanes:
+            lanes = self._registry.open_lanes(beside)
+            lanes.also = copy.pages
+            return lanes
+
+        return OutgoingWire(sender, open_lanes, _no_report)
 
     async def _devices(self, request: messages.StartSnapshot) -> DeviceTree | None:
         """The CUDA processes of a capsule that uses GPUs. Raises Refused without a GPU helper."""

@@ -126,7 +126,8 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     ``rewind_s``: seconds that a rewind takes until the job runs again. It is what the last one took
     if ``rewind_measured``, else an estimate. ``failure_s``: what a host's death would cost now:
     those seconds, and ``age``, which is trained again. ``in_place``: the capsules that a rewind
-    restores where they are, if their hosts live. ``would_wait``: which host's death would leave the
+    restores where they are, if their hosts live; ``sent``: those of them whose image comes from its
+    holder, as their own host keeps no copy. ``would_wait``: which host's death would leave the
     job waiting until a slot is free, as text; else empty. ``directory``: where the images of a
     suspended job are saved; else empty. All these are only set with ``newest``.
     """
@@ -146,6 +147,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     in_place: list[str] = msgspec.field(default_factory=list)
     would_wait: str = ""
     directory: str = ""
+    sent: list[str] = msgspec.field(default_factory=list)
 
 
 class JobRow(msgspec.Struct, frozen=True):

@@ -31,6 +31,8 @@ class Hold(Message, frozen=True):
     takes none of them unless it has room for all.
     ``gpu``: what the capsule uses of GPUs at its source. The holder needs no GPU itself: the host
     that restores the image does.
+    ``own``: this is the capsule's own host, which keeps a copy for a rewind in place. Nothing comes
+    over the wire. The copy goes when a holder's image or the host's processes need the memory.
     """
 
     image: str
@@ -44,6 +46,7 @@ class Hold(Message, frozen=True):
     newest: int = 0
     together: dict[str, int] = msgspec.field(default_factory=dict)
     gpu: GpuSurvey | None = None
+    own: bool = False
 
 
 class Holding(Answer, frozen=True):
@@ -87,6 +90,8 @@ class StartSnapshot(Message, frozen=True):
     UUIDs of the GPUs that the capsule uses. Their device state goes into the image, and is back on
     the same GPUs after the thaw. ``newest``: as in Hold. If there is one, and device state does not
     come back within timeouts.restore, the source ends the capsule: then the job is taken back.
+    ``own``: whether all that is sent also goes to the image that this host was told to hold, as a
+    copy of its own. If that fails, only the copy is lost.
     """
 
     image: str
@@ -98,6 +103,7 @@ class StartSnapshot(Message, frozen=True):
     deadline: float
     gpus: list[str] = msgspec.field(default_factory=list)
     newest: int = 0
+    own: bool = False
 
 
 class LockCapsule(Message, frozen=True):
@@ -199,8 +205,8 @@ class CutBackDone(Answer, frozen=True):
 
 
 class ForwardHeld(Message, frozen=True):
-    """Send a held image to a host that has reserved a sandbox, perhaps to the holder itself;
-    answers Frozen without phases.
+    """Send a held image to a host that has reserved a sandbox; answers Frozen without phases. The
+    holder itself takes it without the wire.
 
     ``migration``: the name under which it is reserved, such as r4.0. The held image stays as it is.
     """

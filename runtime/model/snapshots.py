@@ -50,6 +50,7 @@ class Generation:
     the images are saved too, or "". ``saved``: the name of the snapshot there if it is another one,
     because another cluster has saved it, or this one before; else "". ``gpus``: what each capsule
     needs of the GPUs of a host that restores it; a capsule without GPUs is not in it.
+    ``own_copies``: the capsules of which their own host had a copy too. It may be gone by now.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Generation:
     directory: str = ""
     saved: str = ""
     gpus: dict[str, GpuNeed] = field(default_factory=dict)
+    own_copies: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -72,6 +74,12 @@ class Generation:
     def saved_name(self) -> str:
         """The name of the snapshot in ``directory``."""
         return self.saved or self.name
+
+    def keepers(self, capsule: str) -> set[str]:
+        """The hosts that may keep the capsule's image in memory: its holders, and the host on which
+        it was, for a rewind in place."""
+        holders = set(self.holders.get(capsule, ()))
+        return holders | {self.owners[capsule][0]} if holders else holders
 
     def images_of(self, host: str, indices: Mapping[str, int]) -> set[str]:
         """The names of the images that ``host`` holds. ``indices``: of the job's capsules."""

@@ -79,8 +79,10 @@ class ClaimJudge:
             raise LiveshiftError(f'{host} claims an image "{claim.migration}", which has no number')
         newest = job.newest.number if job.newest else 0
         ruling = rule_held(number, newest, job.taking)
-        holders = job.newest.holders.get(claim.capsule, ()) if job.newest else ()
-        if number == newest != job.taking and host not in holders:  # a directory has it now
+        keepers = job.newest.keepers(claim.capsule) if job.newest else set()
+        if job.state == "suspended" and job.newest:  # its hosts are to be free
+            keepers = set(job.newest.holders.get(claim.capsule, ()))
+        if number == newest != job.taking and host not in keepers:  # or a directory has it now
             ruling = Ruling.END
         if job.state == "ended":
             ruling = Ruling.END

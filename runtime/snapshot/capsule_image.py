@@ -8,8 +8,10 @@ import logging
 import time
 from typing import TypeVar
 
+import msgspec
+
 from ... import units
-from ...errors import Refused, StepFailed
+from ...errors import LiveshiftError, Refused, StepFailed
 from .. import messages
 from ..config.cluster import Cluster
 from ..config.timeouts import Timeouts
@@ -61,6 +63,8 @@ class CapsuleImage:
         """After :meth:`inspect`: what the capsule needs of the GPUs of a host that restores it."""
         self.trouble = ""
         """What kept the capsule's device state from coming back at the thaw, as text."""
+        self.own_copy = False
+        """Whether the capsule's own host has a copy of the image, or takes one now."""
         self._spoilt = ""  # why the image is of no use, in words
         self._context = context
         self._image = image
@@ -79,9 +83,9 @@ class CapsuleImage:
         self._inspected, self.gpu_need = inspected, need_of(inspected.gpu)
         return image_bytes(inspected.survey, inspected.gpu)
 
-    async def send_ahead(self, together: dict[str, int]) -> None:
-        """Prepare the holder, and send what can go while the job trains. ``together``: as in
-        Hold."""
+    async def send_ahead(self, together: dict[str, int], own: dict[str, int] | None) -> None:
+        """Prepare the holder, and send what can go while the job trains. ``together``: as in Hold;
+        ``own``: the same for the capsule's own host, None if that is to keep no copy."""
         limits, inspected = self._limits, self._inspected
         assert inspected is not None
         hold = messages.Hold(
@@ -97,11 +101,16 @@ class CapsuleImage:
             together=together,
             gpu=inspected.gpu,
         )
+        own_stands = await self._hold_own(hold, own)
         try:
             holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)
         except Refused:
             self.refused = True
             raise
+        # The source leaves out what the holder has. So the host itself must have just that too.
+        if own_stands is not None and holding.base in (0, own_stands.base):
+            self.own_copy = True
+            holding = msgspec.structs.replace(holding, least=max(holding.least, own_stands.least))
         self.begun = True  # before it is sent: the answer may be lost
         start = messages.StartSnapshot(
             image=self._image,
@@ -113,8 +122,23 @@ class CapsuleImage:
             deadline=limits.precopy - limits.suspicion,
             gpus=sorted(self.gpu_need.used),
             newest=hold.newest,
+            own=self.own_copy,
         )
         await self._request(self.host, start, limits.precopy, messages.Moved)
+
+    async def _hold_own(
+        self, hold: messages.Hold, together: dict[str, int] | None
+    ) -> messages.Holding | None:
+        """Let the capsule's own host prepare for a copy of the image; None if it takes none."""
+        if together is None:
+            return None
+        own = msgspec.structs.replace(hold, own=True, together=together)
+        try:
+            limit = self._limits.prepare
+            return await self._request(self.host, own, limit, messages.Holding)
+        except LiveshiftError as error:
+            log.info("%s: %s keeps no copy of it: %s", self._image, self.host, error)
+            return None
 
     async def lock(self, left: float) -> None:
         """Lock the network, for ``left`` seconds at most; the tasks run on behind the lock."""
@@ -175,8 +199,24 @@ class CapsuleImage:
             why = self._spoilt or incomplete
             raise StepFailed("snapshot", why)
         check = messages.CheckHeld(self._image, self.name, self.digest)
-        held = await self._request(self.holder, check, self._limits.prepare, messages.Held)
+        own = asyncio.ensure_future(self._check_own(check))
+        try:
+            held = await self._request(self.holder, check, self._limits.prepare, messages.Held)
+            if not (await asyncio.wait({own}, timeout=self._limits.suspicion))[0]:
+                self.own_copy = False  # perhaps its host is lost: the snapshot must not wait
+        finally:
+            own.cancel()
         return held.bytes
+
+    async def _check_own(self, check: messages.CheckHeld) -> None:
+        """Let the capsule's own host keep its copy, if that is whole."""
+        if not self.own_copy:
+            return
+        try:
+            await self._request(self.host, check, self._limits.prepare, messages.Held)
+        except LiveshiftError as error:
+            self.own_copy = False
+            log.info("%s: %s has no copy of it: %s", self._image, self.host, error)
 
     async def _request(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
         answer = await self._context.request(host, message, timeout)

@@ -13,10 +13,11 @@ from ..messages import NOT_YET, ProtectionRow
 from ..model.jobs import Job
 from ..model.snapshots import SHORT, Generation, HostSeen, rewind_plan
 
-REWIND_BASE_S = 2.0
-REWIND_BYTES_PER_S = 250e6
+REWIND_BASE_S = 1.0
+SENT_BYTES_PER_S, LOCAL_BYTES_PER_S = 250e6, 600e6
 """Before the first rewind of a job, one is taken to last for ``timeouts.suspicion``, this long, and
-as long as the largest image takes at this rate. It is read at its holder, sent, and restored."""
+as long as the largest image takes at one of these rates: if it is read at its holder, sent and
+restored, and if it is on the host that restores it."""
 
 
 def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> ProtectionRow | None:
@@ -41,7 +42,9 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
             auto=auto,
             directory=newest.directory,
         )
-    rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion)
+    in_place = _in_place(job, newest, hosts)
+    sent = [name for name in in_place if name not in newest.own_copies]
+    rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion, sent=bool(sent))
     return ProtectionRow(
         every,
         newest.name,
@@ -55,7 +58,8 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         rewind_s=rewind_s,
         rewind_measured=bool(job.rewind_s),
         failure_s=age + rewind_s,
-        in_place=_in_place(job, newest, hosts),
+        in_place=in_place,
+        sent=sent,
         would_wait=_would_wait(job, newest, hosts),
     )
 
@@ -119,9 +123,9 @@ def _gone(job: Job, newest: Generation, hosts: Holders) -> str:
     return ""
 
 
-def _rewind_s(newest: Generation, suspicion: float) -> float:
+def _rewind_s(newest: Generation, suspicion: float, *, sent: bool) -> float:
     largest = newest.bytes / max(1, len(newest.owners))
-    return suspicion + REWIND_BASE_S + largest / REWIND_BYTES_PER_S
+    return suspicion + REWIND_BASE_S + largest / (SENT_BYTES_PER_S if sent else LOCAL_BYTES_PER_S)
 
 
 def _owners(job: Job) -> dict[str, str]:

@@ -9,6 +9,7 @@ run, and only that host may have it: if it lacks the copy, the whole job is rewo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -69,6 +70,7 @@ class RewoundCapsule:
         self._tried: Counter[str] = Counter()
         self._restores_failed = 0
         self._noted = ""
+        self._own_tried = False  # whether the copy of the capsule's own host was asked for
 
     async def bring_back(self) -> None:
         """Return once the capsule runs, or has ended. Tries again as long as that may help.
@@ -96,8 +98,7 @@ class RewoundCapsule:
             self._context.commit(capsule, host, still=False)
         self._void = True
         began = time.monotonic()
-        holder = self._holder()
-        facts = await self._facts(holder)
+        holder, facts = await self._find_image()
         reserve = messages.Reserve(
             self._name,
             self._job.spec(capsule, self._context.cluster),
@@ -148,6 +149,17 @@ class RewoundCapsule:
 
     # ---- who holds the image -------------------------------------------------------------------
 
+    async def _find_image(self) -> tuple[str, messages.HeldFacts]:
+        """Who gives the image: the capsule's own host if it has kept a copy, else a holder. A copy
+        is tried once."""
+        own = self.capsule.host
+        if own == self._dumped_on and own not in self._holders and not self._own_tried:
+            self._own_tried = True
+            with contextlib.suppress(LiveshiftError):
+                return own, await self._get(own)
+        holder = self._holder()
+        return holder, await self._facts(holder)
+
     def _holder(self) -> str:
         """A holder that is up, if possible the capsule's own host. Raises Refused if none is."""
         up = [holder for holder in self._holders if self._context.is_up(holder)]
@@ -160,15 +172,18 @@ class RewoundCapsule:
         return self.capsule.host if self.capsule.host in up else up[0]
 
     async def _facts(self, holder: str) -> messages.HeldFacts:
-        get = messages.GetHeld(self._image, self.capsule.name)
         try:
-            return await self._request(holder, get, self._limits.prepare, messages.HeldFacts)
+            return await self._get(holder)
         except NotFound as gone:
             self._holders.remove(holder)
             if self._holders:
                 raise
             text = f"no host has {self._image}, the image of {self.capsule.name}, any more: {gone}"
             raise NotRestorable(text) from gone
+
+    async def _get(self, holder: str) -> messages.HeldFacts:
+        get = messages.GetHeld(self._image, self.capsule.name)
+        return await self._request(holder, get, self._limits.prepare, messages.HeldFacts)
 
     # ---- after a failure -----------------------------------------------------------------------
 

@@ -172,10 +172,13 @@ class Snapshot:
         self.job.timeouts(self._context.cluster)  # raises Refused if they do not fit
         sizes = await self._all(CapsuleImage.inspect)
         self._check_asked()
-        holders: dict[str, dict[str, int]] = defaultdict(dict)
+        come: dict[str, dict[str, int]] = defaultdict(dict)
         for part, size in zip(self._parts, sizes, strict=True):
-            holders[part.holder][part.name] = size
-        await self._all(lambda part: part.send_ahead(holders[part.holder]))
+            come[part.holder][part.name] = come[part.host][part.name] = size
+        own = not self._suspends  # the hosts of a suspended job are to be free
+        await self._all(
+            lambda part: part.send_ahead(come[part.holder], come[part.host] if own else None)
+        )
         self._check_job()
         with self._timed("quiesce"):
             await self._close_gates()
@@ -226,6 +229,7 @@ class Snapshot:
             {part.name: [part.holder] for part in self._parts},
             sum(sizes),
             gpus={part.name: part.gpu_need for part in self._parts if part.gpu_need.used},
+            own_copies=[part.name for part in self._parts if part.own_copy],
         )
         if self._suspends:
             self._left()  # raises StepFailed if the time is over: then capsules have gone on

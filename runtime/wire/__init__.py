@@ -38,9 +38,22 @@ shows which answer belongs to it.
 
 from .header import CHUNK, LANES, PAGE_TABLE
 from .lanes import Lanes
+from .local_sender import LocalSender
 from .page_streams import PageStreams
 from .receiver import Receiver
 from .sender import Sender
+from .stream_sender import StreamSender
 from .wants import Wants
 
-__all__ = ["CHUNK", "LANES", "PAGE_TABLE", "Lanes", "PageStreams", "Receiver", "Sender", "Wants"]
+__all__ = [
+    "CHUNK",
+    "LANES",
+    "PAGE_TABLE",
+    "Lanes",
+    "LocalSender",
+    "PageStreams",
+    "Receiver",
+    "Sender",
+    "StreamSender",
+    "Wants",
+]

@@ -49,10 +49,12 @@ class Lanes:
     Threads may call :meth:`pages` and :meth:`device` at the same time. Every method raises
     StepFailed once the destination has refused something, was silent for too long
     (ImageDestination.patience), or has not acknowledged everything by ``until`` (monotonic
-    seconds). ``until`` may be set at any time.
+    seconds). ``until`` may be set at any time. ``also`` may be set: it gets each chunk of pages
+    too, before it is sealed, and must not raise; several threads call it.
     """
 
     until = float("inf")
+    also: Callable[[memoryview], None] | None = None
 
     def __init__(
         self,
@@ -107,6 +109,8 @@ class Lanes:
         """
         assert 0 < len(chunk) <= CHUNK
         try:
+            if self.also is not None:
+                self.also(chunk)
             self._put(MEMORY, chunk)
         finally:
             release()

@@ -5,34 +5,36 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import xxhash
 import zmq
 
-from ...criu_glue.survey.epoll_sets import EpollEntry
 from ...errors import LiveshiftError, StepFailed
 from ..control import keys
-from ..model import manifest
-from ..model.manifest import Manifest
-from .header import CHUNK, SEAL, WANTS
+from .header import SEAL, WANTS
 from .lane import TICK_MS, ImageDestination
 from .ordered_lane import OrderedLane
+from .stream_sender import StreamSender
 from .wants import Wants, read_wants
+
+Also = Callable[[str, bytes], None]
 
 WAIT_S = 0.002
 """A thread that waits while others send looks for answers this often."""
 
 
-class Sender:
-    """The source's end of one migration. Threads may send at once, each its own streams.
+class Sender(StreamSender):
+    """The source's end of one migration. Threads may send at once, each its own streams. All
+    methods raise StepFailed when the destination refuses, or stays silent for too long.
 
     ``patience``: as in ImageDestination. ``until`` (monotonic seconds) may be set: the destination
-    must acknowledge everything by that time.
+    must acknowledge everything by that time. ``also`` may be set: it gets each chunk too, in the
+    same order, and must not raise.
     """
 
     until = float("inf")
+    also: Also | None = None
 
     def __init__(
         self,
@@ -52,71 +54,19 @@ class Sender:
         self._lane = OrderedLane(self._context, to)
         self._lane.connect(to.endpoint)
         self.to = to
-        self.bytes = 0
-        self.streams: dict[str, int] = {}
-        self._hashes: dict[str, xxhash.xxh3_64] = {}
-        self._ended: set[str] = set()
         self._turn = threading.Lock()
+        super().__init__()
 
-    def send(self, stream: str, data: bytes | memoryview) -> None:
-        """Send bytes (empty: the stream ends); blocks while no credit is left.
-
-        Raises StepFailed when the destination refuses, or stays silent for too long.
-        """
-        if not data:
-            self._ended.add(stream)
-            self._send(stream, b"")
-        for at in range(0, len(data), CHUNK):
-            # Copy: the chunk is kept until acknowledged, but the caller reuses a view's memory.
-            self._send(stream, bytes(data[at : at + CHUNK]))
-
-    def manifest_streams(self) -> dict[str, tuple[int, int]]:
-        """Every stream so far except a manifest: name → (bytes, xxh3-64 of them)."""
-        return {
-            stream: (self.streams[stream], rolling.intdigest())
-            for stream, rolling in self._hashes.items()
-            if stream != manifest.STREAM
-        }
-
-    def send_manifest(
-        self,
-        capsule: str,
-        image_bytes: int,
-        pipes: Mapping[int, int],
-        removed: Mapping[str, Iterable[str]],
-        beside: Mapping[str, tuple[int, int]] | None = None,
-        epoll: Sequence[EpollEntry] = (),
-    ) -> Manifest:
-        """End the streams that are still open, and send the manifest of all streams.
-
-        ``beside``: the streams of other lanes (Lanes.end). ``epoll``: the parts of epoll sets that
-        CRIU could not dump.
-
-        Once :meth:`finish` has returned, the image is complete at the destination. The image may be
-        complete even if this method or finish raises, because the answer may have been lost.
-        """
-        for stream in [s for s in self.streams if s not in self._ended]:
-            self.send(stream, b"")
-        found = Manifest(
-            version=manifest.VERSION,
-            migration=self.to.migration,
-            capsule=capsule,
-            image_bytes=image_bytes,
-            streams={**self.manifest_streams(), **(beside or {})},
-            pipes=dict(pipes),
-            removed=manifest.as_bytes(removed),
-            epoll=list(epoll),
-        )
-        self.send(manifest.STREAM, manifest.encode(found))
-        self.send(manifest.STREAM, b"")
-        return found
+    @property
+    def migration(self) -> str:
+        return self.to.migration
 
     def _send(self, stream: str, data: bytes) -> None:
         with self._turn:
             self._lane.send(stream, data)
-            self._hashes.setdefault(stream, xxhash.xxh3_64()).update(data)
-            self.bytes += len(data)
-            self.streams[stream] = self.streams.get(stream, 0) + len(data)
+            self._count(stream, data)
+            if self.also is not None:
+                self.also(stream, data)
             self._hear(block=False)
             while not self._lane.credit:
                 self._hear(block=True)

@@ -94,6 +94,10 @@ class HeldStore(MemoryStore):
             raise StepFailed("restore", f"{fresh} cannot be written: {error}") from error
 
     @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
     def kept(self) -> list[int]:
         """The numbers of the generations, the newest one last."""
         numbers = self._ffi.new("uint64_t[]", GENERATIONS)

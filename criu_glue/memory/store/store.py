@@ -9,6 +9,7 @@ done in C (store.h). chunk.h describes the form of a chunk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -174,11 +175,20 @@ class MemoryStore:
         with self.in_use() as store:
             return int(self._calls.store_lost(store)) * PAGE
 
+    @property
+    def lent(self) -> bool:
+        """Whether a holder has the same pages (lent_store.py). Then they must stay as they are."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self._directory / PAGES_FILE).stat().st_nlink > 1
+        return False
+
     def free_after_copy(self) -> None:
         """From now on the store frees each page that a fill has put in its place. This is for a
         host that has no memory for the pages twice. No other fill is possible after that one: a
-        second call raises StepFailed."""
+        second call raises StepFailed, as does a call for pages that are lent."""
         with self.in_use() as store:
+            if self.lent:
+                raise StepFailed("restore", f"{self._why} is lent by a holder, which needs it")
             if self.frees_after_copy:
                 raise StepFailed("restore", f"{self._why} was used up by an attempt that failed")
             (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first, so no agent loads it
@@ -188,15 +198,11 @@ class MemoryStore:
     def save(self) -> None:
         """Write the index that :meth:`load` needs, beside the pages; after :meth:`end`. It writes
         no index if a part of the image lies only in an early CRIU."""
-        path = self._directory / INDEX_FILE
-        path.unlink(missing_ok=True)
+        (self._directory / INDEX_FILE).unlink(missing_ok=True)
         if self.lost:
             return
-        fresh = path.with_suffix(".new")
-        with self._newest() as view, fresh.open("wb") as file:
-            file.write(_INDEX_HEAD.pack(_MAGIC, self.limit, len(view.images)))
-            view.write(file)
-        fresh.rename(path)
+        with self._newest() as view:
+            write_index(self._directory, self.limit, view)
 
     def forward(self, sink: Sink) -> None:
         """Give the whole image to ``sink`` as chunks, for another host; after :meth:`end`. Raises
@@ -281,3 +287,13 @@ class MemoryStore:
     def _said(self, why: Any) -> str:
         said: bytes = self._ffi.string(why)
         return said.decode("utf-8", "replace")
+
+
+def write_index(directory: Path, limit: int, view: ImageView) -> None:
+    """Write the index that :meth:`MemoryStore.load` needs, for this image. Raises OSError."""
+    path = directory / INDEX_FILE
+    fresh = path.with_suffix(".new")
+    with fresh.open("wb") as file:
+        file.write(_INDEX_HEAD.pack(_MAGIC, limit, len(view.images)))
+        view.write(file)
+    fresh.rename(path)

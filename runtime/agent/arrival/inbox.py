@@ -61,7 +61,9 @@ FRESH = 64 << 20
 @dataclass
 class Inbox:
     """One image's inbox. ``devices`` is set for a capsule with CUDA processes. ``ahead``: None if
-    no memory is put in place before the restore. ``memory``: None if the first pages make it."""
+    no memory is put in place before the restore. ``memory``: None if the first pages make it.
+    ``by_wire``: whether pages come over lanes; else the source is on this host, and gives them to
+    :meth:`take_pages`."""
 
     place: ImagePlace
     devices: TableInlet | None
@@ -69,6 +71,7 @@ class Inbox:
     """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
     ahead: MemoryAhead | None
     memory: MemoryStore | None = None
+    by_wire: bool = True
     bytes: dict[str, int] = field(default_factory=dict)
     landed: Landed | None = None
     _sinks: dict[str, Sink] = field(default_factory=dict)
@@ -83,6 +86,7 @@ class Inbox:
     pages: PageStreams = field(init=False)
     """Receives the streams of pages from the lanes."""
     _closed: bool = False
+    _adopted: bool = False  # whether all memory has come at once
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _writers: int = 0  # threads that write pages into the store
     _no_writers: threading.Condition = field(default_factory=threading.Condition)
@@ -90,7 +94,7 @@ class Inbox:
     def __post_init__(self) -> None:
         self._small = small_images.SmallImageUnpacker(self._keep_small)
         self._small_files = 0
-        self.pages = PageStreams(self._take_pages, self._wanted_pages, self._take_device)
+        self.pages = PageStreams(self.take_pages, self._wanted_pages, self._take_device)
 
     @property
     def images(self) -> Path:
@@ -149,6 +153,14 @@ class Inbox:
                 self._ended.add(stream)
                 del self._sinks[stream]
                 end()
+
+    def adopt(self, memory: MemoryStore) -> None:
+        """Take all memory at once, from a holder on this host: a store that has its table. Raises
+        StepFailed if the image takes no memory, or has some already."""
+        with self._lock:
+            if self.complete or self._closed or not self.memory_limit or self.memory is not None:
+                raise StepFailed("restore", "this image cannot take over the memory of another one")
+            self.memory, self._adopted = memory, True
 
     def close(self) -> None:
         """Take nothing more, and close all that is open. A second call does no harm."""
@@ -245,14 +257,15 @@ class Inbox:
             raise StepFailed("ship", "this image takes no device memory")
         self.devices.write_at(process, at, chunk)
 
-    def _take_pages(self, chunk: memoryview) -> None:
-        """Take pages. Several threads call this and copy into the store at the same time."""
+    def take_pages(self, chunk: memoryview) -> None:
+        """Take a chunk of pages. Several threads may call this: they copy into the store at the
+        same time. Raises StepFailed."""
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "this image takes no pages of memory")
             self._unlooked += len(chunk)
             if self._unlooked > LOOK:
-                need_memory()
+                need_memory(FREED_S if self.by_wire else 0.0)  # else the job waits too
                 self._unlooked = 0
             first = self.memory is None
             memory = self._store()
@@ -309,7 +322,11 @@ class Inbox:
     def _end_page_table(self) -> None:
         """Raises StepFailed unless every page of the table has come. This is checked before the
         source promises."""
-        self._store().end(read_table(bytes(self._page_table)))  # no pages: memory is all zeros
+        table = read_table(bytes(self._page_table))
+        if not self._adopted:
+            self._store().end(table)  # no pages: memory is all zeros
+        elif self._store().table != table:
+            raise StepFailed("restore", "the memory that was taken over is of another image")
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:
@@ -339,8 +356,11 @@ class Inbox:
             raise StepFailed("ship", f"the image is not complete: {_some(not_ended)} did not end")
         have = {s: (size, self._hashes[s].intdigest()) for s, size in self.bytes.items()}
         have |= self.pages.streams()
-        if have != found.streams:
-            wrong = [s for s in have.keys() | found.streams if have.get(s) != found.streams.get(s)]
+        streams = found.streams
+        if not self.by_wire:  # what the lanes carry to the holder does not come here
+            streams = {s: n for s, n in streams.items() if not s.startswith(f"{PAGE_TABLE}:")}
+        if have != streams:
+            wrong = [s for s in have.keys() | streams if have.get(s) != streams.get(s)]
             raise StepFailed("ship", f"the image is not complete or damaged: {_some(wrong)}")
         if not set(found.pipes.values()) <= {STDOUT_FD, STDERR_FD}:
             raise StepFailed("ship", f"the manifest names pipes that no capsule has: {found.pipes}")
@@ -348,9 +368,9 @@ class Inbox:
             self.place.check_tree(tree)
 
 
-def need_memory() -> None:
-    """Raises StepFailed if this host has too little free memory."""
-    until = time.monotonic() + FREED_S
+def need_memory(patience: float = FREED_S) -> None:
+    """Raises StepFailed if this host has too little free memory for ``patience`` seconds."""
+    until = time.monotonic() + patience
     while (left := memory_left()) < LEFT:
         if time.monotonic() > until:
             raise StepFailed(

@@ -106,7 +106,8 @@ class MemoryAhead:
             fill = self._restore_early(early, store, partial(bring_up, deadline_s))
         if fill is None:
             if store is not None:
-                fill = FillEngine(self._images, store, free_after_copy=_only_once(store.size))
+                spend = not store.lent and _only_once(store.size)
+                fill = FillEngine(self._images, store, free_after_copy=spend)
             bring_up(until - time.monotonic(), fill=fill)
         lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image"))
         if fill is not None:

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -211,11 +212,21 @@ class HeldCapsule:
 
         Raises NotFound if it is not kept here, StepFailed if it cannot be sent.
         """
+        return self._using(
+            number, lambda generation, store: generation.forward(store, sender, lanes)
+        )
+
+    def hand_over(self, number: int, inbox: Inbox) -> Frozen:
+        """Give a generation that is kept to a capsule that is restored on this host; as
+        :meth:`forward`."""
+        return self._using(number, lambda generation, store: generation.hand_over(store, inbox))
+
+    def _using(self, number: int, send: Callable[[HeldGeneration, HeldStore], Frozen]) -> Frozen:
         with self._lock:
             generation, store = self._find_kept(number), self._open()
             generation.users += 1
         try:
-            return generation.forward(store, sender, lanes)
+            return send(generation, store)
         except OSError as error:
             raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
         finally:
@@ -256,6 +267,24 @@ class HeldCapsule:
                 self._leaving.add(generation)
             else:
                 self._end(generation)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether all generations are only the copies of a capsule's own host, and none of them is
+        lent to a restore."""
+        with self._lock:
+            if self._store is None or self._store.lent or self._leaving:
+                return False
+            return all(g.note.own and not g.users for g in self.generations)
+
+    def drop_own(self) -> bool:
+        """Remove all generations if they give way. Returns whether they were removed."""
+        with self._lock:
+            if not self.gives_way:
+                return False
+            for generation in self.generations:
+                self.drop(generation.number)
+            return True
 
     def close(self) -> None:
         """Close all that is open, and leave all files to the next agent."""

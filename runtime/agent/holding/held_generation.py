@@ -18,11 +18,13 @@ from typing import Self
 import msgspec
 
 from ....criu_glue.memory.store.held_store import HeldStore
+from ....criu_glue.memory.store.lent_store import LentStore
+from ....criu_glue.memory.store.page_table import ProcessTable
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...messages import Frozen
 from ...model import manifest
 from ...model.manifest import Manifest
-from ...wire import PAGE_TABLE, Lanes, Sender
+from ...wire import PAGE_TABLE, Lanes, LocalSender, Sender, StreamSender
 from ...wire.small_images import SmallImagePacker
 from ..arrival.forwarding import forward_file
 from ..arrival.inbox import Inbox
@@ -31,6 +33,9 @@ from .held_note import HeldNote, read_note, write_note
 from .held_place import HeldPlace, output_file, tree_file
 
 log = logging.getLogger("liveshift.holding")
+
+Beside = Callable[[], dict[str, tuple[int, int]]]
+"""Ends the streams that lie beside those of a sender, and returns their entries in the manifest."""
 
 
 class HeldGeneration:
@@ -58,7 +63,8 @@ class HeldGeneration:
             self.remove()
             raise StepFailed("hold", f"{self.images} cannot be made: {error}") from error
         devices = TableInlet() if note.gpu is not None else None
-        self.inbox = Inbox(place, devices, note.limit_bytes, None, memory=store)
+        by_wire = not note.own
+        self.inbox = Inbox(place, devices, note.limit_bytes, None, memory=store, by_wire=by_wire)
         return self.inbox
 
     @classmethod
@@ -124,6 +130,33 @@ class HeldGeneration:
     def forward(self, store: HeldStore, sender: Sender, lanes: Lanes) -> Frozen:
         """Send the image to another host, as its source did. Raises StepFailed, also if it is
         dropped meanwhile."""
+
+        def send_memory() -> Beside:
+            self._forward_memory(store, sender, lanes)
+            return lanes.end
+
+        return self._send(sender, send_memory)
+
+    def hand_over(self, store: HeldStore, inbox: Inbox) -> Frozen:
+        """Give the image to a capsule that is restored on this host: a copy of the files, and the
+        memory as it lies here. Raises as :meth:`forward` does."""
+        sender = LocalSender(inbox.place.migration, inbox.write)
+
+        def lend_memory() -> Beside:
+            lent = LentStore.borrow(store, self.number, inbox.images)
+            try:
+                inbox.adopt(lent)
+            except BaseException:
+                lent.close()
+                raise
+            _send_table(sender, lent.table)
+            return dict
+
+        return self._send(sender, lend_memory)
+
+    def _send(self, sender: StreamSender, send_memory: Callable[[], Beside]) -> Frozen:
+        """Send all, in the order in which it is taken. ``send_memory``: returns what ends the
+        memory's own streams."""
         found, images = self.manifest, self.images
         packer = SmallImagePacker(sender.send)
         for path in sorted(images.glob("*.img")):
@@ -137,7 +170,7 @@ class HeldGeneration:
             if kind == "output":
                 self._check()
                 forward_file(functools.partial(sender.send, stream), output_file(images, name))
-        self._forward_memory(store, sender, lanes)
+        end_memory = send_memory()
         # What the first pass has brought must be there before the second one changes it.
         for pass_ in ("tree:1:", "tree:2:"):
             for stream in (s for s in found.streams if s.startswith(pass_)):
@@ -148,7 +181,7 @@ class HeldGeneration:
             found.image_bytes,
             found.pipes,
             found.gone(),
-            lanes.end(),
+            end_memory(),
             found.epoll,
         )
         sender.finish()
@@ -166,8 +199,7 @@ class HeldGeneration:
         with store.view(self.number) as view:
             view.forward(send)
             lanes.finish()
-            sender.send(PAGE_TABLE, msgspec.msgpack.encode(view.table))
-        sender.send(PAGE_TABLE, b"")
+            _send_table(sender, view.table)
 
     def _check(self) -> None:
         if self.dropped:
@@ -184,3 +216,8 @@ class HeldGeneration:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             (self.images / manifest.FILE).unlink()
         shutil.rmtree(self.images, ignore_errors=True)
+
+
+def _send_table(sender: StreamSender, table: dict[int, ProcessTable]) -> None:
+    sender.send(PAGE_TABLE, msgspec.msgpack.encode(table))
+    sender.send(PAGE_TABLE, b"")

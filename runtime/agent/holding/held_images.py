@@ -86,7 +86,8 @@ class HeldImages:
         self, note: HeldNote, newest: int = 0, together: Mapping[str, int] = NOTHING
     ) -> Inbox:
         """Make the inbox for an image; see HeldCapsule.expect. Raises Refused also if the image
-        does not fit into what this host offers. ``together``: as in messages.Hold."""
+        does not fit into what this host offers; before that, own copies make room for an image that
+        is none. ``together``: as in messages.Hold."""
         with self._lock:
             self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
             name = note.spec.name
@@ -95,7 +96,12 @@ class HeldImages:
                 # One directory for each capsule: no job has a dot in its name.
                 directory = self._directory / name.replace("/", ".")
                 capsule = HeldCapsule(directory, self._carried, self._budget)
-            self._check_fits(note, together)
+            try:
+                self._check_fits(note, together)
+            except Refused:
+                if note.own or not self._drop_own(besides=name):
+                    raise
+                self._check_fits(note, together)
             try:
                 inbox = capsule.expect(note, newest)
             finally:
@@ -122,6 +128,8 @@ class HeldImages:
         note = _renamed(saved_image.content(source, saved, own), request)
         check(note)
         with self._lock:
+            if capsule in self._capsules:  # a copy from before its job was suspended
+                self._capsules[capsule].drop_own()
             self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
             directory = self._directory / capsule.replace("/", ".")
             if capsule in self._capsules or directory.exists():
@@ -143,6 +151,26 @@ class HeldImages:
             if loaded.empty:
                 raise StepFailed("restore", f"the image in {source} cannot be used: see the log")
             self._capsules[capsule] = loaded
+
+    def own_bytes(self) -> int:
+        """Bytes of memory that :meth:`drop_own` would give back."""
+        return sum(c.used() for c in self._capsules.copy().values() if c.gives_way)
+
+    def drop_own(self, besides: str = "") -> list[str]:
+        """Remove the copies of capsules that run on this host, except of ``besides``, since memory
+        is needed; return the capsules."""
+        with self._lock:
+            dropped = self._drop_own(besides)
+            self._tidy()
+        return dropped
+
+    def _drop_own(self, besides: str = "") -> list[str]:
+        dropped = []
+        for name, capsule in self._capsules.items():
+            if name != besides and not capsule.empty and capsule.drop_own():
+                log.info("the copy of %s that its own host kept makes room", name)
+                dropped.append(name)
+        return dropped
 
     def budget_left(self) -> int:
         """Bytes of memory that this host offers to further images. Below 0, the images take more

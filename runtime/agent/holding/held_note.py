@@ -23,7 +23,8 @@ class HeldNote(msgspec.Struct, frozen=True):
     ``limit_bytes``: as in Reserve.
 
     ``bytes``: the size of the whole image here. ``rewritten``: so many bytes of an image differ
-    from the one before. ``gpu``: what the capsule used of GPUs at its source.
+    from the one before. ``gpu``: what the capsule used of GPUs at its source. ``own``: the capsule
+    runs on this host, which keeps a copy to rewind it in place.
     """
 
     migration: str
@@ -38,6 +39,7 @@ class HeldNote(msgspec.Struct, frozen=True):
     bytes: int
     rewritten: int = 0
     gpu: GpuSurvey | None = None
+    own: bool = False
 
     @property
     def needed(self) -> int:

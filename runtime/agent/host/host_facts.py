@@ -50,7 +50,8 @@ def memory_to_spare(kept: float) -> int:
     return int(memory.available - kept * memory.total)
 
 
-def memory_offered(limit: int | None) -> int:
-    """Bytes that an incoming capsule may take: what is available, at most the host's limit."""
-    available = int(psutil.virtual_memory().available)
+def memory_offered(limit: int | None, gives_way: int = 0) -> int:
+    """Bytes that an incoming capsule may take: what is available, at most the host's limit.
+    ``gives_way``: bytes that would be free if they were needed."""
+    available = int(psutil.virtual_memory().available) + gives_way
     return available if limit is None else min(available, limit)

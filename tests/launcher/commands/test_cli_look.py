@@ -275,7 +275,16 @@ NO_ROOM = "h2 cannot hold s1.0 (it fits if snapshots.memory is 2.00 GB there, or
                 " every 2 min 30 s (auto)",
                 "gpt: if a host failed now: 20 s lost, of which 12 s are trained again, and 8 s"
                 " pass until the job runs (estimated); gpt/0 and gpt/1 would go back in place where"
-                " the host lives",
+                " the host lives, from a copy there",
+            ],
+        ),
+        (
+            msgspec.structs.replace(GOOD, sent=["gpt/1"]),
+            [],
+            [
+                "gpt: if a host failed now: 20 s lost, of which 12 s are trained again, and 8 s"
+                " pass until the job runs (estimated); gpt/0 and gpt/1 would go back in place where"
+                " the host lives, with the image of gpt/1 sent by the holder",
             ],
         ),
         (

@@ -67,14 +67,16 @@ def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
         incoming={},
     )
     monkeypatch.setattr(preflight, "check", lambda *_, **__: [])
-    monkeypatch.setattr(host_facts, "memory_offered", lambda _: 0)
-    parts: list[Any] = [table, registry, None, None, None]
+    monkeypatch.setattr(host_facts, "memory_offered", lambda *_: 0)
+    copies = SimpleNamespace(own_bytes=lambda: 0, make_room=lambda *_: None)
+    parts: list[Any] = [table, registry, None, None, None, copies]
     handlers = DestinationHandlers(*parts)
     monkeypatch.setattr(handlers, "_take_away_stale", nothing)
     request = SimpleNamespace(
         dry_run=False,
+        source="h0",
+        survey=SimpleNamespace(resident=0, shared_memory=0),
         full_dump=False,
-        survey=None,
         facts=None,
         spec=SPEC,
         book=None,

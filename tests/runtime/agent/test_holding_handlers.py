@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any, cast
 import memory_parts
 import msgspec
 import pytest
+import xxhash
 from held_scene import CORE, LOG, MB, SPEC, Memory, Source, some_memory
 from inbox_scene import Host
 from memory_parts import PAGE
@@ -31,10 +33,13 @@ from liveshift.runtime.agent import holding_handlers, preflight
 from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.agent.holding import saved_file, saved_image
 from liveshift.runtime.agent.holding_handlers import HoldingHandlers
+from liveshift.runtime.agent.host import host_facts
 from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.config.cluster import Files, Paths
 from liveshift.runtime.config.tables import WireSettings
+from liveshift.runtime.model import manifest
+from liveshift.runtime.model.manifest import Manifest
 from liveshift.runtime.wire import LANES, PAGE_TABLE
 
 __all__ = ["key_directory"]
@@ -56,8 +61,10 @@ class Scene(MigrationRegistry):
     """A holder, and its wire."""
 
     def __init__(self, top: Path, key_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.top = top
         self._busy = set()
         self.facts, self.criu = HERE, None
+        self.incoming = {}
         self.receiver, self.endpoint = receiver(key_directory)
         own = SimpleNamespace(
             address="127.0.0.1",
@@ -231,6 +238,83 @@ def test_an_image_needs_a_number(scene: Scene) -> None:
         asyncio.run(scene.handlers.hold(msgspec.structs.replace(hold(17), image="m1")))
 
 
+# ---- the copy that a capsule's own host keeps --------------------------------------------------
+
+
+def own(number: int) -> messages.Hold:
+    return msgspec.structs.replace(hold(number), source="h1", own=True)
+
+
+def test_an_own_copy_comes_without_the_wire_and_without_checks(scene: Scene) -> None:
+    """Its host runs the capsule: it can restore it."""
+    holding = asyncio.run(scene.handlers.hold(own(17)))
+    assert (holding.endpoint, holding.base, scene.checked) == ("", 0, 0)
+    inbox = scene.handlers.own_inbox("s17.1")
+    assert inbox is scene.inbox(17)
+    assert not inbox.by_wire
+    assert "s17.1" not in scene.receiver._open
+    assert scene.handlers.own_inbox("s16.1") is None
+
+
+def test_the_inbox_of_another_hosts_image_is_not_given_to_a_source(scene: Scene) -> None:
+    scene.hold(17)
+    assert scene.handlers.own_inbox("s17.1") is None
+
+
+def test_an_own_copy_is_kept_without_the_streams_of_the_lanes(scene: Scene) -> None:
+    """The manifest lists them, since the holder gets them."""
+    asyncio.run(scene.handlers.hold(own(17)))
+    inbox = scene.inbox(17)
+    source = Source(inbox)
+    for pid, pages in FIRST.items():
+        for chunk in memory_parts.chunks(pid, pages):
+            inbox.take_pages(memoryview(chunk))
+    source.send(CORE, b"registers")
+    source.send(PAGE_TABLE, msgspec.msgpack.encode(memory_parts.table(FIRST)))
+    digests = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in source.sent.items()}
+    lanes = {"memory:1": (99, 5)}
+    found = Manifest(manifest.VERSION, "s17.1", "gpt/1", 7, digests | lanes, {}, {}, [])
+    for raw in (manifest.encode(found), b""):
+        inbox.write(manifest.STREAM, memoryview(raw))
+    assert scene.check(17).bytes > 0
+    assert scene.numbers == [(17, True)]
+    scene.handlers.close()
+    scene.again()
+    assert scene.numbers == [(17, True)], "a restarted agent has it too"
+
+
+def test_own_copies_go_when_the_host_is_short_of_memory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(scene.handlers.hold(own(17)))
+    spare = [1, -1]
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: spare.pop(0) if spare else 1)
+
+    async def beats() -> None:
+        claiming = asyncio.ensure_future(scene.handlers.keep_claiming())
+        await until_async(lambda: not scene.numbers)
+        claiming.cancel()
+
+    asyncio.run(beats())
+    assert spare == []
+
+
+@pytest.mark.parametrize(
+    ("available", "free", "dropped"), [(100, 100, False), (99, 200, True), (200, 99, True)]
+)
+def test_own_copies_make_room_for_a_capsule_that_comes(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, available: int, free: int, dropped: bool
+) -> None:
+    asyncio.run(scene.handlers.hold(own(17)))
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: available)
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    scene.handlers.make_room(100, besides="gpt/1")
+    assert scene.numbers == [(17, False)]
+    scene.handlers.make_room(100, besides="gpt/0")
+    assert bool(scene.numbers) is not dropped
+
+
 # ---- a rewind ----------------------------------------------------------------------------------
 
 
@@ -251,13 +335,12 @@ def test_what_a_reservation_needs_is_known_also_after_a_restart(
         asyncio.run(scene.handlers.facts(messages.GetHeld("s18.1", "gpt/1")))
 
 
-@pytest.mark.parametrize("host", ["h0", "h1"], ids=["to another host", "to the holder itself"])
-def test_an_image_goes_over_the_wire_and_stays(scene: Scene, tmp_path: Path, host: str) -> None:
-    scene.table.host = host
+def test_an_image_goes_over_the_wire_and_stays(scene: Scene, tmp_path: Path) -> None:
+    scene.table.host = "h0"
     scene.keep(17)
     there = Host(tmp_path / "there")
     there.inbox.memory_limit = 1 << 30
-    scene.receiver.expect("m1", host, there.inbox, LIMIT, there.inbox.pages, LANES)
+    scene.receiver.expect("m1", "h0", there.inbox, LIMIT, there.inbox.pages, LANES)
     request = messages.ForwardHeld("s17.1", "m1", "gpt/1", "h1", scene.endpoint)
     try:
         for image in ("s16.1", "s18.1"):
@@ -269,6 +352,23 @@ def test_an_image_goes_over_the_wire_and_stays(scene: Scene, tmp_path: Path, hos
         assert memory_parts.content(there.inbox.memory) == FIRST
     finally:
         there.inbox.forget_memory()
+    assert (scene.numbers, scene.handlers.busy) == ([(17, True)], False)
+
+
+def test_an_image_for_the_holder_itself_needs_no_wire(scene: Scene) -> None:
+    scene.keep(17)
+    there = Host(scene.top / "there")
+    there.inbox.memory_limit = 1 << 30
+    request = messages.ForwardHeld("s17.1", "m1", "gpt/1", "h1", "tcp://nowhere:1")
+    with pytest.raises(NotFound, match="h1 has not reserved a sandbox for m1"):
+        asyncio.run(scene.handlers.forward(request))
+    scene.incoming["m1"] = cast(Any, SimpleNamespace(inbox=there.inbox))
+    assert asyncio.run(scene.handlers.forward(request)) == messages.Frozen(7, [])
+    assert there.inbox.complete
+    assert there.inbox.memory is not None
+    assert there.inbox.memory.lent
+    assert memory_parts.content(there.inbox.memory) == FIRST
+    there.inbox.forget_memory()
     assert (scene.numbers, scene.handlers.busy) == ([(17, True)], False)
 
 

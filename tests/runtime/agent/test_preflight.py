@@ -278,6 +278,7 @@ def test_the_facts_of_this_host(criu: Criu) -> None:
     assert facts(None).criu == ""
     assert 0 < memory_offered(None) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory_offered(12345) == 12345
+    assert memory_offered(None, 1 << 50) >= 1 << 50
 
 
 def test_what_a_source_names_is_not_opened_unless_it_is_a_plain_file(tmp_path: Path) -> None:

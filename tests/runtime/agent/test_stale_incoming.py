@@ -54,8 +54,9 @@ class Scene(MigrationRegistry):
         self.network = asyncio.Lock()
         self.rulings = Rulings(cast(Any, self), self, self.claimed)
         measures = Measures(cast(Any, self))
+        copies: Any = SimpleNamespace(own_bytes=lambda: 0, make_room=lambda *_: None)
         self.destination = DestinationHandlers(
-            cast(Any, self), self, self.rulings, self.claimed, measures
+            cast(Any, self), self, self.rulings, self.claimed, measures, copies
         )
 
     def discard(self) -> None:

@@ -46,10 +46,10 @@ def test_a_failure_costs_what_is_trained_again_and_the_rewind() -> None:
     seen = row(job, HOSTS)
     assert (seen.newest, seen.age, seen.bytes) == ("s17", 12.0, 300_000_000)
     assert (seen.holders, seen.why_not, seen.pause_s) == (["h3"], "", 0.3)
-    # suspicion 0.3 s, 2 s, and 100 MB at 250 MB/s
-    assert seen.rewind_s == pytest.approx(2.7)
+    # suspicion 0.3 s, 1 s, and 100 MB at 250 MB/s
+    assert seen.rewind_s == pytest.approx(1.7)
     assert not seen.rewind_measured
-    assert seen.failure_s == pytest.approx(14.7)
+    assert seen.failure_s == pytest.approx(13.7)
     job.rewind_s = 5.0
     seen = row(job, HOSTS)
     assert (seen.rewind_s, seen.rewind_measured, seen.failure_s) == (5.0, True, 17.0)
@@ -64,6 +64,20 @@ def test_it_names_what_goes_back_in_place_and_who_would_wait() -> None:
     assert seen.would_wait == (
         "if h0 died, the job would wait: no host has room for gpt/0, which was on h0"
     )
+
+
+def test_it_names_what_the_holder_would_send_and_is_faster_where_nothing_is_sent() -> None:
+    job = protected()
+    assert job.newest is not None
+    assert row(job, HOSTS).sent == ["gpt/0", "gpt/1", "gpt/2"]
+    job.newest = replace(job.newest, own_copies=["gpt/0", "gpt/2"])
+    seen = row(job, HOSTS)
+    assert seen.sent == ["gpt/1"]
+    assert seen.rewind_s == pytest.approx(1.7)
+    job.newest = replace(job.newest, own_copies=["gpt/0", "gpt/1", "gpt/2"])
+    seen = row(job, HOSTS)
+    assert seen.sent == []
+    assert seen.rewind_s == pytest.approx(1.3 + 100 / 600)
 
 
 def test_the_capsules_of_a_host_that_is_gone_do_not_go_back_there() -> None:

@@ -228,3 +228,37 @@ def test_an_orchestrator_that_restarts_at_any_step_brings_the_job_back() -> None
         for name, epoch in granted.items():
             assert scene.job.capsules[name].epoch == epoch, f"{name} runs already (step {step})"
     assert died == len(steps.said) > 10
+
+
+# ---- the copy that a capsule's own host has kept -----------------------------------------------
+
+
+def sent_by(scene: RewindScene) -> dict[str, list[str]]:
+    """Who was asked to give the image of each capsule, in order."""
+    found: dict[str, list[str]] = {}
+    for host, ask in scene.asks:
+        if isinstance(ask, messages.ForwardHeld):
+            found.setdefault(ask.capsule, []).append(host)
+    return found
+
+
+def test_a_survivor_goes_back_from_the_copy_of_its_own_host() -> None:
+    scene = RewindScene()
+    scene.own_copies = {"h0"}
+    assert_runs_again(scene, play(scene))
+    assert sent_by(scene) == {"gpt/0": ["h0"], "gpt/1": ["h2"]}
+
+
+def test_a_copy_that_cannot_be_used_is_tried_once() -> None:
+    scene = RewindScene()
+    scene.own_copies = {"h0"}
+    scene.fails["ForwardHeld h0"] = [StepFailed("ship", "the copy cannot be read")]
+    assert_runs_again(scene, play(scene))
+    assert sent_by(scene) == {"gpt/0": ["h0", "h2"], "gpt/1": ["h2"]}
+
+
+def test_a_capsule_that_goes_elsewhere_comes_from_its_holder() -> None:
+    scene = RewindScene()
+    scene.own_copies = {"h1"}  # it is lost
+    assert_runs_again(scene, play(scene))
+    assert not [host for host, ask in scene.asks if host == "h1"]

@@ -91,7 +91,7 @@ def test_the_order_of_the_steps() -> None:
         [stage.said.index(word)] for word in ("close gates", "open gates", "complete")
     )
     order = [
-        *(places(stage, kind) for kind in ("Inspect", "Hold", "StartSnapshot")),
+        *(places(stage, kind) for kind in ("Inspect", "HoldOwn ", "Hold ", "StartSnapshot")),
         closed,
         *(places(stage, kind) for kind in ("LockCapsule", "DumpCapsule", "ThawCapsule")),
         opened,
@@ -100,7 +100,9 @@ def test_the_order_of_the_steps() -> None:
     ]
     for before, after in itertools.pairwise(order):
         assert max(before) < min(after), stage.said
-    assert len(stage.said) == sum(map(len, order)), "nothing else was asked"
+    others = places(stage, "CheckOwn")  # beside CheckHeld
+    assert max(others) < completed[0]
+    assert len(stage.said) == sum(map(len, [*order, others])), "nothing else was asked"
     assert list(snapshot.seconds) == ["quiesce", "lock", "dump", "reopen"]
     assert snapshot.pause_s > 0
 
@@ -331,7 +333,7 @@ def test_device_memory_is_part_of_an_image() -> None:
     made = play(stage).generation
     assert made is not None
     assert made.gpus == {"gpt/1": GpuNeed(frozenset(found.used), (GpuSeat(A0, H200, False),))}
-    holds = {message.spec.name: message for _, message in of(stage, messages.Hold)}
+    holds = {m.spec.name: m for _, m in of(stage, messages.Hold) if not m.own}
     assert [holds[name].gpu for name in sorted(holds)] == [None, found, None]
     together = holds["gpt/1"].together
     assert together["gpt/1"] - together["gpt/0"] == 2 * GIB
@@ -386,14 +388,87 @@ def test_what_each_side_is_told() -> None:
     assert hold.newest == 0
     (start,) = [message for host, message in of(stage, messages.StartSnapshot) if host == "h1"]
     assert (start.image, start.capsule, start.holder) == ("s17.1", "gpt/1", HOLDER)
-    assert (start.endpoint, start.base, start.least) == ("tcp://10.88.0.13:7401", 4, 6)
+    assert (start.endpoint, start.base) == ("tcp://10.88.0.13:7401", 4)
     assert 0 < start.deadline < stage.cluster.timeouts.precopy
     for kind in (messages.LockCapsule, messages.DumpCapsule):
         for host, message in of(stage, kind):
             assert host == f"h{message.capsule[-1]}"
             assert 0 < message.deadline <= pause
     assert {m.digest for _, m in of(stage, messages.CheckHeld)} == {b"digest"}
-    assert {host for host, _ in of(stage, messages.CheckHeld)} == {HOLDER}
+    assert [host for host, _ in of(stage, messages.CheckHeld)].count(HOLDER) == 3
+
+
+# ---- the copy that a capsule's own host keeps --------------------------------------------------
+
+
+def starts(stage: SnapshotStage) -> dict[str, Any]:
+    return {m.capsule: m for _, m in of(stage, messages.StartSnapshot)}
+
+
+def test_each_host_is_asked_to_keep_a_copy_of_its_own_capsule() -> None:
+    stage = SnapshotStage()
+    made = play(stage).generation
+    assert made is not None
+    assert made.own_copies == sorted(CAPSULES)
+    assert made.holders == {name: [HOLDER] for name in CAPSULES}, "a copy is no protection"
+    own = {host: m for host, m in of(stage, messages.Hold) if m.own}
+    assert {host: (m.spec.name, list(m.together)) for host, m in own.items()} == {
+        f"h{i}": (f"gpt/{i}", [f"gpt/{i}"]) for i in range(3)
+    }
+    assert {(m.own, m.least) for m in starts(stage).values()} == {(True, 9)}, "the higher of both"
+    checked = {host: m.image for host, m in of(stage, messages.CheckHeld) if host != HOLDER}
+    assert checked == {f"h{i}": f"s17.{i}" for i in range(3)}
+
+
+@pytest.mark.parametrize("step", ["HoldOwn", "CheckOwn"])
+@pytest.mark.parametrize("way", WAYS[:3], ids=named)
+def test_a_copy_that_fails_costs_the_snapshot_nothing(step: str, way: Failure) -> None:
+    stage = SnapshotStage()
+    stage.fail(f"{step} gpt/1", way)
+    snapshot = play(stage)
+    assert snapshot.generation is not None
+    assert snapshot.generation.own_copies == ["gpt/0", "gpt/2"]
+    assert snapshot.refused == set(), "no holder is to blame"
+    assert starts(stage)["gpt/1"].own is (step == "CheckOwn")
+
+
+@pytest.mark.parametrize(("base", "copies"), [(4, True), (3, False), (0, False)])
+def test_a_copy_is_made_only_where_it_stands_at_what_the_holder_has(
+    base: int, copies: bool
+) -> None:
+    """The source leaves out what the holder has."""
+    stage = SnapshotStage()
+    stage.stands = messages.Holding("", base=base, least=9)
+    made = play(stage).generation
+    assert made is not None
+    assert bool(made.own_copies) is copies
+    assert {m.own for m in starts(stage).values()} == {copies}
+    assert {m.least for m in starts(stage).values()} == {9 if copies else 6}
+
+
+def test_a_holder_that_has_nothing_gets_all_and_so_does_the_copy() -> None:
+    stage = SnapshotStage()
+    stage.fail("Hold gpt/1", messages.Holding("tcp://10.88.0.13:7401", base=0, least=1))
+    made = play(stage).generation
+    assert made is not None
+    assert made.own_copies == sorted(CAPSULES)
+    assert (starts(stage)["gpt/1"].base, starts(stage)["gpt/1"].least) == (0, 9)
+
+
+def test_a_source_that_is_silent_about_its_copy_does_not_hold_the_snapshot_up() -> None:
+    stage = SnapshotStage()
+    stage.silent.add("CheckOwn gpt/1")
+    made = play(stage).generation
+    assert made is not None
+    assert made.own_copies == ["gpt/0", "gpt/2"]
+
+
+def test_the_hosts_of_a_job_that_is_suspended_keep_no_copy() -> None:
+    stage = SnapshotStage()
+    asyncio.run(a_snapshot(stage, suspends="a person wants it").run())
+    ((generation, _),) = stage.suspended
+    assert generation.own_copies == []
+    assert not [m for _, m in of(stage, messages.Hold) if m.own]
 
 
 def test_holders_are_told_which_snapshot_they_must_keep() -> None:

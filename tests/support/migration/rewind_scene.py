@@ -9,7 +9,7 @@ from typing import Any
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.criu_glue.survey.found import Along, Survey
-from liveshift.errors import Refused, Unreachable
+from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.journal.snapshot_tables import RewindRow
@@ -68,6 +68,7 @@ class RewindScene:
         new = {name: (host, 3) for name, host in HOSTS.items()}
         self.row = RewindRow(4, "gpt", 17, 1, new, ["h0", "h1"], "h1 is silent", 112.5)
         self.up = {"h0", "h2", "h3"}
+        self.own_copies: set[str] = set()  # hosts that have kept a copy of their own capsule
         self.again = ""
         self.restoring = self.done = False
         self.ended: set[str] = set()
@@ -107,6 +108,8 @@ class RewindScene:
         if not isinstance(message, messages.RestoreCapsule):
             self._maybe_fail(kind, f"{kind} {host}")
         if isinstance(message, messages.GetHeld):
+            if host not in {"h2", *self.own_copies}:
+                raise NotFound(f"{host} does not hold {message.image}")
             return messages.HeldFacts(SURVEY, FACTS, 1000)
         assert self.restoring, "nothing is restored before an earlier copy has ended"
         if isinstance(message, messages.Reserve):

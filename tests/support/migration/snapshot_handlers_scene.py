@@ -120,7 +120,10 @@ class Scene(MigrationRegistry):
         timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0, prepare=0.4)
         self.cluster = SimpleNamespace(timeouts=timeouts)
         self.made: list[Snapshot] = []
-        self.handlers = SnapshotHandlers(me, self, lambda: self.silence)
+        self.own_inboxes: dict[str, Any] = {}
+        self.handlers = SnapshotHandlers(
+            me, self, lambda: self.silence, lambda image: self.own_inboxes.get(image)
+        )
         self.rulings = Rulings(me, self, me)
         monkeypatch.setattr(snapshot_handlers, "OutgoingSnapshot", self._make)
         monkeypatch.setattr(snapshot_sessions, "CapsuleTracker", self._track)

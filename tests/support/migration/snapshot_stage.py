@@ -77,7 +77,8 @@ def a_job() -> Job:
 
 
 class SnapshotStage:
-    """Answers requests, and writes down all that is asked of it, in order."""
+    """Answers requests, and writes down all that is asked of it, in order. What concerns the copy
+    that a capsule's own host keeps is called HoldOwn and CheckOwn here."""
 
     cluster = CLUSTER
 
@@ -87,10 +88,13 @@ class SnapshotStage:
         self.fails: dict[str, list[Failure]] = {}
         self.after: dict[str, list[Exception]] = {}
         self.slow: set[str] = set()
+        self.silent: set[str] = set()
         self.watch: Callable[[str], None] = lambda _line: None
         self.locked: set[str] = set()
         self.over: set[str] = set()
         self.dumped: list[tuple[str, set[str]]] = []  # each capsule, and what was locked then
+        self.own: set[str] = set()  # hosts that were asked to keep a copy of their own capsule
+        self.stands = messages.Holding("", base=4, least=9)
         self.gates_closed = False
         self.at = ""  # the migration at the gates
         self.completed: list[Generation] = []
@@ -110,9 +114,15 @@ class SnapshotStage:
         spec = getattr(message, "spec", None)
         capsule = spec.name if spec is not None else getattr(message, "capsule", "")
         kind = type(message).__name__
+        if isinstance(message, messages.Hold) and message.own:
+            kind = "HoldOwn"
+        elif isinstance(message, messages.CheckHeld) and host in self.own:
+            kind = "CheckOwn"
         names = (f"{kind} {capsule}", kind)
         self._say(names[0])
         self.asked.append((host, message))
+        if names[0] in self.silent:
+            await asyncio.sleep(timeout)
         for _ in range(TURNS if names[0] in self.slow else 1):
             await asyncio.sleep(0)
         failed, answer = self._planned(names)
@@ -122,6 +132,9 @@ class SnapshotStage:
         for name in names:
             if self.after.get(name):
                 raise self.after[name].pop(0)
+        if kind == "HoldOwn":
+            self.own.add(host)
+            return self.stands
         return ANSWERS[type(message)]
 
     def at_gates(self, job: Job) -> str:

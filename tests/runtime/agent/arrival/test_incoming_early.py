@@ -58,7 +58,7 @@ class Restores:
         self.early = Early()
         self.here._ahead._early = self.early
         self.store: Any = SimpleNamespace(
-            size=4 * MB, frees_after_copy=False, lost=0, incarnations=list
+            lent=False, size=4 * MB, frees_after_copy=False, lost=0, incarnations=list
         )
         self.here.inbox.memory = self.store
         self.fails: list[str] = []  # the next attempts, by what is wrong

@@ -327,7 +327,9 @@ def test_memory_is_kept_once_where_there_is_too_little_for_twice(
     monkeypatch.setattr(memory_ahead, "FillEngine", engine)
     watch = Stopwatch()
     for size in (100, 101):
-        scene.here.inbox.memory = SimpleNamespace(size=size, frees_after_copy=False, lost=0)
+        scene.here.inbox.memory = SimpleNamespace(
+            size=size, frees_after_copy=False, lost=0, lent=False
+        )
         scene.here.bring_up(NO_CRIU, watch, 10.0)
     assert engines == [{"free_after_copy": False}, {"free_after_copy": True}]
     assert [phase.bytes for phase in watch.phases if phase.name == "restore"] == [12, 12]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store with the memory of a generation that a holder on the same host lends for a restore.
+
+Both stores have the same file of pages, so nothing is copied, and no memory is taken. The holder
+writes to no slot of a generation that it keeps, and does not free one that is in use. Whoever
+restores reads only. An agent that is restarted sees by the file's second name that it is lent.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from ....errors import StepFailed
+from .held_store import GENERATIONS, HeldStore
+from .store import PAGES_FILE, MemoryStore, write_index
+
+
+class LentStore(MemoryStore):
+    """Use :meth:`borrow`. Until it is closed, the holder keeps the generation's pages."""
+
+    _until_closed: ExitStack | None = None
+
+    @classmethod
+    def borrow(cls, holder: HeldStore, number: int, directory: Path) -> Self:
+        """The memory of generation ``number`` as a complete store in ``directory``, which must lie
+        in the same file system. Raises StepFailed."""
+        with ExitStack() as undo:
+            view = undo.enter_context(holder.view(number))
+            try:
+                os.link(holder.directory / PAGES_FILE, directory / PAGES_FILE)
+                # A store without generations has fewer slots for the same limit (store_open), and
+                # opening it must not cut the file.
+                write_index(directory, holder.limit * (1 + GENERATIONS), view)
+            except OSError as error:
+                what = f"the memory in {holder.directory} cannot be lent to {directory}: {error}"
+                raise StepFailed("restore", what) from error
+            store = cls.load(directory)
+            store._until_closed = undo.pop_all()
+        return store
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        if not self._store and self._until_closed is not None:
+            self._until_closed.close()
+            self._until_closed = None

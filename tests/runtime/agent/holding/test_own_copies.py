@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The copy that a capsule's own host keeps gives way to images that protect a job, and to what runs
+on the host; but not while a restore reads it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from held_scene import MB, Holder, Source, holder, note, some_memory
+from inbox_scene import Host
+from memory_parts import PAGE, content, digest
+
+from liveshift.errors import Refused
+from liveshift.runtime.agent.holding.held_note import HeldNote
+
+__all__ = ["holder"]
+
+MEMORY = some_memory()
+
+
+def own(number: int, size: int = 8 * MB, index: int = 1) -> HeldNote:
+    return msgspec.structs.replace(note(number, size=size, index=index), own=True)
+
+
+def keep_own(holder: Holder, number: int, index: int = 1) -> None:
+    inbox = holder.images.expect(own(number, index=index))
+    inbox.by_wire = True  # as the scene's source sends
+    source = Source(inbox)
+    source.send_pages(MEMORY)
+    source.end_memory(MEMORY)
+    source.finish()
+    holder.images.find(f"s{number}.{index}")[0].held(number, digest(MEMORY))
+
+
+def names(holder: Holder) -> list[str]:
+    return sorted(g.note.migration for g in holder.images.generations())
+
+
+def test_an_own_copy_makes_room_for_an_image_of_another_job(holder: Holder) -> None:
+    keep_own(holder, 17)
+    holder.images.expect(note(18, size=60 * MB, index=2))
+    assert names(holder) == ["s18.2"]
+    assert holder.left() == ["gpt.2"]
+
+
+def test_it_stays_where_both_fit(holder: Holder) -> None:
+    keep_own(holder, 17)
+    holder.images.expect(note(18, size=20 * MB, index=2))
+    assert names(holder) == ["s17.1", "s18.2"]
+
+
+def test_it_makes_no_room_for_another_own_copy(holder: Holder) -> None:
+    keep_own(holder, 17)
+    with pytest.raises(Refused, match="cannot hold the image of gpt/2"):
+        holder.images.expect(own(18, 60 * MB, index=2))
+    assert names(holder) == ["s17.1"]
+
+
+def test_an_image_that_protects_a_job_is_not_given_up(holder: Holder) -> None:
+    holder.hold(17, MEMORY)
+    with pytest.raises(Refused):
+        holder.images.expect(note(18, size=60 * MB, index=2))
+    assert holder.images.drop_own() == []
+    assert names(holder) == ["s17.1"]
+
+
+def test_what_was_a_holders_image_stays_with_the_own_copy_that_follows_it(holder: Holder) -> None:
+    """A capsule was rewound to its holder: both generations are in one store."""
+    holder.hold(17, MEMORY)
+    holder.images.expect(own(18))
+    assert holder.images.drop_own() == []
+    holder.images.drop("s17.1")
+    assert holder.images.drop_own() == ["gpt/1"]
+    assert names(holder) == []
+
+
+def test_it_stays_while_a_restore_reads_it_also_after_a_restart(holder: Holder) -> None:
+    keep_own(holder, 17)
+    host = Host(holder.directory.parent / "there")
+    host.inbox.memory_limit = 1 << 30
+    holder.capsule.hand_over(17, host.inbox)
+    assert holder.images.drop_own() == []
+    holder.again()
+    assert holder.images.drop_own() == []
+    assert host.inbox.memory is not None
+    assert content(host.inbox.memory) == MEMORY
+    host.inbox.forget_memory()
+    (host.images / "memory").unlink()
+    assert holder.images.drop_own() == ["gpt/1"]
+    assert names(holder) == []
+
+
+def test_what_it_would_give_back_is_known(holder: Holder) -> None:
+    keep_own(holder, 17)
+    holder.hold(18, MEMORY, index=2)
+    size = holder.images.find("s17.1")[0].used()
+    assert holder.images.own_bytes() == size > 300 * PAGE
+    assert holder.images.drop_own(besides="gpt/1") == []
+    assert holder.images.drop_own() == ["gpt/1"]
+    assert holder.images.own_bytes() == 0
+    assert names(holder) == ["s18.2"]
+
+
+def test_a_restarted_agent_knows_that_it_is_an_own_copy(holder: Holder) -> None:
+    keep_own(holder, 17)
+    holder.again()
+    assert [g.note.own for g in holder.images.generations()] == [True]
+    assert holder.images.drop_own() == ["gpt/1"]
