@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -169,6 +170,32 @@ def test_an_image_is_held_until_a_newer_snapshot_is_complete(parts: Parts) -> No
     fleet.journal.remove_job("gpt")
     del fleet.jobs["gpt"]
     assert ruling("s2.1") == "end"
+
+
+def test_the_host_of_a_capsule_keeps_its_copy_as_long_as_a_holder_keeps_the_image(
+    parts: Parts,
+) -> None:
+    fleet, capsule = seen(parts)
+    job = fleet.jobs["gpt"]
+    snapshot_taken(fleet)
+    job.newest, job.taking = fleet.journal.snapshots.newest("gpt"), 0
+    assert job.newest is not None
+    others = {"h0", "h1"} - {capsule.host}
+
+    def ruling(host: str) -> str:
+        held = messages.Claim("s1.1", capsule.name, HELD, 1, ready=False)
+        found: str = parts.claims.rule(host, held).ruling
+        return found
+
+    assert (capsule.name, job.newest.owners[capsule.name][0]) == ("gpt/1", capsule.host)
+    assert [ruling(host) for host in ("h2", capsule.host, *others)] == ["wait", "wait", "end"]
+    job.state = "rewinding"
+    assert ruling(capsule.host) == "wait"
+    job.state = "suspended"
+    assert [ruling(host) for host in ("h2", capsule.host)] == ["wait", "end"]
+    job.state = "running"
+    job.newest = replace(job.newest, holders={}, directory="/saved")
+    assert [ruling(host) for host in ("h2", capsule.host)] == ["end", "end"]
 
 
 def test_an_orchestrator_finds_counts_and_snapshots_again(parts: Parts) -> None:
