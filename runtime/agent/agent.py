@@ -372,6 +372,7 @@ async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
     """
     if os.geteuid() != 0:
         raise NotPermitted("the agent makes namespaces and runs CRIU, so it must run as root")
+    heap.bound()
     nft_library.hold_open()
     with state_lock.held(cluster.paths.state, "agent"):
         agent = Agent(cluster, host)

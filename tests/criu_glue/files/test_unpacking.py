@@ -390,3 +390,58 @@ def test_reaching_below(top: Path) -> None:
         inside = below.open_in_root(fd, "/a/up/../../../a", os.O_PATH)
         assert os.fstat(inside).st_ino == (top / "a").stat().st_ino
         os.close(inside)
+
+
+# ---- back to a snapshot ------------------------------------------------------------------------
+
+
+def put(top: Path, name: str, content: bytes, newer: int) -> None:
+    """A file that is so many seconds newer than the entries of :func:`entry`."""
+    (top / name).write_bytes(content)
+    os.utime(top / name, (10**9 + newer, 10**9 + newer))
+
+
+@pytest.mark.parametrize("newer", [5, 0, -5])
+def test_what_the_capsule_was_writing_is_put_back_whatever_its_age(top: Path, newer: int) -> None:
+    put(top, "log", b"12345678", newer)
+    put(top, "another's", b"its new content", 5)
+    raw = tar(entry("log", content=b"1234"), entry("another's", content=b"its old one"))
+    done = unpack(raw, top, sparing=True, rewound=frozenset({"log"}))
+    assert (top / "log").read_bytes() == b"1234"
+    assert (top / "log").stat().st_mtime == 10**9
+    assert (top / "another's").read_bytes() == b"its new content"
+    assert (done.names, done.written) == (["log", "another's"], ["log"])
+
+
+def test_what_may_have_been_written_through_a_mapping_is_put_back_too(top: Path) -> None:
+    put(top, "mapped", b"later", 5)
+    raw = tar(entry("mapped", content=b"then", pax_headers={trees.FORCED: "1"}))
+    unpack(raw, top, sparing=True)
+    assert (top / "mapped").read_bytes() == b"later", "after a move, the newer one counts"
+    unpack(raw, top, sparing=True, rewound=frozenset())
+    assert (top / "mapped").read_bytes() == b"then"
+
+
+def test_files_that_were_deleted_since_come_back_and_new_ones_stay(top: Path) -> None:
+    put(top, "new", b"made since", 5)
+    unpack(tar(entry("deleted", content=b"x")), top, sparing=True, rewound=frozenset())
+    assert {path.name: path.read_bytes() for path in top.iterdir()} == {
+        "deleted": b"x",
+        "new": b"made since",
+    }
+
+
+def test_a_program_that_has_the_later_file_open_keeps_it(top: Path) -> None:
+    """It is another file from then on, as after any replacement."""
+    put(top, "log", b"12345678", 5)
+    with (top / "log").open("rb") as reader:
+        raw = tar(entry("log", content=b"1234"))
+        unpack(raw, top, sparing=True, rewound=frozenset({"log"}))
+        assert reader.read() == b"12345678"
+
+
+def test_a_directory_in_the_place_of_a_file_that_was_written_gives_way(top: Path) -> None:
+    (top / "log").mkdir()
+    raw = tar(entry("log", content=b"1234"))
+    unpack(raw, top, sparing=True, rewound=frozenset({"log"}))
+    assert (top / "log").read_bytes() == b"1234"

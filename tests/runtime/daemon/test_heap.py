@@ -56,6 +56,35 @@ class Idle:
                 await asyncio.sleep(0.005)
 
 
+def heaps() -> int:
+    """malloc's heaps of threads: each begins at a multiple of 64 MB."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, inode = line.split()[:5]
+        if rights == "rw-p" and inode == "0" and int(place.split("-")[0], 16) % (64 << 20) == 0:
+            found.add(place)
+    return len(found)
+
+
+def bounded() -> None:
+    """In how many heaps threads have allocated, with the bounds and without."""
+    if sys.argv[2] == "bound":
+        heap.bound()
+    all_there = threading.Barrier(THREADS + 1)
+
+    def use() -> None:
+        bytes(b"x" * SIZE)
+        all_there.wait()
+        all_there.wait()
+
+    threads = [threading.Thread(target=use) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    all_there.wait()
+    print(heaps())
+    all_there.wait()
+
+
 def main() -> None:
     kept: list[bytes] = []
     all_there = threading.Barrier(THREADS)
@@ -128,8 +157,19 @@ def test_a_daemon_that_is_never_idle_gives_memory_back_too() -> None:
     assert full > before + SELF // 2
 
 
+def test_many_threads_have_few_heaps() -> None:
+    seen = {}
+    for how in ("bound", "free"):
+        command = [sys.executable, __file__, "bounded", how]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seen[how] = int(done.stdout)
+    assert 1 <= seen["bound"] < heap.ARENAS <= seen["free"], "one more is the main heap"
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["never_idle"]:
+    if sys.argv[1:2] == ["bounded"]:
+        bounded()
+    elif sys.argv[1:] == ["never_idle"]:
         asyncio.run(never_idle())
     else:
         asyncio.run(rounds()) if sys.argv[1:] else main()
