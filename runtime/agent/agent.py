@@ -315,7 +315,9 @@ class Agent:
             capsule.deaths.follow()
         memory = await asyncio.to_thread(self.destination.memory_offered)
         seats = self.gpus.seats(self.registry.gpus_taken())
-        link, left = await self._data_link(), host_facts.memory_left()
+        # Copies of own capsules go before anything else would be missing.
+        left = await asyncio.to_thread(lambda: host_facts.memory_left(self.holding.own_bytes()))
+        link = await self._data_link()
         errors = self.gpus.errors(self.cluster.timeouts.fault)
         return messages.Heartbeat(self.host, memory, states, seats, link, left, errors)
 

@@ -48,7 +48,7 @@ class OwnCopies(Protocol):
     """The copies that this host keeps of its own capsules' images (holding_handlers.py). Memory for
     a capsule that comes goes before them."""
 
-    def own_bytes(self) -> int: ...
+    def own_bytes(self, besides: str = "") -> int: ...
     def make_room(self, needed: int, besides: str) -> None: ...
 
 
@@ -73,9 +73,10 @@ class DestinationHandlers:
         self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
 
-    def memory_offered(self) -> int:
-        """Bytes that an incoming capsule may use."""
-        return host_facts.memory_offered(self._own.memory, self._copies.own_bytes())
+    def memory_offered(self, besides: str = "") -> int:
+        """Bytes that an incoming capsule may use. ``besides``: the capsule whose copy stays, as it
+        is restored from that."""
+        return host_facts.memory_offered(self._own.memory, self._copies.own_bytes(besides))
 
     async def reserve(self, request: messages.Reserve) -> messages.Reserved:
         if not request.dry_run:
@@ -84,10 +85,11 @@ class DestinationHandlers:
             return await self._reserve(request, gpus)
 
     async def _reserve(self, request: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
-        offered = await asyncio.to_thread(self.memory_offered)
-        gives_way = await asyncio.to_thread(self._copies.own_bytes)
         facts, criu = self._registry.facts, self._registry.criu
         here = request.source == self._capsule_table.host  # a held image, which is lent
+        stays = request.spec.name if here else ""
+        offered = await asyncio.to_thread(self.memory_offered, stays)
+        gives_way = await asyncio.to_thread(self._copies.own_bytes, stays)
         images = self._capsule_table.cluster.paths.run / "images"
         if full_dump := MemoryTracker.probe():
             full_dump = f"{self._capsule_table.host}: {full_dump}"
@@ -110,11 +112,11 @@ class DestinationHandlers:
             cores = await asyncio.to_thread(self._capsule_table.idle.cores)
             return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)
         name = request.spec.name
-        image = request.survey.resident + request.survey.shared_memory
-        await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, name)
         self._capsule_table.refuse_older(request)
         if name in self._capsule_table.capsules and self._capsule_table.capsules[name].code is None:
             raise Refused(f"{name} is on {self._capsule_table.host} already")
+        image = request.survey.resident + request.survey.shared_memory
+        await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, stays)
         await self._capsule_table.make_way(request.book)
         async with self._capsule_table.network:
             resident = await self._capsule_table.blocking(

@@ -24,7 +24,7 @@ from ..daemon.faultpoints import reached
 from ..model.ownership import Ruling
 from ..model.preflight_findings import refuse
 from ..model.snapshots import HELD as HELD_SIDE
-from ..model.snapshots import SHORT, image_bytes, image_number
+from ..model.snapshots import KEPT_FREE, image_bytes, image_number
 from ..wire import LANES
 from . import preflight
 from .arrival.inbox import Inbox
@@ -81,7 +81,8 @@ class HoldingHandlers:
     @property
     def busy(self) -> bool:
         """Whether an image comes, is sent on, or is saved. A restart of the agent loses that."""
-        comes = any(not generation.kept for generation in self._images.generations())
+        found = self._images.generations()
+        comes = any(not generation.kept and not generation.note.own for generation in found)
         at_work = (*self._forwarding.values(), *self._saving.values())
         return comes or any(lock.locked() for lock in at_work)
 
@@ -128,6 +129,7 @@ class HoldingHandlers:
             refuse(request.survey.problems, at_source=bool(request.survey.problems))
             return
         self._check_here(request.survey, request.facts)
+        self.make_room(image_bytes(request.survey, request.gpu), request.spec.name)
 
     def _check_here(self, survey: Survey, source: messages.HostFacts) -> None:
         paths = self._capsule_table.cluster.paths
@@ -141,6 +143,7 @@ class HoldingHandlers:
             host=self._capsule_table.host,
             capsules=paths.state,
             images=paths.run / "images",
+            gives_way=self.own_bytes(),
         )
 
     async def check(self, request: messages.CheckHeld) -> messages.Held:
@@ -159,9 +162,10 @@ class HoldingHandlers:
 
     # ---- the copies of this host's own capsules --------------------------------------------------
 
-    def own_bytes(self) -> int:
-        """Bytes of memory that these copies would give way with."""
-        return self._images.own_bytes()
+    def own_bytes(self, besides: str = "") -> int:
+        """Bytes of memory that would be free without these copies; that of the capsule ``besides``
+        does not count."""
+        return self._images.own_bytes(besides)
 
     def make_room(self, needed: int, besides: str) -> None:
         """Let the copies give way, except that of the capsule ``besides``, unless ``needed`` bytes
@@ -263,24 +267,25 @@ class HoldingHandlers:
         """Once per heartbeat, send a claim for each image, and remove those that are over."""
         while True:
             await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
-            if host_facts.memory_to_spare(SHORT) < 0:
+            if host_facts.memory_to_spare(KEPT_FREE) < 0:
                 await asyncio.to_thread(self._images.drop_own)
-            notes = [generation.note for generation in self._images.generations()]
-            await asyncio.gather(*map(self._settle, notes))
+            await asyncio.gather(*map(self._settle, self._images.generations()))
 
-    async def _settle(self, note: HeldNote) -> None:
+    async def _settle(self, generation: HeldGeneration) -> None:
+        note = generation.note
         try:
-            await self.claim(note)
+            await self.claim(note, whole=generation.kept)
         except LiveshiftError as error:
             log.warning("%s is not settled yet: %s", note.migration, error)
         except Exception:
             log.exception("%s is not settled yet", note.migration)
 
-    async def claim(self, note: HeldNote) -> None:
-        """Send a claim for an image and apply the ruling."""
+    async def claim(self, note: HeldNote, *, whole: bool = False) -> None:
+        """Send a claim for an image and apply the ruling. ``whole``: it is kept, and not just
+        coming."""
         image, name = note.migration, note.spec.name
         claim = messages.Claim(
-            image, name, HELD_SIDE, note.epoch, ready=False, rewinds=note.rewinds
+            image, name, HELD_SIDE, note.epoch, ready=whole, rewinds=note.rewinds
         )
         ruled = await self._send_claim(claim)
         if Ruling(ruled.ruling) is Ruling.END:

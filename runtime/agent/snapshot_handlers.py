@@ -45,6 +45,7 @@ class Ahead:
     destination: str
     stands: int
     least: int
+    own: int | None
     deadline: float
 
 
@@ -144,7 +145,7 @@ class SnapshotHandlers:
 
     def _with_copy(self, request: messages.StartSnapshot, sender: Sender) -> OutgoingWire:
         """What leads to the holder, and to this host's own copy if there is to be one."""
-        inbox = self._own_inbox(request.image) if request.own else None
+        inbox = self._own_inbox(request.image) if request.own is not None else None
         if inbox is None:
             return OutgoingWire(sender, self._registry.open_lanes, _no_report)
         copy = OwnCopy(request.image, inbox)
@@ -155,7 +156,7 @@ class SnapshotHandlers:
             lanes.also = copy.pages
             return lanes
 
-        return OutgoingWire(sender, open_lanes, _no_report)
+        return OutgoingWire(sender, open_lanes, _no_report, copy.give_up)
 
     async def _devices(self, request: messages.StartSnapshot) -> DeviceTree | None:
         """The CUDA processes of a capsule that uses GPUs. Raises Refused without a GPU helper."""
@@ -211,7 +212,7 @@ def _need_ranks(resident: RunningCapsule) -> None:
 
 def _ahead(request: messages.StartSnapshot) -> Ahead:
     number = image_number(request.image)
-    return Ahead(number, request.holder, request.base, request.least, request.deadline)
+    return Ahead(number, request.holder, request.base, request.least, request.own, request.deadline)
 
 
 def _no_report(_report: messages.Progressed) -> None:

@@ -90,8 +90,9 @@ class StartSnapshot(Message, frozen=True):
     UUIDs of the GPUs that the capsule uses. Their device state goes into the image, and is back on
     the same GPUs after the thaw. ``newest``: as in Hold. If there is one, and device state does not
     come back within timeouts.restore, the source ends the capsule: then the job is taken back.
-    ``own``: whether all that is sent also goes to the image that this host was told to hold, as a
-    copy of its own. If that fails, only the copy is lost.
+    ``own``: the number of the snapshot at which this host's own store stands, which was told to
+    take a copy; None if there is to be none. The source writes what it sends into it, unless it
+    leaves out pages that the store does not have. If that fails, only the copy is lost.
     """
 
     image: str
@@ -103,7 +104,7 @@ class StartSnapshot(Message, frozen=True):
     deadline: float
     gpus: list[str] = msgspec.field(default_factory=list)
     newest: int = 0
-    own: bool = False
+    own: int | None = None
 
 
 class LockCapsule(Message, frozen=True):

@@ -26,10 +26,11 @@ IMAGE = re.compile(r"s([1-9][0-9]{0,17})\.[0-9]{1,9}")
 """The name of a capsule's image in a snapshot. SQLite's integers have 64 bits."""
 
 
-KEPT_FREE, SHORT, NEEDED_AT_ONCE = 0.1, 0.05, 0.02
+COPY_FREE, KEPT_FREE, SHORT, NEEDED_AT_ONCE = 0.15, 0.1, 0.05, 0.02
 """Shares of a host's memory. The images that a host takes must leave KEPT_FREE of it to what runs
-there. With less than SHORT left a host keeps no snapshot if another one can. With less than
-NEEDED_AT_ONCE a snapshot is given up for it: the kernel would soon end a process."""
+there. The copies of its own capsules must leave COPY_FREE, and go if less than KEPT_FREE is left.
+With less than SHORT left a host keeps no snapshot if another one can. With less than NEEDED_AT_ONCE
+a snapshot is given up for it: the kernel would soon end a process."""
 
 MOST_REASONS = 6
 """So many reasons are named if no host can hold a snapshot. A cluster may have thousands of
@@ -75,11 +76,11 @@ class Generation:
         """The name of the snapshot in ``directory``."""
         return self.saved or self.name
 
-    def keepers(self, capsule: str) -> set[str]:
-        """The hosts that may keep the capsule's image in memory: its holders, and the host on which
-        it was, for a rewind in place."""
+    def keepers(self, capsule: str, *, copies: bool) -> set[str]:
+        """The hosts that may keep the capsule's image in memory: its holders, and with ``copies``
+        the host on which it was, for a rewind in place."""
         holders = set(self.holders.get(capsule, ()))
-        return holders | {self.owners[capsule][0]} if holders else holders
+        return holders | {self.owners[capsule][0]} if holders and copies else holders
 
     def images_of(self, host: str, indices: Mapping[str, int]) -> set[str]:
         """The names of the images that ``host`` holds. ``indices``: of the job's capsules."""

@@ -79,9 +79,10 @@ class ClaimJudge:
             raise LiveshiftError(f'{host} claims an image "{claim.migration}", which has no number')
         newest = job.newest.number if job.newest else 0
         ruling = rule_held(number, newest, job.taking)
-        keepers = job.newest.keepers(claim.capsule) if job.newest else set()
-        if job.state == "suspended" and job.newest:  # its hosts are to be free
-            keepers = set(job.newest.holders.get(claim.capsule, ()))
+        # A copy that did not come whole with the snapshot never will. And the hosts of a suspended
+        # job are to be free.
+        copies = claim.ready and job.state != "suspended"
+        keepers = job.newest.keepers(claim.capsule, copies=copies) if job.newest else set()
         if number == newest != job.taking and host not in keepers:  # or a directory has it now
             ruling = Ruling.END
         if job.state == "ended":

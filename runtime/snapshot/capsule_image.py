@@ -111,10 +111,10 @@ class CapsuleImage:
         except Refused:
             self.refused = True
             raise
-        # The source leaves out what the holder has. So the host itself must have just that too.
-        if own_stands is not None and holding.base in (0, own_stands.base):
+        least = holding.least
+        if own_stands is not None:
             self.own_copy = True
-            holding = msgspec.structs.replace(holding, least=max(holding.least, own_stands.least))
+            least = max(least, own_stands.least)
         self.begun = True  # before it is sent: the answer may be lost
         start = messages.StartSnapshot(
             image=self._image,
@@ -122,11 +122,11 @@ class CapsuleImage:
             holder=self.holder,
             endpoint=holding.endpoint,
             base=holding.base,
-            least=holding.least,
+            least=least,
             deadline=limits.precopy - limits.suspicion,
             gpus=sorted(self.gpu_need.used),
             newest=hold.newest,
-            own=self.own_copy,
+            own=own_stands.base if own_stands is not None else None,
         )
         await self._request(self.host, start, limits.precopy, messages.Moved)
 

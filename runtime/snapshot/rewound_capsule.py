@@ -9,7 +9,6 @@ run, and only that host may have it: if it lacks the copy, the whole job is rewo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -70,7 +69,7 @@ class RewoundCapsule:
         self._tried: Counter[str] = Counter()
         self._restores_failed = 0
         self._noted = ""
-        self._own_tried = False  # whether the copy of the capsule's own host was asked for
+        self._own_failed = False  # whether the copy of the capsule's own host is of no use
 
     async def bring_back(self) -> None:
         """Return once the capsule runs, or has ended. Tries again as long as that may help.
@@ -115,7 +114,11 @@ class RewoundCapsule:
         forward = messages.ForwardHeld(
             self._image, self._name, capsule.name, host, reserved.endpoint
         )
-        await self._request(holder, forward, self._limits.precopy, messages.Frozen)
+        try:
+            await self._request(holder, forward, self._limits.precopy, messages.Frozen)
+        except LiveshiftError:
+            self._own_failed = holder not in self._holders
+            raise
         self.image_s = time.monotonic() - began
 
     async def _restore(self) -> None:
@@ -150,13 +153,14 @@ class RewoundCapsule:
     # ---- who holds the image -------------------------------------------------------------------
 
     async def _find_image(self) -> tuple[str, messages.HeldFacts]:
-        """Who gives the image: the capsule's own host if it has kept a copy, else a holder. A copy
-        is tried once."""
+        """Who gives the image: the capsule's own host if it has kept a copy, else a holder."""
         own = self.capsule.host
-        if own == self._dumped_on and own not in self._holders and not self._own_tried:
-            self._own_tried = True
-            with contextlib.suppress(LiveshiftError):
+        if own == self._dumped_on and own not in self._holders and not self._own_failed:
+            try:
                 return own, await self._get(own)
+            except LiveshiftError as none:
+                log.info("%s: %s has no copy of %s: %s", self._name, own, self._image, none)
+                self._own_failed = True
         holder = self._holder()
         return holder, await self._facts(holder)
 

@@ -48,6 +48,8 @@ class HeldStore(MemoryStore):
     def __init__(self, directory: Path, limit: int, *, fresh: bool) -> None:
         """Use :meth:`create` or :meth:`load` instead. ``limit``: bytes of memory."""
         super().__init__(directory, limit, fresh=fresh)
+        self._inherited = False  # whether an earlier agent may have lent a generation
+        self._late: set[int] = set()  # dropped as soon as none is lent
         self._loaded = False  # it takes chunks also after a load
         self._tabled = False  # whether the table of the next generation has come
 
@@ -67,6 +69,7 @@ class HeldStore(MemoryStore):
             with store.in_use() as opened:
                 store._calls.store_end_load(opened)
             store.revert(max(index.number for index in found))
+            store._inherited = store.lent
         except BaseException:
             store.close()
             raise
@@ -143,8 +146,13 @@ class HeldStore(MemoryStore):
         index cannot be removed; the generation then stays."""
         # The index goes first: as soon as the slots are free, other pages come into them.
         self._index(number).unlink(missing_ok=True)
+        self._late.add(number)
+        if self._inherited and self.lent:  # no reader is known
+            return
+        self._inherited = False
         with self.in_use() as store:
-            self._calls.store_drop(store, number)
+            while self._late:
+                self._calls.store_drop(store, self._late.pop())
 
     def revert(self, number: int) -> None:
         """Forget all memory but that of generation ``number``; 0: all but the generations.

@@ -3,7 +3,8 @@
 
 Both stores have the same file of pages, so nothing is copied, and no memory is taken. The holder
 writes to no slot of a generation that it keeps, and does not free one that is in use. Whoever
-restores reads only. An agent that is restarted sees by the file's second name that it is lent.
+restores reads only. An agent that is restarted sees by the file's second name that it is lent, and
+then drops no generation before that name is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from ....errors import StepFailed
+from ..engine import PAGE
 from .held_store import GENERATIONS, HeldStore
 from .store import PAGES_FILE, MemoryStore, write_index
 
@@ -33,7 +35,8 @@ class LentStore(MemoryStore):
                 os.link(holder.directory / PAGES_FILE, directory / PAGES_FILE)
                 # A store without generations has fewer slots for the same limit (store_open), and
                 # opening it must not cut the file.
-                write_index(directory, holder.limit * (1 + GENERATIONS), view)
+                limit = -(-holder.limit // PAGE) * PAGE * (1 + GENERATIONS)
+                write_index(directory, limit, view)
             except OSError as error:
                 what = f"the memory in {holder.directory} cannot be lent to {directory}: {error}"
                 raise StepFailed("restore", what) from error

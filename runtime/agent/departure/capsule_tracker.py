@@ -51,6 +51,8 @@ class CapsuleTracker:
         self._make = make
         self._tracker: MemoryTracker | None = None
         self._stands = ("", 0)  # the holder and generation that have exactly what was sent
+        self.sends_all = True
+        """Whether the snapshot that has the tracker sends all memory, also what its holder has."""
         self._borrower = ""  # the holder of the snapshot that has the tracker now
         self._changed = threading.Condition()
 
@@ -71,7 +73,8 @@ class CapsuleTracker:
                 )
             if self._tracker is None:
                 self._tracker = self._make(self._resident)
-            if self._stands != (holder, generation):
+            self.sends_all = self._stands != (holder, generation)
+            if self.sends_all:
                 self._tracker.forget_sent(least)
             self._stands, self._borrower = ("", 0), holder
             return self._tracker

@@ -35,11 +35,13 @@ NEVER = float("inf")
 @dataclass(frozen=True)
 class OutgoingWire:
     """What leads from this host to the destination, and to the orchestrator. ``report`` sends a
-    progress report, or loses it; any thread may call it."""
+    progress report, or loses it; any thread may call it. ``give_up_copy``: nothing more goes into
+    this host's own copy, for the reason given."""
 
     sender: Sender
     open_lanes: Callable[[Sender], Lanes]
     report: Callable[[Progressed], None]
+    give_up_copy: Callable[[str], None] = lambda _why: None
 
 
 class OutgoingMemory:

@@ -59,7 +59,8 @@ class SnapshotRequest(Protocol):
 
     ``generation``: the number of the new image. ``destination``: the holder. ``stands``,
     ``least``: the generation at which its store stands, and the highest incarnation that it knows
-    (CapsuleTracker.lend). ``deadline``: seconds for all that goes ahead.
+    (CapsuleTracker.lend). ``own``: the generation at which this host's store stands, None if it
+    takes no copy. ``deadline``: seconds for all that goes ahead.
     """
 
     @property
@@ -70,6 +71,8 @@ class SnapshotRequest(Protocol):
     def stands(self) -> int: ...
     @property
     def least(self) -> int: ...
+    @property
+    def own(self) -> int | None: ...
     @property
     def deadline(self) -> float: ...
 
@@ -309,6 +312,8 @@ class OutgoingSnapshot:
             name = self.resident.spec.name
             raise Refused(f"{name} can have no snapshot, as its memory cannot go ahead: {why}")
         lent = self._tracker.lend(request.destination, request.stands, request.least)
+        if request.own not in (None, request.stands) and not self._tracker.sends_all:
+            self._wire.give_up_copy("this host does not have what its holder has")
         self._generation = request.generation
         self._memory = OutgoingMemory(self.resident, self._factory, self._wire, lent)
         self._need_time()  # what was interrupted before this line were not these lanes

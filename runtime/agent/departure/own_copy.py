@@ -7,6 +7,7 @@ in that: it costs the copy, and the snapshot goes on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -44,6 +45,12 @@ class OwnCopy:
         try:
             take()
         except Exception as error:
-            self._failed = True
-            log.warning("%s: this host keeps no copy of it: %s", self._image, error)
+            log.warning("%s: its copy is lost: %s", self._image, error)
+            self.give_up(str(error))
+
+    def give_up(self, why: str) -> None:
+        """Take nothing more: the copy would not be whole."""
+        self._failed = True
+        log.info("%s: this host keeps no copy of it: %s", self._image, why)
+        with contextlib.suppress(Exception):
             self._inbox.close()

@@ -271,11 +271,17 @@ class HeldCapsule:
     @property
     def gives_way(self) -> bool:
         """Whether all generations are only the copies of a capsule's own host, and none of them is
-        lent to a restore."""
-        with self._lock:
+        lent to a restore. False while a thread is at work here: a heartbeat asks, and must not
+        wait for a digest."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             if self._store is None or self._store.lent or self._leaving:
                 return False
-            return all(g.note.own and not g.users for g in self.generations)
+            found = self.generations
+            return bool(found) and all(g.note.own and not g.users for g in found)
+        finally:
+            self._lock.release()
 
     def drop_own(self) -> bool:
         """Remove all generations if they give way. Returns whether they were removed."""

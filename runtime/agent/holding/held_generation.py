@@ -27,7 +27,7 @@ from ...model.manifest import Manifest
 from ...wire import PAGE_TABLE, Lanes, LocalSender, Sender, StreamSender
 from ...wire.small_images import SmallImagePacker
 from ..arrival.forwarding import forward_file
-from ..arrival.inbox import Inbox
+from ..arrival.inbox import FREED_S, Inbox
 from ..gpu.device_memory import TABLE, TableInlet
 from .held_note import HeldNote, read_note, write_note
 from .held_place import HeldPlace, output_file, tree_file
@@ -55,7 +55,8 @@ class HeldGeneration:
     def begin(self, store: HeldStore, carried: tuple[str, ...]) -> Inbox:
         """Make the directory and the inbox. Raises StepFailed with nothing left behind."""
         note = self.note
-        place = HeldPlace(self.images, note.migration, note.spec.name, carried)
+        patience = 0.0 if note.own else FREED_S  # the job would wait, too
+        place = HeldPlace(self.images, note.migration, note.spec.name, carried, patience)
         try:
             place.make()
             write_note(self.images, note)

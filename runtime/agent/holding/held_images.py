@@ -11,7 +11,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +20,7 @@ import msgspec
 from .... import units
 from ....errors import LiveshiftError, NotFound, Refused, StepFailed
 from ...messages import LoadHeld
-from ...model.snapshots import KEPT_FREE, image_number, snapshot_of
+from ...model.snapshots import COPY_FREE, KEPT_FREE, image_number, snapshot_of
 from ..arrival.inbox import Inbox
 from ..host import host_facts
 from ..host.running_capsule import CapsuleFactory
@@ -96,12 +96,7 @@ class HeldImages:
                 # One directory for each capsule: no job has a dot in its name.
                 directory = self._directory / name.replace("/", ".")
                 capsule = HeldCapsule(directory, self._carried, self._budget)
-            try:
-                self._check_fits(note, together)
-            except Refused:
-                if note.own or not self._drop_own(besides=name):
-                    raise
-                self._check_fits(note, together)
+            self._make_fit(note, together)
             try:
                 inbox = capsule.expect(note, newest)
             finally:
@@ -134,7 +129,7 @@ class HeldImages:
             directory = self._directory / capsule.replace("/", ".")
             if capsule in self._capsules or directory.exists():
                 raise Refused(f"{self._host} holds another image of {capsule}: try again")
-            self._check_fits(note, NOTHING)
+            self._make_fit(note, NOTHING)
             try:
                 directory.mkdir(parents=True)
                 # The note comes last. An agent that is restarted before takes up no image without.
@@ -152,9 +147,13 @@ class HeldImages:
                 raise StepFailed("restore", f"the image in {source} cannot be used: see the log")
             self._capsules[capsule] = loaded
 
-    def own_bytes(self) -> int:
+    def own_bytes(self, besides: str = "") -> int:
         """Bytes of memory that :meth:`drop_own` would give back."""
-        return sum(c.used() for c in self._capsules.copy().values() if c.gives_way)
+        return sum(self._capsules[name].used() for name in self._giving_way(besides))
+
+    def _giving_way(self, besides: str) -> list[str]:
+        found = self._capsules.copy().items()
+        return [n for n, c in found if n != besides and c.gives_way]
 
     def drop_own(self, besides: str = "") -> list[str]:
         """Remove the copies of capsules that run on this host, except of ``besides``, since memory
@@ -165,26 +164,39 @@ class HeldImages:
         return dropped
 
     def _drop_own(self, besides: str = "") -> list[str]:
-        dropped = []
-        for name, capsule in self._capsules.items():
-            if name != besides and not capsule.empty and capsule.drop_own():
-                log.info("the copy of %s that its own host kept makes room", name)
-                dropped.append(name)
+        dropped = [n for n in self._giving_way(besides) if self._capsules[n].drop_own()]
+        for name in dropped:
+            log.info("the copy of %s that its own host kept makes room", name)
         return dropped
+
+    def _make_fit(self, note: HeldNote, together: Mapping[str, int]) -> None:
+        """Raise Refused if the image does not fit; but copies make room for one that is none."""
+        try:
+            self._check_fits(note, together)
+        except Refused:
+            copies = set() if note.own else set(self._giving_way(note.spec.name))
+            if not copies:
+                raise
+            self._check_fits(note, together, copies)
+            self._drop_own(note.spec.name)
 
     def budget_left(self) -> int:
         """Bytes of memory that this host offers to further images. Below 0, the images take more
         than was announced for them."""
         return self._budget - sum(_taken(c) for c in self._capsules.copy().values())
 
-    def _check_fits(self, note: HeldNote, together: Mapping[str, int]) -> None:
+    def _check_fits(
+        self, note: HeldNote, together: Mapping[str, int], without: Collection[str] = ()
+    ) -> None:
+        """``without``: capsules whose images are taken to be gone."""
         come = {**together, note.spec.name: note.needed}
-        here, budget = self._capsules, self._budget
+        here = {n: c for n, c in self._capsules.items() if n not in without}
+        budget = self._budget
         others = sum(_taken(capsule) for name, capsule in here.items() if name not in come)
         # A capsule of which an image is here already takes what it takes, until that is dropped.
         needed = sum(max(n, here[name].used() if name in here else 0) for name, n in come.items())
         if others + needed <= budget:
-            self._check_available(note, come)
+            self._check_available(note, come, without)
             return
         it = "it takes" if len(come) == 1 else f"the {len(come)} images of {note.spec.job} take"
         raise Refused(
@@ -194,19 +206,24 @@ class HeldImages:
             hint=f"it fits if snapshots.memory is {_spelled(others + needed)} there, or more",
         )
 
-    def _check_available(self, note: HeldNote, come: Mapping[str, int]) -> None:
+    def _check_available(
+        self, note: HeldNote, come: Mapping[str, int], without: Collection[str]
+    ) -> None:
         """Raise Refused if what has yet to come of all images would take memory that the processes
         of this host may need."""
-        announced = {name: capsule.needed for name, capsule in self._capsules.items()}
-        here = {name: capsule.used() for name, capsule in self._capsules.items()}
+        used = {name: capsule.used() for name, capsule in self._capsules.items()}
+        here = {name: size for name, size in used.items() if name not in without}
+        announced = {name: self._capsules[name].needed for name in here}
         left = {n: max(0, size - here.get(n, 0)) for n, size in {**announced, **come}.items()}
-        lacking, spare = sum(left.values()), host_facts.memory_to_spare(KEPT_FREE)
+        kept = COPY_FREE if note.own else KEPT_FREE
+        lacking = sum(left.values())
+        spare = host_facts.memory_to_spare(kept) + sum(used[name] for name in without)
         if lacking <= spare:
             return
         raise Refused(
             f"{self._host} cannot hold the image of {note.spec.name}: {units.size(lacking)} are yet"
             f" to come, and {units.size(max(0, spare))} of its memory are available beyond the"
-            f" {KEPT_FREE:.0%} that stay free for what runs there",
+            f" {kept:.0%} that stay free for what runs there",
             hint="the job has a snapshot once memory is free there, or another host can hold it",
         )
 

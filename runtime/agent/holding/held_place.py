@@ -17,7 +17,7 @@ import xxhash
 
 from ...model.manifest import Names
 from ..arrival.image_place import Sink, append, create, not_carried
-from ..arrival.inbox import LOOK, need_memory
+from ..arrival.inbox import FREED_S, LOOK, need_memory
 
 OUTPUT, TREES = "output", "trees"
 """Two directories beside CRIU's images, whose names all end in ".img"."""
@@ -26,10 +26,15 @@ OUTPUT, TREES = "output", "trees"
 class HeldPlace:
     """The directory ``images`` of one image. ``carried``: the paths of this host's cluster file,
     the only ones for which a source may send a directory. The file of every host names the same
-    ones, so the host that restores the image takes them too."""
+    ones, so the host that restores the image takes them too. ``patience``: as in need_memory."""
 
     def __init__(
-        self, images: Path, migration: str, capsule: str, carried: tuple[str, ...]
+        self,
+        images: Path,
+        migration: str,
+        capsule: str,
+        carried: tuple[str, ...],
+        patience: float = FREED_S,
     ) -> None:
         self.migration = migration
         self.capsule = capsule
@@ -37,6 +42,7 @@ class HeldPlace:
         self.came: Names = {}  # these two stay empty: nothing is unpacked here
         self.written: Names = {}
         self._carried = carried
+        self._patience = patience
         self._files: dict[str, int] = {}
 
     def make(self) -> None:
@@ -55,7 +61,7 @@ class HeldPlace:
     def tree(self, stream: str, tree: str) -> Sink:
         self.check_tree(tree)
         file = self._files[stream] = create(tree_file(self.images, stream))
-        return _RawStream(file).take, partial(self._end, stream)
+        return _RawStream(file, self._patience).take, partial(self._end, stream)
 
     def _end(self, stream: str) -> None:
         os.close(self._files.pop(stream))
@@ -70,14 +76,15 @@ class HeldPlace:
 class _RawStream:
     """Appends a stream to a file in memory, and looks at times whether the host has enough left."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, patience: float) -> None:
         self._file = file
+        self._patience = patience
         self._unlooked = 0
 
     def take(self, data: memoryview) -> None:
         self._unlooked += len(data)
         if self._unlooked > LOOK:
-            need_memory()
+            need_memory(self._patience)
             self._unlooked = 0
         append(self._file, data)
 

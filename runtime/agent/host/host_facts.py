@@ -37,10 +37,11 @@ def memory_for_images() -> int:
     return int(psutil.virtual_memory().total) // 2
 
 
-def memory_left() -> float:
-    """The share of this host's memory that is available, 0 to 1."""
+def memory_left(gives_way: int = 0) -> float:
+    """The share of this host's memory that is available, 0 to 1. ``gives_way``: as in
+    :func:`memory_offered`."""
     memory = psutil.virtual_memory()
-    return float(memory.available / memory.total)
+    return min(1.0, float((memory.available + gives_way) / memory.total))
 
 
 def memory_to_spare(kept: float) -> int:

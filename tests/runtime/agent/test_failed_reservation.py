@@ -68,7 +68,7 @@ def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
     )
     monkeypatch.setattr(preflight, "check", lambda *_, **__: [])
     monkeypatch.setattr(host_facts, "memory_offered", lambda *_: 0)
-    copies = SimpleNamespace(own_bytes=lambda: 0, make_room=lambda *_: None)
+    copies = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
     parts: list[Any] = [table, registry, None, None, None, copies]
     handlers = DestinationHandlers(*parts)
     monkeypatch.setattr(handlers, "_take_away_stale", nothing)

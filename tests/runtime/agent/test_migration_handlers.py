@@ -95,7 +95,7 @@ class Scene(MigrationRegistry):
         self.receiver = cast(Any, SimpleNamespace(forget=lambda _name: self.done.append("forget")))
         self.made = Migration(self)
         self.source = SourceHandlers(me, self, me, lambda _report: None)
-        copies: Any = SimpleNamespace(own_bytes=lambda: 0, make_room=lambda *_: None)
+        copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
         self.destination = DestinationHandlers(me, self, me, me, me, copies)
         monkeypatch.setattr(self.source, "_breaks", lambda _resident: ["one connection"])
         monkeypatch.setattr(source_handlers, "OutgoingMigration", lambda *_: self.made)

@@ -32,7 +32,7 @@ from liveshift.criu_glue.survey.survey import fingerprint
 from liveshift.errors import Refused
 from liveshift.runtime.agent import preflight
 from liveshift.runtime.agent.host import task_limits
-from liveshift.runtime.agent.host.host_facts import facts, memory_offered
+from liveshift.runtime.agent.host.host_facts import facts, memory_left, memory_offered
 from liveshift.runtime.agent.host.task_limits import Limit
 from liveshift.runtime.messages import HostFacts
 from liveshift.units import size
@@ -279,6 +279,7 @@ def test_the_facts_of_this_host(criu: Criu) -> None:
     assert 0 < memory_offered(None) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory_offered(12345) == 12345
     assert memory_offered(None, 1 << 50) >= 1 << 50
+    assert 0 < memory_left() <= 1 == memory_left(1 << 50)
 
 
 def test_what_a_source_names_is_not_opened_unless_it_is_a_plain_file(tmp_path: Path) -> None:

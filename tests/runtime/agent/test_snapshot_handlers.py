@@ -350,3 +350,51 @@ def test_a_survey_waits_until_device_state_is_back(scene: Scene) -> None:
         await scene.until_on_gpus("gpt/0")
 
     asyncio.run(both())
+
+
+# ---- the copy that this host keeps -------------------------------------------------------------
+
+
+class Taker:
+    """The inbox of a copy."""
+
+    def __init__(self) -> None:
+        self.took: list[tuple[str, bytes]] = []
+        self.closed = 0
+
+    def write(self, stream: str, data: memoryview) -> None:
+        self.took.append((stream, bytes(data)))
+
+    def take_pages(self, chunk: memoryview) -> None:
+        self.took.append(("pages", bytes(chunk)))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_what_goes_to_the_holder_goes_to_the_copy_too(scene: Scene) -> None:
+    """Streams in their order, and the pages of all lanes."""
+    inbox = scene.own_inboxes["s17.1"] = Taker()
+    scene.run(scene.handlers.start(msgspec.structs.replace(start(), own=16)))
+    asked = scene.made[0].request
+    assert asked is not None
+    assert asked.own == 16
+    scene.wire.sender.also("image:core-1.img", b"registers")
+    lanes = scene.wire.open_lanes(scene.wire.sender)
+    assert lanes.beside is scene.wire.sender
+    lanes.also(memoryview(b"chunk"))
+    assert inbox.took == [("image:core-1.img", b"registers"), ("pages", b"chunk")]
+    scene.wire.give_up_copy("the holder has more")
+    scene.wire.sender.also("image:core-2.img", b"registers")
+    assert (len(inbox.took), inbox.closed) == (2, 1)
+
+
+@pytest.mark.parametrize(("own", "inbox"), [(None, True), (16, False)])
+def test_without_an_order_or_an_inbox_there_is_no_copy(
+    scene: Scene, own: int | None, inbox: bool
+) -> None:
+    if inbox:
+        scene.own_inboxes["s17.1"] = Taker()
+    scene.run(scene.handlers.start(msgspec.structs.replace(start(), own=own)))
+    assert scene.wire.sender.also is None
+    assert scene.wire.open_lanes(scene.wire.sender).also is None

@@ -54,7 +54,7 @@ class Scene(MigrationRegistry):
         self.network = asyncio.Lock()
         self.rulings = Rulings(cast(Any, self), self, self.claimed)
         measures = Measures(cast(Any, self))
-        copies: Any = SimpleNamespace(own_bytes=lambda: 0, make_room=lambda *_: None)
+        copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
         self.destination = DestinationHandlers(
             cast(Any, self), self, self.rulings, self.claimed, measures, copies
         )

@@ -182,14 +182,18 @@ def test_the_host_of_a_capsule_keeps_its_copy_as_long_as_a_holder_keeps_the_imag
     assert job.newest is not None
     others = {"h0", "h1"} - {capsule.host}
 
-    def ruling(host: str) -> str:
-        held = messages.Claim("s1.1", capsule.name, HELD, 1, ready=False)
+    def ruling(host: str, *, whole: bool = True) -> str:
+        held = messages.Claim("s1.1", capsule.name, HELD, 1, ready=whole)
         found: str = parts.claims.rule(host, held).ruling
         return found
 
     assert (capsule.name, job.newest.owners[capsule.name][0]) == ("gpt/1", capsule.host)
     assert [ruling(host) for host in ("h2", capsule.host, *others)] == ["wait", "wait", "end"]
-    job.state = "rewinding"
+    assert ruling("h2", whole=False) == "wait"
+    assert ruling(capsule.host, whole=False) == "end", "it did not come with the snapshot"
+    job.taking = 1
+    assert ruling(capsule.host, whole=False) == "wait", "it comes"
+    job.taking, job.state = 0, "rewinding"
     assert ruling(capsule.host) == "wait"
     job.state = "suspended"
     assert [ruling(host) for host in ("h2", capsule.host)] == ["wait", "end"]

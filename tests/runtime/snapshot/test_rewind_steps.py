@@ -257,6 +257,14 @@ def test_a_copy_that_cannot_be_used_is_tried_once() -> None:
     assert sent_by(scene) == {"gpt/0": ["h0", "h2"], "gpt/1": ["h2"]}
 
 
+def test_a_failure_that_is_not_the_copys_leaves_it_in_use() -> None:
+    scene = RewindScene()
+    scene.own_copies = {"h0"}
+    scene.fails["Reserve h0"] = [StepFailed("prepare", "no sandbox")]
+    assert_runs_again(scene, play(scene))
+    assert sent_by(scene) == {"gpt/0": ["h0"], "gpt/1": ["h2"]}
+
+
 def test_a_capsule_that_goes_elsewhere_comes_from_its_holder() -> None:
     scene = RewindScene()
     scene.own_copies = {"h1"}  # it is lost

@@ -120,6 +120,7 @@ class Scene(MigrationRegistry):
         timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0, prepare=0.4)
         self.cluster = SimpleNamespace(timeouts=timeouts)
         self.made: list[Snapshot] = []
+        self.wire: Any = None  # of the snapshot that was made last
         self.own_inboxes: dict[str, Any] = {}
         self.handlers = SnapshotHandlers(
             me, self, lambda: self.silence, lambda image: self.own_inboxes.get(image)
@@ -136,6 +137,7 @@ class Scene(MigrationRegistry):
 
     def _make(self, image: str, resident: Any, *rest: Any, protected: bool) -> Any:
         *_, devices, gpus = rest
+        self.wire = rest[1]
         self.made.append(Snapshot(self, image, resident, devices, gpus, protected))
         return self.made[-1]
 
@@ -145,6 +147,10 @@ class Scene(MigrationRegistry):
 
     def open_sender(self, migration: str, destination: str, endpoint: str) -> Any:
         self.done.append(f"{migration} to {destination} at {endpoint}")
+        return SimpleNamespace(also=None)
+
+    def open_lanes(self, beside: Any) -> Any:
+        return SimpleNamespace(also=None, beside=beside)
 
     def resident(self, capsule: str) -> Any:
         if capsule not in self.capsules:

@@ -76,9 +76,14 @@ class SnapshotScene(Scene):
         patch(thaw_timer, "AGAIN_S", 0.01)
         resident: RunningCapsule = self.resident
         factory: CapsuleFactory = self.factory
-        tracker: Any = SimpleNamespace(lend=self._lend, returned=self._returned)
+        self.tracker: Any = SimpleNamespace(
+            lend=self._lend, returned=self._returned, sends_all=False
+        )
+        tracker: Any = self.tracker
         no_lanes: Any = None
-        wire = OutgoingWire(self.wire, no_lanes, lambda _report: None)
+        self.own: int | None = None
+        give_up = self.note("copy given up")
+        wire = OutgoingWire(self.wire, no_lanes, lambda _report: None, lambda _why: give_up())
         self.snapshot = OutgoingSnapshot("s17.1", resident, factory, wire, tracker)
         snapshot: Any = self.snapshot
         self.equip(snapshot)
@@ -94,7 +99,7 @@ class SnapshotScene(Scene):
 
     def ahead(self, deadline_s: float = 60.0) -> Moved:
         request: Any = SimpleNamespace(
-            generation=17, destination="h2", stands=16, least=4, deadline=deadline_s
+            generation=17, destination="h2", stands=16, least=4, own=self.own, deadline=deadline_s
         )
         return self.snapshot.send_ahead(request, time.monotonic())
 

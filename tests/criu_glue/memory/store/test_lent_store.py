@@ -104,6 +104,34 @@ def test_a_restarted_agent_finds_it_and_knows_that_it_is_lent(lender: Lender) ->
         assert content(view) == FIRST
 
 
+def test_a_generation_that_was_lent_is_not_dropped_by_a_restarted_agent(lender: Lender) -> None:
+    """It knows of no reader; the second name of the file says that there may be one."""
+    LentStore.borrow(lender.store, 1, lender.target).close()
+    lender.keep(2, SECOND)
+    lender.store.close()
+    lender.store = HeldStore.load(lender.directory)
+    lent = MemoryStore.load(lender.target)
+    lender.store.drop(1)
+    assert content(lent) == FIRST
+    lent.close()
+    (lender.target / "memory").unlink()
+    before = lender.taken()
+    lender.store.drop(1)
+    assert lender.taken() <= before - COUNT * PAGE
+    assert lender.store.kept == [2]
+
+
+def test_lending_does_not_cut_the_file_of_a_holder_with_an_odd_limit(lender: Lender) -> None:
+    lender.store.close()
+    for path in lender.directory.iterdir():
+        path.unlink()
+    lender.store = HeldStore.create(lender.directory, 4 * COUNT * PAGE + 1)
+    lender.keep(1, FIRST)
+    size = (lender.directory / "memory").stat().st_size
+    LentStore.borrow(lender.store, 1, lender.target).close()
+    assert (lender.directory / "memory").stat().st_size == size
+
+
 def test_a_store_of_its_own_is_not_lent(tmp_path: Path) -> None:
     store = MemoryStore.create(tmp_path, COUNT * PAGE)
     assert not store.lent

@@ -57,6 +57,26 @@ def test_the_capsule_is_locked_then_dumped_then_goes_on(snapshots: SnapshotScene
     assert scene.goes_on()
 
 
+@pytest.mark.parametrize(
+    ("own", "sends_all", "given_up"),
+    [
+        (None, False, False),
+        (16, False, False),
+        (15, False, True),
+        (0, False, True),
+        (0, True, False),
+    ],
+)
+def test_a_copy_that_would_lack_pages_is_given_up_before_anything_comes(
+    snapshots: SnapshotScene, own: int | None, sends_all: bool, given_up: bool
+) -> None:
+    snapshots.own, snapshots.tracker.sends_all = own, sends_all
+    snapshots.ahead()
+    assert ("copy given up" in snapshots.done) is given_up
+    if given_up:
+        assert snapshots.done.index("copy given up") < snapshots.done.index("memory begun")
+
+
 def test_what_the_pause_consists_of_is_listed(snapshots: SnapshotScene) -> None:
     moved = snapshots.ahead()
     assert [each.name for each in moved.phases] == ["files ahead", "pre-copy"]

@@ -54,5 +54,14 @@ def test_an_error_ends_the_copy_and_nothing_else(caplog: pytest.LogCaptureFixtur
     inbox.fails = False
     copy.stream("memory", b"table")
     assert (inbox.took, inbox.closed) == ([], 1)
-    assert "s17.1: this host keeps no copy of it" in caplog.text
+    assert "s17.1: its copy is lost" in caplog.text
     assert "no memory for more" in caplog.text
+
+
+def test_a_copy_that_is_given_up_takes_nothing_more_whatever_its_inbox_does() -> None:
+    inbox = Taker()
+    copy = OwnCopy("s17.1", inbox)
+    inbox.close = lambda: 1 // 0  # type: ignore[method-assign,assignment]
+    copy.give_up("this host does not have what its holder has")
+    copy.pages(memoryview(b"chunk"))
+    assert inbox.took == []

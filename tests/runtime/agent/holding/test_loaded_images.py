@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from descriptors import no_descriptor_left
 from held_scene import BUDGET, MB, Holder, holder, note, some_memory
@@ -267,3 +268,18 @@ def test_the_files_that_a_job_was_writing_are_known_without_its_capsule(holder: 
     found, size, written = holder.capsule.describe(17, Placement((), ()))
     assert (found, written) == (note(17), {})
     assert size > 300 * PAGE
+
+
+def test_copies_of_the_hosts_own_capsules_make_room(
+    holder: Holder, other: Holder, kept: Path
+) -> None:
+    """Those of other jobs, and one of the same capsule, from before its job was suspended."""
+    holder.hold(17, FIRST)
+    source, written = save(holder, 17, kept)
+    for number, index in ((3, 2), (5, 1)):
+        copy = msgspec.structs.replace(note(number, index=index, size=60 * MB), own=True)
+        other.images.expect(copy)
+        other.images.load(request(written, "s17.1", f"s{20 + number}.1"), source)
+        names = [generation.note.migration for generation in other.images.generations()]
+        assert names == [f"s{20 + number}.1"]
+        other.images.drop(names[0])

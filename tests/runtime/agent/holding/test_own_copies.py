@@ -4,6 +4,8 @@ on the host; but not while a restore reads it."""
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import pytest
 from held_scene import MB, Holder, Source, holder, note, some_memory
@@ -12,6 +14,7 @@ from memory_parts import PAGE, content, digest
 
 from liveshift.errors import Refused
 from liveshift.runtime.agent.holding.held_note import HeldNote
+from liveshift.runtime.agent.host import host_facts
 
 __all__ = ["holder"]
 
@@ -47,6 +50,54 @@ def test_it_stays_where_both_fit(holder: Holder) -> None:
     keep_own(holder, 17)
     holder.images.expect(note(18, size=20 * MB, index=2))
     assert names(holder) == ["s17.1", "s18.2"]
+
+
+def test_it_stays_if_the_image_would_not_fit_all_the_same(holder: Holder) -> None:
+    keep_own(holder, 17)
+    with pytest.raises(Refused, match="cannot hold the image of gpt/2"):
+        holder.images.expect(note(18, size=70 * MB, index=2))
+    assert names(holder) == ["s17.1"]
+
+
+def test_a_copy_leaves_more_memory_free_than_an_image_that_protects(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda kept: int((0.12 - kept) * 1000 * MB))
+    with pytest.raises(Refused, match="beyond the 15% that stay free"):
+        holder.images.expect(own(17))
+    holder.images.expect(note(17))
+
+
+def test_an_image_that_lacks_available_memory_gets_that_of_copies(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_own(holder, 17)
+    spare = 20 * MB - holder.images.own_bytes()
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: spare)
+    with pytest.raises(Refused):
+        holder.images.expect(note(18, size=21 * MB, index=2))
+    assert names(holder) == ["s17.1"]
+    holder.images.expect(note(18, size=20 * MB, index=2))
+    assert names(holder) == ["s18.2"]
+
+
+def test_nobody_waits_for_a_thread_that_is_at_work_on_a_copy(holder: Holder) -> None:
+    """A heartbeat asks how much the copies take, and a digest may last for seconds."""
+    keep_own(holder, 17)
+    capsule, begun, done = holder.capsule, threading.Event(), threading.Event()
+
+    def work() -> None:
+        with capsule._lock:
+            begun.set()
+            assert done.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(10)
+    assert holder.images.own_bytes() == 0
+    done.set()
+    thread.join()
+    assert holder.images.own_bytes() > 0
 
 
 def test_it_makes_no_room_for_another_own_copy(holder: Holder) -> None:
