@@ -28,8 +28,9 @@ NEAR_S = 10.0
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """``time``: of the cut, in seconds since 1970. ``ran``: whether the host ran a rank; else it
-    held images. ``back_s``: seconds until all ranks ran again, 0 for a host that ran none."""
+    """``time``: of the cut, in seconds since 1970. ``ran``: whether the host ran a rank, or was just
+    getting one; else it held images. ``back_s``: seconds until all ranks ran again, 0 for a host
+    that ran none."""
 
     host: str
     time: float
@@ -91,11 +92,18 @@ class Losses:
         labs.kill_host(session.lab, host)
         back = 0.0
         if host in runs:
-            eventually(lambda: len(events(job, "rewound")) > before, "the job to run", STUCK_S)
-            back = events(job, "rewound")[-1].time - cut
+            eventually(lambda: self._went_on(host, before), "the job to run", STUCK_S)
+            rewound = events(job, "rewound")[before:]
+            back = (rewound[-1].time if rewound else time.time()) - cut
         self.rows.append(Loss(host, cut, host in runs, back))
         session.boot(host)
         self.down = False
+
+    def _went_on(self, host: str, before: int) -> bool:
+        """Whether the job was rewound, or a rank that was coming to the host has gone back."""
+        job = self._job
+        left = host not in {job.capsule(index).host for index in range(job.nnodes)}
+        return left or len(events(job, "rewound")) > before
 
     def _victims(self, session: LabSession) -> list[str]:
         """The hosts that may be lost now; none while the job would not survive it."""
