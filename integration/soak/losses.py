@@ -28,9 +28,9 @@ NEAR_S = 10.0
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """``time``: of the cut, in seconds since 1970. ``ran``: whether the host ran a rank, or was just
-    getting one; else it held images. ``back_s``: seconds until all ranks ran again, 0 for a host
-    that ran none."""
+    """``time``: of the cut, in seconds since 1970. ``ran``: whether the host ran a rank, or was
+    just getting one; else it held images. ``back_s``: seconds until all ranks ran again, 0 for a
+    host that ran none."""
 
     host: str
     time: float
@@ -102,8 +102,10 @@ class Losses:
     def _went_on(self, host: str, before: int) -> bool:
         """Whether the job was rewound, or a rank that was coming to the host has gone back."""
         job = self._job
-        left = host not in {job.capsule(index).host for index in range(job.nnodes)}
-        return left or len(events(job, "rewound")) > before
+        if len(events(job, "rewound")) > before:
+            return True
+        row = next(row for row in job.session.status().jobs if row.name == job.name)
+        return row.state == "running" and host not in {capsule.host for capsule in row.capsules}
 
     def _victims(self, session: LabSession) -> list[str]:
         """The hosts that may be lost now; none while the job would not survive it."""
