@@ -52,10 +52,10 @@ SCENARIOS = {
     ),
     "workers": Scenario(
         (
-            *("torchrun", "--nproc-per-node", "2", str(JOBS / "loader.py")),
-            *("--steps", "800", "--pace", "0.1", "--out", "{out}", "--contexts", "fork", "spawn"),
+            *(*TORCHRUN, str(JOBS / "loader.py"), "--steps", "800", "--pace", "0.1"),
+            *("--out", "{out}", "--contexts", "fork", "spawn"),
         ),
-        1,
+        2,
         2,
     ),
 }

@@ -20,7 +20,7 @@ from ...criu_glue.survey.found import Along, Footprint, Survey
 from ...errors import NotFound
 from .. import messages
 from . import files_along, preflight
-from .departure.forecast import forecast_memory
+from .departure.forecast import forecast_memory, room_for_copies
 from .departure.outgoing_memory import OutgoingWire
 from .departure.outgoing_migration import OutgoingMigration
 from .host.capsule_table import CapsuleTable
@@ -66,7 +66,9 @@ class SourceHandlers:
         def forecast() -> tuple[Footprint, messages.Writing | None, str]:
             # It is free still: two measurements at once would hide writes from each other.
             self._registry.free(request.capsule)
-            return forecast_memory(self._capsule_table.host, resident, settings, request.watch)
+            room = room_for_copies() if request.snapshot else 0
+            host = self._capsule_table.host
+            return forecast_memory(host, resident, settings, request.watch, room)
 
         size, writing, full = await self._capsule_table.blocking(request.capsule, forecast)
         breaks = await asyncio.to_thread(self._breaks, resident)

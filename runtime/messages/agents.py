@@ -50,10 +50,11 @@ class Locate(Message, frozen=True):
 
 class Inspect(Message, frozen=True):
     """Survey a capsule while it runs; answers Inspected. ``watch``: also measure for one second
-    how much it writes."""
+    how much it writes. ``snapshot``: for a snapshot, which has no full dump to fall back on."""
 
     capsule: str
     watch: bool = False
+    snapshot: bool = False
 
 
 class Inspected(Answer, frozen=True):

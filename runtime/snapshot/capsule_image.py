@@ -77,7 +77,7 @@ class CapsuleImage:
     async def inspect(self) -> int:
         """Survey the capsule; returns the bytes that its image will take at the holder. Raises
         Refused if it can have no snapshot."""
-        inspect, limit = messages.Inspect(self.name), self._limits.prepare
+        inspect, limit = messages.Inspect(self.name, snapshot=True), self._limits.prepare
         inspected = await self._request(self.host, inspect, limit, messages.Inspected)
         longest = max_pause(self._context.cluster.precopy, self._limits)
         _check_supported(self.name, inspected, longest)

@@ -16,6 +16,8 @@ from ....errors import LiveshiftError
 from ...config.cluster import PrecopySettings
 from ...cost.model import LOOK_S
 from ...messages import Writing
+from ...model.snapshots import KEPT_FREE
+from ..host import host_facts
 from ..host.running_capsule import RunningCapsule
 
 log = logging.getLogger("liveshift.forecast")
@@ -32,27 +34,37 @@ than a quarter of their private bytes: each restored process would have its own 
 
 
 def forecast_memory(
-    host: str, resident: RunningCapsule, settings: PrecopySettings, watch: bool
+    host: str, resident: RunningCapsule, settings: PrecopySettings, watch: bool, room: int = 0
 ) -> tuple[Footprint, Writing | None, str]:
     """Return (its size, what it writes if ``watch``, why only a full dump is possible).
 
-    The last is empty if pre-copy can copy its memory while it trains.
+    The last is empty if pre-copy can copy its memory while it trains. ``room``: as in
+    :func:`full_dump_because`.
     """
-    why = full_dump_because(host, resident, settings)
+    why = full_dump_because(host, resident, settings, room)
     writing = measure_writing(resident) if watch and not why else None
     return footprint(resident.sandbox), writing, why
 
 
-def full_dump_because(host: str, resident: RunningCapsule, settings: PrecopySettings) -> str:
+def room_for_copies() -> int:
+    """Bytes of memory that a rewind may take here besides what the capsule has now. A migration has
+    a full dump as the better way; a snapshot has no other one."""
+    return host_facts.memory_to_spare(KEPT_FREE)
+
+
+def full_dump_because(
+    host: str, resident: RunningCapsule, settings: PrecopySettings, room: int = 0
+) -> str:
     """Why CRIU's image must carry all memory of a capsule on ``host``, in words; "" if the memory
-    can go ahead while the capsule trains."""
+    can go ahead while the capsule trains. ``room``: so many bytes may be copied for each process
+    that are shared now."""
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
     if why := MemoryTracker.probe():
         return f"{host}: {why}"
     size = footprint(resident.sandbox)
     shared = size.copied - size.private
-    if shared > SHARED_MOST and shared > size.private / 4:
+    if shared > max(SHARED_MOST, room) and shared > size.private / 4:
         return (
             f"its processes share {units.size(shared)} copy on write, of which each would have its"
             " own copy otherwise"

@@ -38,7 +38,7 @@ from ..gpu.devices import DeviceTree, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
 from .capsule_tracker import CapsuleTracker
-from .forecast import full_dump_because
+from .forecast import full_dump_because, room_for_copies
 from .frozen_capsule import FrozenCapsule
 from .outgoing_files import OutgoingFiles
 from .outgoing_memory import OutgoingMemory, OutgoingWire
@@ -308,7 +308,7 @@ class OutgoingSnapshot:
 
     def _begin_memory(self, request: SnapshotRequest) -> None:
         host, settings = self._factory.host, self._factory.cluster.precopy
-        if why := full_dump_because(host, self.resident, settings):
+        if why := full_dump_because(host, self.resident, settings, room_for_copies()):
             name = self.resident.spec.name
             raise Refused(f"{name} can have no snapshot, as its memory cannot go ahead: {why}")
         lent = self._tracker.lend(request.destination, request.stands, request.least)
