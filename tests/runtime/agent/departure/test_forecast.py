@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime.agent.departure import forecast
 from liveshift.runtime.agent.departure.forecast import full_dump_because
@@ -23,7 +24,7 @@ def because(
 ) -> str:
     size = Footprint(private * MB, 0, 3, 9, 100, (private + shared) * MB, 0)
     monkeypatch.setattr(forecast, "footprint", lambda _: size)
-    monkeypatch.setattr(forecast.MemoryTracker, "probe", lambda: "")
+    monkeypatch.setattr(MemoryTracker, "probe", lambda: "")
     more = () if room is None else (room * MB,)
     return full_dump_because("h0", RESIDENT, SETTINGS, *more)
 
