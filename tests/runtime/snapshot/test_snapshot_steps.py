@@ -406,6 +406,7 @@ def test_what_each_side_is_told() -> None:
     play(stage)
     pause = max_pause(stage.cluster.precopy, stage.cluster.timeouts)
     (hold,) = [m for host, m in of(stage, messages.Hold) if m.image == "s17.1" and host == HOLDER]
+    assert all(look.snapshot for _, look in of(stage, messages.Inspect)), "no full dump would do"
     assert (hold.source, hold.epoch, hold.rewinds, hold.spec.name) == ("h1", 1, 0, "gpt/1")
     assert hold.limit_bytes > 2 * (300 + 20)
     assert hold.newest == 0
