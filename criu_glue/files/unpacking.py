@@ -51,10 +51,6 @@ class Unpacker:
     With ``sparing`` other programs use the directory too. Then only a newer file replaces an
     existing one, since a program here may have that file open and write to it. ``user`` is the
     capsule's user; with ``as_user`` nothing is written that this user could not write.
-
-    ``rewound``: the capsule goes back to what the stream has, and was writing to the files of these
-    names then. They replace newer files too, and so does an entry that may have been written
-    through a mapping. None: it does not go back.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class Unpacker:
         sparing: bool = False,
         user: User = _ROOT,
         as_user: bool = False,
-        rewound: frozenset[str] | None = None,
     ) -> None:
         read, self._write = os.pipe()
         self.error: BaseException | None = None
@@ -72,7 +67,6 @@ class Unpacker:
         self._sparing = sparing
         self._user = user
         self._as_user = as_user and not user.is_root
-        self._rewound = rewound
         self._files: set[str] = set()
         self._thread = threading.Thread(
             target=self._run, args=(read, destination), name="unpack", daemon=True
@@ -126,8 +120,7 @@ class Unpacker:
                 parent,
                 last,
             ):
-                spared = self._sparing and not self._goes_back(member)
-                spared = spared and _spare(member, parent, last)
+                spared = self._sparing and _spare(member, parent, last)
                 if not spared and self._put(tar, member, top, parent, last):
                     self.written.append(member.name)
         except NotADirectoryError:
@@ -145,12 +138,6 @@ class Unpacker:
         self.names.append(member.name)
         if member.isreg():
             self._files.add(member.name)
-
-    def _goes_back(self, member: tarfile.TarInfo) -> bool:
-        """Whether the entry is what a file has to be again, however new that is here."""
-        if self._rewound is None or not member.isreg():
-            return False
-        return member.name in self._rewound or FORCED in member.pax_headers
 
     def _check(self, member: tarfile.TarInfo) -> None:
         """Raise StepFailed if this user's capsule may not bring the entry, ValueError if the entry

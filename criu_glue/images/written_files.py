@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a tree has open for writing on shared and on carried paths, with their sizes at
-the dump.
+"""The files on shared paths that a tree has open for writing, with their sizes at the dump.
 
-Those on shared paths are not part of an image. A tree that goes back to it writes again what it had
-written since, there and on carried paths.
+They are not part of an image. A tree that goes back to it writes again what it had written since.
 """
 
 from __future__ import annotations
@@ -25,19 +23,9 @@ private to it, and Placement knows those paths by name."""
 
 
 def shared(images: Path, placement: Placement) -> dict[bytes, int]:
-    """Those on shared paths: path → bytes. Devices and pipes with a name are among them. An entry
-    without a size is left out: it may be any size. Raises StepFailed if the image is damaged."""
-    written = _written(images, placement, PathKind.SHARED)
-    return {name: size for name, size in written.items() if size is not None}
-
-
-def carried(images: Path, placement: Placement) -> set[bytes]:
-    """Those on carried paths, whatever their size. Raises StepFailed if the image is damaged."""
-    return set(_written(images, placement, PathKind.CARRIED))
-
-
-def _written(images: Path, placement: Placement, kind: PathKind) -> dict[bytes, int | None]:
-    found: dict[bytes, int | None] = {}
+    """Path → bytes. Devices and pipes with a name are among them. An entry without a size is left
+    out: it may be any size. Raises StepFailed if the image is damaged."""
+    found: dict[bytes, int] = {}
     path = images / "files.img"
     if not path.exists():
         return found  # CRIU makes it with its first entry
@@ -47,9 +35,11 @@ def _written(images: Path, placement: Placement, kind: PathKind) -> dict[bytes, 
             regular = entry.message(_REG) if entry.uint(_TYPE) == REGULAR else None
             if regular is None or regular.uint(_FLAGS) & os.O_ACCMODE == os.O_RDONLY:
                 continue
+            if _SIZE not in regular:
+                continue
             name = bytes(regular.raw(_NAME) or b"")
-            if placement.of_open_file(os.fsdecode(name), _ROOT) is kind:
-                found[name] = regular.long(_SIZE) if _SIZE in regular else None
+            if placement.of_open_file(os.fsdecode(name), _ROOT) is PathKind.SHARED:
+                found[name] = regular.long(_SIZE)
     except Damaged as error:
         raise StepFailed("restore", f"the image is damaged: {error}") from error
     return found

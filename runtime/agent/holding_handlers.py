@@ -274,20 +274,23 @@ class HoldingHandlers:
     async def _settle(self, generation: HeldGeneration) -> None:
         note = generation.note
         try:
-            await self.claim(note, whole=generation.kept)
+            await self.claim(generation)
         except LiveshiftError as error:
             log.warning("%s is not settled yet: %s", note.migration, error)
         except Exception:
             log.exception("%s is not settled yet", note.migration)
 
-    async def claim(self, note: HeldNote, *, whole: bool = False) -> None:
-        """Send a claim for an image and apply the ruling. ``whole``: it is kept, and not just
-        coming."""
+    async def claim(self, generation: HeldGeneration) -> None:
+        """Send a claim for an image and apply the ruling, unless the image has become whole
+        meanwhile: the next ruling is about that."""
+        note, whole = generation.note, generation.kept
         image, name = note.migration, note.spec.name
         claim = messages.Claim(
             image, name, HELD_SIDE, note.epoch, ready=whole, rewinds=note.rewinds
         )
         ruled = await self._send_claim(claim)
+        if generation.kept is not whole:
+            return
         if Ruling(ruled.ruling) is Ruling.END:
             self._registry.receiver.forget(image)
             await asyncio.to_thread(self._images.drop, image)

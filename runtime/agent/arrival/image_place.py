@@ -14,13 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ....criu_glue.capsule.mounts import Placement, below
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
-from ....criu_glue.images import written_files
 from ....errors import StepFailed
 from ...model.manifest import Names
-from ...model.snapshots import is_restore_name
 from ..host.running_capsule import RunningCapsule
 
 Sink = tuple[Callable[[memoryview], None], Callable[[], object]]
@@ -52,15 +49,14 @@ class ImagePlace(Protocol):
 
 class SandboxPlace:
     """The sandbox of a capsule that comes here. ``images`` has the name of the migration.
-    ``placement``: of this host's cluster file; its carried paths are the only ones for which a
-    source may send a directory."""
+    ``carried``: the paths of this host's cluster file, the only ones for which a source may send a
+    directory."""
 
-    def __init__(self, images: Path, resident: RunningCapsule, placement: Placement) -> None:
+    def __init__(self, images: Path, resident: RunningCapsule, carried: tuple[str, ...]) -> None:
         self.migration = images.name
-        self._placement = placement
         self.capsule = resident.spec.name
         self.images = images
-        self.carried = placement.carried
+        self.carried = carried
         self.came: Names = {}
         self.written: Names = {}
         self._resident = resident
@@ -94,18 +90,8 @@ class SandboxPlace:
             sparing=tree.startswith("carried:"),
             user=User(plan.uid, plan.gid, plan.groups),
             as_user=tree == "open",
-            rewound=self._rewound(tree),
         )
         return unpacker.write, partial(self._end_tree, stream, tree)
-
-    def _rewound(self, tree: str) -> frozenset[str] | None:
-        """The names in a carried directory to which the capsule was writing, if it goes back to a
-        snapshot. CRIU's images have come by then: a held image sends its files in that order."""
-        kind, _, path = tree.partition(":")
-        if kind != "carried" or not is_restore_name(self.migration):
-            return None
-        written = map(os.fsdecode, written_files.carried(self.images, self._placement))
-        return frozenset(os.path.relpath(name, path) for name in written if below(name, path))
 
     def _end_tree(self, stream: str, tree: str) -> None:
         unpacker = self._unpackers.pop(stream)

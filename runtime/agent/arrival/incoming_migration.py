@@ -67,7 +67,7 @@ class IncomingMigration:
         self.images.mkdir(parents=True, exist_ok=True)
         inlet = DeviceInlet(devices, dict(self.gpus)) if devices is not None else None
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
-        self._place = SandboxPlace(self.images, resident, factory.placement)
+        self._place = SandboxPlace(self.images, resident, factory.placement.carried)
         self.inbox = Inbox(self._place, inlet, reserve.limit_bytes, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)
         self._phase = IncomingPhase.RECEIVING

@@ -57,24 +57,6 @@ def test_files_that_are_in_the_image_or_local_do_not_count(tmp_path: Path, name:
     assert found(tmp_path, entry(name, 5)) == {}
 
 
-def test_those_on_carried_paths_are_found_apart(tmp_path: Path) -> None:
-    top = image(
-        tmp_path,
-        entry(b"/carried/log\xff", 9),
-        entry(b"/shared/carried/x", 9, os.O_RDWR),
-        entry(b"/carried/read", 9, os.O_RDONLY),
-        encode([(1, REGULAR), (2, 7), (3, encode([(2, os.O_WRONLY), (6, b"/carried/sizeless")]))]),
-        entry(b"/shared/log", 9),
-        entry(b"/carriedx", 9),
-        entry(b"/tmp/log", 9),
-    )
-    assert written_files.carried(top, PLACEMENT) == {
-        b"/carried/log\xff",
-        b"/carried/sizeless",
-        b"/shared/carried/x",
-    }
-
-
 def test_what_is_no_regular_file_does_not_count(tmp_path: Path) -> None:
     assert found(tmp_path, entry(b"/shared/log", 5, kind=SOCKET)) == {}
     assert found(tmp_path, encode([(1, REGULAR), (2, 7)])) == {}

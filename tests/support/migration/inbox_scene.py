@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import xxhash
 
-from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.trees import Tree
 from liveshift.runtime.agent.arrival.image_place import SandboxPlace
@@ -62,7 +61,7 @@ class Host:
 
     def again(self) -> Inbox:
         resident: Any = self.resident
-        place = SandboxPlace(self.images, resident, Placement((), (str(self.carried),)))
+        place = SandboxPlace(self.images, resident, (str(self.carried),))
         return Inbox(place, None, 0, self.ahead)
 
     def landed(self) -> Inbox:
