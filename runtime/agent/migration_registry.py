@@ -141,7 +141,20 @@ class MigrationRegistry:
             await asyncio.sleep(POLL_S)
 
     async def surveyed(self, resident: RunningCapsule) -> Survey:
-        """A survey of the capsule's processes; raises Refused if it is just ending."""
+        """A survey of the capsule's processes; raises Refused if it is just ending. What a
+        snapshot's CRIU does to them meanwhile is no obstacle: its sockets, for example."""
+        name = resident.spec.name
+        until = time.monotonic() + self._capsule_table.cluster.timeouts.prepare / 2
+        while True:
+            before = self.snapshots.dumps(name)
+            found = await self._survey(resident)
+            dumped = before or self.snapshots.dumps(name)
+            if not (found.problems and dumped) or time.monotonic() > until:
+                return found
+            while self.snapshots.dumps(name) and time.monotonic() < until:
+                await asyncio.sleep(POLL_S)
+
+    async def _survey(self, resident: RunningCapsule) -> Survey:
         name, placement = resident.spec.name, self._capsule_table.factory.placement
         try:
             return await self._capsule_table.blocking(

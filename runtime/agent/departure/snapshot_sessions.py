@@ -17,6 +17,7 @@ from ....errors import Refused
 from ...messages import Book
 from ..host.running_capsule import RunningCapsule
 from .capsule_tracker import CapsuleTracker
+from .outgoing_phase import SnapshotPhase
 from .outgoing_snapshot import OutgoingSnapshot
 
 log = logging.getLogger("liveshift.snapshot")
@@ -62,6 +63,15 @@ class SnapshotSessions:
         """Whether a snapshot has the capsule's device state off its GPUs."""
         session = self._sessions.get(capsule)
         return session is not None and session.snapshot is not None and session.snapshot.off_gpus
+
+    def dumps(self, capsule: str) -> bool:
+        """Whether a snapshot of the capsule has CRIU at work on it, or will at any moment."""
+        session = self._sessions.get(capsule)
+        snapshot = session.snapshot if session is not None else None
+        return snapshot is not None and snapshot.phase in (
+            SnapshotPhase.LOCKED,
+            SnapshotPhase.DUMPED,
+        )
 
     def gpus_left(self) -> dict[str, str]:
         """GPUs that capsules leave for the time of a snapshot: uuid → the reason, in words."""
