@@ -90,7 +90,8 @@ def kill(job: Job, index: int, times: int) -> None:
     pid, last, began = rank_pid(job, index), job.steps()[-1]["step"], time.time()
     os.kill(pid, signal.SIGKILL)
     rewound = eventually(lambda: events(job, "rewound")[times - 1 :], "the rewind")
-    assert "was ended by SIGKILL" in events(job, "rewinding")[-1].text
+    why = [event.text for event in events(job, "rewinding") if "goes back" in event.text]
+    assert "was ended by SIGKILL" in why[-1]
     assert [job.seen(each).host for each in range(2)] == hosts, "all are back where they were"
     wait_steps(job, rewound[-1].time, max(last + AFTER, 40))
     first = min(steps_since(job, index, rewound[-1].time)[0]["time"], time.time())
