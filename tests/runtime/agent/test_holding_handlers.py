@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -19,139 +18,21 @@ from typing import Any, cast
 import memory_parts
 import msgspec
 import pytest
-import xxhash
-from held_scene import CORE, LOG, MB, SPEC, Memory, Source, some_memory
+from held_scene import MB, some_memory
+from holding_handlers_scene import BUDGET, FIRST, SURVEY, Scene, hold, scene
 from inbox_scene import Host
 from memory_parts import PAGE
-from preflight_scene import HERE, NOTHING
+from preflight_scene import HERE
 from waits import until_async
-from wire_ends import LIMIT, key_directory, receiver
+from wire_ends import LIMIT, key_directory
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, SourceRefused, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime.agent import holding_handlers, preflight
-from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.agent import holding_handlers
 from liveshift.runtime.agent.holding import saved_file, saved_image
-from liveshift.runtime.agent.holding_handlers import HoldingHandlers
-from liveshift.runtime.agent.host import host_facts
-from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
-from liveshift.runtime.agent.migration_registry import MigrationRegistry
-from liveshift.runtime.config.cluster import Files, Paths
-from liveshift.runtime.config.tables import WireSettings
-from liveshift.runtime.model import manifest
-from liveshift.runtime.model.manifest import Manifest
-from liveshift.runtime.wire import LANES, PAGE_TABLE
+from liveshift.runtime.wire import LANES
 
-__all__ = ["key_directory"]
-
-SURVEY = replace(NOTHING, resident=8 * MB, shared_memory=0)
-FIRST = some_memory()
-BUDGET = 64 * MB
-
-
-def hold(number: int, survey: Any = SURVEY) -> messages.Hold:
-    return messages.Hold(f"s{number}.1", SPEC, survey, HERE, "h0", 3, 1, 64 * MB)
-
-
-def check(number: int, memory: Memory = FIRST) -> messages.CheckHeld:
-    return messages.CheckHeld(f"s{number}.1", "gpt/1", memory_parts.digest(memory))
-
-
-class Scene(MigrationRegistry):
-    """A holder, and its wire."""
-
-    def __init__(self, top: Path, key_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.top = top
-        self._busy = set()
-        self.facts, self.criu = HERE, None
-        self.incoming = {}
-        self.receiver, self.endpoint = receiver(key_directory)
-        own = SimpleNamespace(
-            address="127.0.0.1",
-            data=self.receiver.address,
-            pages=self.receiver.pages.address,
-            memory=None,
-        )
-        cluster: Any = SimpleNamespace(
-            paths=Paths(state=top / "state", run=top / "run", keys=key_directory),
-            files=Files(),
-            wire=WireSettings(streams=2),
-            timeouts=SimpleNamespace(heartbeat=0.01, suspicion=5.0),
-            host=lambda _name: own,
-        )
-        factory = CapsuleFactory(cluster, "h1")
-        table = SimpleNamespace(host="h1", cluster=cluster, factory=factory)
-        self.table = self._capsule_table = cast(Any, table)
-        self.ruled: messages.Ruled | LiveshiftError = messages.Ruled("wait", 3)
-        self.claims: list[messages.Claim] = []
-        self.checked = 0
-        monkeypatch.setattr(preflight, "check", self._check)
-        self.handlers = self.again()
-
-    def again(self) -> HoldingHandlers:
-        """As a restarted agent has it."""
-        self.handlers = HoldingHandlers(self.table, self, self._claimed, BUDGET)
-        asyncio.run(self.handlers.recover())
-        return self.handlers
-
-    def _check(self, *_: object, **__: object) -> list[tuple[str, str]]:
-        self.checked += 1
-        return []
-
-    async def _claimed(self, claim: messages.Claim) -> messages.Ruled:
-        self.claims.append(claim)
-        if isinstance(self.ruled, LiveshiftError):
-            raise self.ruled
-        return self.ruled
-
-    def hold(self, number: int, survey: Any = SURVEY) -> messages.Holding:
-        return asyncio.run(self.handlers.hold(hold(number, survey)))
-
-    def check(self, number: int, memory: Memory = FIRST) -> messages.Held:
-        return asyncio.run(self.handlers.check(check(number, memory)))
-
-    def take(self, number: int, memory: Memory = FIRST, incarnation: int = 1) -> None:
-        """Take an image that was announced, under this incarnation of the processes."""
-        inbox = self.inbox(number)
-        source = Source(inbox)
-        source.send_pages(memory, incarnation)
-        source.send(CORE, b"registers")
-        source.send(LOG, b"lines")
-        inbox.pages.write(1, memoryview(b""), b"end")
-        table = memory_parts.table(memory, incarnation)
-        source.send(PAGE_TABLE, msgspec.msgpack.encode(table))
-        source.finish()
-
-    def keep(self, number: int, incarnation: int = 1) -> messages.Holding:
-        holding = self.hold(number)
-        self.take(number, incarnation=incarnation)
-        self.check(number)
-        return holding
-
-    def inbox(self, number: int) -> Inbox:
-        found = self.handlers._images.generations()
-        inbox = next(g.inbox for g in found if g.number == number)
-        assert inbox is not None
-        return inbox
-
-    @property
-    def announced(self) -> list[str]:
-        """The images that the receiver takes."""
-        return sorted(self.receiver._open)
-
-    @property
-    def numbers(self) -> list[tuple[int, bool]]:
-        """The generations that are here, and whether each is kept."""
-        return [(g.number, g.kept) for g in self.handlers._images.generations()]
-
-
-@pytest.fixture
-def scene(key_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    with tempfile.TemporaryDirectory(prefix="ls-held-", dir="/dev/shm") as place:
-        made = Scene(Path(place), key_directory, monkeypatch)
-        yield made
-        made.handlers.close()
-
+__all__ = ["key_directory", "scene"]
 
 # ---- a snapshot --------------------------------------------------------------------------------
 
@@ -236,91 +117,6 @@ def test_only_the_first_image_is_checked_against_this_host(scene: Scene) -> None
 def test_an_image_needs_a_number(scene: Scene) -> None:
     with pytest.raises(LiveshiftError, match='cannot have the name "m1"'):
         asyncio.run(scene.handlers.hold(msgspec.structs.replace(hold(17), image="m1")))
-
-
-# ---- the copy that a capsule's own host keeps --------------------------------------------------
-
-
-def own(number: int) -> messages.Hold:
-    return msgspec.structs.replace(hold(number), source="h1", own=True)
-
-
-def test_an_own_copy_comes_without_the_wire_and_without_checks(scene: Scene) -> None:
-    """Its host runs the capsule: it can restore it."""
-    holding = asyncio.run(scene.handlers.hold(own(17)))
-    assert (holding.endpoint, holding.base, scene.checked) == ("", 0, 0)
-    inbox = scene.handlers.own_inbox("s17.1")
-    assert inbox is scene.inbox(17)
-    assert not inbox.by_wire
-    assert "s17.1" not in scene.receiver._open
-    assert scene.handlers.own_inbox("s16.1") is None
-
-
-def test_the_inbox_of_another_hosts_image_is_not_given_to_a_source(scene: Scene) -> None:
-    scene.hold(17)
-    assert scene.handlers.own_inbox("s17.1") is None
-
-
-def test_an_own_copy_is_kept_without_the_streams_of_the_lanes(scene: Scene) -> None:
-    """The manifest lists them, since the holder gets them."""
-    asyncio.run(scene.handlers.hold(own(17)))
-    inbox = scene.inbox(17)
-    source = Source(inbox)
-    for pid, pages in FIRST.items():
-        for chunk in memory_parts.chunks(pid, pages):
-            inbox.take_pages(memoryview(chunk))
-    source.send(CORE, b"registers")
-    source.send(PAGE_TABLE, msgspec.msgpack.encode(memory_parts.table(FIRST)))
-    digests = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in source.sent.items()}
-    lanes = {"memory:1": (99, 5)}
-    found = Manifest(manifest.VERSION, "s17.1", "gpt/1", 7, digests | lanes, {}, {}, [])
-    for raw in (manifest.encode(found), b""):
-        inbox.write(manifest.STREAM, memoryview(raw))
-    assert scene.check(17).bytes > 0
-    assert scene.numbers == [(17, True)]
-    scene.handlers.close()
-    scene.again()
-    assert scene.numbers == [(17, True)], "a restarted agent has it too"
-
-
-def test_an_own_copy_that_has_not_come_keeps_no_agent_from_a_restart(scene: Scene) -> None:
-    """It may never come: the source may have failed to write it."""
-    asyncio.run(scene.handlers.hold(own(17)))
-    assert not scene.handlers.busy
-    scene.hold(18)
-    assert scene.handlers.busy
-
-
-def test_own_copies_go_when_the_host_is_short_of_memory(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asyncio.run(scene.handlers.hold(own(17)))
-    spare = [1, -1]
-    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: spare.pop(0) if spare else 1)
-
-    async def beats() -> None:
-        claiming = asyncio.ensure_future(scene.handlers.keep_claiming())
-        await until_async(lambda: not scene.numbers)
-        claiming.cancel()
-
-    asyncio.run(beats())
-    assert spare == []
-
-
-@pytest.mark.parametrize(
-    ("available", "free", "dropped"), [(100, 100, False), (99, 200, True), (200, 99, True)]
-)
-def test_own_copies_make_room_for_a_capsule_that_comes(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, available: int, free: int, dropped: bool
-) -> None:
-    asyncio.run(scene.handlers.hold(own(17)))
-    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _: available)
-    usage = SimpleNamespace(free=free)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    scene.handlers.make_room(100, besides="gpt/1")
-    assert scene.numbers == [(17, False)]
-    scene.handlers.make_room(100, besides="gpt/0")
-    assert bool(scene.numbers) is not dropped
 
 
 # ---- a rewind ----------------------------------------------------------------------------------
