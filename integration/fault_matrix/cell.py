@@ -33,8 +33,8 @@ TRIES = 3
 """Of a cell whose watcher was starved, or whose point was not reached."""
 
 TOO_BUSY = ("did not answer the request", "has not acknowledged")
-"""Of errors of migrations that nobody has harmed: a machine was too busy for the lab's short
-timeouts. The job must be unharmed then."""
+"""A migration can fail with one of these texts before the cell does any harm: the machine was too
+busy for the lab's short timeouts. The cell then checks that the job is unharmed."""
 
 LONGEST_GAP_S = HEARTBEAT_S / 2
 """An agent asks what becomes of a copy every heartbeat: so long at least a wrong one is there."""

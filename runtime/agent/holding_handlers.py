@@ -115,7 +115,8 @@ class HoldingHandlers:
         return messages.Holding("" if request.own else f"tcp://{self._own.data}", base, least)
 
     def own_inbox(self, image: str) -> Inbox | None:
-        """The inbox for this host's own copy of an image; None if it was not told to keep one."""
+        """Return the inbox for this host's own copy of an image. None: the orchestrator has not
+        asked for a copy."""
         for generation in self._images.generations():
             if generation.note.migration == image and generation.note.own:
                 return generation.inbox

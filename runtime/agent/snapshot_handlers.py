@@ -144,7 +144,8 @@ class SnapshotHandlers:
         await self._capsule_table.end_capsule(request)
 
     def _with_copy(self, request: messages.StartSnapshot, sender: Sender) -> OutgoingWire:
-        """What leads to the holder, and to this host's own copy if there is to be one."""
+        """Return a wire to the holder. If the orchestrator has asked for a copy, this host gets all
+        that goes over the wire, too."""
         inbox = self._own_inbox(request.image) if request.own is not None else None
         if inbox is None:
             return OutgoingWire(sender, self._registry.open_lanes, _no_report)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store with the memory of a generation that a holder on the same host lends for a restore.
 
-Both stores have the same file of pages, so nothing is copied, and no memory is taken. The holder
-writes to no slot of a generation that it keeps, and does not free one that is in use. Whoever
-restores reads only. An agent that is restarted sees by the file's second name that it is lent, and
-then drops no generation before that name is gone.
+Both stores have the same file of pages. So nothing is copied, and no memory is taken. The holder
+does not write to the pages of a generation that it keeps, and does not free those that are lent. The
+restore only reads them. The file has a second name while it is lent. A restarted agent sees that
+name, and drops no generation before the name is gone.
 """
 
 from __future__ import annotations
