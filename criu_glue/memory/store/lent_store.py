@@ -2,9 +2,9 @@
 """A store with the memory of a generation that a holder on the same host lends for a restore.
 
 Both stores have the same file of pages. So nothing is copied, and no memory is taken. The holder
-does not write to the pages of a generation that it keeps, and does not free those that are lent. The
-restore only reads them. The file has a second name while it is lent. A restarted agent sees that
-name, and drops no generation before the name is gone.
+does not write to the pages of a generation that it keeps, and does not free those that are lent.
+The restore only reads them. The file has a second name while it is lent. A restarted agent sees
+that name, and drops no generation before the name is gone.
 """
 
 from __future__ import annotations
