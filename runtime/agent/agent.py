@@ -313,10 +313,10 @@ class Agent:
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         for capsule in running:
             capsule.deaths.follow()
-        memory = await asyncio.to_thread(self.destination.memory_offered)
+        gives_way = await asyncio.to_thread(self.holding.own_bytes)
+        memory = self.destination.memory_offered(gives_way)
         seats = self.gpus.seats(self.registry.gpus_taken())
-        # Copies of own capsules go before anything else would be missing.
-        left = await asyncio.to_thread(lambda: host_facts.memory_left(self.holding.own_bytes()))
+        left = host_facts.memory_left(gives_way)  # this host drops its copies first
         link = await self._data_link()
         errors = self.gpus.errors(self.cluster.timeouts.fault)
         return messages.Heartbeat(self.host, memory, states, seats, link, left, errors)

@@ -73,10 +73,10 @@ class DestinationHandlers:
         self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
 
-    def memory_offered(self, besides: str = "") -> int:
-        """Bytes that an incoming capsule may use. ``besides``: the capsule whose copy stays, as it
-        is restored from that."""
-        return host_facts.memory_offered(self._own.memory, self._copies.own_bytes(besides))
+    def memory_offered(self, gives_way: int) -> int:
+        """Bytes that an incoming capsule may use. ``gives_way``: bytes that copies of this host's
+        own capsules take (OwnCopies.own_bytes)."""
+        return host_facts.memory_offered(self._own.memory, gives_way)
 
     async def reserve(self, request: messages.Reserve) -> messages.Reserved:
         if not request.dry_run:
@@ -88,8 +88,8 @@ class DestinationHandlers:
         facts, criu = self._registry.facts, self._registry.criu
         here = request.source == self._capsule_table.host  # a held image, which is lent
         stays = request.spec.name if here else ""
-        offered = await asyncio.to_thread(self.memory_offered, stays)
         gives_way = await asyncio.to_thread(self._copies.own_bytes, stays)
+        offered = self.memory_offered(gives_way)
         images = self._capsule_table.cluster.paths.run / "images"
         if full_dump := MemoryTracker.probe():
             full_dump = f"{self._capsule_table.host}: {full_dump}"
