@@ -37,8 +37,9 @@ from ..survey.epoll_sets import EpollEntry
 from ..survey.lost_names import MOST_DELETED
 from . import repair_mode
 from .capture import Capture, Sink
+from .dead_tasks import DeadTasks
 from .explain import explain
-from .held import HeldCriu
+from .held import LOST_S, HeldCriu
 from .page_filter import PageFilter
 from .tool import Criu
 
@@ -83,6 +84,7 @@ class FrozenTree:
         self._pinned = False
         self._out: list[EpollEntry] = []
         self._stood: list[int] = []
+        self._dead = DeadTasks()
         self.image_bytes = 0
 
     def dump(
@@ -105,7 +107,9 @@ class FrozenTree:
         self._capture = Capture(self._directory, sink)
         self._filter = page_filter
         self._begun = True
-        self._stood = [task.pid for task in self._tree() if _is_stopped(task)]
+        tree = self._tree()
+        self._dead = DeadTasks(task.pid for task in tree)
+        self._stood = [task.pid for task in tree if _is_stopped(task)]
         part = self._directory / f"{STOOD}.part"  # an agent that dies now leaves no torn note
         part.write_bytes(msgspec.json.encode(self._stood))
         part.rename(self._directory / STOOD)
@@ -155,6 +159,7 @@ class FrozenTree:
     def take_up(self) -> None:
         """Take over the dump of an earlier agent; :meth:`thaw` then ends it at any stage."""
         self._begun = True
+        self._dead = DeadTasks(task.pid for task in self._tree())
         with contextlib.suppress(FileNotFoundError):  # no dump had begun, so nothing was pinned
             self._stood = msgspec.json.decode((self._directory / STOOD).read_bytes())
             self._pinned = True
@@ -188,13 +193,14 @@ class FrozenTree:
         self._put_in()
         if self._criu.alive() and self._pinned:
             self._continue()  # takes the pending SIGSTOP back
-        elif not self._criu.alive():  # CRIU was killed, so we undo what it would have undone
-            repair_mode.leave(task.pid for task in tasks(self._sandbox))
-            link_remaps.clear(self._sandbox)
-        if not self._criu.tell("stop"):
-            raise StepFailed(
-                "thaw", f"CRIU did not release the tasks of {self._sandbox.plan.hostname}"
-            )
+        elif not self._criu.alive():
+            self._undo()
+        if not self._criu.tell("stop", LOST_S, self._dead.waited_for):
+            name = self._sandbox.plan.hostname
+            log.error("%s: CRIU does not let its tasks go, and is killed", name)
+            if not self._criu.kill():
+                raise StepFailed("thaw", f"CRIU did not release the tasks of {name}")
+            self._undo()
         if self._pinned:
             self._continue()  # in case CRIU was killed just now
         self._criu.close()
@@ -206,6 +212,11 @@ class FrozenTree:
             self._capture.close()
         self._criu.close()
         self._begun = False
+
+    def _undo(self) -> None:
+        """Undo what a CRIU that was killed would have undone."""
+        repair_mode.leave(task.pid for task in tasks(self._sandbox))
+        link_remaps.clear(self._sandbox)
 
     def _continue(self) -> None:
         """Let all go on but those that were stopped before."""
@@ -244,8 +255,14 @@ class FrozenTree:
         ]
 
     def _wait_held(self, capture: Capture, until: float, look: Callable[[], None]) -> None:
+        def check() -> None:
+            look()
+            if self._dead.waited_for():
+                name = self._sandbox.plan.hostname
+                raise StepFailed("dump", f"a process of {name} was killed while CRIU dumped it")
+
         try:
-            held = self._criu.wait_held(until, look)
+            held = self._criu.wait_held(until, check)
             if held:
                 capture.wait_idle(max(0.0, until - time.monotonic()))
         except TimeoutError as error:

@@ -121,10 +121,11 @@ class HeldCriu:
             look()
             self._wait_end(min(LOOK_S, until - time.monotonic()), self._held)
 
-    def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
+    def tell(self, verdict: str, seconds: float, hangs: Callable[[], bool] = lambda: False) -> bool:
         """Send the hook ``go``, ``go N`` or ``stop`` (criu_hook.c) and wait until CRIU has ended.
 
-        The hook need not wait yet. Returns False if CRIU has not ended within ``seconds``."""
+        The hook need not wait yet. Returns False if CRIU has not ended within ``seconds``, or when
+        ``hangs`` returns True."""
         with contextlib.suppress(FileNotFoundError):  # CRIU was never started
             # We open the FIFO for both directions: then the open never blocks, and the FIFO keeps
             # the verdict. We also write it if CRIU was killed, because its hook still waits.
@@ -132,7 +133,9 @@ class HeldCriu:
             try:
                 os.write(pipe, f"{verdict}\n".encode())
                 if self.alive():
-                    self._wait_end(seconds)
+                    until = time.monotonic() + seconds
+                    while self.alive() and time.monotonic() < until and not hangs():
+                        self._wait_end(min(LOOK_S, max(0.0, until - time.monotonic())))
                 elif self._hooked:
                     _wait_read(pipe)
             finally:
@@ -144,22 +147,35 @@ class HeldCriu:
 
         While CRIU restores a tree, the tree's processes are CRIU's children."""
         found: dict[int, int] = {}
-        left = [self._who[0]] if self._who is not None else []
-        while left:
-            pid = left.pop()
+        for pid in self._below():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found[inner_pid(pid)] = pid
+        return found
+
+    def kill(self) -> bool:
+        """Kill CRIU and the processes below it. What it traces goes on. Returns False if it has not
+        ended within LOST_S seconds."""
+        if self.alive():
+            for pid in self._below():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._wait_end(LOST_S)
+        return not self.alive()
+
+    def _below(self) -> list[int]:
+        """CRIU and the processes below it, as the host sees them; each comes after its parent."""
+        found = [self._who[0]] if self._who is not None else []
+        for pid in found:  # which grows meanwhile
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-                left += [int(child) for child in children.split()]
+                found += map(int, children.split())
         return found
 
     def end(self, seconds: float) -> None:
         """Wait until CRIU ends by itself; after ``seconds`` kill it and the processes below it."""
         if self._process is not None and self._who is not None:
             self._wait_end(seconds)
-            for pid in self.tree().values() if self.alive() else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self.kill()
         self.close()
 
     def close(self) -> None:

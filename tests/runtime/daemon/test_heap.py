@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import mmap
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -57,13 +59,14 @@ class Idle:
 
 
 def heaps() -> int:
-    """malloc's heaps of threads: each begins at a multiple of 64 MB."""
-    found = set()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, inode = line.split()[:5]
-        if rights == "rw-p" and inode == "0" and int(place.split("-")[0], 16) % (64 << 20) == 0:
-            found.add(place)
-    return len(found)
+    """How many heaps malloc has, the main one included, as it says itself."""
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    with tempfile.NamedTemporaryFile() as file:
+        stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+        libc.malloc_info(0, stream)
+        libc.fclose(stream)
+        return file.read().count(b"<heap nr=")
 
 
 def bounded() -> None:
@@ -163,7 +166,7 @@ def test_many_threads_have_few_heaps() -> None:
         command = [sys.executable, __file__, "bounded", how]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         seen[how] = int(done.stdout)
-    assert 1 <= seen["bound"] < heap.ARENAS <= seen["free"], "one more is the main heap"
+    assert 1 < seen["bound"] <= heap.ARENAS < seen["free"]
 
 
 if __name__ == "__main__":
