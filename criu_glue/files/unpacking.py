@@ -10,6 +10,7 @@ Single files in the host's own directories are written with that user's rights.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tarfile
@@ -50,7 +51,8 @@ class Unpacker:
 
     With ``sparing`` other programs use the directory too. Then only a newer file replaces an
     existing one, since a program here may have that file open and write to it. ``user`` is the
-    capsule's user; with ``as_user`` nothing is written that this user could not write.
+    capsule's user; with ``as_user`` nothing is written that this user could not write. ``single``:
+    the stream has single files of the host's own directories, which implies ``as_user``.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Unpacker:
         destination: Path,
         sparing: bool = False,
         user: User = _ROOT,
+        *,
+        single: bool = False,
         as_user: bool = False,
     ) -> None:
         read, self._write = os.pipe()
@@ -66,7 +70,8 @@ class Unpacker:
         self.written: list[str] = []
         self._sparing = sparing
         self._user = user
-        self._as_user = as_user and not user.is_root
+        self._single = single and not user.is_root
+        self._as_user = (single or as_user) and not user.is_root
         self._files: set[str] = set()
         self._thread = threading.Thread(
             target=self._run, args=(read, destination), name="unpack", daemon=True
@@ -116,12 +121,11 @@ class Unpacker:
         below.plain(member.name)
         self._check(member)
         try:
-            with below.parent_of(top, member.name, make=True, one_mount=not self._as_user) as (
+            with below.parent_of(top, member.name, make=True, one_mount=not self._single) as (
                 parent,
                 last,
             ):
-                spared = self._sparing and _spare(member, parent, last)
-                if not spared and self._put(tar, member, top, parent, last):
+                if self._wants(member, parent, last) and self._put(tar, member, top, parent, last):
                     self.written.append(member.name)
         except NotADirectoryError:
             pass  # the job put a link in a directory's place while its files were read
@@ -139,6 +143,10 @@ class Unpacker:
         if member.isreg():
             self._files.add(member.name)
 
+    def _wants(self, member: tarfile.TarInfo, parent: int, last: str) -> bool:
+        """Whether the entry is put here. ``last`` is its name in the directory ``parent``."""
+        return not (self._sparing and _spare(member, parent, last))
+
     def _check(self, member: tarfile.TarInfo) -> None:
         """Raise StepFailed if this user's capsule may not bring the entry, ValueError if the entry
         is invalid."""
@@ -155,7 +163,7 @@ class Unpacker:
             raise self._refusal(member, "a device")
         if user.is_root:
             return
-        if self._as_user and not member.isreg():
+        if self._single and not member.isreg():
             raise StepFailed(
                 "files", f"{member.name} was sent as a single file but is not a regular file"
             )
@@ -186,7 +194,7 @@ class Unpacker:
         if member.isreg():
             self._put_file(tar, member, parent, last)
         elif member.isdir():
-            _put_directory(member, parent, last)
+            _put_directory(member, parent, last, lenient=self._as_user)
         elif member.islnk():
             return self._link(member, top, parent, last)
         elif member.issym():
@@ -201,14 +209,7 @@ class Unpacker:
     def _put_file(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, last: str
     ) -> None:
-        fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            self._clear(parent, last)
-            fd = os.open(last, fresh, 0o600, dir_fd=parent)
-        except PermissionError as error:
-            if not self._as_user:
-                raise
-            fd = self._open_there(parent, last, error)
+        fd = self._open(parent, last)
         try:
             content = cast(IO[bytes], tar.extractfile(member))  # a regular file has one
             if sparse.HEADER in member.pax_headers:
@@ -218,6 +219,20 @@ class Unpacker:
             _dress(fd, member, lenient=self._as_user)
         finally:
             os.close(fd)
+
+    def _open(self, parent: int, last: str) -> int:
+        """Open an empty file for an entry's content."""
+        fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._clear(parent, last)
+            return os.open(last, fresh, 0o600, dir_fd=parent)
+        except PermissionError as error:
+            if not self._as_user:
+                raise
+            try:
+                return open_there(parent, last)
+            except OSError:
+                raise error from None
 
     @staticmethod
     def _write_plain(content: IO[bytes], member: tarfile.TarInfo, fd: int) -> None:
@@ -229,21 +244,6 @@ class Unpacker:
             left -= len(data)
             while data:
                 data = data[os.write(fd, data) :]
-
-    def _open_there(self, parent: int, last: str, error: PermissionError) -> int:
-        """Open a file that the user may write although they may not change its directory.
-
-        Raises ``error`` if they may not, or if it is no regular file."""
-        plain = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            fd = os.open(last, plain, dir_fd=parent)
-        except OSError:
-            raise error from None
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise error
-        os.ftruncate(fd, 0)
-        return fd
 
     def _link(self, member: tarfile.TarInfo, top: int, parent: int, last: str) -> bool:
         """Make a second name of a file that came earlier in this stream; others are not linked.
@@ -267,7 +267,7 @@ class Unpacker:
             return
         if not stat.S_ISDIR(mode):
             os.unlink(last, dir_fd=parent)
-        elif not self._as_user:  # else it may be a directory of the host, which we do not remove
+        elif not self._single:  # else it may be a directory of the host, which we do not remove
             below.remove_all(parent, last)
 
 
@@ -309,6 +309,18 @@ def _spare(member: tarfile.TarInfo, parent: int, last: str) -> bool:
     return age_ns < SAME_AGE_NS and not (FORCED in member.pax_headers and age_ns > -SAME_AGE_NS)
 
 
+def open_there(parent: int, last: str) -> int:
+    """Open a file that is there, and empty it. The thread's user may write it even if they may not
+    change its directory. Raises OSError if they may not, or if it is no regular file."""
+    plain = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(last, plain, dir_fd=parent)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", last)
+    os.ftruncate(fd, 0)
+    return fd
+
+
 def _mode(parent: int, last: str) -> int | None:
     """The st_mode of the file ``last``, None if there is no such file."""
     try:
@@ -317,7 +329,7 @@ def _mode(parent: int, last: str) -> int | None:
         return None
 
 
-def _put_directory(member: tarfile.TarInfo, parent: int, last: str) -> None:
+def _put_directory(member: tarfile.TarInfo, parent: int, last: str, lenient: bool) -> None:
     mode = _mode(parent, last)
     if mode is not None and not stat.S_ISDIR(mode):
         os.unlink(last, dir_fd=parent)
@@ -326,7 +338,7 @@ def _put_directory(member: tarfile.TarInfo, parent: int, last: str) -> None:
         os.mkdir(last, 0o700, dir_fd=parent)
     fd = below.open_below(parent, last, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
     try:
-        _dress(fd, member)
+        _dress(fd, member, lenient=lenient)
     finally:
         os.close(fd)
 

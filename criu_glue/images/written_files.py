@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files on shared paths that a tree has open for writing, with their sizes at the dump.
+"""The files that a tree has open or mapped on shared and on carried paths, as its image has them.
 
-They are not part of an image. A tree that goes back to it writes again what it had written since.
+Those on shared paths are not part of an image. A tree that goes back to it writes again what it had
+written since, there and on carried paths. A file whose name was gone at the dump is none of them:
+what has that name now is another file.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import StepFailed
@@ -16,30 +19,47 @@ from .protobuf import Damaged, ProtobufMessage
 
 REGULAR = 1  # criu: images/fdinfo.proto (fd_types)
 _TYPE, _REG = 1, 3  # of a file_entry
-_FLAGS, _NAME, _SIZE = 2, 6, 8  # criu: images/regfile.proto
+_ID, _FLAGS, _NAME, _SIZE = 1, 2, 6, 8  # criu: images/regfile.proto
+_LOST_ID = 1  # criu: images/remap-file-path.proto (orig_id)
 _ROOT = Mount("", "/", "/", "", "")
 """An image is looked at without its capsule. But what a capsule has mounted elsewhere than there is
 private to it, and Placement knows those paths by name."""
 
 
 def shared(images: Path, placement: Placement) -> dict[bytes, int]:
-    """Path → bytes. Devices and pipes with a name are among them. An entry without a size is left
-    out: it may be any size. Raises StepFailed if the image is damaged."""
-    found: dict[bytes, int] = {}
-    path = images / "files.img"
-    if not path.exists():
-        return found  # CRIU makes it with its first entry
+    """Those on shared paths that are open for writing: path → bytes. Devices and pipes with a name
+    are among them. An entry without a size is left out: it may be any size. Raises StepFailed if
+    the image is damaged."""
+    return {
+        name: entry.long(_SIZE)
+        for name, entry in _files(images, placement, PathKind.SHARED)
+        if entry.uint(_FLAGS) & os.O_ACCMODE != os.O_RDONLY and _SIZE in entry
+    }
+
+
+def carried(images: Path, placement: Placement) -> set[bytes]:
+    """Those on carried paths, also if they are only read: CRIU restores no file whose size has
+    changed. Raises StepFailed if the image is damaged."""
+    return {name for name, _ in _files(images, placement, PathKind.CARRIED)}
+
+
+def _files(
+    images: Path, placement: Placement, kind: PathKind
+) -> Iterator[tuple[bytes, ProtobufMessage]]:
     try:
-        for raw in ImageFile(path).entries:
-            entry = ProtobufMessage(raw)
+        lost = {entry.uint(_LOST_ID) for entry in _entries(images / "remap-fpath.img")}
+        for entry in _entries(images / "files.img"):
             regular = entry.message(_REG) if entry.uint(_TYPE) == REGULAR else None
-            if regular is None or regular.uint(_FLAGS) & os.O_ACCMODE == os.O_RDONLY:
-                continue
-            if _SIZE not in regular:
+            if regular is None or regular.uint(_ID) in lost:
                 continue
             name = bytes(regular.raw(_NAME) or b"")
-            if placement.of_open_file(os.fsdecode(name), _ROOT) is PathKind.SHARED:
-                found[name] = regular.long(_SIZE)
+            if placement.of_open_file(os.fsdecode(name), _ROOT) is kind:
+                yield name, regular
     except Damaged as error:
         raise StepFailed("restore", f"the image is damaged: {error}") from error
-    return found
+
+
+def _entries(path: Path) -> Iterator[ProtobufMessage]:
+    """Those of an image file. CRIU makes such a file with its first entry."""
+    if path.exists():
+        yield from map(ProtobufMessage, ImageFile(path).entries)

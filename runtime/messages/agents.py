@@ -83,7 +83,8 @@ class Reserve(Message, frozen=True):
 
     ``limit_bytes``: the destination takes at most so many bytes for this migration.
     ``gpus_wanted``: the (GPU of the source, GPU here) pairs that a person asked for; this host
-    chooses the others. ``full_dump``: as in Inspected.
+    chooses the others. ``full_dump``: as in Inspected. ``in_place``: the capsule goes back to a
+    snapshot, and ran on this host when that was taken, or later.
     """
 
     migration: str
@@ -98,6 +99,7 @@ class Reserve(Message, frozen=True):
     gpu: GpuSurvey | None = None
     gpus_wanted: list[tuple[str, str]] = msgspec.field(default_factory=list)
     full_dump: str = ""
+    in_place: bool = False
 
 
 class Reserved(Answer, frozen=True):

@@ -13,7 +13,7 @@ from ...errors import LiveshiftError
 from . import agents, costs, gates, people, snapshots  # noqa: F401 (they define the messages)
 from .base import Answer, Message
 
-VERSION = 17
+VERSION = 18
 
 LIMIT = 64 << 20
 """A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment

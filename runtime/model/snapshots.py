@@ -52,6 +52,7 @@ class Generation:
     because another cluster has saved it, or this one before; else "". ``gpus``: what each capsule
     needs of the GPUs of a host that restores it; a capsule without GPUs is not in it.
     ``own_copies``: the capsules of which their own host had a copy too. It may be gone by now.
+    ``carried``: the capsules that had files on carried paths. No two of them may be on one host.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Generation:
     saved: str = ""
     gpus: dict[str, GpuNeed] = field(default_factory=dict)
     own_copies: list[str] = field(default_factory=list)
+    carried: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -206,27 +208,33 @@ def rewind_plan(
     without them. The others stay. A lost capsule goes to its holder if that has a free slot, so
     that its image does not cross the network, else where a move would go. A host that came back
     without a capsule has that one's slot free, though the journal still has the capsule there. A
-    capsule that used GPUs goes only to a host with as many free ones of the same models.
+    capsule that used GPUs goes only to a host with as many free ones of the same models. Files on
+    carried paths may have the same names in two capsules, so these go to different hosts.
     """
     known = {host.name: host for host in hosts}
     freed = Counter(owners[capsule] for capsule in lost)
     left = {name: host.free + freed[name] for name, host in known.items()}
     seats = {name: host.gpus for name, host in known.items()}
+    up_now = {name for name, host in known.items() if host.up}
+    stays = {c for c, owner in owners.items() if c not in lost and owner in up_now}
+    carrying = {owners[c]: c for c in generation.carried if c in stays}
     plan = {}
     for capsule, owner in owners.items():
         holders = generation.holders.get(capsule, [])
-        up = [name for name in holders if name in known and known[name].up]
+        up = [name for name in holders if name in up_now]
         if not up:
             where = ", ".join(holders) or "no host"
             return (
                 f"no host that holds {capsule} is up: the image of {generation.name} is on {where}"
             )
-        if capsule not in lost and owner in known and known[owner].up:
+        if capsule in stays:
             plan[capsule] = Place(owner, up[0])
             continue
         need = generation.gpus.get(capsule, NO_GPUS)
         roomy = [host for host in known.values() if _receives(host) and left[host.name] > 0]
         lacking = {host.name: lacks(seats[host.name], need) for host in roomy}
+        if capsule in generation.carried:
+            lacking |= {h: _carries(other) for h, other in carrying.items() if h in lacking}
         able = [host for host in roomy if not lacking[host.name]]
         if not able:
             was = f", which was on {owner}" if owner else ""
@@ -235,10 +243,16 @@ def rewind_plan(
         best = min(
             able, key=lambda host: (host.name not in up, _rank(host, host.slots - left[host.name]))
         )
+        if capsule in generation.carried:
+            carrying[best.name] = capsule
         left[best.name] -= 1
         seats[best.name] = without(seats[best.name], need)
         plan[capsule] = Place(best.name, best.name if best.name in up else up[0])
     return plan
+
+
+def _carries(other: str) -> str:
+    return f"gets {other}, which has files on carried paths, too"
 
 
 def _receives(host: HostSeen) -> bool:

@@ -397,10 +397,13 @@ class Rewinds:
             job.state = "running"
 
     def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
-        views = [view for view in self._fleet.views() if view.name not in avoid]
         found = self._fleet.find(capsule.name)
         newest = found[0].newest if found is not None else None
         need = newest.gpus.get(capsule.name, NO_GPUS) if newest is not None else NO_GPUS
+        avoid = set(avoid)
+        if found is not None and newest is not None and capsule.name in newest.carried:
+            avoid |= {found[0].capsules[name].host for name in newest.carried} - {capsule.host}
+        views = [view for view in self._fleet.views() if view.name not in avoid]
         return choose_destination(views, capsule.name, capsule.host, "", gpus=need)[0].name
 
     async def open_gates(self, job: Job) -> str:

@@ -124,7 +124,11 @@ class SavedJobs:
         names = dict.fromkeys(saved.capsules, "")
         up = self._fleet.up()
         holders = dict.fromkeys(names, up)
-        seen = Generation(0, name, saved.boundary, saved.time, 0, {}, holders, gpus=saved.gpus)
+        seen = Generation(
+            *(0, name, saved.boundary, saved.time, 0, {}, holders),
+            gpus=saved.gpus,
+            carried=saved.carried,
+        )
         plan = rewind_plan(self._fleet.views(), seen, names, names)
         if isinstance(plan, str):
             raise Refused(f"{name} cannot be resumed: {plan}", hint="`liveshift status -o wide`")
@@ -156,6 +160,7 @@ class SavedJobs:
                 directory,
                 saved.snapshot,
                 saved.gpus,
+                carried=saved.carried,
             )
             row = journal.snapshots.suspend(generation, text)
             journal.snapshots.note_saved(name, saved.snapshot, directory, saved.time)

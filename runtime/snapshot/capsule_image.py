@@ -13,7 +13,6 @@ import msgspec
 from ... import units
 from ...errors import LiveshiftError, Refused, StepFailed
 from .. import messages
-from ..config.cluster import Cluster
 from ..config.timeouts import Timeouts
 from ..cost.model import max_pause
 from ..messages import Message
@@ -61,6 +60,8 @@ class CapsuleImage:
         """After :meth:`seal` or :meth:`close`: as in SnapshotClosed."""
         self.gpu_need: GpuNeed = NO_GPUS
         """After :meth:`inspect`: what the capsule needs of the GPUs of a host that restores it."""
+        self.carried: set[str] = set()
+        """After :meth:`inspect`: the carried paths on which there are files."""
         self.trouble = ""
         """What kept the capsule's device state from coming back at the thaw, as text."""
         self.own_copy = False
@@ -79,7 +80,10 @@ class CapsuleImage:
         inspect, limit = messages.Inspect(self.name, snapshot=True), self._limits.prepare
         inspected = await self._request(self.host, inspect, limit, messages.Inspected)
         longest = max_pause(self._context.cluster.precopy, self._limits)
-        _check_supported(self.name, inspected, self._context.cluster, longest)
+        _check_supported(self.name, inspected, longest)
+        carried = {str(path) for path in self._context.cluster.files.carried}
+        # along.measure counts the directory itself.
+        self.carried = {a.path for a in inspected.survey.along if a.files > 1 and a.path in carried}
         self._inspected, self.gpu_need = inspected, need_of(inspected.gpu)
         return image_bytes(inspected.survey, inspected.gpu)
 
@@ -223,24 +227,16 @@ class CapsuleImage:
         return expected(expect, host, message, answer)
 
 
-def _check_supported(
-    capsule: str, inspected: messages.Inspected, cluster: Cluster, longest: float
-) -> None:
+def _check_supported(capsule: str, inspected: messages.Inspected, longest: float) -> None:
     """Raise Refused if the capsule cannot be taken back to an image yet. ``longest``: the most
     seconds for which a snapshot may pause the job."""
-    carried = {str(path) for path in cluster.files.carried}
-    # along.measure counts the directory itself.
-    filled = [each.path for each in inspected.survey.along if each.files > 1]
-    filled = [path for path in filled if path in carried]
-    why, hint = "", "the job trains on without snapshots; it can move"
     refuse(_against_gpus(capsule, inspected.gpu, longest))
     if inspected.full_dump:
-        why = f"its memory cannot be copied while it trains: {inspected.full_dump}"
-    elif filled:
-        why = f"{', '.join(filled)} is carried and has files"
-        hint = "list it under files.shared, or keep it empty"
-    if why:
-        raise Refused(f"{capsule} can have no snapshot: {why}", hint=hint)
+        raise Refused(
+            f"{capsule} can have no snapshot: its memory cannot be copied while it trains:"
+            f" {inspected.full_dump}",
+            hint="the job trains on without snapshots; it can move",
+        )
 
 
 def _against_gpus(

@@ -30,12 +30,13 @@ VERSION = 1
 
 class SavedCapsule(msgspec.Struct, frozen=True):
     """``image``: the name of its image beside this file. ``digest``: as in messages.Saved.
-    ``gpus``: as in Generation."""
+    ``gpus``: as in Generation. ``carried``: whether it is in Generation.carried."""
 
     index: int
     image: str
     digest: str
     gpus: GpuNeed = NO_GPUS
+    carried: bool = False
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):
@@ -58,6 +59,11 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
     def gpus(self) -> dict[str, GpuNeed]:
         """As in Generation."""
         return {name: each.gpus for name, each in self.capsules.items() if each.gpus.used}
+
+    @property
+    def carried(self) -> list[str]:
+        """As in Generation."""
+        return [name for name, each in self.capsules.items() if each.carried]
 
     def request(self) -> tuple[RunJob, int]:
         """Return the request and its user. Raises LiveshiftError if they cannot be read."""
@@ -86,6 +92,7 @@ def describe(
             image_name(generation.number, capsule.index),
             digests[capsule.name],
             generation.gpus.get(capsule.name, NO_GPUS),
+            capsule.name in generation.carried,
         )
         for capsule in job.capsules.values()
     }

@@ -164,7 +164,7 @@ def _tar() -> Target:
         (top / "there").write_bytes(b"another's")
         (top / "up").symlink_to("../beside")
         user = ALICE if how & 2 else User(0, 0)
-        unpacker = Unpacker(top, sparing=bool(how & 1), user=user, as_user=bool(how & 4))
+        unpacker = Unpacker(top, sparing=bool(how & 1), user=user, single=bool(how & 4))
         steps: tuple[Callable[[], None], ...] = (lambda: unpacker.write(data[1:]), unpacker.finish)
         for step in steps:
             with suppress(StepFailed, OSError):

@@ -16,6 +16,7 @@ from descriptors import no_descriptor_left
 from fuzz import seeds
 from fuzz.guard import Place
 from fuzz.target import ALICE, Target
+from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.errors import LiveshiftError
 from liveshift.runtime import messages, wire
 from liveshift.runtime.agent.arrival.image_place import SandboxPlace
@@ -137,7 +138,7 @@ def chunks() -> Target:
             spec=SimpleNamespace(name="gpt/1"),
         )
         ahead: Any = SimpleNamespace(halt=lambda: None, lost="")
-        there = SandboxPlace(top / "images/m1", resident, (str(top / "carried"),))
+        there = SandboxPlace(top / "images/m1", resident, Placement((), (str(top / "carried"),)))
         there.top = lambda tree: _top(top, tree, there)  # type: ignore[method-assign]
         inbox = Inbox(there, None, 0, ahead)
         receiver = wire.Receiver("", "", Path(), "h1", [])

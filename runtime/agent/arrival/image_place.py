@@ -14,8 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ....criu_glue.capsule.mounts import Placement, below
+from ....criu_glue.files.putting_back import PuttingBack
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
+from ....criu_glue.images import written_files
 from ....errors import StepFailed
 from ...model.manifest import Names
 from ..host.running_capsule import RunningCapsule
@@ -49,14 +52,18 @@ class ImagePlace(Protocol):
 
 class SandboxPlace:
     """The sandbox of a capsule that comes here. ``images`` has the name of the migration.
-    ``carried``: the paths of this host's cluster file, the only ones for which a source may send a
-    directory."""
+    ``placement``: of this host's cluster file; its carried paths are the only ones for which a
+    source may send a directory. ``back``: the capsule goes back to a snapshot, and has used these
+    directories here since."""
 
-    def __init__(self, images: Path, resident: RunningCapsule, carried: tuple[str, ...]) -> None:
+    def __init__(
+        self, images: Path, resident: RunningCapsule, placement: Placement, *, back: bool = False
+    ) -> None:
         self.migration = images.name
         self.capsule = resident.spec.name
         self.images = images
-        self.carried = carried
+        self._placement = placement
+        self._back = back
         self.came: Names = {}
         self.written: Names = {}
         self._resident = resident
@@ -75,7 +82,7 @@ class SandboxPlace:
         if tree == "open":
             return Path("/")
         kind, _, path = tree.partition(":")
-        if kind == "carried" and path in self.carried:
+        if kind == "carried" and path in self._placement.carried:
             Path(path).mkdir(parents=True, exist_ok=True)
             return Path(path)
         raise not_carried(tree)
@@ -84,14 +91,20 @@ class SandboxPlace:
         self.top(tree)
 
     def tree(self, stream: str, tree: str) -> Sink:
-        plan = self._resident.sandbox.plan
-        unpacker = self._unpackers[stream] = Unpacker(
-            self.top(tree),
-            sparing=tree.startswith("carried:"),
-            user=User(plan.uid, plan.gid, plan.groups),
-            as_user=tree == "open",
-        )
+        unpacker = self._unpackers[stream] = self._unpacker(tree)
         return unpacker.write, partial(self._end_tree, stream, tree)
+
+    def _unpacker(self, tree: str) -> Unpacker:
+        plan, top = self._resident.sandbox.plan, self.top(tree)
+        user = User(plan.uid, plan.gid, plan.groups)
+        if not tree.startswith("carried:"):
+            return Unpacker(top, user=user, single=tree == "open")
+        if not self._back:
+            return Unpacker(top, sparing=True, user=user)
+        # CRIU's images have come: a holder sends them first.
+        opened = map(os.fsdecode, written_files.carried(self.images, self._placement))
+        names = (os.path.relpath(name, top) for name in opened if below(name, str(top)))
+        return PuttingBack(top, user, frozenset(names))
 
     def _end_tree(self, stream: str, tree: str) -> None:
         unpacker = self._unpackers.pop(stream)

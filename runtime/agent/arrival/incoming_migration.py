@@ -21,6 +21,7 @@ from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Book, Frozen, Locate, Moved, Reserve
+from ...model.snapshots import is_restore_name
 from ...model.stopwatch import Stopwatch
 from ...wire import PAGE_TABLE, Lanes, Sender
 from ..gpu.device_memory import DeviceInlet
@@ -67,7 +68,8 @@ class IncomingMigration:
         self.images.mkdir(parents=True, exist_ok=True)
         inlet = DeviceInlet(devices, dict(self.gpus)) if devices is not None else None
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
-        self._place = SandboxPlace(self.images, resident, factory.placement.carried)
+        back = reserve.in_place
+        self._place = SandboxPlace(self.images, resident, factory.placement, back=back)
         self.inbox = Inbox(self._place, inlet, reserve.limit_bytes, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)
         self._phase = IncomingPhase.RECEIVING
@@ -216,7 +218,11 @@ class IncomingMigration:
             for tree, names in self.inbox.manifest.gone().items():
                 put_here = self._place.written.get(tree, set())
                 trees.remove(self._place.top(tree), put_here.intersection(names))
-            carried_out.reconcile(self._factory, self.resident.spec.name, self._place.came)
+            name = self.resident.spec.name
+            if is_restore_name(self.migration):
+                carried_out.drop_note(self._factory, name)
+            else:
+                carried_out.reconcile(self._factory, name, self._place.came)
             self._reconciled = True
         sandbox = self.resident.sandbox
         user = User(sandbox.plan.uid, sandbox.plan.gid, sandbox.plan.groups)

@@ -35,6 +35,11 @@ def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) 
     note.unlink()
 
 
+def drop_note(factory: CapsuleFactory, capsule: str) -> None:
+    """Delete the note: the capsule goes back to a snapshot, and that removes nothing."""
+    _note(factory, capsule).unlink(missing_ok=True)
+
+
 def forget_job(factory: CapsuleFactory, job: str) -> None:
     for note in _note(factory, f"{job}/0").parent.glob(f"{job}.*"):
         note.unlink(missing_ok=True)

@@ -443,6 +443,9 @@ state = "{tmp_path}/state"
     (carried / "deleted elsewhere, used here").write_bytes(b"another job's lines")
     carried_out.remember(factory, "gpt/1", taken)
     carried_out.reconcile(factory, "gpt/0", {})  # somebody else comes
+    carried_out.remember(factory, "gpt/2", taken)
+    carried_out.drop_note(factory, "gpt/2")  # it goes back to a snapshot
+    carried_out.reconcile(factory, "gpt/2", {str(carried): set()})  # the note is used up
     assert len(list(carried.rglob("*"))) == 6
     carried_out.reconcile(factory, "gpt/1", {str(carried): {"kept", "new"}})
     left = {p.name for p in carried.rglob("*")}

@@ -300,7 +300,7 @@ class Single:
             "content": b"new",
             **more,
         }
-        unpack(tar(entry(name, **own)), self.top, user=ALICE, as_user=True)
+        unpack(tar(entry(name, **own)), self.top, user=ALICE, single=True)
 
 
 @pytest.mark.root
@@ -342,7 +342,7 @@ def test_single_files_that_the_user_may_not_write_are_refused(top: Path) -> None
     assert (top / "shadow").read_bytes() == b"old"
     raw = tar(entry("home/x", tarfile.SYMTYPE, linkname="/etc/shadow"))
     with pytest.raises(StepFailed, match="was sent as a single file but is not a regular file"):
-        unpack(raw, top, user=ALICE, as_user=True)
+        unpack(raw, top, user=ALICE, single=True)
 
 
 @pytest.mark.root

@@ -18,10 +18,12 @@ PLACEMENT = Placement(("/shared", "/data"), ("/carried", "/shared/carried"))
 REGULAR, SOCKET = 1, 4
 
 
-def entry(name: bytes, size: int, flags: int = os.O_WRONLY, kind: int = REGULAR) -> bytes:
+def entry(
+    name: bytes, size: int, flags: int = os.O_WRONLY, kind: int = REGULAR, number: int = 7
+) -> bytes:
     """A file_entry with a reg_file_entry: id, flags, pos, fown, name, mode, size."""
-    regular: list[Field] = [(1, 7), (2, flags), (3, 0), (5, b""), (6, name), (8, size)]
-    return encode([(1, kind), (2, 7), (3, encode(regular))])
+    regular: list[Field] = [(1, number), (2, flags), (3, 0), (5, b""), (6, name), (8, size)]
+    return encode([(1, kind), (2, number), (3, encode(regular))])
 
 
 def image(top: Path, *entries: bytes) -> Path:
@@ -85,3 +87,29 @@ def test_a_damaged_image_is_an_error(tmp_path: Path, raw: bytes) -> None:
         file.write(raw)
     with pytest.raises(StepFailed, match=r"the image is damaged|beyond the file"):
         written_files.shared(tmp_path, PLACEMENT)
+
+
+def test_files_on_carried_paths_count_also_if_they_are_only_read(tmp_path: Path) -> None:
+    made = image(
+        tmp_path,
+        entry(b"/carried/log", 1000),
+        entry(b"/carried/data", 1000, os.O_RDONLY),
+        entry(b"/shared/log", 1000),
+        entry(b"/tmp/log", 1000),
+    )
+    assert written_files.carried(made, PLACEMENT) == {b"/carried/log", b"/carried/data"}
+
+
+def test_what_has_the_name_of_a_file_that_was_deleted_is_another_one(tmp_path: Path) -> None:
+    """CRIU keeps a deleted file in its image; remap-fpath.img says which one that is."""
+    made = image(
+        tmp_path,
+        entry(b"/shared/deleted", 5, number=8),
+        entry(b"/carried/deleted", 5, number=9),
+        entry(b"/carried/log", 5),
+    )
+    lost = [encode([(1, number), (2, 99), (3, 2)]) for number in (8, 9)]
+    data = b"".join(struct.pack("<I", len(each)) + each for each in lost)
+    (made / "remap-fpath.img").write_bytes(struct.pack("<II", 0x54564319, 0x59133954) + data)
+    assert written_files.shared(made, PLACEMENT) == {}
+    assert written_files.carried(made, PLACEMENT) == {b"/carried/log"}

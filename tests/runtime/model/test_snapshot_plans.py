@@ -68,7 +68,7 @@ def test_names() -> None:
 
 
 def test_a_generation_outlives_the_journal() -> None:
-    made = replace(generation(a="h2", b="h3"), gpus={"gpt/1": NEED})
+    made = replace(generation(a="h2", b="h3"), gpus={"gpt/1": NEED}, carried=["gpt/0"])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Generation) == made
 
 
@@ -227,6 +227,27 @@ def test_where_any_host_can_have_the_images_the_job_is_spread() -> None:
     anywhere = Generation(17, "gpt", "", 5.0, 0, {}, {c: ["h2", "h3"] for c in OWNERS})
     found = rewind_plan(hosts, anywhere, OWNERS, list(OWNERS))
     assert found == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h3", "h3")}
+
+
+def test_capsules_with_files_on_carried_paths_go_to_different_hosts() -> None:
+    hosts = [host("h0", used=1, slots=4), host("h1", up=False), host("h2", slots=4)]
+    for carried, where in (
+        ([], "h0"),
+        (["gpt/1"], "h0"),
+        (["gpt/0"], "h0"),
+        (["gpt/0", "gpt/1"], "h2"),
+    ):
+        held = replace(generation(a="h0", b="h0"), carried=carried)
+        found = rewind_plan(hosts, held, OWNERS, ["gpt/1"])
+        assert found == {"gpt/0": Place("h0", "h0"), "gpt/1": Place(where, "h0")}
+    both = replace(generation(a="h0", b="h0"), carried=["gpt/0", "gpt/1"])
+    assert rewind_plan(hosts[:2], both, OWNERS, ["gpt/1"]) == (
+        "no host has room for gpt/1, which was on h1; h0 gets gpt/0, which has files on carried"
+        " paths, too"
+    )
+    neither = rewind_plan(hosts, both, OWNERS, list(OWNERS))
+    assert not isinstance(neither, str)
+    assert sorted(place.host for place in neither.values()) == ["h0", "h2"]
 
 
 # ---- GPUs --------------------------------------------------------------------------------------

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import time
 
 import pytest
 from rewinds_scene import RewindsScene, ended, scene
 
+from liveshift.errors import LiveshiftError
 from liveshift.runtime.messages import CapsuleState
 from liveshift.runtime.model.jobs import KILLED
 from liveshift.runtime.orchestrator.fleet import Fleet
@@ -72,6 +75,19 @@ def test_a_host_that_came_back_without_a_capsule_has_lost_it(scene: RewindsScene
     asyncio.run(play())
     assert scene.owners()["a/1"][1] == 3
     assert scene.history("rewinding") == ["goes back to s1: h1 came back without a/1"]
+
+
+def test_no_host_gets_a_second_capsule_with_files_on_carried_paths(scene: RewindsScene) -> None:
+    """A host that another capsule is on has its files under the same names."""
+    job = scene.job
+    assert job.newest is not None
+    for name in ("h0", "h1", "h2"):
+        scene.fleet.hosts[name].heard = time.monotonic()
+    assert scene.rewinds.another_host(job.capsules["a/1"], ["h2"]) == "h0"
+    job.newest = dataclasses.replace(job.newest, carried=["a/0", "a/1"])
+    assert scene.rewinds.another_host(job.capsules["a/1"], []) == "h2"
+    with pytest.raises(LiveshiftError):
+        scene.rewinds.another_host(job.capsules["a/1"], ["h2"])
 
 
 def test_a_job_without_a_snapshot_ends_as_ever(scene: RewindsScene) -> None:

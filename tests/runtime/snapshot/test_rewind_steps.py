@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from rewind_scene import ALONG, Died, RewindScene
@@ -71,6 +72,16 @@ def test_a_host_may_get_back_what_was_dumped_there() -> None:
     assert [each.place for each in asked["h0"].along] == [("", "")]
     assert [each.place for each in asked["h2"].along] == [ALONG.place]
     assert [each.path for each in asked["h0"].along] == ["/tmp"]
+
+
+@pytest.mark.parametrize("left", ["h2", ""], ids=["it ran there", "it did not"])
+def test_a_host_is_told_whether_the_capsule_has_used_its_directories(left: str) -> None:
+    """On the host of the snapshot, or on the one where it ran since."""
+    scene = RewindScene()
+    scene.row = dataclasses.replace(scene.row, left={"gpt/1": left} if left else {})
+    play(scene)
+    asked = {h: ask.in_place for h, ask in scene.asks if isinstance(ask, messages.Reserve)}
+    assert asked == {"h0": True, "h2": bool(left)}
 
 
 def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None:

@@ -48,15 +48,15 @@ def test_a_saved_snapshot_comes_back(signatures: Signatures) -> None:
     assert saved.request() == (RewindScene().job.request, 0)
 
 
-def test_a_saved_snapshot_says_which_gpus_it_needs(signatures: Signatures) -> None:
+def test_a_saved_snapshot_says_what_its_hosts_need(signatures: Signatures) -> None:
     scene, need = RewindScene(), GpuNeed(frozenset({"GPU-a"}), (GpuSeat("GPU-a", "H100", True),))
-    generation = dataclasses.replace(scene.generation, gpus={"gpt/1": need})
+    generation = dataclasses.replace(scene.generation, gpus={"gpt/1": need}, carried=["gpt/0"])
     digests = dict.fromkeys(scene.job.capsules, "digest")
     told = saved_snapshot.describe(CLUSTER, scene.job, generation, digests)
     data = saved_snapshot.encode(told, signatures)
     saved, _ = saved_snapshot.decode(data, signatures, "/kept")
-    assert saved.gpus == {"gpt/1": need}
-    assert described().gpus == {}
+    assert (saved.gpus, saved.carried) == ({"gpt/1": need}, ["gpt/0"])
+    assert (described().gpus, described().carried) == ({}, [])
 
 
 def test_every_byte_counts(signatures: Signatures) -> None:

@@ -308,10 +308,6 @@ def test_a_holder_that_refuses_is_named() -> None:
         ({"gpu": on_gpus(memory=GIB)}, "its 2.15 GB of device memory into host memory, of which"),
         ({"gpu": on_gpus(200)}, "need at least 107 s off the GPU and back, and a pause may last"),
         ({"full_dump": "h0 has no userfaultfd"}, "cannot be copied while it trains: h0 has no"),
-        (
-            {"survey": replace(SURVEY, along=(Along("/scratch", 2, 9, 0),))},
-            "/scratch is carried and has files",
-        ),
     ],
 )
 def test_what_cannot_be_taken_back_is_refused_in_words(found: dict[str, Any], words: str) -> None:
@@ -371,11 +367,42 @@ def test_a_capsule_that_is_not_back_on_its_gpus_is_named() -> None:
     assert "too little memory" in trouble
 
 
-def test_carried_paths_without_files_and_tmp_are_no_obstacle() -> None:
+SCRATCH = replace(SURVEY, along=(Along("/tmp", 5, 9, 0), Along("/scratch", 2, 9, 0)))
+
+
+def test_two_capsules_on_a_host_do_not_both_take_the_same_directory() -> None:
+    stage, job = SnapshotStage(), a_job()
+    job.capsules["gpt/2"].host = "h1"
+    for capsule in ("gpt/1", "gpt/2"):
+        stage.fail(f"Inspect {capsule}", messages.Inspected(SCRATCH, FACTS, 5))
+    snapshot = play(stage, a_snapshot(stage, job))
+    assert isinstance(snapshot.error, Refused)
+    assert "gpt/1 and gpt/2 are on h1, and both would take along what is in /scratch" in str(
+        snapshot.error
+    )
+    assert snapshot.refused == set(), "no holder is to blame"
+    assert not of(stage, messages.Hold)
+
+
+def test_capsules_on_different_hosts_may_have_files_on_a_carried_path() -> None:
     stage = SnapshotStage()
+    for capsule in sorted(CAPSULES)[:2]:
+        stage.fail(f"Inspect {capsule}", messages.Inspected(SCRATCH, FACTS, 5))
+    generation = play(stage).generation
+    assert generation is not None
+    assert generation.carried == sorted(CAPSULES)[:2]
+
+
+def test_carried_paths_without_files_and_tmp_are_no_obstacle() -> None:
+    stage, job = SnapshotStage(), a_job()
+    job.capsules["gpt/2"].host = "h1"
     along = (Along("/tmp", 5, 9, 0), Along("/scratch", 1, 0, 0))
-    stage.fail("Inspect gpt/1", messages.Inspected(replace(SURVEY, along=along), FACTS, 5))
-    assert play(stage).generation is not None
+    for capsule in ("gpt/1", "gpt/2"):
+        look = messages.Inspected(replace(SURVEY, along=along), FACTS, 5)
+        stage.fail(f"Inspect {capsule}", look)
+    generation = play(stage, a_snapshot(stage, job)).generation
+    assert generation is not None
+    assert generation.carried == []
 
 
 def test_what_each_side_is_told() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.trees import Tree
 from liveshift.runtime.agent.arrival.image_place import SandboxPlace
@@ -61,7 +62,7 @@ class Host:
 
     def again(self) -> Inbox:
         resident: Any = self.resident
-        place = SandboxPlace(self.images, resident, (str(self.carried),))
+        place = SandboxPlace(self.images, resident, Placement((), (str(self.carried),)))
         return Inbox(place, None, 0, self.ahead)
 
     def landed(self) -> Inbox:

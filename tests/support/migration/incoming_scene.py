@@ -59,6 +59,7 @@ class Scene:
             migration="m1",
             source="h0",
             limit_bytes=0,
+            in_place=False,
             gpu=SimpleNamespace(used={"GPU-a": 1}),
             book=BOOK,
             spec=None,
@@ -81,6 +82,7 @@ class Scene:
             (shared_sizes, "forget"),
             (reservations, "mark"),
             (carried_out, "reconcile"),
+            (carried_out, "drop_note"),
             (incoming_migration, "hand_over"),
         ):
             monkeypatch.setattr(module, name, self.noted(name))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from incoming_scene import NO_CRIU, Scene, scene
 
+from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.memory.prefill.prefill import LEAST
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import (
@@ -52,6 +53,12 @@ def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scen
     with pytest.raises(StepFailed, match="the image is not complete"):
         scene.here.bring_up(NO_CRIU, watch, 10.0)
     assert scene.done == ["inbox closed"]
+
+
+def test_a_rewind_removes_no_file_that_was_left_here_by_an_earlier_move(scene: Scene) -> None:
+    scene.here.migration = "r4.1"
+    scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    assert scene.done == ["inbox closed", "drop_note", "prepare", "forget", "mark", "bring_up"]
 
 
 def test_what_is_gone_at_the_source_goes_here_too_if_it_came_from_there(scene: Scene) -> None:
@@ -258,7 +265,8 @@ def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPat
         (carried / name).write_text(f"{name} of carried")
     (plan.log / "0").write_text("said")
     (here.images / "core-1.img").write_text("a core")
-    here.inbox.place.carried, here.inbox.place.came = (str(carried),), {str(carried): {"came"}}
+    here._place._placement = Placement((), (str(carried),))
+    here.inbox.place.came = {str(carried): {"came"}}
     monkeypatch.setattr(here.inbox, "path", lambda _kind, name: plan.log / name)
     here.inbox.memory = SimpleNamespace(forward=lambda _: sent.append("pages"), table=[7])
     streams = here.inbox.manifest.streams

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files on carried paths go back with their job: a log that was open is again what it was, and what
+the job had deleted since is there again; on the same host, and on another one."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from lab_session import JOBS, LabSession, NewLab, eventually
+from moving_job import AFTER, Job
+from protected_job import events, wait_protected, wait_rewound
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+STEPS, SAVED = 900, 10
+CARRIED = "/var/tmp/rewound"
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    """Two hosts run the job, two may hold its images."""
+    return new_lab("--hosts", "4", "--snapshots", "every=2")
+
+
+def own(lab: LabSession, host: str) -> Path:
+    """The carried directory of a host, as this machine sees it."""
+    return lab.lab.directory / host / "var-tmp" / "rewound"
+
+
+def lines(lab: LabSession, host: str) -> int:
+    """How many lines the log there has; they are of all steps, once each."""
+    text = (own(lab, host) / "train.log").read_text()
+    steps = [int(line.split()[1]) for line in text.splitlines() if line.count(" ") == 3]
+    assert steps == list(range(1, len(steps) + 1))
+    return len(steps)
+
+
+def kill_rank(job: Job, rank: int) -> None:
+    (pid,) = set(job.seen(rank).tasks.values())
+    psutil.Process(pid).send_signal(signal.SIGKILL)
+
+
+def places(job: Job) -> list[str]:
+    return [job.seen(rank).host for rank in range(2)]
+
+
+def further(lab: LabSession, hosts: list[str], before: list[int]) -> bool:
+    return all(lines(lab, hosts[rank]) > before[rank] + AFTER for rank in range(2))
+
+
+def test_a_log_and_checkpoints_on_a_carried_path_go_back_with_the_job(
+    lab: LabSession, references: References, place: Path
+) -> None:
+    argv = (
+        *("python", str(JOBS / "carried.py"), "--out", "{out}"),
+        *("--steps", str(STEPS), "--pace", "0.05", "--own"),
+    )
+    job = lab.start("files", (*argv, CARRIED), nnodes=2)
+    job.wait_step(3 * SAVED)
+    eventually(lambda: events(job, "protected"), "the first snapshot", 30)
+    hosts = places(job)
+
+    wait_protected(job)
+    before = [lines(lab, host) for host in hosts]
+    kill_rank(job, 1)
+    wait_rewound(job, 1)
+    assert places(job) == hosts, "in place"
+    eventually(partial(further, lab, hosts, before), "both logs to be longer than ever")
+
+    wait_protected(job)
+    before = [lines(lab, host) for host in hosts]
+    labs.kill_host(lab.lab, hosts[1])
+    wait_rewound(job, 2)
+    now = places(job)
+    assert now[0] == hosts[0]
+    assert now[1] not in hosts
+    eventually(partial(further, lab, now, before), "both logs to be longer than ever")
+
+    elsewhere = (*argv, str(place / "files-reference-RANK"))
+    job.result(ranks=2).assert_equals(references.of(elsewhere, 2, 2))
+    for host in now:
+        assert lines(lab, host) == STEPS
+        there = own(lab, host)
+        kept = sorted(path.name for path in there.iterdir())
+        last = (STEPS - SAVED, STEPS)
+        assert kept == [*(f"checkpoint-{n}.pt" for n in last), "train.log"]
+        assert torch.load(there / f"checkpoint-{STEPS}.pt")["step"] == STEPS
+    lab.boot(hosts[1])
