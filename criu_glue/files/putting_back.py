@@ -1,84 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts files of a carried directory back for a capsule that goes back to a snapshot where it was.
+"""Unpacks a carried directory for a capsule that goes back to a snapshot.
 
-Others use the directory too: other jobs, and other users. So little is changed. A file that the
-capsule had open at the snapshot gets the content back that it had. What the capsule's user had
-there, and what is gone, is made again. All else stays as it is, also what the capsule has created
-since. Everything is done with the rights of the capsule's user.
+Others use the directory too: other jobs, and other users. On a host where the capsule has run since
+(PuttingBack), nothing changes but the files that it had open at the snapshot, and everything is
+done with the rights of its user. A file that was open for writing gets the content back that it
+had. One that was open only for reading is made again if it is gone, because CRIU needs it. To
+another host (BringingAlong) all files come, as in a move.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import tarfile
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from ...errors import StepFailed
 from . import below, sparse
 from .rights import User
 from .trees import FORCED, GONE, SAME_AGE_NS
-from .unpacking import Unpacker, open_there
+from .unpacking import NotAllowed, Unpacker
+
+log = logging.getLogger("liveshift.files")
+
+
+_THERE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class PuttingBack(Unpacker):
     """Unpacks a tar stream of trees.py below the directory from which it was made.
 
-    ``opened``: the names of the files that the capsule had open or mapped. They are written in
-    place, so all their names stay those of one file.
+    ``opened``: the names of the files that the capsule had open or mapped. ``written``: those of
+    them that it could write.
     """
 
-    def __init__(self, destination: Path, user: User, opened: frozenset[str]) -> None:
+    def __init__(self, destination: Path, user: User, opened: Set[str], written: Set[str]) -> None:
         self._opened = opened
-        self._inodes: set[tuple[int, int]] | None = None
+        self._could_write = written
         super().__init__(destination, user=user, as_user=True)
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int) -> None:
-        if self._inodes is None:
-            self._inodes = self._find_opened(top)
-        super()._take(tar, member, top)
-
-    def _find_opened(self, top: int) -> set[tuple[int, int]]:
-        """The device and inode of each opened file, as it is here: tar has the content of a file
-        under the first of its names, which may be another one."""
-        found = set()
-        for name in self._opened:
-            try:
-                with below.parent_of(top, name, one_mount=True) as (parent, last):
-                    there = os.lstat(last, dir_fd=parent)
-            except (OSError, below.UnfitName):
-                continue  # it is gone, or out of reach: then the restore says so
-            found.add((there.st_dev, there.st_ino))
-        return found
+        below.plain(member.name)
+        if member.name not in self._opened or member.isdir():
+            return
+        try:
+            super()._take(tar, member, top)
+        except OSError as error:
+            raise StepFailed(
+                "files",
+                f"{member.name}, which the capsule had open at the snapshot, cannot be put back:"
+                f" {error.strerror}",
+            ) from error
 
     def _wants(self, member: tarfile.TarInfo, parent: int, last: str) -> bool:
         try:
             there = os.lstat(last, dir_fd=parent)
         except GONE:
-            return member.name in self._opened or member.uid == self._user.uid
-        assert self._inodes is not None
-        was_open = member.name in self._opened or (there.st_dev, there.st_ino) in self._inodes
-        if not (was_open and member.isreg()):  # the content of a link has come before
+            return True
+        if member.name not in self._could_write or _unchanged(member, there):
             return False
+        if member.islnk():
+            raise StepFailed(
+                "files",
+                f"{member.name}, which the capsule had open at the snapshot, cannot be put back:"
+                " it had other names too",
+            )
         if not stat.S_ISREG(there.st_mode) or there.st_uid != member.uid:
             raise StepFailed(
                 "files",
-                f"{member.name} cannot be put back: the capsule had it open at the snapshot, and"
-                " now another file, or another user's, has this name",
-                hint="move that file away",
+                f"{member.name}, which the capsule had open at the snapshot, cannot be put back:"
+                " something else, or another user's file, has this name now",
+                hint="move it away",
             )
-        return _changed(member, there)
+        return True
 
     def _open(self, parent: int, last: str) -> int:
+        """In place, so that others who read the file see it go on."""
         try:
-            return open_there(parent, last)
-        except FileNotFoundError:
+            fd = os.open(last, _THERE, dir_fd=parent)
+        except OSError:  # it is gone, it is read-only by now, or it is a program that runs
             return super()._open(parent, last)
+        if os.fstat(fd).st_nlink == 1:
+            return fd
+        os.close(fd)  # the other name may be another file of the snapshot's
+        return super()._open(parent, last)
 
 
-def _changed(member: tarfile.TarInfo, there: os.stat_result) -> bool:
-    """Whether a file here may differ from the entry."""
+class BringingAlong(Unpacker):
+    """Unpacks a tar stream of trees.py where other files may have the same names: a newer file
+    stays, as in a move. What the user may not bring is left out, since the job has no other way to
+    go on.
+
+    ``written``: the names of the files that the capsule could write. ``expected``: after
+    :meth:`finish`, how those that have come must be here (:func:`check`).
+    """
+
+    def __init__(self, destination: Path, user: User, written: Set[str]) -> None:
+        self._could_write = written
+        self.expected: dict[str, tarfile.TarInfo] = {}
+        super().__init__(destination, sparing=True, user=user)
+
+    def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int) -> None:
+        try:
+            super()._take(tar, member, top)
+        except NotAllowed as refusal:
+            log.info("left out: %s", refusal)
+            self.names.append(member.name)
+        if member.name in self._could_write and member.isreg():
+            self.expected[member.name] = member
+
+
+def check(top: Path, expected: Mapping[str, tarfile.TarInfo]) -> None:
+    """Raise StepFailed if one of these files differs here: then it is another job's, and the
+    capsule must not go on with it."""
+    for name, member in expected.items():
+        try:
+            right = _unchanged(member, os.lstat(top / name), forced=False)
+        except GONE:
+            continue  # the restore says so
+        if not right:
+            raise StepFailed(
+                "files",
+                f"{top / name}, which the capsule had open at the snapshot, is newer on this host",
+                hint="move it away, if it is not needed here",
+            )
+
+
+def _unchanged(member: tarfile.TarInfo, there: os.stat_result, *, forced: bool = True) -> bool:
+    """Whether a file here has the entry's size, mode and time. ``forced``: and was not written
+    through a mapping, which need not show in these."""
     size = int(member.pax_headers.get(sparse.HEADER, member.size))
     age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
-    same = (size, member.mode & 0o7777) == (there.st_size, stat.S_IMODE(there.st_mode))
-    return not same or abs(age_ns) >= SAME_AGE_NS or FORCED in member.pax_headers
+    seen = (there.st_size, stat.S_IMODE(there.st_mode))
+    same = member.isreg() and stat.S_ISREG(there.st_mode) and seen == (size, member.mode & 0o7777)
+    mapped = forced and FORCED in member.pax_headers
+    return same and abs(age_ns) < SAME_AGE_NS and not mapped

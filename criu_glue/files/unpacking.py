@@ -46,6 +46,10 @@ _LATEST_S = 1 << 33
 _ROOT = User(0, 0)
 
 
+class NotAllowed(StepFailed):
+    """A stream has an entry that a capsule of this user cannot bring to a host."""
+
+
 class Unpacker:
     """Unpacks one tar stream below a directory, in a thread, as its bytes arrive.
 
@@ -173,8 +177,8 @@ class Unpacker:
             if member.mode & stat.S_ISGID and not user.is_in(member.gid):
                 raise self._refusal(member, f"a program that runs as group {member.gid}")
 
-    def _refusal(self, member: tarfile.TarInfo, what: str) -> StepFailed:
-        return StepFailed(
+    def _refusal(self, member: tarfile.TarInfo, what: str) -> NotAllowed:
+        return NotAllowed(
             "files",
             f"{member.name} is {what}, which a capsule of user {self._user.uid} cannot bring",
             hint="list a path with such files under files.shared",
@@ -213,15 +217,17 @@ class Unpacker:
         try:
             content = cast(IO[bytes], tar.extractfile(member))  # a regular file has one
             if sparse.HEADER in member.pax_headers:
+                os.ftruncate(fd, 0)
                 sparse.unpack(content, member.size, int(member.pax_headers[sparse.HEADER]), fd)
             else:
                 self._write_plain(content, member, fd)
+                os.ftruncate(fd, member.size)
             _dress(fd, member, lenient=self._as_user)
         finally:
             os.close(fd)
 
     def _open(self, parent: int, last: str) -> int:
-        """Open an empty file for an entry's content."""
+        """Open the file that gets an entry's content; what it has now is written over."""
         fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._clear(parent, last)

@@ -33,14 +33,19 @@ def shared(images: Path, placement: Placement) -> dict[bytes, int]:
     return {
         name: entry.long(_SIZE)
         for name, entry in _files(images, placement, PathKind.SHARED)
-        if entry.uint(_FLAGS) & os.O_ACCMODE != os.O_RDONLY and _SIZE in entry
+        if _writes(entry) and _SIZE in entry
     }
 
 
-def carried(images: Path, placement: Placement) -> set[bytes]:
-    """Those on carried paths, also if they are only read: CRIU restores no file whose size has
-    changed. Raises StepFailed if the image is damaged."""
-    return {name for name, _ in _files(images, placement, PathKind.CARRIED)}
+def carried(images: Path, placement: Placement) -> tuple[set[bytes], set[bytes]]:
+    """Those on carried paths: all, and those that are open for writing. Raises StepFailed if the
+    image is damaged."""
+    opened = [*_files(images, placement, PathKind.CARRIED)]
+    return {name for name, _ in opened}, {name for name, entry in opened if _writes(entry)}
+
+
+def _writes(entry: ProtobufMessage) -> bool:
+    return entry.uint(_FLAGS) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _files(

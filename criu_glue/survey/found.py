@@ -89,6 +89,8 @@ class Survey:
     """Bytes of ``single_files`` without holes; they are sent while the job is paused."""
     output: int = 0
     """Bytes of the capsule's log, which moves too."""
+    linked: tuple[str, ...] = ()
+    """Files on carried paths that are open for writing and have several names."""
 
     def in_place(self) -> Survey:
         """The same for a host on which the tree may have run before. Directories that a move must

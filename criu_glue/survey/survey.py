@@ -67,6 +67,7 @@ class _Findings:
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Path of each open file on a shared path → its device and inode."""
+    linked: set[str] = field(default_factory=set)
 
 
 def survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
@@ -153,6 +154,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
         gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
         ids=pids.in_use(sandbox),
         nameless=sum(found.nameless.values()),
+        linked=tuple(sorted(found.linked)),
     )
 
 
@@ -323,6 +325,9 @@ def _look_at_descriptors(
                 f'list "{mount.point}" under files.shared if every host sees the same content '
                 "there, under files.carried if it is this host's own",
             ] = None
+        elif place is PathKind.CARRIED and writable:
+            if stat.S_ISREG(opened.st_mode) and opened.st_nlink > 1:
+                found.linked.add(target)
         elif place is PathKind.LOCAL and writable:
             found.single.add(target)
         elif place in (PathKind.LOCAL, PathKind.FOREIGN):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files on carried paths go back with their job: a log that was open is again what it was, and what
-the job had deleted since is there again; on the same host, and on another one."""
+"""Files on carried paths go back with their job: a log that was open is again what it was, on the
+same host and on another one. What others have in the same directory stays."""
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from liveshift.launcher import lab as labs
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
-STEPS, SAVED = 900, 10
+STEPS, SAVED, OTHER = 900, 10, 64201
 CARRIED = "/var/tmp/rewound"
 
 
@@ -68,11 +69,21 @@ def test_a_log_and_checkpoints_on_a_carried_path_go_back_with_the_job(
     eventually(lambda: events(job, "protected"), "the first snapshot", 30)
     hosts = places(job)
 
+    beside = own(lab, hosts[1]).parent
+    (beside / "other").mkdir(mode=0o700)
+    (beside / "other/notes").write_text("before")
+    for path in (beside / "other", beside / "other/notes"):
+        os.chown(path, OTHER, OTHER)
     wait_protected(job)
+    wait_protected(job)  # this one has begun since, and so has the other user's file
     before = [lines(lab, host) for host in hosts]
+    (beside / "other/notes").write_text("after")
+    (beside / "rewound/another job's").touch()
     kill_rank(job, 1)
     wait_rewound(job, 1)
     assert places(job) == hosts, "in place"
+    assert (beside / "other/notes").read_text() == "after"
+    (beside / "rewound/another job's").unlink()
     eventually(partial(further, lab, hosts, before), "both logs to be longer than ever")
 
     wait_protected(job)

@@ -83,8 +83,8 @@ class Reserve(Message, frozen=True):
 
     ``limit_bytes``: the destination takes at most so many bytes for this migration.
     ``gpus_wanted``: the (GPU of the source, GPU here) pairs that a person asked for; this host
-    chooses the others. ``full_dump``: as in Inspected. ``in_place``: the capsule goes back to a
-    snapshot, and ran on this host when that was taken, or later.
+    chooses the others. ``full_dump``: as in Inspected. ``dumped_under``: the epoch of the
+    capsule at the snapshot to which it goes back; 0 in a migration.
     """
 
     migration: str
@@ -99,7 +99,7 @@ class Reserve(Message, frozen=True):
     gpu: GpuSurvey | None = None
     gpus_wanted: list[tuple[str, str]] = msgspec.field(default_factory=list)
     full_dump: str = ""
-    in_place: bool = False
+    dumped_under: int = 0
 
 
 class Reserved(Answer, frozen=True):

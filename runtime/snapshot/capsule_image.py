@@ -60,8 +60,8 @@ class CapsuleImage:
         """After :meth:`seal` or :meth:`close`: as in SnapshotClosed."""
         self.gpu_need: GpuNeed = NO_GPUS
         """After :meth:`inspect`: what the capsule needs of the GPUs of a host that restores it."""
-        self.carried: set[str] = set()
-        """After :meth:`inspect`: the carried paths on which there are files."""
+        self.carries = False
+        """After :meth:`inspect`: whether there are files on carried paths."""
         self.trouble = ""
         """What kept the capsule's device state from coming back at the thaw, as text."""
         self.own_copy = False
@@ -83,7 +83,7 @@ class CapsuleImage:
         _check_supported(self.name, inspected, longest)
         carried = {str(path) for path in self._context.cluster.files.carried}
         # along.measure counts the directory itself.
-        self.carried = {a.path for a in inspected.survey.along if a.files > 1 and a.path in carried}
+        self.carries = any(a.files > 1 and a.path in carried for a in inspected.survey.along)
         self._inspected, self.gpu_need = inspected, need_of(inspected.gpu)
         return image_bytes(inspected.survey, inspected.gpu)
 
@@ -231,6 +231,13 @@ def _check_supported(capsule: str, inspected: messages.Inspected, longest: float
     """Raise Refused if the capsule cannot be taken back to an image yet. ``longest``: the most
     seconds for which a snapshot may pause the job."""
     refuse(_against_gpus(capsule, inspected.gpu, longest))
+    if inspected.survey.linked:
+        raise Refused(
+            f"{capsule} can have no snapshot: {inspected.survey.linked[0]}, which is open for"
+            " writing on a carried path, has other names too, and a rewind could not tell which"
+            " of them are one file",
+            hint="have it written under one name, or list its directory under files.shared",
+        )
     if inspected.full_dump:
         raise Refused(
             f"{capsule} can have no snapshot: its memory cannot be copied while it trains:"

@@ -64,8 +64,7 @@ class RewoundCapsule:
         self._name = restore_name(row.number, capsule.index)
         self._kind = row.kind
         self._holders = list(generation.holders.get(capsule.name, ()))
-        self._dumped_on = generation.owners[capsule.name][0]
-        self._ran_on = {self._dumped_on, row.left.get(capsule.name)}
+        self._dumped_on, self._dumped_under = generation.owners[capsule.name]
         self._void = recovered  # whether an attempt under the present epoch may have begun
         self._tried: Counter[str] = Counter()
         self._restores_failed = 0
@@ -110,7 +109,7 @@ class RewoundCapsule:
             2 * facts.image_bytes + SPARE_BYTES,
             dry_run=False,
             gpu=facts.gpu,
-            in_place=host in self._ran_on,
+            dumped_under=self._dumped_under,
         )
         reserved = await self._request(host, reserve, self._limits.prepare, messages.Reserved)
         forward = messages.ForwardHeld(

@@ -158,19 +158,6 @@ class Snapshot:
                 hint="`liveshift run --snapshot-every auto` asks for them",
             )
 
-    def _check_carried(self) -> None:
-        """Raise Refused if two capsules on one host have files on the same carried path. The image
-        of each would have the files of both, at different moments."""
-        seen: dict[tuple[str, str], str] = {}
-        for part in self._parts:
-            for path in sorted(part.carried):
-                if (other := seen.setdefault((part.host, path), part.name)) != part.name:
-                    raise Refused(
-                        f"{self.job.name} can have no snapshot: {other} and {part.name} are on"
-                        f" {part.host}, and both would take along what is in {path}",
-                        hint="list it under files.shared, keep it empty, or run one capsule a host",
-                    )
-
     def abandon(self, why: str) -> None:
         """Give the snapshot up, unless all its capsules have been dumped already. It ends a little
         later, as a failed one does."""
@@ -185,7 +172,6 @@ class Snapshot:
         self.job.timeouts(self._context.cluster)  # raises Refused if they do not fit
         sizes = await self._all(CapsuleImage.inspect)
         self._check_asked()
-        self._check_carried()
         come: dict[str, dict[str, int]] = defaultdict(dict)
         for part, size in zip(self._parts, sizes, strict=True):
             come[part.holder][part.name] = come[part.host][part.name] = size
@@ -244,7 +230,7 @@ class Snapshot:
             sum(sizes),
             gpus={part.name: part.gpu_need for part in self._parts if part.gpu_need.used},
             own_copies=[part.name for part in self._parts if part.own_copy],
-            carried=[part.name for part in self._parts if part.carried],
+            carried=[part.name for part in self._parts if part.carries],
         )
         if self._suspends:
             self._left()  # raises StepFailed if the time is over: then capsules have gone on

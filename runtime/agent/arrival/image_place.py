@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path
+from tarfile import TarInfo
 from typing import Protocol
 
 from ....criu_glue.capsule.mounts import Placement, below
-from ....criu_glue.files.putting_back import PuttingBack
+from ....criu_glue.files import putting_back
+from ....criu_glue.files.putting_back import BringingAlong, PuttingBack
 from ....criu_glue.files.rights import User
 from ....criu_glue.files.unpacking import Unpacker
 from ....criu_glue.images import written_files
 from ....errors import StepFailed
 from ...model.manifest import Names
+from ...model.snapshots import is_restore_name
 from ..host.running_capsule import RunningCapsule
 
 Sink = tuple[Callable[[memoryview], None], Callable[[], object]]
@@ -53,8 +56,8 @@ class ImagePlace(Protocol):
 class SandboxPlace:
     """The sandbox of a capsule that comes here. ``images`` has the name of the migration.
     ``placement``: of this host's cluster file; its carried paths are the only ones for which a
-    source may send a directory. ``back``: the capsule goes back to a snapshot, and has used these
-    directories here since."""
+    source may send a directory. ``back``: the capsule goes back to a snapshot, and these
+    directories have its files."""
 
     def __init__(
         self, images: Path, resident: RunningCapsule, placement: Placement, *, back: bool = False
@@ -68,6 +71,7 @@ class SandboxPlace:
         self.written: Names = {}
         self._resident = resident
         self._unpackers: dict[str, Unpacker] = {}
+        self._expected: dict[str, dict[str, TarInfo]] = {}  # by tree
 
     def output(self, name: str) -> Path:
         return self._resident.sandbox.plan.log / name
@@ -99,16 +103,22 @@ class SandboxPlace:
         user = User(plan.uid, plan.gid, plan.groups)
         if not tree.startswith("carried:"):
             return Unpacker(top, user=user, single=tree == "open")
-        if not self._back:
+        if not is_restore_name(self.migration):
             return Unpacker(top, sparing=True, user=user)
         # CRIU's images have come: a holder sends them first.
-        opened = map(os.fsdecode, written_files.carried(self.images, self._placement))
-        names = (os.path.relpath(name, top) for name in opened if below(name, str(top)))
-        return PuttingBack(top, user, frozenset(names))
+        opened, written = written_files.carried(self.images, self._placement)
+        if not self._back:
+            return BringingAlong(top, user, _relative(written, top))
+        return PuttingBack(top, user, _relative(opened, top), _relative(written, top))
 
     def _end_tree(self, stream: str, tree: str) -> None:
         unpacker = self._unpackers.pop(stream)
         unpacker.finish()
+        if isinstance(unpacker, BringingAlong):
+            expected = self._expected.setdefault(tree, {})
+            expected.update(unpacker.expected)  # the second pass overrules the first one
+            if stream.startswith("tree:2:"):
+                putting_back.check(self.top(tree), expected)
         self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
         self.written.setdefault(tree, set()).update(unpacker.written)
 
@@ -117,6 +127,12 @@ class SandboxPlace:
             with contextlib.suppress(Exception):
                 unpacker.finish()
         self._unpackers.clear()
+
+
+def _relative(paths: Set[bytes], top: Path) -> set[str]:
+    """The names, relative to ``top``, of those below it."""
+    decoded = map(os.fsdecode, paths)
+    return {os.path.relpath(name, top) for name in decoded if below(name, str(top))}
 
 
 def not_carried(tree: str) -> StepFailed:

@@ -21,12 +21,11 @@ from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Book, Frozen, Locate, Moved, Reserve
-from ...model.snapshots import is_restore_name
 from ...model.stopwatch import Stopwatch
 from ...wire import PAGE_TABLE, Lanes, Sender
 from ..gpu.device_memory import DeviceInlet
 from ..gpu.devices import Devices, DeviceTree, FindDevices, no_devices
-from ..host import carried_out
+from ..host import carried_out, ran_here
 from ..host.running_capsule import CapsuleFactory, RunningCapsule, finished_by_pid
 from .forwarding import forward_image
 from .image_place import SandboxPlace
@@ -68,8 +67,9 @@ class IncomingMigration:
         self.images.mkdir(parents=True, exist_ok=True)
         inlet = DeviceInlet(devices, dict(self.gpus)) if devices is not None else None
         self._ahead = MemoryAhead(criu, resident.sandbox, self.images, reserve, idle=idle)
-        back = reserve.in_place
-        self._place = SandboxPlace(self.images, resident, factory.placement, back=back)
+        ran = ran_here.last_epoch(factory, resident.spec.name)
+        self._back = 0 < reserve.dumped_under <= ran  # to files that are here
+        self._place = SandboxPlace(self.images, resident, factory.placement, back=self._back)
         self.inbox = Inbox(self._place, inlet, reserve.limit_bytes, self._ahead)
         self._restored = RestoredCapsule(resident, self.images, devices, self.gpus, find_devices)
         self._phase = IncomingPhase.RECEIVING
@@ -219,7 +219,7 @@ class IncomingMigration:
                 put_here = self._place.written.get(tree, set())
                 trees.remove(self._place.top(tree), put_here.intersection(names))
             name = self.resident.spec.name
-            if is_restore_name(self.migration):
+            if self._back:  # most of the files did not come, and none of them may go
                 carried_out.drop_note(self._factory, name)
             else:
                 carried_out.reconcile(self._factory, name, self._place.came)
@@ -246,6 +246,7 @@ class IncomingMigration:
             here.epoch = epoch
             try:
                 # The note comes first: if this agent dies now, the next one must keep the tree.
+                ran_here.remember(self._factory, here.spec.name, epoch)
                 here.note()
                 reach("destination.granted")
                 self._restored.let_go(self.inbox.manifest, deadline_s)

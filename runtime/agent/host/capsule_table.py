@@ -21,7 +21,7 @@ from ....errors import NotFound, Refused
 from ... import messages
 from ...config.cluster import Cluster
 from ...messages import Book
-from . import carried_out, rank_pages, repeated_output
+from . import carried_out, ran_here, rank_pages, repeated_output
 from .idle_cores import IdleCores
 from .running_capsule import CapsuleFactory, RunningCapsule, overlay_of, watch
 
@@ -169,6 +169,7 @@ class CapsuleTable:
                 await self.forget_job(messages.Forget(job))
         known = jobs | {capsule.spec.job for capsule in self.capsules.values()}
         await asyncio.to_thread(repeated_output.forget_unknown, self.factory, known)
+        await asyncio.to_thread(ran_here.forget_unknown, self.factory, known)
 
     async def _forget_moved(self) -> None:
         """Remove what is left of capsules that went on elsewhere after this host went down."""
@@ -213,6 +214,7 @@ class CapsuleTable:
             resident = await self.blocking(
                 name, lambda: self.factory.start(request.spec, request.book, request.epoch)
             )
+            ran_here.remember(self.factory, name, request.epoch)
         self.admit(resident)
         await self.locate(messages.Locate(request.book))
 
@@ -246,6 +248,7 @@ class CapsuleTable:
                 resident.leaving = True
                 await self.blocking(name, resident.remove)
             carried_out.forget_job(self.factory, request.job)
+            ran_here.forget_job(self.factory, request.job)
             repeated_output.forget_job(self.factory, request.job)
             book = self.books.pop(request.job, None)
             if book is not None:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from liveshift.criu_glue.files import trees
-from liveshift.criu_glue.files.putting_back import PuttingBack
+from liveshift.criu_glue.files.putting_back import BringingAlong, PuttingBack, check
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.files.trees import Tree
+from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
 
 ALICE, BOB = User(64001, 64001), 64101
@@ -46,9 +50,22 @@ class Scratch:
     def now(self, name: str, text: str = "later", uid: int | None = None) -> Path:
         return self.put(self.top, name, text, LATER, uid)
 
-    def back(self, *opened: str, forced: tuple[str, ...] = ()) -> list[str]:
-        """Put all of the image back; return what was written."""
-        unpacker = PuttingBack(self.top, self.user, frozenset(opened))
+    def back(
+        self, *written: str, reads: tuple[str, ...] = (), forced: tuple[str, ...] = ()
+    ) -> list[str]:
+        """Put all of the image back where the capsule was; return what was written. ``written``,
+        ``reads``: the files that it had open."""
+        opened = {*written, *reads}
+        return self._unpack(PuttingBack(self.top, self.user, opened, {*written}), forced)
+
+    def along(self, *written: str) -> list[str]:
+        """Bring all of the image along to another host."""
+        unpacker = BringingAlong(self.top, self.user, {*written})
+        names = self._unpack(unpacker)
+        check(self.top, unpacker.expected)
+        return names
+
+    def _unpack(self, unpacker: Unpacker, forced: tuple[str, ...] = ()) -> list[str]:
         tree = Tree("x", self.image)
         try:
             trees.pack(tree, trees.listing(tree), unpacker.write, forced)
@@ -67,20 +84,21 @@ def scratch(tmp_path: Path) -> Scratch:
 
 
 def test_what_was_open_is_as_it_was_and_the_rest_stays(scratch: Scratch) -> None:
-    for name in ("log", "runs/log", "notes", "gone", "lost/gone"):
+    for name in ("log", "runs/log", "notes", "data", "gone", "lost/log", "lost/data"):
         scratch.then(name)
-    for name in ("log", "runs/log", "notes", "new"):
+    for name in ("log", "runs/log", "notes", "data", "new"):
         scratch.now(name)
-    written = scratch.back("log", "runs/log")
+    written = scratch.back("log", "runs/log", "lost/log", reads=("data", "lost/data"))
     assert scratch.found() == {
         "log": "then",
         "runs/log": "then",
-        "notes": "later",  # perhaps another job wrote it
+        "lost/log": "then",
+        "lost/data": "then",  # CRIU needs it
+        "data": "later",  # the capsule only read it, so another job may have written it
+        "notes": "later",
         "new": "later",
-        "gone": "then",
-        "lost/gone": "then",
     }
-    assert sorted(written) == ["gone", "log", "lost", "lost/gone", "runs/log"]
+    assert sorted(written) == ["log", "lost/data", "lost/log", "runs/log"]
     assert (scratch.top / "log").stat().st_mtime == THEN
 
 
@@ -111,14 +129,48 @@ def test_a_shorter_file_and_one_with_holes_go_back(scratch: Scratch) -> None:
     assert scratch.back("holes", "long") == []
 
 
-@pytest.mark.parametrize("opened", ["a", "b"])
-def test_a_file_with_two_names_stays_one_file(scratch: Scratch, opened: str) -> None:
-    """tar has its content under one of the names, and the capsule has opened either."""
+def test_a_file_that_has_got_a_second_name_since_leaves_that_one_alone(scratch: Scratch) -> None:
+    """The other name may be a file of the snapshot that was replaced by the link."""
+    scratch.then("latest")
+    os.link(scratch.now("checkpoint"), scratch.top / "latest")
+    scratch.back("latest")
+    assert scratch.found() == {"latest": "then", "checkpoint": "later"}
+
+
+def test_a_file_that_had_two_names_is_not_put_back(scratch: Scratch) -> None:
+    """tar has its content under the first name only. The survey refuses such snapshots."""
     os.link(scratch.then("a"), scratch.image / "b")
-    os.link(scratch.now("a"), scratch.top / "b")
-    scratch.back(opened)
-    assert scratch.found() == {"a": "then", "b": "then"}
-    assert (scratch.top / "a").samefile(scratch.top / "b")
+    scratch.now("a")
+    scratch.now("b")
+    with pytest.raises(StepFailed, match="cannot be put back: it had other names too"):
+        scratch.back("a", "b")
+
+
+def test_a_file_that_is_read_only_by_now_goes_back(scratch: Scratch) -> None:
+    scratch.then("log")
+    scratch.now("log").chmod(0o444)
+    scratch.back("log")
+    assert scratch.found() == {"log": "then"}
+
+
+def test_who_has_the_file_mapped_is_not_harmed(scratch: Scratch) -> None:
+    """A file that is emptied first would end such a program with SIGBUS."""
+    scratch.then("log", "then " * 2000)
+    with scratch.now("log", "later" * 2000).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        mapped[0]
+        cut: list[int] = []
+        truncate = os.ftruncate
+
+        def noted(fd: int, size: int) -> None:
+            cut.append(size)
+            truncate(fd, size)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "ftruncate", noted)
+            scratch.back("log")
+        assert mapped[:5] == b"then "
+        assert cut == [10000]
 
 
 def test_an_open_file_goes_on_for_others_who_have_it_open(scratch: Scratch) -> None:
@@ -136,13 +188,13 @@ def test_what_has_the_name_now_is_not_replaced(scratch: Scratch, tmp_path: Path)
     scratch.then("log")
     (scratch.top / "log").mkdir()
     (scratch.top / "log/inside").write_text("kept")
-    with pytest.raises(StepFailed, match="log cannot be put back"):
+    with pytest.raises(StepFailed, match="cannot be put back: something else"):
         scratch.back("log")
     assert (scratch.top / "log/inside").read_text() == "kept"
     (scratch.top / "log/inside").unlink()
     (scratch.top / "log").rmdir()
     (scratch.top / "log").symlink_to(kept)
-    with pytest.raises(StepFailed, match="now another file"):
+    with pytest.raises(StepFailed, match="something else"):
         scratch.back("log")
     assert kept.read_text() == "kept"
 
@@ -161,16 +213,22 @@ def test_nothing_is_written_through_a_link_in_a_directorys_place(
 
 
 @pytest.mark.root
-def test_files_of_another_user_stay_and_do_not_come_back(tmp_path: Path) -> None:
+def test_what_was_not_open_is_not_even_looked_at(tmp_path: Path) -> None:
+    """Directories of other users, programs with their rights, devices."""
     scratch = Scratch(tmp_path, ALICE)
     tmp_path.chmod(0o755)
-    for name in ("bobs", "bobs-gone"):
-        scratch.then(name, uid=BOB)
+    for top in (scratch.image, scratch.top):
+        scratch.put(top, "bob/key", "bobs", THEN, BOB)
+        os.chown(top / "bob", BOB, BOB)
+        (top / "bob").chmod(0o700)
+    scratch.then("bob2/gone", uid=BOB)
+    scratch.then("tool", uid=BOB).chmod(0o4755)
+    os.mknod(scratch.image / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     scratch.then("mine")
-    scratch.now("bobs", uid=BOB)
-    scratch.back("mine")
-    assert scratch.found() == {"bobs": "later", "mine": "then"}
-    assert (scratch.top / "mine").stat().st_uid == ALICE.uid
+    scratch.now("mine")
+    assert scratch.back("mine") == ["mine"]
+    assert scratch.found() == {"bob/key": "bobs", "mine": "then"}
+    assert not (scratch.top / "bob2").exists()
 
 
 @pytest.mark.root
@@ -180,7 +238,7 @@ def test_a_file_that_is_another_users_now_is_not_replaced(tmp_path: Path, user: 
     tmp_path.chmod(0o755)
     scratch.then("log")
     scratch.now("log", uid=BOB)
-    with pytest.raises(StepFailed, match="another user's, has this name"):
+    with pytest.raises(StepFailed, match="another user's file, has this name"):
         scratch.back("log")
     assert scratch.found() == {"log": "later"}
 
@@ -197,4 +255,55 @@ def test_what_the_user_may_not_write_is_refused(tmp_path: Path) -> None:
     assert scratch.found() == {}
     scratch.now("log")
     scratch.back("log")  # the directory is not theirs, but the file is
+    assert scratch.found() == {"log": "then"}
+
+
+def test_a_full_disk_is_named(scratch: Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    scratch.then("log")
+    unpacker = PuttingBack(scratch.top, MINE, {"log"}, {"log"})
+    raw: list[bytes] = []
+    tree = Tree("x", scratch.image)
+    trees.pack(tree, trees.listing(tree), raw.append)
+    unpacker.write(b"".join(raw))
+    with monkeypatch.context() as patch:
+        patch.setattr("liveshift.criu_glue.files.unpacking.os.write", full)
+        with pytest.raises(StepFailed, match=r"log, which the capsule had .*: No space left"):
+            unpacker.finish()
+
+
+# ---- another host ----------------------------------------------------------------------------
+
+
+def test_to_another_host_all_comes_but_what_is_newer_there(scratch: Scratch) -> None:
+    for name in ("log", "notes", "gone"):
+        scratch.then(name)
+    scratch.put(scratch.top, "log", "earlier", THEN - 5)
+    scratch.now("notes")
+    scratch.along("log")
+    assert scratch.found() == {"log": "then", "notes": "later", "gone": "then"}
+    scratch.along("log")  # an attempt that is repeated
+
+
+def test_a_newer_file_there_is_another_jobs_and_the_capsule_does_not_go_on_with_it(
+    scratch: Scratch,
+) -> None:
+    """Not even if it has the same size."""
+    scratch.then("log", "then.")
+    scratch.now("log", "later")
+    with pytest.raises(StepFailed, match=r"top/log, which the capsule had open .* is newer on"):
+        scratch.along("log")
+    assert scratch.found() == {"log": "later"}
+    assert scratch.along() == []
+
+
+@pytest.mark.root
+def test_what_the_user_may_not_bring_is_left_out(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, ALICE)
+    scratch.then("tool", uid=BOB).chmod(0o4755)
+    os.mknod(scratch.image / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    scratch.then("log")
+    scratch.along("log")
     assert scratch.found() == {"log": "then"}

@@ -74,14 +74,14 @@ def test_a_host_may_get_back_what_was_dumped_there() -> None:
     assert [each.path for each in asked["h0"].along] == ["/tmp"]
 
 
-@pytest.mark.parametrize("left", ["h2", ""], ids=["it ran there", "it did not"])
-def test_a_host_is_told_whether_the_capsule_has_used_its_directories(left: str) -> None:
-    """On the host of the snapshot, or on the one where it ran since."""
+def test_a_host_is_told_under_which_epoch_the_snapshot_was_taken() -> None:
+    """It knows under which epochs the capsule ran there, and so whether its files are there."""
     scene = RewindScene()
-    scene.row = dataclasses.replace(scene.row, left={"gpt/1": left} if left else {})
+    owners = {"gpt/0": ("h0", 2), "gpt/1": ("h1", 1)}
+    scene.generation = dataclasses.replace(scene.generation, owners=owners)
     play(scene)
-    asked = {h: ask.in_place for h, ask in scene.asks if isinstance(ask, messages.Reserve)}
-    assert asked == {"h0": True, "h2": bool(left)}
+    asked = {h: ask.dumped_under for h, ask in scene.asks if isinstance(ask, messages.Reserve)}
+    assert asked == {"h0": 2, "h2": 1}
 
 
 def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None:

@@ -308,6 +308,10 @@ def test_a_holder_that_refuses_is_named() -> None:
         ({"gpu": on_gpus(memory=GIB)}, "its 2.15 GB of device memory into host memory, of which"),
         ({"gpu": on_gpus(200)}, "need at least 107 s off the GPU and back, and a pause may last"),
         ({"full_dump": "h0 has no userfaultfd"}, "cannot be copied while it trains: h0 has no"),
+        (
+            {"survey": replace(SURVEY, linked=("/scratch/log",))},
+            "/scratch/log, which is open for writing on a carried path, has other names too",
+        ),
     ],
 )
 def test_what_cannot_be_taken_back_is_refused_in_words(found: dict[str, Any], words: str) -> None:
@@ -370,21 +374,7 @@ def test_a_capsule_that_is_not_back_on_its_gpus_is_named() -> None:
 SCRATCH = replace(SURVEY, along=(Along("/tmp", 5, 9, 0), Along("/scratch", 2, 9, 0)))
 
 
-def test_two_capsules_on_a_host_do_not_both_take_the_same_directory() -> None:
-    stage, job = SnapshotStage(), a_job()
-    job.capsules["gpt/2"].host = "h1"
-    for capsule in ("gpt/1", "gpt/2"):
-        stage.fail(f"Inspect {capsule}", messages.Inspected(SCRATCH, FACTS, 5))
-    snapshot = play(stage, a_snapshot(stage, job))
-    assert isinstance(snapshot.error, Refused)
-    assert "gpt/1 and gpt/2 are on h1, and both would take along what is in /scratch" in str(
-        snapshot.error
-    )
-    assert snapshot.refused == set(), "no holder is to blame"
-    assert not of(stage, messages.Hold)
-
-
-def test_capsules_on_different_hosts_may_have_files_on_a_carried_path() -> None:
+def test_which_capsules_have_files_on_carried_paths() -> None:
     stage = SnapshotStage()
     for capsule in sorted(CAPSULES)[:2]:
         stage.fail(f"Inspect {capsule}", messages.Inspected(SCRATCH, FACTS, 5))

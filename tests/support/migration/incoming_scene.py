@@ -53,13 +53,13 @@ class Scene:
             host="h1",
             images=lambda migration: top / migration,
             placement=placement,
-            cluster=SimpleNamespace(timeouts=timeouts),
+            cluster=SimpleNamespace(timeouts=timeouts, paths=SimpleNamespace(state=top / "state")),
         )
         self.reserve: Any = SimpleNamespace(
             migration="m1",
             source="h0",
             limit_bytes=0,
-            in_place=False,
+            dumped_under=0,
             gpu=SimpleNamespace(used={"GPU-a": 1}),
             book=BOOK,
             spec=None,

@@ -19,8 +19,10 @@ from liveshift.runtime.agent.arrival import (
     memory_ahead,
     restored_capsule,
 )
+from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.arrival.incoming_note import NOTE
 from liveshift.runtime.agent.gpu.device_memory import TABLE
+from liveshift.runtime.agent.host import ran_here
 from liveshift.runtime.messages import Book
 from liveshift.runtime.model.stopwatch import Stopwatch
 from liveshift.runtime.wire import PAGE_TABLE
@@ -55,8 +57,23 @@ def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scen
     assert scene.done == ["inbox closed"]
 
 
-def test_a_rewind_removes_no_file_that_was_left_here_by_an_earlier_move(scene: Scene) -> None:
-    scene.here.migration = "r4.1"
+@pytest.mark.parametrize(
+    ("ran", "dumped_under", "back"),
+    [(0, 0, False), (4, 0, False), (4, 5, False), (5, 5, True), (6, 5, True), (0, 5, False)],
+)
+def test_a_capsule_goes_back_to_files_that_are_here_if_it_ran_here_since(
+    scene: Scene, ran: int, dumped_under: int, back: bool
+) -> None:
+    if ran:
+        ran_here.remember(scene.factory, "gpt/1", ran)
+    scene.reserve.dumped_under = dumped_under
+    assert IncomingMigration(scene.reserve, scene.resident, scene.factory)._back is back
+
+
+def test_what_goes_back_removes_no_file_that_was_left_here_by_an_earlier_move(
+    scene: Scene,
+) -> None:
+    scene.here._back = True
     scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert scene.done == ["inbox closed", "drop_note", "prepare", "forget", "mark", "bring_up"]
 
@@ -150,6 +167,14 @@ def test_device_state_without_a_helper_lets_nothing_run(
     with pytest.raises(StepFailed, match="the GPU helper of this host"):
         scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert "bring_up" not in scene.done
+
+
+def test_a_capsule_that_is_let_run_has_run_here(scene: Scene) -> None:
+    scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    assert ran_here.last_epoch(scene.factory, "gpt/1") == 0
+    scene.here.grant(7)
+    scene.here.let_run(Stopwatch(), 7, 10.0)
+    assert ran_here.last_epoch(scene.factory, "gpt/1") == 7
 
 
 def test_it_is_noted_as_running_before_it_runs(scene: Scene) -> None:
