@@ -3,9 +3,9 @@
 
 Others use the directory too: other jobs, and other users. On a host where the capsule has run since
 (PuttingBack), nothing changes but the files that it had open at the snapshot, and everything is
-done with the rights of its user. A file that was open for writing gets the content back that it
-had. One that was open only for reading is made again if it is gone, because CRIU needs it. To
-another host (BringingAlong) all files come, as in a move.
+done with the rights of its user. A file that it could write gets the content back that it had. What
+it could only read is made again if it is gone, because CRIU needs it. To another host
+(BringingAlong) all files come, as in a move.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import logging
 import os
 import stat
 import tarfile
-from collections.abc import Mapping, Set
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
+from pathlib import Path, PurePath
 
 from ...errors import StepFailed
 from . import below, sparse
@@ -32,47 +33,52 @@ _THERE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class PuttingBack(Unpacker):
     """Unpacks a tar stream of trees.py below the directory from which it was made.
 
-    ``opened``: the names of the files that the capsule had open or mapped. ``written``: those of
-    them that it could write.
+    ``opened``: the names of the files and directories that the capsule had open or mapped.
+    ``written``: those of them that it could write, but for files that it had only mapped: these
+    have the header FORCED.
     """
 
     def __init__(self, destination: Path, user: User, opened: Set[str], written: Set[str]) -> None:
         self._opened = opened
+        self._parents = {str(parent) for name in opened for parent in PurePath(name).parents}
         self._could_write = written
         super().__init__(destination, user=user, as_user=True)
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int) -> None:
-        below.plain(member.name)
-        if member.name not in self._opened or member.isdir():
+        name = below.plain(member.name)
+        if not (name in self._opened or (member.isdir() and name in self._parents)):
             return
         try:
-            super()._take(tar, member, top)
+            with below.parent_of(top, name, make=True, one_mount=True) as (parent, last):
+                if self._wants(member, parent, last):
+                    self._check(member)
+                    if self._put(tar, member, top, parent, last):
+                        self.written.append(name)
+        except PermissionError as error:
+            raise self._not_theirs(name, error) from error
         except OSError as error:
-            raise StepFailed(
-                "files",
-                f"{member.name}, which the capsule had open at the snapshot, cannot be put back:"
-                f" {error.strerror}",
-            ) from error
+            raise _cannot(name, error.strerror or str(error)) from error
+        self.names.append(name)
+        if member.isreg():
+            self._files.add(name)
 
     def _wants(self, member: tarfile.TarInfo, parent: int, last: str) -> bool:
         try:
             there = os.lstat(last, dir_fd=parent)
         except GONE:
             return True
-        if member.name not in self._could_write or _unchanged(member, there):
+        could_write = member.name in self._could_write or FORCED in member.pax_headers
+        if not could_write or _unchanged(member, there):
             return False
         if member.islnk():
-            raise StepFailed(
-                "files",
-                f"{member.name}, which the capsule had open at the snapshot, cannot be put back:"
-                " it had other names too",
-            )
+            raise _cannot(member.name, "it had other names too")
+        if not member.isreg():
+            return False
         if not stat.S_ISREG(there.st_mode) or there.st_uid != member.uid:
-            raise StepFailed(
-                "files",
-                f"{member.name}, which the capsule had open at the snapshot, cannot be put back:"
-                " something else, or another user's file, has this name now",
-                hint="move it away",
+            raise _cannot(
+                member.name,
+                "something else, or another user's file, has this name now",
+                "move it away",
             )
         return True
 
@@ -86,6 +92,11 @@ class PuttingBack(Unpacker):
             return fd
         os.close(fd)  # the other name may be another file of the snapshot's
         return super()._open(parent, last)
+
+
+def _cannot(name: str, why: str, remedy: str = "") -> StepFailed:
+    text = f"{name}, which the capsule had open at the snapshot, cannot be put back: {why}"
+    return StepFailed("files", text, hint=remedy)
 
 
 class BringingAlong(Unpacker):
@@ -108,7 +119,8 @@ class BringingAlong(Unpacker):
         except NotAllowed as refusal:
             log.info("left out: %s", refusal)
             self.names.append(member.name)
-        if member.name in self._could_write and member.isreg():
+        could_write = member.name in self._could_write or FORCED in member.pax_headers
+        if could_write and member.isreg():
             self.expected[member.name] = member
 
 
@@ -126,6 +138,18 @@ def check(top: Path, expected: Mapping[str, tarfile.TarInfo]) -> None:
                 f"{top / name}, which the capsule had open at the snapshot, is newer on this host",
                 hint="move it away, if it is not needed here",
             )
+
+
+def touch(top: Path, names: Iterable[str]) -> None:
+    """Give these files the present time, because the capsule goes on with them: another capsule
+    may come here with an earlier copy, newer than the snapshot, which must not replace them."""
+    with below.opened(top) as directory:
+        for name in names:
+            with (
+                suppress(OSError, below.UnfitName),
+                below.parent_of(directory, name, one_mount=True) as (parent, last),
+            ):
+                os.utime(last, dir_fd=parent, follow_symlinks=False)
 
 
 def _unchanged(member: tarfile.TarInfo, there: os.stat_result, *, forced: bool = True) -> bool:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT = -100, 0x100, 0x800
-_BASIC, _MNT_ID = 0x7FF, 0x1000
+_BASIC, _BTIME, _MNT_ID = 0x7FF, 0x800, 0x1000
 _BUFFER = 256  # bytes; linux/stat.h, struct statx
 _HEAD = struct.Struct("<28xH2xQQQ")  # mode, inode, size, blocks
 _TIME = struct.Struct("<qI")
-_CTIME_AT, _MTIME_AT, _MOUNT_AT = 96, 112, 144
+_BTIME_AT, _CTIME_AT, _MTIME_AT, _MOUNT_AT = 80, 96, 112, 144
 
 _statx = ctypes.CDLL(None, use_errno=True).statx
 
@@ -46,15 +46,27 @@ def stat(path: str | Path) -> Stat:
 
 
 def _ask(path: str | Path, flags: int) -> Stat:
-    raw = ctypes.create_string_buffer(_BUFFER)
-    if _statx(_AT_FDCWD, os.fsencode(path), flags, _BASIC | _MNT_ID, raw) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(path))
+    raw = _buffer(path, flags, _BASIC | _MNT_ID)
     mode, inode, size, blocks = _HEAD.unpack_from(raw)
     (mount,) = struct.unpack_from("<Q", raw, _MOUNT_AT)
     return Stat(
         mode, inode, size, blocks, _time_ns(raw, _MTIME_AT), _time_ns(raw, _CTIME_AT), mount
     )
+
+
+def _buffer(path: str | Path, flags: int, wanted: int) -> ctypes.Array[ctypes.c_char]:
+    raw = ctypes.create_string_buffer(_BUFFER)
+    if _statx(_AT_FDCWD, os.fsencode(path), flags, wanted, raw) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    return raw
+
+
+def born_ns(path: str | Path) -> int:
+    """When the file was made; 0 if its file system does not know. Raises OSError as stat(2)."""
+    raw = _buffer(path, 0, _BTIME)
+    (known,) = struct.unpack_from("<I", raw)
+    return _time_ns(raw, _BTIME_AT) if known & _BTIME else 0
 
 
 def _time_ns(raw: ctypes.Array[ctypes.c_char], at: int) -> int:

@@ -18,6 +18,7 @@ from ..model.ownership import Ruling, Side
 from .arrival.incoming_migration import IncomingMigration
 from .arrival.restore_attempt import SendClaim
 from .departure.outgoing_migration import OutgoingMigration
+from .host import ran_here
 from .host.capsule_table import CapsuleTable
 from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
@@ -106,6 +107,7 @@ class Rulings:
     async def _let_go_on(self, outgoing: OutgoingMigration, epoch: int, alive: bool) -> str:
         name, resident = outgoing.resident.spec.name, outgoing.resident
         resident.epoch = epoch
+        ran_here.remember(self._capsule_table.factory, name, epoch)
         await self._capsule_table.blocking(name, outgoing.thaw)
         self._registry.outgoing.pop(outgoing.migration, None)
         if not alive:

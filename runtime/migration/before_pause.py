@@ -42,6 +42,11 @@ class BeforePause(Migration):
         self._inspected: messages.Inspected | None = None
         self._left_s = 0.0  # seconds that sending memory would take if the job were paused now
 
+    def let_go(self) -> None:
+        """Let go of what only a migration under way needs: memory keeps many that have ended, and
+        the survey is most of one."""
+        self._inspected = None
+
     async def end_sooner(self, until: float) -> None:
         """Apply a deadline that came after the move began: the capsule must be gone by ``until``
         (monotonic seconds)."""

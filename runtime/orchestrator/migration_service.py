@@ -89,6 +89,7 @@ class MigrationService:
         await work
         self._fleet.forget_migrations(KEPT_MIGRATIONS)
         if isinstance(migration, HostMigration):
+            migration.let_go()
             self._tasks.spawn(self._costing.end(migration))
         await self._on_end(migration)
 

@@ -72,6 +72,7 @@ class SandboxPlace:
         self._resident = resident
         self._unpackers: dict[str, Unpacker] = {}
         self._expected: dict[str, dict[str, TarInfo]] = {}  # by tree
+        self._could_write: dict[str, set[str]] = {}  # by tree: names of files
 
     def output(self, name: str) -> Path:
         return self._resident.sandbox.plan.log / name
@@ -107,9 +108,23 @@ class SandboxPlace:
             return Unpacker(top, sparing=True, user=user)
         # CRIU's images have come: a holder sends them first.
         opened, written = written_files.carried(self.images, self._placement)
+        names = self._could_write[tree] = _relative(written, top)
         if not self._back:
-            return BringingAlong(top, user, _relative(written, top))
-        return PuttingBack(top, user, _relative(opened, top), _relative(written, top))
+            return BringingAlong(top, user, names)
+        return PuttingBack(top, user, _relative(opened, top), names)
+
+    def only_read(self) -> set[bytes]:
+        """The files on carried paths that a capsule which goes back to a snapshot has open only for
+        reading: they may have changed since."""
+        if not is_restore_name(self.migration):
+            return set()
+        opened, written = written_files.carried(self.images, self._placement)
+        return opened - written
+
+    def touch_written(self) -> None:
+        """To be called when a capsule that goes back to a snapshot is about to run."""
+        for tree, names in self._could_write.items():
+            putting_back.touch(self.top(tree), names)
 
     def _end_tree(self, stream: str, tree: str) -> None:
         unpacker = self._unpackers.pop(stream)

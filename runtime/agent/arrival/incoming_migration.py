@@ -227,7 +227,8 @@ class IncomingMigration:
         sandbox = self.resident.sandbox
         user = User(sandbox.plan.uid, sandbox.plan.gid, sandbox.plan.groups)
         image_check.prepare(self.images, user, sandbox.root)
-        shared_sizes.forget(self.images, self._factory.placement, sandbox.init)
+        also = self._place.only_read()
+        shared_sizes.forget(self.images, self._factory.placement, sandbox.init, also)
         reservations.mark(self.images)
 
     def _check_pages(self) -> None:
@@ -248,6 +249,7 @@ class IncomingMigration:
                 # The note comes first: if this agent dies now, the next one must keep the tree.
                 ran_here.remember(self._factory, here.spec.name, epoch)
                 here.note()
+                self._place.touch_written()
                 reach("destination.granted")
                 self._restored.let_go(self.inbox.manifest, deadline_s)
             except Exception as error:

@@ -63,6 +63,7 @@ class CapsuleTable:
         directories of capsules that are still arriving."""
         await asyncio.to_thread(self.factory.clear_unfinished, arriving)
         for resident in await asyncio.to_thread(self.factory.returning):
+            ran_here.remember(self.factory, resident.spec.name, resident.epoch)
             self.admit(resident)
 
     def admit(self, resident: RunningCapsule) -> None:

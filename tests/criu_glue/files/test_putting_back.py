@@ -7,12 +7,13 @@ import errno
 import mmap
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from liveshift.criu_glue.files import trees
-from liveshift.criu_glue.files.putting_back import BringingAlong, PuttingBack, check
+from liveshift.criu_glue.files.putting_back import BringingAlong, PuttingBack, check, touch
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.files.trees import Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
@@ -98,8 +99,41 @@ def test_what_was_open_is_as_it_was_and_the_rest_stays(scratch: Scratch) -> None
         "notes": "later",
         "new": "later",
     }
-    assert sorted(written) == ["log", "lost/data", "lost/log", "runs/log"]
+    assert sorted(written) == ["log", "lost", "lost/data", "lost/log", "runs/log"]
     assert (scratch.top / "log").stat().st_mtime == THEN
+
+
+def test_a_file_that_was_written_through_a_mapping_only_goes_back(scratch: Scratch) -> None:
+    """CRIU's image does not say that the capsule could write it, but its entry does."""
+    scratch.then("weights")
+    scratch.now("weights")
+    assert scratch.back(reads=("weights",), forced=("weights",)) == ["weights"]
+    assert scratch.found() == {"weights": "then"}
+
+
+def test_open_directories_and_those_of_open_files_are_made_again(scratch: Scratch) -> None:
+    scratch.then("runs/7/log")
+    (scratch.image / "cwd").mkdir()
+    (scratch.image / "not open").mkdir()
+    for name, mode in (("runs", 0o750), ("runs/7", 0o700), ("cwd", 0o711)):
+        (scratch.image / name).chmod(mode)
+    scratch.back("runs/7/log", reads=("cwd",))
+    modes = {
+        str(path.relative_to(scratch.top)): path.stat().st_mode & 0o777
+        for path in scratch.top.rglob("*")
+        if path.is_dir()
+    }
+    assert modes == {"runs": 0o750, "runs/7": 0o700, "cwd": 0o711}
+    (scratch.top / "cwd").chmod(0o700)
+    assert scratch.back("runs/7/log", reads=("cwd",)) == [], "those that are there stay"
+    assert (scratch.top / "cwd").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_named_pipe_stays(scratch: Scratch) -> None:
+    for top, when in ((scratch.image, THEN), (scratch.top, LATER)):
+        os.mkfifo(top / "pipe")
+        os.utime(top / "pipe", (when, when))
+    assert scratch.back("pipe") == []
 
 
 def test_a_file_that_has_not_changed_is_left_alone(scratch: Scratch) -> None:
@@ -207,7 +241,8 @@ def test_nothing_is_written_through_a_link_in_a_directorys_place(
     kept.write_text("kept")
     scratch.then("runs/log")
     (scratch.top / "runs").symlink_to(kept.parent)
-    assert scratch.back("runs/log") == []
+    with pytest.raises(StepFailed, match=r"runs/log, which .* cannot be put back: no directory"):
+        scratch.back("runs/log")
     assert kept.read_text() == "kept"
     assert (scratch.top / "runs").is_symlink()
 
@@ -222,12 +257,13 @@ def test_what_was_not_open_is_not_even_looked_at(tmp_path: Path) -> None:
         os.chown(top / "bob", BOB, BOB)
         (top / "bob").chmod(0o700)
     scratch.then("bob2/gone", uid=BOB)
-    scratch.then("tool", uid=BOB).chmod(0o4755)
+    for top in (scratch.image, scratch.top):
+        scratch.put(top, "tool", "bobs", THEN, BOB).chmod(0o4755)
     os.mknod(scratch.image / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
     scratch.then("mine")
     scratch.now("mine")
-    assert scratch.back("mine") == ["mine"]
-    assert scratch.found() == {"bob/key": "bobs", "mine": "then"}
+    assert scratch.back("mine", reads=("tool",)) == ["mine"]
+    assert scratch.found() == {"bob/key": "bobs", "mine": "then", "tool": "bobs"}
     assert not (scratch.top / "bob2").exists()
 
 
@@ -307,3 +343,16 @@ def test_what_the_user_may_not_bring_is_left_out(tmp_path: Path) -> None:
     scratch.then("log")
     scratch.along("log")
     assert scratch.found() == {"log": "then"}
+
+
+def test_what_a_capsule_goes_on_with_is_newer_than_any_copy_of_it(scratch: Scratch) -> None:
+    """Else another capsule that comes with a copy of it, from after the snapshot, replaces it."""
+    before = time.time() - 1
+    scratch.put(scratch.top, "log", "then", THEN)
+    scratch.put(scratch.top, "notes", "then", THEN)
+    touch(scratch.top, ["log", "gone", "log/no directory", "../outside"])
+    assert (scratch.top / "log").stat().st_mtime > before
+    assert (scratch.top / "notes").stat().st_mtime == THEN
+    scratch.put(scratch.image, "log", "since", LATER - 10**9 + 5)
+    scratch.along()
+    assert scratch.found() == {"log": "then", "notes": "then"}

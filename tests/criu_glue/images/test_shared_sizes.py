@@ -60,3 +60,21 @@ def test_a_file_on_a_shared_path_may_grow_between_dump_and_restore(
     tree.let_run(60)
     assert goes_on(there)
     assert said(there, output.STDERR) == ""
+
+
+@pytest.mark.root
+def test_a_file_that_is_only_read_may_have_grown_since_the_snapshot(
+    criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
+) -> None:
+    data = place.parent / "data.bin"
+    data.write_bytes(b"0123456789")
+    here, there = new_sandboxes.counting(f"data = open('{data}')\n{COUNTER}"), new_sandboxes.empty()
+    left = dumped(criu, here, there, place, sink)
+    left.end()
+    data.write_bytes(b"0123456789" * 2)
+    shared_sizes.forget(left.images, Placement((), ()), there.init, {bytes(data)})
+    image_check.prepare(left.images, User(0, 0), there.root)
+    tree = RestoringTree(there, left.images)
+    tree.bring_up(criu, left.pipes, 60)
+    tree.let_run(60)
+    assert goes_on(there)

@@ -19,6 +19,7 @@ from liveshift.runtime.agent.arrival.incoming_migration import IncomingMigration
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
 from liveshift.runtime.agent.departure.outgoing_note import OutgoingNote, write_note
 from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
+from liveshift.runtime.agent.host import ran_here
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.rulings import Rulings
 from liveshift.runtime.model.ownership import Ruling
@@ -69,9 +70,13 @@ class Scene(MigrationRegistry):
         self.devices = cast(Any, SimpleNamespace(gpus=gpus, left=lambda *_: None))
         self.network = asyncio.Lock()
         timeouts = SimpleNamespace(heartbeat=0.01, suspicion=1.0, prepare=0.2)
-        paths = SimpleNamespace(run=images.parent)
+        paths = SimpleNamespace(run=images.parent, state=images.parent / "state")
         self.cluster = SimpleNamespace(timeouts=timeouts, paths=paths)
-        self.factory = SimpleNamespace(images=lambda name: images / name)
+        self.factory: Any = SimpleNamespace(
+            images=lambda name: images / name,
+            cluster=self.cluster,
+            placement=SimpleNamespace(carried=()),
+        )
         self.images = images
         self.ruled: messages.Ruled | LiveshiftError = messages.Ruled("wait", 5)
         self.claims: list[messages.Claim] = []
@@ -158,6 +163,7 @@ def test_each_ruling_on_the_sources_copy(
     assert scene.done == done
     assert ("m1" in scene.outgoing) is (ruling is Ruling.WAIT)
     assert scene.resident.epoch == (7 if ruling is Ruling.RUN else 5)
+    assert ran_here.last_epoch(scene.factory, "gpt/1") == (7 if ruling is Ruling.RUN else 0)
     assert ("gpt/1" in scene.capsules) is (done != ["finish"]), "one that has moved is not here"
     (claim,) = scene.claims
     assert (claim.side, claim.epoch, claim.ready, claim.rewinds) == ("leaving", 5, True, 1)

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.runtime.agent.host import ran_here
 
 
 @pytest.fixture
 def factory(tmp_path: Path) -> Any:
     paths = SimpleNamespace(state=tmp_path / "state")
-    return SimpleNamespace(cluster=SimpleNamespace(paths=paths))
+    placement = Placement((), (str(tmp_path / "scratch"),))
+    return SimpleNamespace(cluster=SimpleNamespace(paths=paths), placement=placement)
 
 
 def test_the_last_epoch_counts(factory: Any) -> None:
@@ -24,6 +26,25 @@ def test_the_last_epoch_counts(factory: Any) -> None:
     ran_here.remember(factory, "gpt/1", 12)
     assert ran_here.last_epoch(factory, "gpt/1") == 12
     assert ran_here.last_epoch(factory, "gpt/0") == 0
+
+
+def test_it_does_not_count_if_a_carried_path_is_another_directory_by_now(
+    factory: Any, tmp_path: Path
+) -> None:
+    """Such as that of a disk that is empty after a boot."""
+    scratch = tmp_path / "scratch"
+    ran_here.remember(factory, "gpt/0", 3)
+    scratch.mkdir()  # the job has made it since
+    assert ran_here.last_epoch(factory, "gpt/0") == 3
+    ran_here.remember(factory, "gpt/0", 3)
+    (scratch / "log").touch()
+    assert ran_here.last_epoch(factory, "gpt/0") == 3
+    scratch.rename(tmp_path / "old")
+    assert ran_here.last_epoch(factory, "gpt/0") == 0
+    scratch.mkdir()
+    assert ran_here.last_epoch(factory, "gpt/0") == 0
+    factory.placement = Placement((), (str(tmp_path / "old"), str(tmp_path / "other")))
+    assert ran_here.last_epoch(factory, "gpt/0") == 0, "another path is carried since"
 
 
 def test_it_is_forgotten_with_its_job(factory: Any) -> None:
