@@ -118,14 +118,14 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 		$(if $(FRESH),--fresh) $(if $(MORE),--more) \
 		$(if $(LIST),--list) $(ARGS)
 
-# SIZES=0.25,0.5 (GB) and WAYS=rewind,checkpoint-restart,torchft pick cases; KILLS says how often each
+# SIZES=0.25,0.5 (GB), RANKS=2,4 and WAYS=rewind,checkpoint-restart,torchft pick cases; KILLS says how often each
 # loses a host, EVERY how many seconds lie between two snapshots, STEADY how many steps tell the speed.
 # LIST=1, FRESH=1 and MORE=1 as above. FETCH=1 fetches torchft. To be run on a machine that does
 # nothing else.
 bench-failure: setup ## What the loss of a host costs a job, by three ways (root; FETCH=1 fetches torchft); build/bench-failure.json
 	@$(if $(FETCH),$(BIN)/python -m pip install -qq --disable-pip-version-check --root-user-action ignore \
 		--no-deps --upgrade --target build/torchft --requirement integration/failure_bench/torchft.txt)
-	@$(PROGRAM) failure_bench $(if $(SIZES),--sizes $(SIZES)) $(if $(WAYS),--ways $(WAYS)) \
+	@$(PROGRAM) failure_bench $(if $(SIZES),--sizes $(SIZES)) $(if $(RANKS),--ranks $(RANKS)) $(if $(WAYS),--ways $(WAYS)) \
 		$(if $(KILLS),--kills $(KILLS)) $(if $(EVERY),--every $(EVERY)) \
 		$(if $(STEADY),--steady $(STEADY)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(FRESH),--fresh) $(if $(MORE),--more) $(if $(LIST),--list) $(ARGS)

@@ -30,7 +30,7 @@ def main() -> int:
     effort = Effort(args.kills, args.every, steady=args.steady, seed=args.seed)
     path = args.out / FILE
     try:
-        cases = chosen(args.ways, args.sizes)
+        cases = chosen(args.ways, args.sizes, args.ranks)
         run = fresh(effort)
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
@@ -87,6 +87,7 @@ def _arguments() -> argparse.Namespace:
     sizes = ",".join(f"{size:g}" for size in SIZES)
     parser.add_argument("--ways", default="", help=f"of {','.join(WAYS)}")
     parser.add_argument("--sizes", default="", help=f"GB resident of a rank, such as {sizes}")
+    parser.add_argument("--ranks", default="", help="of the job, each on its own host: 2,4")
     parser.add_argument("--kills", type=int, default=5, help="of each case")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two snapshots")
     parser.add_argument("--steady", type=int, default=600, help="steps that tell the speed")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: ways × sizes × how soon a silent host counts as lost; when which host dies."""
+"""What is measured: ways × sizes × ranks × how soon a silent host counts as lost; when which host
+dies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from liveshift.errors import Refused
 
 SIZES = (0.25, 0.5)
 """GB resident, of each rank. An interpreter in which torch has trained has 0.24 GB of its own."""
-RANKS = 2
+RANKS = (2,)
+MOST_RANKS = 16
 UNTOUCHED = "untouched"
 WAYS = {
     UNTOUCHED: "torchrun, no host dies and nothing is saved",
@@ -51,11 +53,22 @@ class Case(msgspec.Struct, frozen=True):
     way: str
     gb: float
     suspicion: float = 0.0
+    ranks: int = RANKS[0]
 
     @property
     def name(self) -> str:
+        ranks = f"-{self.ranks}ranks" if self.ranks != RANKS[0] else ""
         after = f"-{self.suspicion:g}s" if self.suspicion else ""
-        return f"{self.way}-{self.gb:g}{after}"
+        return f"{self.way}-{self.gb:g}{ranks}{after}"
+
+    @property
+    def job(self) -> tuple[float, int]:
+        """What it has in common with the untouched run that it is compared with."""
+        return self.gb, self.ranks
+
+    @property
+    def hosts(self) -> int:
+        return self.ranks + STANDING_BY
 
     @property
     def size(self) -> int:
@@ -87,7 +100,7 @@ APART = 3
 """Intervals of checkpoints from one kill to the next."""
 
 
-def moments(effort: Effort) -> list[Moment]:
+def moments(effort: Effort, ranks: int) -> list[Moment]:
     """The kills, the same for all ways: each in an interval of checkpoints of its own, at any time
     in it. The intervals between are for coming back to a whole job with a spare."""
     chance = random.Random(effort.seed)  # to be the same every time
@@ -95,7 +108,7 @@ def moments(effort: Effort) -> list[Moment]:
         Moment(
             effort.steps_every * (1 + APART * number) + chance.randrange(effort.steps_every),
             chance.random(),
-            chance.randrange(RANKS),
+            int(chance.random() * ranks),
         )
         for number in range(effort.kills)
     ]
@@ -107,7 +120,7 @@ AFTER = 40
 
 def last_step(effort: Effort) -> int:
     """The step after which the jobs that lose hosts end, each as if nothing had been."""
-    found = moments(effort)
+    found = moments(effort, 1)
     return found[-1].step + AFTER if found else AFTER
 
 
@@ -117,7 +130,7 @@ def training(case: Case, steps: int, pace: float) -> list[str]:
     return [*words, "--steps", str(steps), *(("--pace", f"{pace:g}") if pace else ())]
 
 
-def chosen(ways: str, sizes: str) -> list[Case]:
+def chosen(ways: str, sizes: str, ranks: str) -> list[Case]:
     """From lists with commas, all of them where a list is empty; raises Refused."""
     names = [word for word in re.split(r"[,\s]+", ways) if word] or list(WAYS)
     for name in names:
@@ -128,13 +141,17 @@ def chosen(ways: str, sizes: str) -> list[Case]:
         found = [float(word) for word in words] or list(SIZES)
     except ValueError:
         raise Refused(f'"{sizes}" are no sizes', hint="such as 0.25,0.5 (GB)") from None
+    numbers = [word for word in re.split(r"[,\s]+", ranks) if word]
+    if not all(word.isdecimal() and 2 <= int(word) <= MOST_RANKS for word in numbers):
+        raise Refused(f'"{ranks}" are no numbers of ranks', hint=f"2 to {MOST_RANKS}, such as 2,4")
     if not all(0.25 <= size <= 100 for size in found):
         raise Refused(f"sizes {sizes}", hint="0.25 GB at least: torch itself needs 0.24")
     if UNTOUCHED not in names:
         names.insert(0, UNTOUCHED)  # what the others are compared with
     return [
-        Case(way, size, suspicion)
+        Case(way, size, suspicion, count)
         for size in found
+        for count in (list(map(int, numbers)) or list(RANKS))
         for way in sorted(names, key=list(WAYS).index)
         for suspicion in SUSPICIONS[way]
     ]
@@ -144,7 +161,7 @@ def lacking(case: Case, available: int | None = None) -> str:
     """Why the machine's memory does not suffice, in words; "" when it does."""
     have = psutil.virtual_memory().available if available is None else available
     # Ranks, or replicas with the spare; two snapshots of each rank, and what is restored from them.
-    copies = RANKS * 4 if case.way == "rewind" else RANKS + STANDING_BY
+    copies = case.ranks * 4 if case.way == "rewind" else case.hosts
     need = copies * case.size + BESIDE
     if have >= need:
         return ""

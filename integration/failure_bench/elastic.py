@@ -22,7 +22,7 @@ from host_programs import inside
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import Lab
 
-from .cases import RANKS, Case, Effort, training
+from .cases import Case, Effort, training
 from .history import History
 from .hosts import CONTROL, Programs
 
@@ -57,8 +57,8 @@ class Elastic:
         saving: bool,
     ) -> None:
         self.lab = lab
-        self.history = History(out, RANKS, RANKS)
-        self._out = out
+        self.history = History(out, case.ranks, case.ranks)
+        self._out, self._ranks = out, case.ranks
         self._programs = Programs(lab, out, cleanup)
         self._checkpoint = out / "checkpoint.pt"
         words = training(case, steps, pace)
@@ -68,12 +68,12 @@ class Elastic:
         self._keep_alive = max(1, round(case.suspicion / MISSED)) if case.suspicion else 5
         self._saving = saving
         self._programs.start(CONTROL, ["python", "-c", _STORE.format(port=PORT)])
-        for host in list(lab.hosts)[:RANKS]:
+        for host in list(lab.hosts)[: case.ranks]:
             self._agent(host)
 
     def stand_by(self) -> None:
         """Start agents on the hosts that do not train, once the job has begun."""
-        for host in list(self.lab.hosts)[RANKS:]:
+        for host in list(self.lab.hosts)[self._ranks :]:
             self._agent(host)
 
     def _agent(self, host: str) -> None:
@@ -84,7 +84,7 @@ class Elastic:
         store = self.lab.machine(CONTROL).address
         keep = f"keep_alive_interval={self._keep_alive},keep_alive_max_attempt={MISSED}"
         return [
-            *("torchrun", "--nnodes", str(RANKS), "--nproc-per-node", "1"),
+            *("torchrun", "--nnodes", str(self._ranks), "--nproc-per-node", "1"),
             *("--max-restarts", "100", "--rdzv-backend", "c10d", "--rdzv-id", "failures"),
             *("--rdzv-endpoint", f"{store}:{PORT}", "--local-addr", address),
             *("--rdzv-conf", f"is_host=0,join_timeout=3600,{keep}", *self._words),
@@ -110,4 +110,4 @@ class Elastic:
         return self._programs.said()
 
     def ended(self) -> bool:
-        return all((self._out / f"final{rank}.json").exists() for rank in range(RANKS))
+        return all((self._out / f"final{rank}.json").exists() for rank in range(self._ranks))

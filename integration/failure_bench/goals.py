@@ -75,17 +75,19 @@ def against_others(cases: Sequence[Result]) -> Iterable[Goal]:
     """Lost time as a ratio to ours, each way as it is by default; nothing is wanted of it."""
     for other in ("checkpoint-restart", "torchft"):
         ratios = []
-        for gb in dict.fromkeys(r.case.gb for r in cases):
-            ours, theirs = (_slowest(cases, way, gb) for way in ("rewind", other))
+        for job in dict.fromkeys(r.case.job for r in cases):
+            ours, theirs = (_slowest(cases, way, job) for way in ("rewind", other))
             if ours and theirs and ours.lost_s and theirs.lost_s:
-                ratios.append(f"{gb:g} GB: {theirs.lost_s / ours.lost_s:.1f} ×")
+                gb, ranks = job
+                ratio = theirs.lost_s / ours.lost_s
+                ratios.append(f"{ranks} ranks of {gb:g} GB: {ratio:.1f} ×")
         if ratios:
             yield Goal(f"lost by {other} against rewind", "–", ", ".join(ratios), None)
 
 
-def _slowest(cases: Sequence[Result], way: str, gb: float) -> Result | None:
+def _slowest(cases: Sequence[Result], way: str, job: tuple[float, int]) -> Result | None:
     """The case with the way's default suspicion."""
-    found = [r for r in cases if r.case.way == way and r.case.gb == gb and r.kills]
+    found = [r for r in cases if r.case.way == way and r.case.job == job and r.kills]
     return max(found, key=lambda r: r.case.suspicion, default=None)
 
 

@@ -50,11 +50,11 @@ class Way(Protocol):
         """What helps to understand a failure."""
 
 
-def measure(way: Way, effort: Effort, tell: Tell) -> list[Kill]:
+def measure(way: Way, ranks: int, effort: Effort, tell: Tell) -> list[Kill]:
     """Kill a host at each moment, and wait until the job is where it was. Raises AssertionError
     when it does not come back."""
     found = []
-    for number, moment in enumerate(moments(effort), 1):
+    for number, moment in enumerate(moments(effort, ranks), 1):
         tell(f"kill {number} of {effort.kills}")
         found.append(_kill(way, moment, effort))
     return found

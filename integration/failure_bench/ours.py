@@ -10,7 +10,7 @@ from lab_session import LabSession, eventually
 from liveshift.launcher import lab as labs
 from liveshift.runtime.messages import ProtectionRow
 
-from .cases import RANKS, Case, training
+from .cases import Case, training
 from .history import History
 
 LOOK_S = 0.25
@@ -24,8 +24,8 @@ class Rewinding:
         self.lab = session.lab
         self._session = session
         name = f"{case.name}-{'paced' if pace else 'steady'}".replace(".", "-")
-        self.job = session.start(name, training(case, steps, pace), nnodes=RANKS)
-        self.history = History(self.job.out, RANKS, RANKS)
+        self.job = session.start(name, training(case, steps, pace), nnodes=case.ranks)
+        self.history = History(self.job.out, case.ranks, case.ranks)
         self.pauses: dict[str, float] = {}
         """By snapshot: for how long the job stood."""
         self.image_bytes = 0

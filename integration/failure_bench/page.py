@@ -13,7 +13,7 @@ from bench_page import framed, number, or_dash, write_page
 
 from liveshift.launcher.report import quantities as q
 
-from .cases import NEEDS, WAYS
+from .cases import NEEDS, RANKS, WAYS
 from .record import Result, Run
 
 FILE = "bench-failure.html"
@@ -32,9 +32,10 @@ $bars
 <section class="two">
 <div>
 <h2>What is held against what</h2>
-<p>A job of two ranks (DDP over Gloo) on two hosts of a lab, a third one stands by. A host's power
-is cut: its link goes down, then all its processes end. All ways have the same model and the same
-moments (seed $seed). The times come from the ranks' own records, and begin just before the cut.</p>
+<p>A job of two ranks, or as many as are named (DDP over Gloo), each on a host of a lab. One host
+more stands by. A host's power is cut: its link goes down, then all its processes end. All ways have
+the same model and the same moments (seed $seed). The times come from the ranks' own records, and
+begin just before the cut.</p>
 <p><b>First step</b>: until all ranks had made a step again. <b>Lost</b>: until they had made all
 steps that they had made before, those that had to be repeated included. <b>Noticed</b>: until
 liveshift wrote the rewind, or the first new worker began.</p>
@@ -83,7 +84,8 @@ def render(run: Run) -> str:
 def called(result: Result) -> str:
     case = result.case
     after = f", {case.suspicion:g} s of silence" if case.suspicion else ""
-    return escape(f"{case.way}, {case.gb:g} GB{after}")
+    ranks = f"{case.ranks} ranks of " if case.ranks != RANKS[0] else ""
+    return escape(f"{case.way}, {ranks}{case.gb:g} GB{after}")
 
 
 def _bars(cases: Sequence[Result]) -> str:

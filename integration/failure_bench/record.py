@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 from bench_record import ALIKE, Goal, Record, middle
 
-from .cases import RANKS, Case, Effort
+from .cases import Case, Effort
 
 FILE = "bench-failure.json"
 
@@ -55,7 +55,7 @@ class Result(msgspec.Struct):
 
     way: str = ""
     gb: float = 0.0
-    ranks: int = RANKS
+    ranks: int = 0
     suspicion_s: float = 0.0
     noticed_s: float | None = None
     first_step_s: float | None = None
@@ -73,6 +73,7 @@ class Result(msgspec.Struct):
     def sum_up(self, untouched: Result | None) -> None:
         """Fill in what follows from what was measured."""
         self.way, self.gb, self.suspicion_s = self.case.way, self.case.gb, self.case.suspicion
+        self.ranks = self.case.ranks
         self.bit_identical = self.identical
         self.snapshots = len(self.pauses)
         self.pause_s = middle(self.pauses)

@@ -19,13 +19,12 @@ from host_programs import inside
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import Lab
 
-from .cases import RANKS, STANDING_BY, Case, training
+from .cases import Case, training
 from .history import History
 from .hosts import CONTROL, Programs
 
 PLACE = Path(__file__).resolve().parents[2] / "build/torchft"
 """Where ``make bench-failure FETCH=1`` puts torchft and what it needs besides torch."""
-GROUPS = RANKS + STANDING_BY
 PORT, STORE_PORT = 29510, 29600
 RECENT_S = 1.0
 
@@ -45,8 +44,9 @@ class Replicated:
         self, lab: Lab, case: Case, steps: int, pace: float, out: Path, cleanup: ExitStack
     ) -> None:
         self.lab = lab
-        self.history = History(out, GROUPS, RANKS)
+        self.history = History(out, case.hosts, case.ranks)
         self._out = out
+        self._ranks, self._groups = case.ranks, case.hosts
         self._programs = Programs(lab, out, cleanup)
         words = training(case, steps, pace)[1:]
         self._words = inside(out, [*words, "--torchft", f"{case.suspicion:g}"])
@@ -54,7 +54,7 @@ class Replicated:
             CONTROL,
             [
                 *("python", str(PLACE / "bin/torchft_lighthouse"), "--bind", f"0.0.0.0:{PORT}"),
-                *("--min_replicas", str(RANKS), "--quorum_tick_ms", "100"),
+                *("--min_replicas", str(case.ranks), "--quorum_tick_ms", "100"),
                 *("--join_timeout_ms", "10000"),
                 *("--heartbeat_timeout_ms", str(round(1000 * case.suspicion))),
             ],
@@ -85,7 +85,7 @@ class Replicated:
         """All groups compute along."""
         since = time.time() - RECENT_S
         hosts = {each.host for each in self.history.lines if each.time > since}
-        return len(hosts) == GROUPS
+        return len(hosts) == self._groups
 
     def host_of(self, rank: int) -> str:
         return self.history.host_of(rank)
@@ -101,5 +101,5 @@ class Replicated:
         return self._programs.said()
 
     def ended(self) -> bool:
-        found = sum((self._out / f"final{group}.json").exists() for group in range(GROUPS))
-        return found >= RANKS
+        found = sum((self._out / f"final{group}.json").exists() for group in range(self._groups))
+        return found >= self._ranks

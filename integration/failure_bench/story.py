@@ -16,8 +16,6 @@ from liveshift.errors import LiveshiftError
 
 from . import kills, replicas
 from .cases import (
-    RANKS,
-    STANDING_BY,
     UNTOUCHED,
     Case,
     Effort,
@@ -33,21 +31,22 @@ from .ours import Rewinding
 from .record import Result, Run
 from .replicas import Replicated
 
-HOSTS = RANKS + STANDING_BY
 START_S, END_S = 240.0, 60.0
 """How long a job may take to its first step on a busy machine, and to its end after the last."""
 
 Tell = Callable[[str], None]
+References = dict[tuple[float, int], History]
+"""The untouched runs, by Case.job."""
 
 
 def bench(place: Path, cases: Sequence[Case], run: Run, path: Path, tell: Tell) -> None:
     """Measure what ``run`` does not have yet; ``path`` is kept after each case. A case that fails
     is noted, and the rest goes on."""
     began, before = time.monotonic(), run.seconds
-    references: dict[float, History] = {}
+    references: References = {}
     for case in cases:
         known = run.of(case)
-        if known is not None and (case.way != UNTOUCHED or not _left(cases, run, case.gb)):
+        if known is not None and (case.way != UNTOUCHED or not _left(cases, run, case)):
             continue
         result = _case(case, run.effort, place, references, tell)
         if known is None:
@@ -57,22 +56,26 @@ def bench(place: Path, cases: Sequence[Case], run: Run, path: Path, tell: Tell) 
     _keep(run, path, before + time.monotonic() - began)
 
 
-def _left(cases: Sequence[Case], run: Run, gb: float) -> bool:
-    """Whether some of these are still to be compared with the untouched run of their size."""
-    return any(run.of(case) is None for case in cases if case.gb == gb)
+def _left(cases: Sequence[Case], run: Run, untouched: Case) -> bool:
+    """Whether some of these are still to be compared with the untouched run of their job."""
+    return any(run.of(case) is None for case in cases if case.job == untouched.job)
 
 
 def _keep(run: Run, path: Path, seconds: float) -> None:
-    untouched = {r.case.gb: r for r in run.cases if r.case.way == UNTOUCHED}
+    untouched = {r.case.job: r for r in run.cases if r.case.way == UNTOUCHED}
     for result in run.cases:
-        result.sum_up(untouched.get(result.case.gb))
+        result.sum_up(untouched.get(result.case.job))
     judge(run)
     run.seconds = seconds
     run.write(path)
 
 
 def _case(
-    case: Case, effort: Effort, place: Path, references: dict[float, History], tell: Tell
+    case: Case,
+    effort: Effort,
+    place: Path,
+    references: References,
+    tell: Tell,
 ) -> Result:
     result = Result(case)
 
@@ -87,13 +90,13 @@ def _case(
     out = place / case.name
     if case.way == UNTOUCHED:
         with _trouble_noted(result, "steady"):
-            references[case.gb] = _steady(result, effort, out, said)
+            references[case.job] = _steady(result, effort, out, said)
             result.identical = True
         return result
     with _trouble_noted(result, "kills"):
         history = _kills(result, effort, out, said)
-        assert case.gb in references, "the untouched run failed"
-        result.difference = history.differs(references[case.gb], last_step(effort))
+        assert case.job in references, "the untouched run failed"
+        result.difference = history.differs(references[case.job], last_step(effort))
         result.identical = not result.difference
     with _trouble_noted(result, "steady"):
         if effort.steady:
@@ -115,7 +118,7 @@ def _kills(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
     tell("starts")
     last = last_step(effort)
     with _job(result.case, effort, last, effort.pace, out) as job:
-        result.kills = kills.measure(job, effort, tell)
+        result.kills = kills.measure(job, result.case.ranks, effort, tell)
         _to_its_end(job, last)
         _take_pauses(result, job)
         return job.history
@@ -170,11 +173,11 @@ def _begun(
     case: Case, effort: Effort, steps: int, pace: float, out: Path, cleanup: ExitStack
 ) -> Way:
     if case.way == "rewind":
-        options = ("--hosts", str(HOSTS), "--timeouts", f"suspicion={case.suspicion:g}")
+        options = ("--hosts", str(case.hosts), "--timeouts", f"suspicion={case.suspicion:g}")
         snapshots = ("--snapshots", f"every={effort.every:g}")
         session = cleanup.enter_context(a_lab(lab_name("b"), out.parent, *options, *snapshots))
         return Rewinding(session, case, steps, pace)
-    lab = cleanup.enter_context(plain_lab(lab_name("b"), HOSTS))
+    lab = cleanup.enter_context(plain_lab(lab_name("b"), case.hosts))
     emptied(out)
     if case.way == "torchft":
         return Replicated(lab, case, steps, pace, out, cleanup)

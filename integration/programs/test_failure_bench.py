@@ -44,7 +44,7 @@ def run(place: Path) -> Run:
 def test_each_way_brings_the_job_back_and_is_real_work(run: Run) -> None:
     untouched, *others = run.cases
     assert (untouched.failed, untouched.kills) == ({}, [])
-    (moment,) = moments(EFFORT)
+    (moment,) = moments(EFFORT, 2)
     for result in others:
         assert (result.failed, result.skipped) == ({}, "")
         assert result.bit_identical, result.difference
@@ -93,29 +93,37 @@ def test_a_run_goes_on_only_with_its_like(tmp_path: Path) -> None:
 
 def test_hosts_die_at_the_same_moments_whatever_the_way() -> None:
     effort = Effort(kills=4)
-    found = moments(effort)
-    assert found == moments(effort)
-    assert found != moments(Effort(kills=4, seed=2))
+    found = moments(effort, 2)
+    assert found == moments(effort, 2)
+    assert found != moments(Effort(kills=4, seed=2), 2)
     for number, moment in enumerate(found):
         begin = effort.steps_every * (1 + APART * number)
         assert begin <= moment.step < begin + effort.steps_every
         assert 0 <= moment.late < 1
-    assert {moment.rank for moment in moments(Effort(kills=20))} == {0, 1}
+    assert {moment.rank for moment in moments(Effort(kills=20), 2)} == {0, 1}
+    assert {moment.rank for moment in moments(Effort(kills=40), 4)} == {0, 1, 2, 3}
+    assert [moment.step for moment in moments(effort, 4)] == [moment.step for moment in found]
     assert last_step(effort) > found[-1].step
 
 
 def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
-    names = [case.name for case in chosen("rewind", "0.5")]
+    names = [case.name for case in chosen("rewind", "0.5", "")]
     assert names == ["untouched-0.5", "rewind-0.5-1s", "rewind-0.5-5s"]
-    assert len(chosen("", "")) == 14
+    assert len(chosen("", "", "")) == 14
+    more = [case.name for case in chosen("rewind", "0.5", "2,4")]
+    assert more[3:] == ["untouched-0.5-4ranks", "rewind-0.5-4ranks-1s", "rewind-0.5-4ranks-5s"]
+    assert chosen("rewind", "0.5", "4")[0].hosts == 5
+    for ranks in ("1", "two", "2,17"):
+        with pytest.raises(Refused, match="numbers of ranks"):
+            chosen("", "", ranks)
     with pytest.raises(Refused, match="no way"):
-        chosen("hope", "")
+        chosen("hope", "", "")
     with pytest.raises(Refused, match="sizes"):
-        chosen("", "0.1")
+        chosen("", "0.1", "")
     assert "needs 6.5 GB" in lacking(Case("rewind", 0.5, 1.0), available=5 << 30)
     assert lacking(Case("rewind", 0.5, 1.0), available=7 << 30) == ""
     few, many = Effort(kills=1), Effort(kills=5)
-    assert 60 < estimate(chosen("", "0.5"), few) < estimate(chosen("", "0.5"), many)
+    assert 60 < estimate(chosen("", "0.5", ""), few) < estimate(chosen("", "0.5", ""), many)
 
 
 def write(
