@@ -284,6 +284,29 @@ def play(scene: Scene, cell: Cell) -> None:
     scene.assert_right(job)
 
 
+def test_a_host_that_only_the_orchestrator_does_not_hear_leads_to_no_rewind(scene: Scene) -> None:
+    """It falls silent in the middle of a snapshot, and the job trains on."""
+    job = scene.job()
+    before = len(events(job, "rewinding"))
+    for rank in range(2):  # either host may be the one that is held
+        wait_protected(job)
+        host = job.seen(rank).host
+        scene.held.arm("snapshot.dumped")
+        scene.held.wait("snapshot.dumped")
+        labs.separate(scene.lab.lab, host, "ctl")
+        try:
+            scene.held.clear()
+            time.sleep(4 * SUSPICION_S)
+            assert scene.lab.host(host).state == "lost"
+            job.go_on(FURTHER)
+        finally:
+            labs.rejoin(scene.lab.lab, host, "ctl")
+        eventually(lambda: all_up(scene), "all hosts to be up")
+    wait_protected(job)
+    assert len(events(job, "rewinding")) == before
+    scene.assert_right(job)
+
+
 def at_rest(scene: Scene, job: Job) -> bool:
     """Whether the job runs as the journal says, or has ended; a suspended one is resumed."""
     if (now := state(job)) == "suspended":

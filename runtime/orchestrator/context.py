@@ -36,6 +36,7 @@ class OrchestratorContext:
         self._gates = gates
         # MigrationContext and SnapshotContext say what each of these does.
         self.request = agents.request
+        self.is_up = fleet.is_up
         self.publish = address_book.publish
         self.another_spare = planner.another_spare
         self.predict = planner.predict

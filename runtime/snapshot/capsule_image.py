@@ -54,6 +54,8 @@ class CapsuleImage:
         self.begun = False
         """Whether the source may have a session."""
         self.thawed = False
+        self.left = asyncio.Event()
+        """Set once the capsule goes on, or its host is silent: such a host lets it go by itself."""
         self.refused = False
         """Whether the holder has refused the image."""
         self.digest = b""
@@ -178,12 +180,15 @@ class CapsuleImage:
                 break
             except Exception as error:
                 log.warning("%s: the thaw of %s: %s", self._image, self.name, error)
+                if not self._context.is_up(self.host):
+                    self.left.set()
                 if self.gpu_need.used:
                     self.trouble = f"{self.name} did not go on at once on {self.host}: {error}"
             if time.monotonic() > until:
                 break
             await asyncio.sleep(limits.heartbeat)
         self.thawed = True
+        self.left.set()
 
     async def close(self) -> None:
         """End the session, and learn the digest of what was sent; never raises."""

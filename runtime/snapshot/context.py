@@ -21,6 +21,9 @@ class SnapshotContext(Protocol):
         """Send a request to a host's agent and return the answer. Raises what the agent raised, or
         Unreachable."""
 
+    def is_up(self, host: str) -> bool:
+        """Whether the host's agent is heard."""
+
     def at_gates(self, job: Job) -> str:
         """The name of a migration that holds the job's ranks at a boundary; "" if none does."""
 

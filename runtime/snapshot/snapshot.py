@@ -243,9 +243,17 @@ class Snapshot:
     # ---- its end, whatever has happened --------------------------------------------------------
 
     async def _let_go(self) -> None:
-        """Thaw what is not thawed yet, then open the gates that were closed; never raises."""
-        left = [part for part in self._parts if part.begun and not part.thawed]
-        await asyncio.gather(*(part.thaw() for part in left))
+        """Thaw what is not thawed yet, then open the gates that were closed; never raises.
+
+        A silent host keeps no gates closed elsewhere: the others must soon show that the job
+        trains, or it is rewound though that host lives."""
+        still = [part for part in self._parts if part.begun and not part.thawed]
+        thaws = asyncio.gather(*(part.thaw() for part in still))
+        await asyncio.gather(*(part.left.wait() for part in still))
+        await self._open_gates()
+        await thaws
+
+    async def _open_gates(self) -> None:
         if self.released.is_set():
             return
         with self._timed("reopen"):

@@ -202,6 +202,29 @@ def test_a_source_that_stays_silent_is_left_to_thaw_by_itself() -> None:
     assert 3 < stage.said.count("ThawCapsule gpt/1") < 100
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_host_that_is_silent_keeps_no_gates_closed_elsewhere(comes_back: bool) -> None:
+    """Else the others could not show that the job trains, and it would be rewound."""
+    stage = SnapshotStage()
+    silent = [Unreachable("h1 is silent")] * 1000
+    stage.fail("DumpCapsule gpt/1", silent[0])
+    stage.fail("ThawCapsule gpt/1", *silent)
+
+    def watch(line: str) -> None:
+        if line == "DumpCapsule gpt/1":
+            stage.down.add("h1")
+        elif line == "open gates" and comes_back:
+            stage.fails.pop("ThawCapsule gpt/1")
+
+    stage.watch = watch
+    assert play(stage).generation is None
+    opened = stage.said.index("open gates")
+    thaws = [at for at, line in enumerate(stage.said) if line == "ThawCapsule gpt/1"]
+    assert thaws[0] < opened < thaws[-1]
+    assert len(thaws) == 2 if comes_back else 3 < len(thaws) < 100
+    assert stage.said.index("CloseSnapshot gpt/1") > thaws[-1]
+
+
 def test_a_job_that_talks_over_tcp_is_frozen_in_place_without_a_boundary() -> None:
     stage = SnapshotStage()
     stage.fail("close gates", NoBoundary("rank 1 owes an all-reduce", only_tcp=True))
