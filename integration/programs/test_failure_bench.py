@@ -262,7 +262,7 @@ def test_others_are_compared_and_a_failure_is_told() -> None:
     ]
     judge(run)
     (told,) = [goal for goal in run.goals if "against" in goal.name]
-    assert (told.seen, told.met) == ("0.5 GB: 7.5 ×", None)
+    assert (told.seen, told.met) == ("2 ranks of 0.5 GB: 7.5 ×", None)
     run.cases[1].failed["kills"] = "it did not come back\nlog"
     judge(run)
     assert run.goals[0].met is False
