@@ -26,7 +26,6 @@ from .unpacking import NotAllowed, Unpacker
 
 log = logging.getLogger("liveshift.files")
 
-
 _THERE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

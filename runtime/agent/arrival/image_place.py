@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Set
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tarfile import TarInfo
 from typing import Protocol
@@ -106,8 +106,7 @@ class SandboxPlace:
             return Unpacker(top, user=user, single=tree == "open")
         if not is_restore_name(self.migration):
             return Unpacker(top, sparing=True, user=user)
-        # CRIU's images have come: a holder sends them first.
-        opened, written = written_files.carried(self.images, self._placement)
+        opened, written = self._opened
         names = self._could_write[tree] = _relative(written, top)
         if not self._back:
             return BringingAlong(top, user, names)
@@ -118,8 +117,14 @@ class SandboxPlace:
         reading: they may have changed since."""
         if not is_restore_name(self.migration):
             return set()
-        opened, written = written_files.carried(self.images, self._placement)
+        opened, written = self._opened
         return opened - written
+
+    @cached_property
+    def _opened(self) -> tuple[set[bytes], set[bytes]]:
+        """As written_files.carried. CRIU's images have come before the directories: a holder sends
+        them first."""
+        return written_files.carried(self.images, self._placement)
 
     def touch_written(self) -> None:
         """To be called when a capsule that goes back to a snapshot is about to run."""

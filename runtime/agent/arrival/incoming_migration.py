@@ -246,8 +246,8 @@ class IncomingMigration:
         with watch.phase("unlock", frozen=True):
             here.epoch = epoch
             try:
-                # The note comes first: if this agent dies now, the next one must keep the tree.
                 ran_here.remember(self._factory, here.spec.name, epoch)
+                # The note comes first: if this agent dies now, the next one must keep the tree.
                 here.note()
                 self._place.touch_written()
                 reach("destination.granted")

@@ -21,10 +21,13 @@ from snapshot_stage import (
     FACTS,
     HOLDER,
     SURVEY,
+    WAYS,
     Failure,
     SnapshotStage,
     a_job,
     a_snapshot,
+    named,
+    of,
     play,
 )
 
@@ -32,7 +35,7 @@ from liveshift.criu_glue.survey.found import Along
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.cost.model import max_pause
-from liveshift.runtime.messages import GpuSeat, GpuSurvey, Message
+from liveshift.runtime.messages import GpuSeat, GpuSurvey
 from liveshift.runtime.migration.context import NoBoundary
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import GpuNeed
@@ -53,29 +56,12 @@ ANSWERED = [step for step in STEPS if step not in ("close gates", "complete")]
 BEFORE_CUT = STEPS[: STEPS.index("CloseSnapshot")]
 
 
-WAYS: list[Failure] = [
-    Refused("not here", hint="try there"),
-    Unreachable("h1 did not answer"),
-    StepFailed("dump", "CRIU could not"),
-    ZeroDivisionError("a slip"),
-]
-
-
 A0 = gpu_host().gpus[0].uuid
 
 
 def on_gpus(size: int = 2, **fields: Any) -> GpuSurvey:
     """A capsule with so many GiB on the GPU of its host."""
     return gpu_survey(process({A0: size * GIB}), **fields)
-
-
-def named(way: Failure) -> str:
-    return type(way).__name__
-
-
-def of(stage: SnapshotStage, kind: type[Message]) -> list[tuple[str, Any]]:
-    """The host and the message of each request of that kind."""
-    return [(host, message) for host, message in stage.asked if isinstance(message, kind)]
 
 
 def places(stage: SnapshotStage, kind: str) -> list[int]:
@@ -437,65 +423,6 @@ def test_what_each_side_is_told() -> None:
             assert 0 < message.deadline <= pause
     assert {m.digest for _, m in of(stage, messages.CheckHeld)} == {b"digest"}
     assert [host for host, _ in of(stage, messages.CheckHeld)].count(HOLDER) == 3
-
-
-# ---- the copy that a capsule's own host keeps --------------------------------------------------
-
-
-def starts(stage: SnapshotStage) -> dict[str, Any]:
-    return {m.capsule: m for _, m in of(stage, messages.StartSnapshot)}
-
-
-def test_each_host_is_asked_to_keep_a_copy_of_its_own_capsule() -> None:
-    stage = SnapshotStage()
-    made = play(stage).generation
-    assert made is not None
-    assert made.own_copies == sorted(CAPSULES)
-    assert made.holders == {name: [HOLDER] for name in CAPSULES}, "a copy is no protection"
-    own = {host: m for host, m in of(stage, messages.Hold) if m.own}
-    assert {host: (m.spec.name, list(m.together)) for host, m in own.items()} == {
-        f"h{i}": (f"gpt/{i}", [f"gpt/{i}"]) for i in range(3)
-    }
-    assert {(m.own, m.least) for m in starts(stage).values()} == {(4, 9)}, "the higher of both"
-    checked = {host: m.image for host, m in of(stage, messages.CheckHeld) if host != HOLDER}
-    assert checked == {f"h{i}": f"s17.{i}" for i in range(3)}
-
-
-@pytest.mark.parametrize("step", ["HoldOwn", "CheckOwn"])
-@pytest.mark.parametrize("way", WAYS[:3], ids=named)
-def test_a_copy_that_fails_costs_the_snapshot_nothing(step: str, way: Failure) -> None:
-    stage = SnapshotStage()
-    stage.fail(f"{step} gpt/1", way)
-    snapshot = play(stage)
-    assert snapshot.generation is not None
-    assert snapshot.generation.own_copies == ["gpt/0", "gpt/2"]
-    assert snapshot.refused == set(), "no holder is to blame"
-    assert starts(stage)["gpt/1"].own == (4 if step == "CheckOwn" else None)
-
-
-@pytest.mark.parametrize("base", [0, 3, 4])
-def test_the_source_learns_what_its_host_has_and_decides(base: int) -> None:
-    """It leaves out what the holder has, or sends all."""
-    stage = SnapshotStage()
-    stage.stands = messages.Holding("", base=base, least=2)
-    play(stage)
-    assert {(m.base, m.own, m.least) for m in starts(stage).values()} == {(4, base, 6)}
-
-
-def test_a_source_that_is_silent_about_its_copy_does_not_hold_the_snapshot_up() -> None:
-    stage = SnapshotStage()
-    stage.silent.add("CheckOwn gpt/1")
-    made = play(stage).generation
-    assert made is not None
-    assert made.own_copies == ["gpt/0", "gpt/2"]
-
-
-def test_the_hosts_of_a_job_that_is_suspended_keep_no_copy() -> None:
-    stage = SnapshotStage()
-    asyncio.run(a_snapshot(stage, suspends="a person wants it").run())
-    ((generation, _),) = stage.suspended
-    assert generation.own_copies == []
-    assert not [m for _, m in of(stage, messages.Hold) if m.own]
 
 
 def test_holders_are_told_which_snapshot_they_must_keep() -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.criu_glue.survey.found import Survey
-from liveshift.errors import LiveshiftError, StepFailed
+from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Message
@@ -65,6 +66,18 @@ ANSWERS: dict[type[Message], Message | None] = {
 }
 
 Failure = Exception | Message | None
+
+
+WAYS: list[Failure] = [
+    Refused("not here", hint="try there"),
+    Unreachable("h1 did not answer"),
+    StepFailed("dump", "CRIU could not"),
+    ZeroDivisionError("a slip"),
+]
+
+
+def named(way: Failure) -> str:
+    return type(way).__name__
 
 
 def a_job() -> Job:
@@ -201,6 +214,11 @@ class SnapshotStage:
     def _need_session(self, capsule: str) -> None:
         if capsule in self.over:
             raise StepFailed("snapshot", f"s17 is over where {capsule} runs")
+
+
+def of(stage: SnapshotStage, kind: type[Message]) -> list[tuple[str, Any]]:
+    """The host and the message of each request of that kind."""
+    return [(host, message) for host, message in stage.asked if isinstance(message, kind)]
 
 
 def a_snapshot(stage: SnapshotStage, job: Job | None = None, *, suspends: str = "") -> Snapshot:
