@@ -27,14 +27,19 @@ class Proxy:
         self.passed = 0
         self.connections = 0
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
             try:
                 near, _ = self._server.accept()
+            except OSError:
+                return
+            try:
                 far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
+                near.close()
                 return
             self.connections += 1
             self._pairs.append((near, far))
@@ -59,6 +64,7 @@ class Proxy:
 
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()  # it may just have accepted one that is to be closed, too
         self._server.close()
         self.cut()
 
