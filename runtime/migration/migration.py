@@ -223,3 +223,5 @@ class Migration(ABC):
         await self._reopen()
         self.times.end()
         self._advance(how)
+        if (error := self.error) is not None:  # kept for its text, not with the frames of the work
+            error.__traceback__ = error.__cause__ = error.__context__ = None

@@ -26,7 +26,7 @@ from .. import messages
 from ..config.cluster import Cluster
 from ..control import local_socket
 from ..control.link import Switchboard
-from ..daemon import notify, state_lock
+from ..daemon import heap, notify, state_lock
 from ..daemon.cluster_file import ClusterFile
 from ..journal.journal_file import JournalError
 from ..messages import Message
@@ -62,6 +62,10 @@ log = logging.getLogger("liveshift.orchestrator")
 
 BACKUP_S = 60.0
 """The orchestrator backs the journal up every BACKUP_S seconds, if it was changed meanwhile."""
+
+GIVE_BACK_S, GIVE_BACK_AT_MOST_S = 60.0, 600.0
+"""The orchestrator gives freed memory back less often than agents do (daemon/heap.py): Python looks
+at every object for it, and one of a thousand hosts has many."""
 
 FROM_AGENTS = (
     messages.Heartbeat,
@@ -150,7 +154,8 @@ class Orchestrator:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
         parts = (self.protection.run, self.ordered.run, self.rewinds.run, self.suspensions.run)
         working = (self._evacuate(), *map(self._once_decided, parts))
-        await asyncio.gather(serving, *working, self._keep_backup())
+        giving_back = heap.give_back(self.idle, GIVE_BACK_S, GIVE_BACK_AT_MOST_S)
+        await asyncio.gather(serving, *working, self._keep_backup(), giving_back)
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -310,6 +315,7 @@ async def serve(cluster: Cluster, file: ClusterFile) -> None:
 
     Raises LiveshiftError if it cannot start.
     """
+    heap.bound()
     with state_lock.held(cluster.paths.state, "orchestrator"):
         orchestrator = await Orchestrator.start(cluster)
         await file.follow(orchestrator.run(), orchestrator.idle, orchestrator.objection)

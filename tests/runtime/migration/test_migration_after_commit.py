@@ -67,6 +67,15 @@ def test_a_restore_that_fails_twice_passes_the_capsule_back(granted: bool) -> No
     assert move.row().error == str(NOT_DONE)
 
 
+def test_the_error_of_a_migration_that_is_over_keeps_nothing_of_its_work_alive() -> None:
+    stage = Stage()
+    stage.fail("RestoreCapsule", NOT_DONE, NOT_DONE)
+    stage.fail("Settle h1", HELD, RUNS)
+    error = play(stage).error
+    assert error is not None
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+
+
 FORWARD = ["Reserve h3", "Forward h2", "commit h3 5", "publish h0:1 h3:5", "RestoreCapsule h3"]
 
 
