@@ -9,8 +9,11 @@ FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
 SOURCES := $(wildcard *.py) py.typed meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
-TWO = --numprocesses 2 --dist loadfile --no-loadscope-reorder
-LABS = integration -m 'not long and not alone' $(TWO) $(ARGS) -- integration -m 'not long and alone' $(ARGS)
+BESIDE = --dist loadfile --no-loadscope-reorder --numprocesses
+# Tests wait more than they compute: two at a time leave half of two cores idle, in labs a third.
+TESTS_AT_ONCE ?= 4
+LABS_AT_ONCE ?= 3
+LABS = integration -m 'not long and not alone' $(BESIDE) $(LABS_AT_ONCE) $(ARGS) -- integration -m 'not long and alone' $(ARGS)
 ALONE = scripts/alone.sh "make $@"
 WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 # The programs of integration/ import modules of both harnesses by their bare names.
@@ -29,15 +32,15 @@ setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and
 demo: ## Empty a virtual host while a job trains on it, compare with an untouched run; build/demo/
 	@$(ALONE) setup -- $(BIN)/python -m liveshift.launcher.demo
 
-# Without what is marked as long: further cases of what shorter tests show too. Two files at a time;
+# Without what is marked as long: further cases of what shorter tests show too. Some files at a time;
 # what measures times (marked as alone) comes last, one after the other. One such run, or demo, on a
 # machine at a time, which is refused before its setup; a test that is skipped is one that failed.
 test: ## Run tests/ and, in the lab, integration/ (root)
 	@$(ALONE) setup $(STAMPS)/test-requirements -- $(WHOLE_RUN) "make $@" -- \
-		tests -m 'not long' $(TWO) $(ARGS) -- $(LABS)
+		tests -m 'not long' $(BESIDE) $(TESTS_AT_ONCE) $(ARGS) -- $(LABS)
 
 test-fast: $(STAMPS)/package $(STAMPS)/test-requirements ## Run tests/ only, without those that need the lab
-	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(TWO) $(ARGS)
+	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(BESIDE) $(TESTS_AT_ONCE) $(ARGS)
 
 test-lab: ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(ALONE) setup -- $(WHOLE_RUN) "make $@" -- $(LABS)
@@ -49,7 +52,7 @@ coverage: $(STAMPS)/package $(STAMPS)/test-requirements ## Which lines test-fast
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(if $(LAB),COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(ALONE) setup --) \
 		$(BIN)/python -m pytest tests $(if $(LAB),integration) -m 'not long$(if $(LAB),, and not lab)' \
-		--cov --cov-report= $(if $(LAB),,$(TWO)) $(ARGS); tests=$$?; \
+		--cov --cov-report= $(if $(LAB),,$(BESIDE) $(TESTS_AT_ONCE)) $(ARGS); tests=$$?; \
 	if ls build/coverage/data.* >/dev/null 2>&1; then $(BIN)/coverage combine -q --append build/coverage; fi; \
 	$(BIN)/coverage html -q -d build/coverage && \
 	$(BIN)/coverage json -q -o build/coverage/coverage.json && \

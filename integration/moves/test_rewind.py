@@ -251,14 +251,14 @@ def test_who_is_only_silent_leads_to_no_rewind(lab: LabSession, job: Job) -> Non
     """An agent that is away, then a link to the orchestrator that is cut: of the host of rank 0 and
     of the other one."""
     lab.stop_agent("h1")
-    time.sleep(3 * suspicion(lab))
+    time.sleep(2 * suspicion(lab))
     lab.start_agent("h1")
     job.go_on(AFTER)
     assert not events(job, "rewinding")
     for host in ("h0", "h1"):
         labs.separate(lab.lab, host, "ctl")
         try:
-            time.sleep(3 * suspicion(lab))
+            time.sleep(2 * suspicion(lab))
             assert lab.host(host).state == "lost"
             job.go_on(AFTER)
         finally:

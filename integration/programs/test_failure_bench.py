@@ -19,8 +19,6 @@ from failure_bench.story import bench
 
 from liveshift.errors import Refused
 
-pytestmark = pytest.mark.alone
-
 EFFORT = Effort(kills=1, every=2.0, steps_every=20, pace=0.15, steady=0)
 CASES = [
     Case("untouched", 0.25),
