@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
+from .. import proc_text
 from ..errors import StepFailed
 
 _GONE = (FileNotFoundError, ProcessLookupError)
@@ -113,7 +113,7 @@ def doing(tid: int) -> str:
 
 
 def _status(tid: int, key: str) -> str:
-    for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
+    for line in proc_text.lines(f"/proc/{tid}/status"):
         if line.startswith(f"{key}:"):
             return line.split(":", 1)[1].strip()
     raise FileNotFoundError(f"/proc/{tid}/status has no {key}")
@@ -121,6 +121,6 @@ def _status(tid: int, key: str) -> str:
 
 def _read(tid: int, what: str) -> str:
     try:
-        return Path(f"/proc/{tid}/{what}").read_text(errors="replace").strip()
+        return proc_text.read(f"/proc/{tid}/{what}").strip()
     except OSError:
         return ""

@@ -25,8 +25,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path
 
+from .. import proc_text
 from . import threads
 
 DRIVER = re.compile(r".*/(libcuda|libcudadebugger|libnvidia-[^/]*)\.so[^/]*")
@@ -128,7 +128,7 @@ class Whereabouts:
     def _read_mappings(self) -> None:
         self._mappings = []
         with suppress(FileNotFoundError, ProcessLookupError):
-            for line in Path(f"/proc/{self._pid}/maps").read_text().splitlines():
+            for line in proc_text.lines(f"/proc/{self._pid}/maps"):
                 span, rights, _, _, _, *path = line.split(maxsplit=5)
                 if "x" in rights:
                     start, end = (int(part, 16) for part in span.split("-"))

@@ -40,7 +40,8 @@ class Drained:
 @dataclass
 class DrainPlan:
     """`lacking_slots`: how many more slots the other hosts would need. `empty_s`: seconds until the
-    host would be empty, null where that is not known."""
+    host would be empty, null where that is not known; `deadline`: how it would become empty in
+    time, null without `--within` and `--severity`."""
 
     host: str
     moves: list[messages.Planned]
@@ -48,6 +49,7 @@ class DrainPlan:
     free_slots: int
     lacking_slots: int
     empty_s: float | None
+    deadline: messages.Evacuating | None
 
 
 @dataclass

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from ... import proc_text
 from ...errors import LiveshiftError
 from ...waiting import readable
 
@@ -245,7 +246,7 @@ def _build(plan: SandboxPlan, ask: list[str], env: Mapping[str, str]) -> Sandbox
 def started(pid: int) -> int:
     """When a process was started (proc(5), stat field 22); 0 if it is gone or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = proc_text.read(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if fields[0] in "ZX" else int(fields[19])

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import psutil
 
+from ... import proc_text
 from .sandboxes import Sandbox
 
 
@@ -42,7 +42,7 @@ def inner_pid(pid: int) -> int:
 
     Raises FileNotFoundError or ProcessLookupError if the task has ended: the first when /proc has
     no such file any more, the second when it ended between our open(2) and our read(2)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in proc_text.lines(f"/proc/{pid}/status"):
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
     raise FileNotFoundError(f"/proc/{pid}/status names no NSpid")

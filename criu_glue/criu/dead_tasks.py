@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
+
+from ... import proc_text
 
 DEAD_S = 1.0
 """CRIU usually fails within 10 ms after a process was killed under it."""
@@ -38,8 +39,8 @@ class DeadTasks:
 
 def _dead_and_traced(pid: int) -> bool:
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        lines = proc_text.lines(f"/proc/{pid}/status")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     return fields["State"].split()[0] == "Z" and int(fields["TracerPid"]) != 0

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ... import proc_text
 from ...errors import LiveshiftError, StepFailed
 from ..capsule.sandboxes import STDERR_FD, STDOUT_FD, Sandbox, enter, hand_over, kill_tree
 from ..capsule.tree import children_first, inner_pid, tasks
@@ -325,6 +326,6 @@ def _threads(pid: int) -> dict[int, str]:
     found = {}
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for tid in os.listdir(f"/proc/{pid}/task"):
-            stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text("utf-8", "replace")
+            stat = proc_text.read(f"/proc/{pid}/task/{tid}/stat")
             found[int(tid)] = stat.rpartition(")")[2].split()[0]
     return found

@@ -23,6 +23,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from ... import proc_text
 from ...errors import LiveshiftError
 from ..capsule.sandboxes import PID_FLOOR, Sandbox, enter
 from .image_kinds import ImageFile
@@ -59,7 +60,7 @@ def in_use(sandbox: Sandbox) -> tuple[int, ...]:
     proc, found = sandbox.root / "proc", set[int]()
     for name in filter(str.isdigit, os.listdir(proc)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            stat = (proc / name / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            stat = proc_text.read(proc / name / "stat").rpartition(")")[2].split()
             found.update((int(stat[_PGID]), int(stat[_SID])))
             found.update(map(int, os.listdir(proc / name / "task")))
     return tuple(sorted(filter(_is_id, found)))

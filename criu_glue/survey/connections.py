@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from ... import proc_text
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, inner_pid, tasks
 
@@ -133,7 +134,7 @@ def _holders(sandbox: Sandbox, inodes: set[int]) -> dict[int, tuple[int, str, tu
 
 
 def _libraries(pid: int) -> tuple[str, ...]:
-    mapped = Path(f"/proc/{pid}/maps").read_text()
-    names = {line.rpartition("/")[2] for line in mapped.splitlines() if "/" in line}
+    mapped = proc_text.lines(f"/proc/{pid}/maps")
+    names = {line.rpartition("/")[2] for line in mapped if "/" in line}
     known = (what for part, what in LIBRARIES.items() if any(part in name for name in names))
     return tuple(dict.fromkeys(known))

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
+from ... import proc_text
 from ..capsule.tree import descriptors
 from ..files.lent import lent
 
@@ -122,7 +122,7 @@ def unchanged(entries: Iterable[EpollEntry], pids: Mapping[int, int]) -> list[Ep
 
 def _name(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return proc_text.read(f"/proc/{pid}/comm").strip()
     return "ended"
 
 
@@ -142,7 +142,7 @@ def _sets(pids: Iterable[int]) -> Iterator[tuple[int, int, str]]:
                 text = ""
                 if target == _SET:
                     with suppress(FileNotFoundError):
-                        text = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+                        text = proc_text.read(f"/proc/{pid}/fdinfo/{fd}")
                 if "tfd:" not in text:
                     continue
                 alike = seen.setdefault(text.partition("tfd:")[2], [])

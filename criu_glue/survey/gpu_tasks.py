@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ... import proc_text
 from ..capsule.tree import descriptors
 from .found import GpuTask
 
@@ -59,11 +60,10 @@ def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
 
 
 def _mapped(host_pid: int) -> Iterator[str]:
-    with open(f"/proc/{host_pid}/maps", errors="surrogateescape") as maps:
-        for line in maps:
-            at = line.find("/")
-            if at > 0:
-                yield line[at:].rstrip("\n").removesuffix(" (deleted)")
+    for line in proc_text.lines(f"/proc/{host_pid}/maps"):
+        at = line.find("/")
+        if at > 0:
+            yield line[at:].removesuffix(" (deleted)")
 
 
 def _environ(host_pid: int) -> dict[str, str]:
@@ -74,7 +74,7 @@ def _environ(host_pid: int) -> dict[str, str]:
 
 
 def _tracer(host_pid: int) -> int:
-    for line in Path(f"/proc/{host_pid}/status").read_text().splitlines():
+    for line in proc_text.lines(f"/proc/{host_pid}/status"):
         if line.startswith("TracerPid:"):
             return int(line.split()[1])
     return 0

@@ -13,9 +13,8 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 
-from ... import units
+from ... import proc_text, units
 from ..capsule.mounts import Mounts, PathKind, Placement
 from ..capsule.tree import descriptors
 
@@ -71,7 +70,7 @@ def _deleted(pid: int) -> Iterator[tuple[str, str]]:
     for fd, target in descriptors(pid):
         if target.startswith("/") and target.endswith(DELETED):
             yield target.removesuffix(DELETED), f"/proc/{pid}/fd/{fd}"
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    for line in proc_text.lines(f"/proc/{pid}/maps"):
         if not line.endswith(DELETED):
             continue
         where, *_, path = line.split(maxsplit=5)

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import psutil
 
+from ... import proc_text
 from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
@@ -262,7 +263,7 @@ def build_id(file: BinaryIO) -> str:
 
 
 def _look_at_maps(pid: int, found: _Findings) -> None:
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    for line in proc_text.lines(f"/proc/{pid}/maps"):
         parts = line.split(maxsplit=5)
         if len(parts) < 6 or not parts[5].startswith("/") or parts[5].endswith(" (deleted)"):
             continue
@@ -357,7 +358,7 @@ def _look_at_device(who: str, target: str, found: _Findings) -> None:
 
 def _fdinfo(pid: int, fd: int) -> tuple[int, int, list[FileLock]]:
     """(open flags, mount id, locks) of a descriptor."""
-    text = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+    text = proc_text.read(f"/proc/{pid}/fdinfo/{fd}")
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     locks = list(file_locks.parse(text)) if "lock" in values else []
     return int(values["flags"], 8), int(values["mnt_id"]), locks

@@ -17,8 +17,8 @@ import socket
 import struct
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from ... import proc_text
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
 from ..network.netlink import netlink
@@ -98,7 +98,7 @@ def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
         if int(name) not in own:
             for inode in _held(int(name)) & wanted:
                 with contextlib.suppress(OSError):
-                    comm = Path(f"/proc/{name}/comm").read_text("utf-8", "replace").strip()
+                    comm = proc_text.read(f"/proc/{name}/comm").strip()
                     found[inode] = f"process {name} ({comm}) of its host"
     return found
 

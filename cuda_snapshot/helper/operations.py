@@ -13,9 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from ... import units
+from ... import proc_text, units
 from ...errors import StepFailed
 from .. import threads
 from ..assignment import MARGIN
@@ -256,7 +255,7 @@ def _began(pid: int) -> str:
     """When the process began, in clock ticks since boot; "" if unknown. It distinguishes two
     processes with the same pid."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return proc_text.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 

@@ -26,7 +26,7 @@ EXAMPLES = """\
 
 liveshift drain h1
 
-liveshift drain h1 --dry-run
+liveshift drain h1 --dry-run --within 30s
 
 liveshift drain h1 --within 30s   [dim]# a spot instance's notice[/]
 
@@ -59,15 +59,15 @@ def drain(
     """Move everything off a host and wait until it is empty.
 
     Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout, and when
-    the host was not empty --within its time. The host stays tainted either way: `liveshift
-    uncordon` takes the taint back.
+    the host was not empty --within its time (with --dry-run: when it may not be). The host stays
+    tainted either way: `liveshift uncordon` takes the taint back.
     """
     from ...runtime.messages import SetTaint
 
     seconds, as_json = duration(timeout), output is TableOrJson.JSON
     with open_client() as client:
         if dry_run:
-            return _plan(client, host, reason, as_json)
+            return _plan(client, host, reason, as_json, duration(within), severity or "")
         watched = Draining(client, host, quiet=as_json)
         began, soon = time.monotonic(), duration(within)
         watched.plan = deadline.set_taint(client, SetTaint(host, reason, soon, severity or ""))
@@ -101,16 +101,22 @@ def drain(
     return deadline.TIMED_OUT
 
 
-def _plan(client: Client, host: str, reason: str, as_json: bool) -> int:
+def _plan(
+    client: Client, host: str, reason: str, as_json: bool, within: float, severity: str
+) -> int:
+    """With a deadline it also says whether all will be gone in time."""
     from ..show import drain_plan
 
     plan = drain_plan.make_plan(client, host, reason)
+    if within or severity:
+        plan.deadline = deadline.plan(client, host, within, severity)
     if as_json:
         render.print_json(plan.as_data())
     else:
         plan.print()
     plan.raise_if_refused()
-    return 0
+    late = plan.deadline is not None and deadline.late(plan.deadline)
+    return deadline.TIMED_OUT if late else 0
 
 
 @dataclass

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from psutil import pids
 
+from ... import proc_text
 from ...errors import LiveshiftError
 from ...waiting import readable
 
@@ -37,7 +38,7 @@ class Task(msgspec.Struct, frozen=True):
     def of(cls, pid: int) -> Task | None:
         """Return the process that has this pid now; None if there is none, or only a zombie."""
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            fields = proc_text.read(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
         return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
@@ -106,8 +107,8 @@ def host_pid(init: int, inner: int) -> int | None:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if os.stat(f"/proc/{pid}/ns/pid").st_ino != space:
                 continue
-            status = Path(f"/proc/{pid}/status").read_text()
-            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+            status = proc_text.lines(f"/proc/{pid}/status")
+            numbers = next(line for line in status if line.startswith("NSpid:"))
             if int(numbers.split()[-1]) == inner:
                 return pid
     return None
@@ -125,7 +126,7 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
             if space not in rooms:
-                rooms[space] = _is_sandbox(Path(f"/proc/{pid}/mountinfo").read_text(), ours)
+                rooms[space] = _is_sandbox(proc_text.read(f"/proc/{pid}/mountinfo"), ours)
             if rooms[space] or network(pid) in networks:
                 task = Task.of(pid)
                 found += [task] if task else []
@@ -134,7 +135,7 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
 
 def _is_sandbox(mountinfo: str, lab: tuple[str, str]) -> bool:
     """Whether /run/liveshift, in this mount namespace, is the ``run`` of a host of the lab."""
-    for line in mountinfo.splitlines():
+    for line in mountinfo.removesuffix("\n").split("\n"):
         _, _, device, root, point, *_ = line.split()
         if point == ROOM_MARK:
             host, last = os.path.split(root.removesuffix("//deleted"))
@@ -146,7 +147,7 @@ def _is_sandbox(mountinfo: str, lab: tuple[str, str]) -> bool:
 def _on_filesystem(directory: Path) -> tuple[str, str]:
     """Return where a directory lies, as mountinfo says it: (device, path in the file system)."""
     device, root, point = "", "/", "/"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in proc_text.lines("/proc/self/mountinfo"):
         fields = line.split()
         above = fields[4].rstrip("/") + "/"
         # A later mount covers an earlier one at the same point.

@@ -50,18 +50,25 @@ def set_taint(client: Client, request: SetTaint) -> Evacuating | None:
     return answer if isinstance(answer, Evacuating) else None
 
 
+def plan(client: Client, host: str, within: float, severity: str) -> Evacuating:
+    """Ask how a host would become empty by a deadline; changes nothing."""
+    from ...runtime.messages import Evacuating, PlanEvacuation
+
+    return client.get(Evacuating, PlanEvacuation(host, within, severity), PLAN_S + within)
+
+
 def late(plan: Evacuating) -> list[Departing]:
     """Return the capsules that may not be gone in time."""
     return [each for each in plan.capsules if each.late]
 
 
-def lines(plan: Evacuating) -> list[str]:
+def lines(plan: Evacuating, will: str = "will") -> list[str]:
     """Return a line for the host, and one for each capsule that is late; [] for an empty host."""
     if not plan.capsules:
         return []
     how = "all at once" if plan.together else "one by one"
     many = f", {how}" if len(plan.capsules) > 1 else ""
-    made = [f"{plan.host} will be empty after about {q.pause(plan.empty_s)}{many}"]
+    made = [f"{plan.host} {will} be empty after about {q.pause(plan.empty_s)}{many}"]
     for each in late(plan):
         why = each.error or f"it needs up to {q.pause(each.at_most_s)}, of {plan.within:g} s"
         made.append(f"{each.capsule} may not be gone in time: {why}")

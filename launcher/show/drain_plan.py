@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ...errors import LiveshiftError, Refused, no_such
 from ..report import quantities as q
 from . import render
+from .deadline import lines
 
 if TYPE_CHECKING:
-    from ...runtime.messages import HostRow, Planned, Status
+    from ...runtime.messages import Evacuating, HostRow, Planned, Status
     from ..client.client import Client
 
 PLAN_S = 180.0
@@ -23,12 +24,14 @@ PLAN_S = 180.0
 
 @dataclass
 class Plan:
-    """What a drain would do; ``refused``: capsule → (why, what to do)."""
+    """What a drain would do; ``refused``: capsule → (why, what to do). ``deadline``: how the host
+    would become empty by its deadline, if it has one."""
 
     host: str
     moves: list[Planned]
     refused: dict[str, tuple[str, str | None]]
     slots: int
+    deadline: Evacuating | None = None
 
     @property
     def lacking(self) -> int:
@@ -46,6 +49,7 @@ class Plan:
             "free_slots": self.slots,
             "lacking_slots": self.lacking,
             "empty_s": self.empty_s,
+            "deadline": render.plain(self.deadline),
         }
 
     def print(self) -> None:
@@ -64,7 +68,10 @@ class Plan:
             for what, found in plan.checks:
                 if what == "warning":
                     to.print(f"warning: {plan.capsule}: {found}", soft_wrap=True)
-        if empty := self.empty_s:
+        if self.deadline is not None:
+            for line in lines(self.deadline, "would"):
+                to.print(line, soft_wrap=True)
+        elif empty := self.empty_s:
             to.print(f"{self.host} would be empty after about {q.pause(empty)}", soft_wrap=True)
 
     @property

@@ -246,6 +246,9 @@ class Agent:
             except LiveshiftError as error:
                 log.error("%s", error)
                 greeted = None
+            except Exception:  # whatever it is, other jobs of this host need their agent
+                log.exception("cannot report to the orchestrator, and tries again")
+                greeted = None
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _register(self) -> None:
@@ -310,7 +313,8 @@ class Agent:
     async def _heartbeat(self) -> messages.Heartbeat:
         self.capsule_table.idle.heartbeat()
         running = [c for c in self.capsule_table.capsules.values() if c.code is None]
-        states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
+        seen = [await asyncio.to_thread(self._state_of, each) for each in running]
+        states = [each for each in seen if each is not None]
         for capsule in running:
             capsule.deaths.follow()
         gives_way = await asyncio.to_thread(self.holding.own_bytes)
@@ -320,6 +324,14 @@ class Agent:
         link = await self._data_link()
         errors = self.gpus.errors(self.cluster.timeouts.fault)
         return messages.Heartbeat(self.host, memory, states, seats, link, left, errors)
+
+    def _state_of(self, capsule: RunningCapsule) -> messages.CapsuleState | None:
+        """None if it cannot be said: one job's oddity must not make the host fall silent."""
+        try:
+            return capsule.state(self.gpus.used_by)
+        except Exception:
+            log.exception("the state of %s cannot be read", capsule.spec.name)
+            return None
 
     async def _data_link(self) -> messages.DataLink:
         if self._link is None or time.monotonic() - self._link_seen > LINK_S:

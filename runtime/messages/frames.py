@@ -12,8 +12,9 @@ from msgspec import UNSET, Raw, UnsetType
 from ...errors import LiveshiftError
 from . import agents, costs, gates, people, snapshots  # noqa: F401 (they define the messages)
 from .base import Answer, Message
+from .request_text import request_to
 
-VERSION = 18
+VERSION = 19
 
 LIMIT = 64 << 20
 """A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment
@@ -58,15 +59,39 @@ def _answers() -> msgspec.msgpack.Decoder[Message | None]:
 
 
 def encode_request(number: int, body: Message) -> bytes:
-    return msgspec.msgpack.encode({"v": VERSION, "id": number, "body": body})
+    """Raises LiveshiftError if a text in it is no UTF-8: what is asked for may not be changed."""
+    try:
+        return msgspec.msgpack.encode({"v": VERSION, "id": number, "body": body})
+    except UnicodeEncodeError as error:
+        raise LiveshiftError(
+            f"{request_to(body)} cannot be sent: {error.object!r} is not UTF-8",
+            hint="give it a name in UTF-8",
+        ) from None
 
 
 def encode_answer(number: int, answer: Message | None) -> bytes:
-    return msgspec.msgpack.encode({"v": VERSION, "id": number, "ok": answer})
+    return _encode_told({"v": VERSION, "id": number, "ok": answer})
 
 
 def encode_error(number: int, error: tuple[str, str, str | None]) -> bytes:
-    return msgspec.msgpack.encode({"v": VERSION, "id": number, "error": error})
+    return _encode_told({"v": VERSION, "id": number, "error": error})
+
+
+def _encode_told(frame: dict[str, Any]) -> bytes:
+    """Names of a job's files and threads are bytes. One that is no UTF-8 must not keep an answer
+    from being sent: U+FFFD stands for each such byte."""
+    try:
+        return msgspec.msgpack.encode(frame)
+    except UnicodeEncodeError:
+        return msgspec.msgpack.encode(_printable(msgspec.to_builtins(frame)))
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def decode(raw: bytes | memoryview) -> Frame:

@@ -76,6 +76,16 @@ class SetTaint(Message, frozen=True):
     severity: str = ""
 
 
+class PlanEvacuation(Message, frozen=True):
+    """Plan how a host would become empty; changes nothing. The answer is Evacuating.
+
+    ``within``, ``severity``: as in SetTaint."""
+
+    host: str
+    within: float = 0.0
+    severity: str = ""
+
+
 class Departing(msgspec.Struct, frozen=True):
     """The expected move of a capsule that must leave a host.
 

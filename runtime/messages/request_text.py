@@ -23,6 +23,7 @@ TEXTS = {
     "ResumeJob": "resume a job",
     "EndUnknown": "end an unknown job",
     "SetTaint": "taint a host",
+    "PlanEvacuation": "plan how a host becomes empty",
     "Untaint": "untaint a host",
     "Cordon": "cordon a host",
     "Uncordon": "uncordon a host",

@@ -82,6 +82,7 @@ class ApiServer:
             messages.RunJob: jobs.run,
             messages.GetStatus: self._get_status,
             messages.SetTaint: marks.set_taint,
+            messages.PlanEvacuation: marks.plan_evacuation,
             messages.Untaint: marks.untaint,
             messages.Cordon: marks.cordon,
             messages.Uncordon: marks.uncordon,

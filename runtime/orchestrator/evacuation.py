@@ -94,14 +94,31 @@ class Evacuation:
         """
         began = time.monotonic()
         await self._apply_deadline(host, began + within)
-        leaving = [(job, each) for job, each in self._on(host) if not each.migration]
         self._planning[host] += 1
         try:
-            plans = (self._planner.plan(Order(job, each), watch=False) for job, each in leaving)
-            found = await asyncio.gather(*(_soon(plan, within) for plan in plans))
+            plan, unable = await self._made_plan(host, within)
         finally:
             self._planning[host] -= 1
             self.wake()
+        self._plans[host] = plan
+        left = within - (time.monotonic() - began)
+        for late in plan.late:
+            by = self._fleet.taints.get(host, ("", ""))[1]
+            self._fleet.journal.note(late.capsule, "late", too_late(late.at_most_s, left), by)
+        return _told(host, within, plan, unable)
+
+    async def forecast(self, host: str, within: float) -> messages.Evacuating:
+        """Plan the same for a host that may not be tainted; changes nothing."""
+        return _told(host, within, *await self._made_plan(host, within))
+
+    async def _made_plan(
+        self, host: str, within: float
+    ) -> tuple[EvacuationPlan, list[messages.Departing]]:
+        """The plan for the capsules that can leave, and those that cannot."""
+        began = time.monotonic()
+        leaving = [(job, each) for job, each in self._on(host) if not each.migration]
+        plans = (self._planner.plan(Order(job, each), watch=False) for job, each in leaving)
+        found = await asyncio.gather(*(_soon(plan, within) for plan in plans))
         known = {
             each.name: seen.prediction
             for (_, each), seen in zip(leaving, found, strict=True)
@@ -109,19 +126,12 @@ class Evacuation:
         }
         cluster = self._fleet.cluster
         left = within - (time.monotonic() - began)
-        plan = make_plan(known, left, max_pause(cluster.precopy, cluster.timeouts))
-        self._plans[host] = plan
         unable = [
             messages.Departing(each.name, 0.0, True, error=str(seen))
             for (_, each), seen in zip(leaving, found, strict=True)
             if isinstance(seen, LiveshiftError)
         ]
-        for late in plan.late:
-            by = self._fleet.taints.get(host, ("", ""))[1]
-            self._fleet.journal.note(late.capsule, "late", too_late(late.at_most_s, left), by)
-        return messages.Evacuating(
-            host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
-        )
+        return make_plan(known, left, max_pause(cluster.precopy, cluster.timeouts)), unable
 
     async def _apply_deadline(self, host: str, until: float) -> None:
         """Give the deadline to the moves that began to leave the host without it."""
@@ -219,6 +229,14 @@ class Evacuation:
             text = f"no other host is tried for {wait:.0f} s, as {cause}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
             self._fleet.journal.note(capsule.name, "not moved", text + hint, by)
+
+
+def _told(
+    host: str, within: float, plan: EvacuationPlan, unable: list[messages.Departing]
+) -> messages.Evacuating:
+    return messages.Evacuating(
+        host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
+    )
 
 
 async def _soon(

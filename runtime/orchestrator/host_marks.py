@@ -32,15 +32,7 @@ class HostMarks:
         self._fleet.cluster.host(request.host)
         if who.rules != request.host:
             self._rights.need(who, Role.OPERATE, f"taint {request.host}")
-        if request.severity and request.severity not in set(Severity):
-            raise Refused(
-                f'there is no severity "{request.severity}"', hint=f"known: {', '.join(Severity)}"
-            )
-        within = (
-            request.within
-            if request.within > 0
-            else self._fleet.cluster.within.of(request.severity)
-        )
+        within = self._within(request)
         reason = shortened(request.reason)
         with self._fleet.journal.together():
             self._fleet.journal.set_taint(request.host, reason, who.shown)
@@ -53,6 +45,30 @@ class HostMarks:
             self._fleet.deadlines[request.host] = until
         self._evacuation.retry(request.host)
         return await self._evacuation.plan(request.host, within) if within else None
+
+    async def plan_evacuation(
+        self, who: Principal, request: messages.PlanEvacuation
+    ) -> messages.Evacuating:
+        self._fleet.cluster.host(request.host)
+        if who.rules != request.host:
+            self._rights.need(who, Role.OPERATE, f"plan a drain of {request.host}")
+        if not (within := self._within(request)):
+            raise Refused(
+                f"{request.host} has no deadline to plan for",
+                hint="give --within TIME, or a time for the severity in the cluster file's table"
+                " within",
+            )
+        return await self._evacuation.forecast(request.host, within)
+
+    def _within(self, request: messages.SetTaint | messages.PlanEvacuation) -> float:
+        """Seconds until the host must be empty; 0: there is no deadline."""
+        if request.severity and request.severity not in set(Severity):
+            raise Refused(
+                f'there is no severity "{request.severity}"', hint=f"known: {', '.join(Severity)}"
+            )
+        if request.within > 0:
+            return request.within
+        return self._fleet.cluster.within.of(request.severity)
 
     async def untaint(self, who: Principal, request: messages.Untaint) -> None:
         self._fleet.cluster.host(request.host)

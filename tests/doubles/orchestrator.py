@@ -288,6 +288,8 @@ class Orchestrator:
                 case messages.SetTaint():
                     self._taint(ask)
                     return self.evacuating if ask.within or ask.severity else None
+                case messages.PlanEvacuation():
+                    return self.evacuating
                 case messages.Untaint():
                     self._host(ask.host).taint = None
                     return None

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
+from .... import proc_text
 from ....criu_glue.capsule.tree import tasks
 from ....criu_glue.memory.source.tracker import MemoryTracker
 from ....criu_glue.survey import gpu_tasks
@@ -35,7 +35,7 @@ def untrusted(pid: int) -> bool:
     try:
         if gpu_tasks.look(pid, pid, "") is not None:
             return True
-        return "VmPin:\t       0 kB" not in Path(f"/proc/{pid}/status").read_text()
+        return "VmPin:\t       0 kB" not in proc_text.read(f"/proc/{pid}/status")
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import fcntl
 import struct
-from pathlib import Path
+
+from .... import proc_text
 
 INFO = struct.Struct("=QQ11Ii")
 """struct pidfd_info of include/uapi/linux/pidfd.h, up to ``exit_code``: mask, cgroupid, eleven
@@ -46,7 +47,7 @@ def _of_reaped(pidfd: int) -> int | None:
 
 def _of_zombie(pid: int) -> int | None:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        fields = proc_text.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return None
     return int(fields[STAT_EXIT - 3]) if fields[0] == "Z" else None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from .... import proc_text
 from ....criu_glue.capsule import sandboxes
 from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....criu_glue.files import below
@@ -76,7 +77,7 @@ def lives(pid: int) -> bool:
         with open(f"/proc/{pid}/statm", "rb", buffering=0) as memory:
             if memory.read(2) != b"0 ":
                 return True
-        state = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        state = proc_text.read(f"/proc/{pid}/stat")
         # A process whose main thread has exited looks the same, but it has other threads.
         ended = state.rpartition(")")[2].split()[0] in ("Z", "X")
         return not ended or len(os.listdir(f"/proc/{pid}/task")) > 1
@@ -106,8 +107,7 @@ def _maps(pid: int, page: OrderedPage) -> bool:
     seen = os.fstat(page.fd)
     wanted = f" {os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x} {seen.st_ino} "
     try:
-        with open(f"/proc/{pid}/maps") as maps:
-            return any(wanted in line for line in maps)
+        return wanted in proc_text.read(f"/proc/{pid}/maps")
     except OSError:
         return False  # the process has just ended
 

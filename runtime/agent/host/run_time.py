@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from .... import proc_text
+
 LOOK_S = 0.4
 """A look every LOOK_S seconds reads two files of /proc for each thread."""
 
@@ -94,6 +96,5 @@ def _threads(pid: int) -> Iterable[tuple[tuple[int, str], _Thread]]:
 
 
 def _words(path: str, after: str = "") -> list[str]:
-    with open(path) as file:
-        text = file.read()
+    text = proc_text.read(path)
     return (text.rpartition(after)[2] if after else text).split()

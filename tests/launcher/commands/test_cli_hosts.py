@@ -19,6 +19,7 @@ from liveshift.runtime.messages import (
     GetMigration,
     GetStatus,
     Migrate,
+    PlanEvacuation,
     RunJob,
     SetTaint,
     Untaint,
@@ -113,6 +114,20 @@ def test_a_drain_is_tried_dry(gpt: Any, call: Call) -> None:
     assert call("drain", "h2", "--dry-run")[1] == "h2 is empty (nothing is done)\n"
     code, _, err = call("drain", "h8", "--dry-run")
     assert (code, err.splitlines()[0]) == (4, 'error: no host "h8" in this cluster')
+
+
+def test_a_dry_drain_says_whether_all_would_be_gone_in_time(gpt: Any, call: Call) -> None:
+    late = Departing("gpt/1", 6.0, True, 1.0, at_most_s=12.0)
+    gpt.evacuating = Evacuating("h1", 4.0, 6.0, False, [late])
+    code, out, _ = call("drain", "h1", "--dry-run", "--within", "4s")
+    assert (code, gpt.hosts["h1"].taint, gpt.moves) == (124, None, {})
+    assert "h1 would be empty after about 6.00 s" in out
+    assert "gpt/1 may not be gone in time: it needs up to 12.0 s, of 4 s" in out
+    assert gpt.wait_for(PlanEvacuation) == PlanEvacuation("h1", 4.0)
+    gpt.evacuating = Evacuating("h1", 60.0, 2.0, False, [Departing("gpt/1", 2.0, False)])
+    code, out, _ = call("drain", "h1", "--dry-run", "--severity", "notice", "-o", "json")
+    assert (code, json.loads(out)["deadline"]["within"]) == (0, 60.0)
+    assert gpt.wait_for(PlanEvacuation) == PlanEvacuation("h1", 0.0, "notice")
 
 
 def test_a_dry_drain_counts_the_slots_of_all_together(gpt: Any, call: Call) -> None:

@@ -411,6 +411,19 @@ def test_a_host_with_time_is_emptied_one_by_one_the_quickest_first(play: Play) -
     assert play(act).moves.asked == ["a/1", "b/1", "a/0"]
 
 
+def test_the_same_is_foretold_and_nothing_moves(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        sizes = {"a/0": 16.0, "a/1": 1.0, "b/1": 1.0}
+        scene.moves.predicted = {name: predicted(gb) for name, gb in sizes.items()}
+        found = await scene.evacuation.forecast("h1", 6.0)
+        assert [(each.capsule, each.late) for each in found.capsules][-1] == ("a/0", True)
+        scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+
+    scene = play(act)
+    assert (scene.moves.asked, scene.fleet.journal.events("", 0)) == ([], [])
+
+
 def test_where_that_takes_too_long_all_leave_at_once(play: Play) -> None:
     async def act(scene: Scene) -> None:
         found = await soon(scene, 10.0, a0=1.0, a1=1.0, b1=1.0)
