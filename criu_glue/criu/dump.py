@@ -138,7 +138,9 @@ class FrozenTree:
         """Take entries out. The note is written first, so that a restarted agent can put them
         back."""
         if entries:
-            (self._directory / OUT).write_bytes(msgspec.json.encode(list(entries)))
+            part = self._directory / f"{OUT}.part"  # an agent that dies now leaves no torn note
+            part.write_bytes(msgspec.json.encode(list(entries)))
+            part.rename(self._directory / OUT)
             self._out = epoll_sets.take_out(entries, self._pids())
 
     def _put_in(self) -> None:
@@ -214,9 +216,17 @@ class FrozenTree:
         self._begun = False
 
     def _undo(self) -> None:
-        """Undo what a CRIU that was killed would have undone."""
-        repair_mode.leave(task.pid for task in tasks(self._sandbox))
-        link_remaps.clear(self._sandbox)
+        """Undo what a CRIU that was killed would have undone. Never raises: the tasks must go on
+        whatever this comes to."""
+        name = self._sandbox.plan.hostname
+        try:
+            repair_mode.leave(task.pid for task in tasks(self._sandbox))
+        except Exception:
+            log.exception("%s: a connection may neither send nor receive any more", name)
+        try:
+            link_remaps.clear(self._sandbox)
+        except Exception:
+            log.exception("%s: names that CRIU gave to deleted files may be left", name)
 
     def _continue(self) -> None:
         """Let all go on but those that were stopped before."""

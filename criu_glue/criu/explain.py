@@ -56,6 +56,11 @@ KNOWN: tuple[KnownCause, ...] = (
         "a task has a file open on a mount that is not in its capsule",
     ),
     _capsule(
+        "survey.odd_sockets.of_task",
+        r"Unsupported proto \d+",
+        "a task has an MPTCP socket, which CRIU cannot dump, or one of another rare kind",
+    ),
+    _capsule(
         "survey.epoll_sets.find",
         r"Dump eventpoll .*failed",
         "an epoll set holds a file that no process of the capsule has open any more",

@@ -34,7 +34,10 @@ def _leave(borrowed: socket.socket) -> bool:
         return False
     if borrowed.type != socket.SOCK_STREAM:
         return False
-    if borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) != _ON:
+    try:
+        if borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) != _ON:
+            return False
+    except OSError:  # it is no TCP but MPTCP or SCTP, which has no such mode (EOPNOTSUPP)
         return False
     borrowed.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, _OFF)
     return True

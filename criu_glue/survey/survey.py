@@ -24,7 +24,16 @@ from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock
-from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, undelivered, unix_sockets
+from . import (
+    databases,
+    epoll_sets,
+    gpu_tasks,
+    lost_names,
+    odd_sockets,
+    terminals,
+    undelivered,
+    unix_sockets,
+)
 from .found import GpuTask, NeededFile, Survey
 
 UNMOVABLE = {
@@ -109,6 +118,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
             found.problems |= dict.fromkeys(lost_names.look(task.pid, who, placement, mounts))
             found.nameless |= lost_names.nameless(task.pid)
             found.problems |= dict.fromkeys(terminals.of_task(task.pid, who))
+            found.problems |= dict.fromkeys(odd_sockets.of_task(task.pid, who))
             if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
                 on_gpus.append(gpu_task)
             cwd = os.readlink(f"/proc/{task.pid}/cwd")

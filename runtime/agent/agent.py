@@ -350,7 +350,10 @@ class Agent:
     async def _report_ended(self, resident: RunningCapsule) -> None:
         code = resident.exit_code()
         resident.code = KILLED if code is None else code
-        resident.unplug()
+        try:  # `ip` and the kernel may take a while, and heartbeats must go on
+            await asyncio.to_thread(resident.unplug)
+        except Exception:  # the other ranks must learn of the end all the same
+            log.exception("the network of %s is left", resident.spec.name)
         first = resident.deaths.first
         number, finished = (first.signal, first.collectives) if first else (0, 0)
         report = messages.CapsuleEnded(

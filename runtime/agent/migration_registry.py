@@ -19,7 +19,7 @@ from ...criu_glue.criu import kernel_data
 from ...criu_glue.criu.tool import Criu
 from ...criu_glue.survey.found import Survey
 from ...criu_glue.survey.survey import survey
-from ...errors import LiveshiftError, NotFound, Refused
+from ...errors import NotFound, Refused
 from .. import messages
 from ..config.choices import SealChoice
 from ..wire import Lanes, Receiver, Sender
@@ -255,6 +255,6 @@ class MigrationRegistry:
             log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
             try:
                 await asyncio.to_thread(outgoing.thaw)
-            except LiveshiftError as error:  # the next claim tries it again
-                log.error("%s: %s", name, error)
+            except Exception:  # whatever it is, the agent must start; the next claim tries again
+                log.exception("%s: %s does not go on yet", name, note.capsule)
                 self.outgoing[name] = outgoing

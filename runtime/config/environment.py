@@ -162,6 +162,14 @@ MOVABLE = (
         "an io_uring cannot be dumped; libuv versions that heed this do without it",
         "libuv docs, UV_USE_IO_URING; CRIU",
     ),
+    Movable(
+        "GODEBUG",
+        "multipathtcp=0",
+        "programs in Go listen by MPTCP where the kernel has it, and CRIU dumps no such socket;"
+        " they use TCP then",
+        "release notes of Go 1.24, net; criu sk-inet.c",
+        fits=lambda _: True,  # the survey refuses a socket that is one; most programs have none
+    ),
 )
 
 NAMES = tuple(variable.name for variable in MOVABLE)

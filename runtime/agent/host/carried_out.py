@@ -9,18 +9,23 @@ These are the remembered files that did not come back with it and have not chang
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp
 from .running_capsule import CapsuleFactory
 
+log = logging.getLogger("liveshift.capsules")
+
 
 def remember(factory: CapsuleFactory, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
     """Note the files that the capsule took along: carried path → (name → stamp)."""
     note = _note(factory, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(taken))
+    part = note.with_name(f"{note.name}.new")
+    part.write_text(json.dumps(taken))
+    part.rename(note)
 
 
 def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) -> None:
@@ -28,7 +33,12 @@ def reconcile(factory: CapsuleFactory, capsule: str, came: dict[str, set[str]]) 
     note = _note(factory, capsule)
     if not note.exists():
         return
-    for path, stamps in json.loads(note.read_text()).items():
+    try:
+        taken = json.loads(note.read_text())
+    except ValueError as error:  # empty, if this host lost its power soon after it was written
+        log.warning("files that %s took along before may be back: %s: %s", capsule, note, error)
+        taken = {}
+    for path, stamps in taken.items():
         if path in came:
             stale = {name: s for name, s in stamps.items() if name not in came[path]}
             trees.remove(Path(path), trees.unchanged(Path(path), stale))

@@ -259,10 +259,14 @@ class CapsuleFactory:
         """End sandboxes that an earlier agent built for moves that it did not finish.
 
         ``keep``: directories of capsules that are still arriving. A restored capsule has its note
-        before it runs. A capsule without a note runs, or will run, on its source.
+        before it runs. A capsule without a note runs, or will run, on its source. One whose note
+        is empty went down with this host, soon after the note was written: the kernel writes a
+        file's data later than its name.
         """
         for directory in (self.cluster.paths.state / "capsules").glob("*"):
-            if not (directory / NOTE).exists() and directory.name not in keep:
+            note = directory / NOTE
+            written = note.exists() and note.stat().st_size > 0
+            if not written and directory.name not in keep:
                 network.end_namespace(netns_name(directory.name))
                 shutil.rmtree(directory, ignore_errors=True)
 
@@ -270,7 +274,14 @@ class CapsuleFactory:
         """Capsules that an earlier agent left here; some may have ended since."""
         found = []
         for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
-            note = msgspec.msgpack.decode(path.read_bytes(), type=CapsuleNote)
+            try:
+                note = msgspec.msgpack.decode(path.read_bytes(), type=CapsuleNote)
+            except msgspec.DecodeError as error:
+                raise LiveshiftError(
+                    f"cannot read what {path} says of a capsule that ran here: {error}",
+                    hint="another version of liveshift may have written it; if the capsule does not"
+                    f" run any more (`ps`), remove {path.parent}",
+                ) from None
             sandbox = Sandbox(self.plan(note.spec), note.init, note.init_started)
             overlay = Overlay(note.vni, note.subnet, note.rewinds)
             here = RunningCapsule(note.spec, note.epoch, overlay, sandbox)

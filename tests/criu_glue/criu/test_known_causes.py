@@ -44,6 +44,11 @@ SCENES = {
         "import ctypes; u = ctypes.CDLL(None).syscall(323, 1)\n",
         "holds a userfaultfd, which CRIU cannot dump",
     ),
+    r"Unsupported proto \d+": Scene(
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)\n"
+        "s.bind(('127.0.0.1', 0)); s.listen()\n",
+        "an MPTCP socket, which CRIU cannot dump",
+    ),
     r"Dump eventpoll .*failed": Scene(
         "import select, socket\n"
         "e = select.epoll(); r, w = os.pipe(); a, b = socket.socketpair(); e.register(r, 1)\n"

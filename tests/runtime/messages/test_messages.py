@@ -101,6 +101,20 @@ def test_another_library_reads_what_is_sent() -> None:
     assert msgpack.unpackb(encode_error(4, error)) == {"v": VERSION, "id": 4, "error": [*error]}
 
 
+def test_a_name_that_is_no_utf_8_keeps_no_answer_from_being_sent() -> None:
+    odd = "the rank maps /tmp/caf\udce9.bin"
+    error = decode(encode_error(7, ("Refused", odd, None))).error
+    assert error == ("Refused", "the rank maps /tmp/caf\ufffd.bin", None)
+    answer = messages.Evacuating(
+        "h1", 3.0, 0.0, False, [messages.Departing("a", 0, True, error=odd)]
+    )
+    read = decode(encode_answer(7, answer)).answer
+    assert isinstance(read, messages.Evacuating)
+    assert read.capsules[0].error == error[1]
+    with pytest.raises(LiveshiftError, match=r"start a job cannot be sent: .*is not UTF-8"):
+        encode_request(7, messages.RunJob("gpt", 1, ["caf\udce9"], {}, "/", 0, []))
+
+
 def test_errors_and_empty_answers() -> None:
     assert decode(encode_answer(3, None)) == messages.Frame(3, None, None, None)
     error = ("Refused", "no", None)
