@@ -20,7 +20,7 @@ from liveshift.criu_glue.capsule.tree import inner_pid
 from liveshift.criu_glue.criu.dead_tasks import DeadTasks
 from liveshift.criu_glue.survey import gpu_tasks, lost_names, survey
 from liveshift.cuda_snapshot import threads
-from liveshift.runtime.agent.agent import Agent
+from liveshift.runtime.agent.heartbeats import Heartbeats
 from liveshift.runtime.agent.host.run_time import RunTime, ran_s
 
 ODD = b"data-\xe5\x8a\xa0\xe8\xbd\x0b\xff"
@@ -99,8 +99,8 @@ def test_a_capsule_that_cannot_be_read_keeps_no_other_from_the_heartbeat() -> No
     def broken(_: object) -> Any:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
-    agent: Any = Agent.__new__(Agent)
-    agent.gpus = SimpleNamespace(used_by=None)
+    heartbeats: Any = Heartbeats.__new__(Heartbeats)
+    heartbeats._gpus = SimpleNamespace(used_by=None)
     bad: Any = SimpleNamespace(spec=SimpleNamespace(name="odd/0"), state=broken)
     good: Any = SimpleNamespace(spec=SimpleNamespace(name="gpt/0"), state=lambda _: "fine")
-    assert [agent._state_of(each) for each in (bad, good)] == [None, "fine"]
+    assert [heartbeats.state_of(each) for each in (bad, good)] == [None, "fine"]

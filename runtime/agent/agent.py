@@ -33,15 +33,15 @@ from ..daemon.cluster_file import ClusterFile
 from ..daemon.tasks import Tasks
 from ..messages import Message
 from ..messages.answers import expected
-from ..model import link_rates
 from ..model.jobs import KILLED
 from .departure.progress import ReportSender
 from .destination_handlers import DestinationHandlers
 from .gate_handlers import GateHandlers
 from .gpu.watch import GpuWatch
 from .gpu_swap_handlers import GpuSwapHandlers
+from .heartbeats import Heartbeats
 from .holding_handlers import HoldingHandlers
-from .host import data_link, host_facts
+from .host import host_facts
 from .host.capsule_table import CapsuleTable
 from .host.measures import Measures
 from .host.running_capsule import RunningCapsule
@@ -53,9 +53,6 @@ from .source_handlers import SourceHandlers
 log = logging.getLogger("liveshift.agent")
 
 THREADS = 64
-
-LINK_S = 5.0
-"""The agent looks at the interface that carries images every LINK_S seconds."""
 
 
 class Agent:
@@ -85,6 +82,15 @@ class Agent:
             self.measures,
             self.holding,
         )
+        self.heartbeats = Heartbeats(
+            cluster,
+            host,
+            self.capsule_table,
+            self.registry,
+            self.gpus,
+            self.destination,
+            self.holding,
+        )
         self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
         self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
         self.snapshots = SnapshotHandlers(
@@ -94,8 +100,6 @@ class Agent:
             self.holding.own_inbox,
         )
         self._heard = time.monotonic()
-        self._link: messages.DataLink | None = None
-        self._link_seen = 0.0
         self._boot_id = uuid.uuid4().hex
         self._tasks = Tasks()
         capsule_table, gates, swaps = self.capsule_table, self.gates, self.swaps
@@ -238,7 +242,7 @@ class Agent:
                     await self._register()
                     greeted = self.uplink.connection.peer_boot_id
                     log.info("reported to the orchestrator")
-                await self._request(await self._heartbeat(), self.cluster.timeouts.suspicion)
+                await self._request(await self.heartbeats.make(), self.cluster.timeouts.suspicion)
                 self._heard = time.monotonic()
             except Unreachable as silent:
                 log.warning("%s", silent)
@@ -309,37 +313,6 @@ class Agent:
         if not isinstance(answer, messages.Ruled):
             raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
         return answer
-
-    async def _heartbeat(self) -> messages.Heartbeat:
-        self.capsule_table.idle.heartbeat()
-        running = [c for c in self.capsule_table.capsules.values() if c.code is None]
-        seen = [await asyncio.to_thread(self._state_of, each) for each in running]
-        states = [each for each in seen if each is not None]
-        for capsule in running:
-            capsule.deaths.follow()
-        gives_way = await asyncio.to_thread(self.holding.own_bytes)
-        memory = self.destination.memory_offered(gives_way)
-        seats = self.gpus.seats(self.registry.gpus_taken())
-        left = host_facts.memory_left(gives_way)  # this host drops its copies first
-        link = await self._data_link()
-        errors = self.gpus.errors(self.cluster.timeouts.fault)
-        return messages.Heartbeat(self.host, memory, states, seats, link, left, errors)
-
-    def _state_of(self, capsule: RunningCapsule) -> messages.CapsuleState | None:
-        """None if it cannot be said: one job's oddity must not make the host fall silent."""
-        try:
-            return capsule.state(self.gpus.used_by)
-        except Exception:
-            log.exception("the state of %s cannot be read", capsule.spec.name)
-            return None
-
-    async def _data_link(self) -> messages.DataLink:
-        if self._link is None or time.monotonic() - self._link_seen > LINK_S:
-            own = self.cluster.host(self.host)
-            rates = link_rates.load(self.cluster.paths.run)
-            self._link = await asyncio.to_thread(data_link.read_link, self.host, own.address, rates)
-            self._link_seen = time.monotonic()
-        return self._link
 
     def _ended(self, resident: RunningCapsule) -> None:
         if self.registry.holds(resident):

@@ -33,7 +33,7 @@ class JobSnapshots:
         self._context = context
         self._images = images
         self._journal = fleet.journal.snapshots
-        self._refused: dict[str, set[str]] = {}  # by job: hosts that have refused an image of it
+        self._refused: dict[str, set[str]] = {}  # by job: hosts that could not hold an image of it
         self._tasks = Tasks()
         self.ordered: set[str] = set()
 
@@ -74,7 +74,8 @@ class JobSnapshots:
 
     def holders(self, job: Job) -> dict[str, str] | str:
         """Return a holder for each capsule's image, or a text that says why there is none. A host
-        that has refused an image comes last: it may have room by now."""
+        that has refused an image, did not answer or damaged one comes last: it may do better by
+        now."""
         cluster, views = self._fleet.cluster, self._fleet.views()
         owners = {c.name: c.host for c in job.capsules.values()}
         newest = job.newest.holders if job.newest else {}

@@ -57,7 +57,7 @@ class CapsuleImage:
         self.left = asyncio.Event()
         """Set once the capsule goes on, or its host is silent: such a host lets it go by itself."""
         self.refused = False
-        """Whether the holder has refused the image."""
+        """Whether the holder could not hold the image."""
         self.digest = b""
         """After :meth:`seal` or :meth:`close`: as in SnapshotClosed."""
         self.gpu_need: GpuNeed = NO_GPUS
@@ -110,7 +110,7 @@ class CapsuleImage:
         own_stands = await self._hold_own(hold, own)
         try:
             holding = await self._request(self.holder, hold, limits.prepare, messages.Holding)
-        except Refused:
+        except LiveshiftError:  # it has no room, or does not answer: the next one may be better
             self.refused = True
             raise
         least = holding.least
@@ -210,7 +210,11 @@ class CapsuleImage:
         check = messages.CheckHeld(self._image, self.name, self.digest)
         own = asyncio.ensure_future(self._check_own(check))
         try:
-            held = await self._request(self.holder, check, self._limits.prepare, messages.Held)
+            try:
+                held = await self._request(self.holder, check, self._limits.prepare, messages.Held)
+            except LiveshiftError:  # it has something else than was sent, or does not answer
+                self.refused = True
+                raise
             if not (await asyncio.wait({own}, timeout=self._limits.suspicion))[0]:
                 self.own_copy = False  # perhaps its host is lost: the snapshot must not wait
         finally:

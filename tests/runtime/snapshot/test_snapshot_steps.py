@@ -310,6 +310,13 @@ def test_a_holder_that_refuses_is_named() -> None:
     assert snapshot.error.hint == "9 GB would do"
 
 
+@pytest.mark.parametrize("step", ["Hold gpt/1", "CheckHeld gpt/1"])
+def test_one_that_does_not_answer_or_has_something_else_is_named_too(step: str) -> None:
+    stage = SnapshotStage()
+    stage.fail(step, StepFailed("snapshot", "the digests differ"))
+    assert play(stage).refused == {HOLDER}
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
