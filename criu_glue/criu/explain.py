@@ -56,6 +56,11 @@ KNOWN: tuple[KnownCause, ...] = (
         "a task has a file open on a mount that is not in its capsule",
     ),
     _capsule(
+        "survey.survey._look_at_user_namespace",
+        r"Can't dump nested user namespace",
+        "a task has a user namespace of its own, which CRIU cannot dump",
+    ),
+    _capsule(
         "survey.odd_sockets.of_task",
         r"Unsupported proto \d+",
         "a task has an MPTCP socket, which CRIU cannot dump, or one of another rare kind",

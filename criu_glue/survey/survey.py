@@ -112,6 +112,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
                     f"{who} has threads although its main thread has ended, which CRIU cannot dump",
                     "have the main thread wait for the others (pthread_join) before it ends",
                 ] = None
+            _look_at_user_namespace(task.pid, who, init.pid, found)
             mounts = mount_table(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
@@ -270,6 +271,15 @@ def build_id(file: BinaryIO) -> str:
             length = int.from_bytes(notes[at - 4 : at], "little")
             return notes[at + 8 : at + 8 + length].hex()
     return ""
+
+
+def _look_at_user_namespace(pid: int, who: str, init: int, found: _Findings) -> None:
+    """CRIU dumps nested namespaces of all other kinds (seen with CRIU 4.2)."""
+    if os.stat(f"/proc/{pid}/ns/user").st_ino != os.stat(f"/proc/{init}/ns/user").st_ino:
+        found.problems[
+            f"{who} has a user namespace of its own, which CRIU cannot dump",
+            "turn off the sandbox that the program makes (bubblewrap, a browser's)",
+        ] = None
 
 
 def _look_at_maps(pid: int, found: _Findings) -> None:

@@ -85,6 +85,11 @@ SAMPLES = (
         "on a mount that is not in its capsule",
     ),
     (
+        "Error (criu/namespaces.c:460): Can't dump nested user namespace for 1002",
+        "a user namespace of its own",
+    ),
+    ("Error (criu/sk-inet.c:1): Unsupported proto 262 for socket 5", "an MPTCP socket"),
+    (
         "Error (criu/cr-dump.c:1703): Dump eventpoll (pid: 1001) failed with -1",
         "an epoll set holds",
     ),

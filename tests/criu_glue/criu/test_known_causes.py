@@ -44,6 +44,13 @@ SCENES = {
         "import ctypes; u = ctypes.CDLL(None).syscall(323, 1)\n",
         "holds a userfaultfd, which CRIU cannot dump",
     ),
+    r"Can't dump nested user namespace": Scene(
+        "import ctypes; r, w = os.pipe()\n"
+        "if not os.fork():\n"
+        " ctypes.CDLL(None).unshare(0x10000000); os.write(w, b'x'); time.sleep(600)\n"
+        "os.read(r, 1)\n",
+        "a user namespace of its own, which CRIU cannot dump",
+    ),
     r"Unsupported proto \d+": Scene(
         "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)\n"
         "s.bind(('127.0.0.1', 0)); s.listen()\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.agent.host import carried_out, running_capsule
+from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.running_capsule import NOTE, CapsuleFactory
 from liveshift.runtime.config import cluster as config
 
@@ -27,7 +27,8 @@ state = "{state}"
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CapsuleFactory:
-    monkeypatch.setattr(running_capsule.network, "end_namespace", lambda name: None)
+    place = "liveshift.runtime.agent.host.running_capsule.network.end_namespace"
+    monkeypatch.setattr(place, lambda name: None)
     return CapsuleFactory(config.parse(CLUSTER.format(state=tmp_path)).cluster, "h0")
 
 
