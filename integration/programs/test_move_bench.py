@@ -28,7 +28,7 @@ from liveshift.runtime.messages import Cost, MigrationRow, Phase
 pytestmark = pytest.mark.alone
 
 CASE = Case("cold", 0.25, "10g")
-EFFORT = Effort(moves=1, hands=1, restarts=2, every=30)
+EFFORT = Effort(moves=1, hands=1, restarts=1, every=20)
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     assert hand.downtime_s - 0.5 < hand.lost_s < hand.downtime_s + 3
     parts = hand.dump_s + hand.copy_s + hand.restore_s
     assert hand.downtime_s == pytest.approx(parts, abs=0.25)
-    assert len(redone) == 2
-    for each, steps in zip(redone, kills(2, EFFORT.every), strict=True):
+    assert len(redone) == EFFORT.restarts
+    for each, steps in zip(redone, kills(EFFORT.restarts, EFFORT.every), strict=True):
         assert each.seconds > each.first_step_s > 0.5, "an interpreter was started"
         assert each.checkpoint_bytes > 1_000_000
         assert steps <= each.lost_steps < EFFORT.every
