@@ -71,9 +71,11 @@ class Agent:
         self.rulings = Rulings(self.capsule_table, self.registry, self._claim)
         self.measures = Measures(self.capsule_table)
         report = ReportSender(self._request, cluster.timeouts.suspicion)
-        self.source = SourceHandlers(self.capsule_table, self.registry, self.measures, report)
         budget = cluster.snapshots.memory or host_facts.memory_for_images()
         self.holding = HoldingHandlers(self.capsule_table, self.registry, self._claim, budget)
+        self.source = SourceHandlers(
+            self.capsule_table, self.registry, self.measures, report, self.holding.own_bytes
+        )
         self.destination = DestinationHandlers(
             self.capsule_table,
             self.registry,
@@ -98,6 +100,7 @@ class Agent:
             self.registry,
             self._silence,
             self.holding.own_inbox,
+            self.holding.own_bytes,
         )
         self._heard = time.monotonic()
         self._boot_id = uuid.uuid4().hex

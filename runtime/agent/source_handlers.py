@@ -38,15 +38,17 @@ class SourceHandlers:
         registry: MigrationRegistry,
         measures: Measures,
         report: Callable[[messages.Progressed], None],
+        own_bytes: Callable[[], int],
     ) -> None:
         """``report`` sends a progress report to the orchestrator, or loses it; any thread may call
-        it."""
+        it. ``own_bytes``: as in OwnCopies."""
         self._capsule_table = capsule_table
         self._registry = registry
         self._measures = measures
         # By capsule, from its last inspection; None: the capsule uses no GPU.
         self._gpus_used: dict[str, list[str] | None] = {}
         self._report = report
+        self._own_bytes = own_bytes
 
     async def inspect(self, request: messages.Inspect) -> messages.Inspected:
         resident = self._registry.free(request.capsule)
@@ -66,7 +68,7 @@ class SourceHandlers:
         def forecast() -> tuple[Footprint, messages.Writing | None, str]:
             # It is free still: two measurements at once would hide writes from each other.
             self._registry.free(request.capsule)
-            room = room_for_copies() if request.snapshot else 0
+            room = room_for_copies(self._own_bytes()) if request.snapshot else 0
             host = self._capsule_table.host
             return forecast_memory(host, resident, settings, request.watch, room)
 

@@ -111,14 +111,20 @@ class RewoundCapsule:
             gpu=facts.gpu,
             dumped_under=self._dumped_under,
         )
-        reserved = await self._request(host, reserve, self._limits.prepare, messages.Reserved)
+        own = holder not in self._holders
+        try:
+            reserved = await self._request(host, reserve, self._limits.prepare, messages.Reserved)
+        except Refused:
+            # Perhaps for want of memory. From a holder the image comes if the copy gives way.
+            self._own_failed = own
+            raise
         forward = messages.ForwardHeld(
             self._image, self._name, capsule.name, host, reserved.endpoint
         )
         try:
             await self._request(holder, forward, self._limits.precopy, messages.Frozen)
         except LiveshiftError:
-            self._own_failed = holder not in self._holders
+            self._own_failed = own
             raise
         self.image_s = time.monotonic() - began
 

@@ -46,10 +46,12 @@ def forecast_memory(
     return footprint(resident.sandbox), writing, why
 
 
-def room_for_copies() -> int:
+def room_for_copies(gives_way: int = 0) -> int:
     """Bytes of memory that a rewind may take here besides what the capsule has now. A migration has
-    a full dump as the better way; a snapshot has no other one."""
-    return host_facts.memory_to_spare(KEPT_FREE)
+    a full dump as the better way; a snapshot has no other one. ``gives_way``: bytes that images
+    take which a rewind would drop for it; without them the first copy that this host keeps would be
+    the reason for which the capsule has no further snapshot."""
+    return host_facts.memory_to_spare(KEPT_FREE) + gives_way
 
 
 def full_dump_because(

@@ -60,7 +60,8 @@ class SnapshotRequest(Protocol):
     ``generation``: the number of the new image. ``destination``: the holder. ``stands``,
     ``least``: the generation at which its store stands, and the highest incarnation that it knows
     (CapsuleTracker.lend). ``own``: the generation at which this host's store stands, None if it
-    takes no copy. ``deadline``: seconds for all that goes ahead.
+    takes no copy. ``gives_way``: as in forecast.room_for_copies. ``deadline``: seconds for all that
+    goes ahead.
     """
 
     @property
@@ -73,6 +74,8 @@ class SnapshotRequest(Protocol):
     def least(self) -> int: ...
     @property
     def own(self) -> int | None: ...
+    @property
+    def gives_way(self) -> int: ...
     @property
     def deadline(self) -> float: ...
 
@@ -308,7 +311,8 @@ class OutgoingSnapshot:
 
     def _begin_memory(self, request: SnapshotRequest) -> None:
         host, settings = self._factory.host, self._factory.cluster.precopy
-        if why := full_dump_because(host, self.resident, settings, room_for_copies()):
+        room = room_for_copies(request.gives_way)
+        if why := full_dump_because(host, self.resident, settings, room):
             name = self.resident.spec.name
             raise Refused(f"{name} can have no snapshot, as its memory cannot go ahead: {why}")
         lent = self._tracker.lend(request.destination, request.stands, request.least)

@@ -13,9 +13,10 @@ import pytest
 
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.agent import destination_handlers, source_handlers
+from liveshift.runtime.agent import destination_handlers, preflight, source_handlers
 from liveshift.runtime.agent.departure.snapshot_sessions import SnapshotSessions
 from liveshift.runtime.agent.destination_handlers import DestinationHandlers
+from liveshift.runtime.agent.host import host_facts
 from liveshift.runtime.agent.migration_registry import MigrationRegistry
 from liveshift.runtime.agent.source_handlers import SourceHandlers
 
@@ -94,7 +95,7 @@ class Scene(MigrationRegistry):
         self.meanwhile: Callable[[], None] = lambda: None
         self.receiver = cast(Any, SimpleNamespace(forget=lambda _name: self.done.append("forget")))
         self.made = Migration(self)
-        self.source = SourceHandlers(me, self, me, lambda _report: None)
+        self.source = SourceHandlers(me, self, me, lambda _report: None, lambda: 90)
         copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
         self.destination = DestinationHandlers(me, self, me, me, me, copies)
         monkeypatch.setattr(self.source, "_breaks", lambda _resident: ["one connection"])
@@ -243,6 +244,35 @@ def test_a_deadline_goes_to_the_migrations_of_its_capsule_alone(scene: Scene) ->
     scene.outgoing |= {"m1": cast(Any, scene.made), "m2": cast(Any, other)}
     asyncio.run(scene.source.end_sooner(messages.EndSooner("gpt/1", 7.0)))
     assert (scene.made.ended_in, other.ended_in) == ([7.0], [])
+
+
+@pytest.mark.parametrize(("snapshot", "room"), [(True, 110), (False, 0)])
+def test_a_survey_for_a_snapshot_counts_the_copies_that_give_way_as_room(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, snapshot: bool, room: int
+) -> None:
+    asked: list[int] = []
+
+    def forecast(*about: Any) -> tuple[None, None, str]:
+        asked.append(about[-1])
+        return None, None, ""
+
+    async def found(*_: object) -> Any:
+        return SimpleNamespace(along=(), output=0)
+
+    scene.capsule.sandbox = SimpleNamespace(plan=None)
+    scene.reservations = cast(Any, SimpleNamespace(survey=lambda *_: None))
+    scene.facts = cast(Any, None)
+    cast(Any, scene).idle = SimpleNamespace(cores=lambda: None)
+    scene.cluster.precopy = None
+    monkeypatch.setattr(scene, "dumper", lambda: None)
+    monkeypatch.setattr(scene, "surveyed", found)
+    monkeypatch.setattr(scene, "until_on_gpus", found)
+    monkeypatch.setattr(scene.source, "_with_files", lambda survey, _plan: survey)
+    monkeypatch.setattr(preflight, "warm_tools", lambda _criu: None)
+    monkeypatch.setattr(source_handlers, "forecast_memory", forecast)
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _kept: 20)
+    asyncio.run(scene.source.inspect(messages.Inspect("gpt/1", snapshot=snapshot)))
+    assert asked == [room]
 
 
 # ---- the destination ---------------------------------------------------------------------------

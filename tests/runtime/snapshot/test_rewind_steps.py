@@ -268,6 +268,14 @@ def test_a_copy_that_cannot_be_used_is_tried_once() -> None:
     assert sent_by(scene) == {"gpt/0": ["h0", "h2"], "gpt/1": ["h2"]}
 
 
+def test_a_copy_beside_which_there_is_no_memory_gives_way_to_the_holders_image() -> None:
+    scene = RewindScene()
+    scene.own_copies = {"h0"}
+    scene.fails["Reserve h0"] = [Refused("h0 has not enough memory")]
+    assert_runs_again(scene, play(scene))
+    assert sent_by(scene) == {"gpt/0": ["h2"], "gpt/1": ["h2"]}
+
+
 def test_a_failure_that_is_not_the_copys_leaves_it_in_use() -> None:
     scene = RewindScene()
     scene.own_copies = {"h0"}

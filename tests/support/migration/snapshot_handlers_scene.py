@@ -123,7 +123,7 @@ class Scene(MigrationRegistry):
         self.wire: Any = None  # of the snapshot that was made last
         self.own_inboxes: dict[str, Any] = {}
         self.handlers = SnapshotHandlers(
-            me, self, lambda: self.silence, lambda image: self.own_inboxes.get(image)
+            me, self, lambda: self.silence, lambda image: self.own_inboxes.get(image), lambda: 77
         )
         self.rulings = Rulings(me, self, me)
         monkeypatch.setattr(snapshot_handlers, "OutgoingSnapshot", self._make)

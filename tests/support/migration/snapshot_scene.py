@@ -82,6 +82,7 @@ class SnapshotScene(Scene):
         tracker: Any = self.tracker
         no_lanes: Any = None
         self.own: int | None = None
+        self.gives_way = 0
         give_up = self.note("copy given up")
         wire = OutgoingWire(self.wire, no_lanes, lambda _report: None, lambda _why: give_up())
         self.snapshot = OutgoingSnapshot("s17.1", resident, factory, wire, tracker)
@@ -99,7 +100,13 @@ class SnapshotScene(Scene):
 
     def ahead(self, deadline_s: float = 60.0) -> Moved:
         request: Any = SimpleNamespace(
-            generation=17, destination="h2", stands=16, least=4, own=self.own, deadline=deadline_s
+            generation=17,
+            destination="h2",
+            stands=16,
+            least=4,
+            own=self.own,
+            gives_way=self.gives_way,
+            deadline=deadline_s,
         )
         return self.snapshot.send_ahead(request, time.monotonic())
 

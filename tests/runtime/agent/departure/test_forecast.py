@@ -12,7 +12,8 @@ import pytest
 from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime.agent.departure import forecast
-from liveshift.runtime.agent.departure.forecast import full_dump_because
+from liveshift.runtime.agent.departure.forecast import full_dump_because, room_for_copies
+from liveshift.runtime.agent.host import host_facts
 
 MB = 1 << 20
 RESIDENT: Any = SimpleNamespace(sandbox=None)
@@ -51,3 +52,12 @@ def test_a_host_without_memory_to_spare_is_no_worse_than_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert because(monkeypatch, 400, 200, -5000) == ""
+
+
+def test_a_copy_that_gives_way_takes_none_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """136 GB are available before a copy of 90 GB, and processes share 24 GB."""
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _kept: 110_000 * MB)
+    before = room_for_copies()
+    assert because(monkeypatch, 90_000, 24_000, before // MB) == ""
+    monkeypatch.setattr(host_facts, "memory_to_spare", lambda _kept: 20_000 * MB)
+    assert room_for_copies(90_000 * MB) == before
