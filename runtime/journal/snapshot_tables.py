@@ -233,6 +233,20 @@ class SnapshotTables:
             self._write_rewind(row, "suspended", ("running",))
         return row
 
+    def save_to(self, job: str, to: str) -> RewindRow:
+        """Record that the images of a suspended job are to be saved in the directory ``to``, and
+        return the suspension. Raises LiveshiftError if the job is not suspended."""
+        with self._file.together():
+            rows = [row for row, _ in self.rewinds_under_way() if row.job == job]
+            if not rows or rows[0].kind is not RewindKind.SUSPENSION:
+                raise LiveshiftError(f"{job} is not suspended")
+            row = replace(rows[0], to=to)
+            self._file.write(
+                "UPDATE rewinds SET row = ? WHERE number = ?",
+                (msgspec.msgpack.encode(row), row.number),
+            )
+        return row
+
     def resume(self, job: str, generation: int, plan: Mapping[str, str], why: str) -> RewindRow:
         """Give the capsules of a suspended job to the hosts of the plan, as :meth:`rewind` does."""
         with self._file.together():

@@ -97,7 +97,7 @@ class Orchestrator:
             fleet, context, planner, records, costing, self._migration_ended
         )
         self.rewinds = Rewinds(fleet, agents, self.address_book, context, gates, self.endings)
-        images = DirectoryImages(cluster, agents.request)
+        self.images = images = DirectoryImages(cluster, agents.request)
         self.snapshots = JobSnapshots(fleet, context, images)
         self.protection = Protection(fleet, context, self.snapshots)
         self.ordered = OrderedSnapshots(fleet, self.snapshots, images)
@@ -185,9 +185,9 @@ class Orchestrator:
             await asyncio.sleep(BACKUP_S)
 
     def idle(self) -> bool:
-        """Whether no migration or rewind is under way and no job is paused for a snapshot, so that
-        a restart interrupts none."""
-        if self.fleet.under_way() or self.rewinds.under_way():
+        """Whether no migration or rewind is under way, no job is paused for a snapshot and none is
+        saved or loaded, so that a restart interrupts none."""
+        if self.fleet.under_way() or self.rewinds.under_way() or self.images.busy:
             return False
         return all(each.released.is_set() for each in self.fleet.snapshots.values())
 

@@ -39,12 +39,19 @@ class SavedJobs:
         """Each job whose images are being saved or loaded → a text that says which."""
         return self._images.busy
 
+    def check_free(self, job: Job, what: str) -> None:
+        """Raise Refused while work uses the images of a job; ``what`` they were to be then."""
+        if job.name in self.busy:
+            raise Refused(f"{job.name} cannot be {what} now: {self.busy[job.name]}")
+
     def begin(self, job: Job, what: str, work: Coroutine[None, None, None]) -> None:
         """Do ``work`` with the images of a job. ``what`` is the text that follows "its images are
         being". Raises Refused while other work uses these images."""
-        if job.name in self.busy:
+        try:
+            self.check_free(job, what)
+        except Refused:
             work.close()
-            raise Refused(f"{job.name} cannot be {what} now: {self.busy[job.name]}")
+            raise
         self.busy[job.name] = f"its images are being {what}"
         self._tasks.spawn(self._only(job, work))
 

@@ -65,6 +65,7 @@ class Suspensions:
         self._rows: dict[str, RewindRow] = {}  # by job: its suspension
         self._clear: set[int] = set()  # suspensions, by number, whose jobs have no copy left
         self._busy: set[str] = set()  # jobs whose copies are being ended
+        self._saving: set[str] = set()  # jobs whose images are being saved
         self._tasks = Tasks()
 
     # ---- what people ask for -------------------------------------------------------------------
@@ -78,8 +79,11 @@ class Suspensions:
             held = {name: hosts[0] for name, hosts in job.newest.holders.items() if hosts}
             if held.keys() != job.capsules.keys():
                 raise _cannot(job, "saved", f"it is in {job.newest.directory} already", "")
+            self._saved.check_free(job, "saved")
             if not dry_run:
-                self._saved.begin(job, "saved", self._save(job, to))
+                # Written first: a restarted orchestrator saves them, and says nothing before that.
+                self._rows[job.name] = self._tables.save_to(job.name, to)
+                self._begin_saving(job, to)
             return messages.SuspensionOrdered(job.name, held)
         if job.state != "running":
             raise _cannot(job, "suspended", f"it is {job.state}", "")
@@ -165,12 +169,27 @@ class Suspensions:
             return adopted
         return await self.resume(who, adopted, dry_run=False)
 
+    def _begin_saving(self, job: Job, to: str) -> None:
+        self._saved.begin(job, "saved", self._save(job, to))
+        self._saving.add(job.name)
+
     async def _save(self, job: Job, to: str) -> None:
         try:
             await self._saved.save(job, to)
-        except LiveshiftError as error:
+        except Exception as error:  # the command that ordered it waits for an end
+            if not isinstance(error, LiveshiftError):
+                log.exception("%s: an internal error while it was saved", job.name)
             self._fleet.journal.note(job.name, "not saved", f"is not in {to}: {error}")
-        self._fleet.journal.note(job.name, "suspended", _text(job))
+        finally:
+            self._saving.discard(job.name)
+        row = self._rows.get(job.name)
+        if row is not None and row.number in self._clear:
+            self._note_suspended(job)
+
+    def _note_suspended(self, job: Job) -> None:
+        """Note where a suspended job's images are, unless it has been stopped meanwhile."""
+        if job.state == "suspended":
+            self._fleet.journal.note(job.name, "suspended", _text(job))
 
     async def _load(
         self,
@@ -249,11 +268,13 @@ class Suspensions:
             )  # after a failed resumption other hosts may have copies
             check()
             self._clear.add(row.number)
-            newest = job.newest
-            if row.to and newest is not None and newest.holders and not newest.directory:
-                self._saved.begin(job, "saved", self._save(job, row.to))
+            to, newest = self._rows[job.name].to, job.newest  # perhaps ordered meanwhile
+            if job.name in self._saving:
+                pass  # its end is noted then
+            elif to and newest is not None and newest.holders and newest.directory != to:
+                self._begin_saving(job, to)
             else:
-                self._fleet.journal.note(job.name, "suspended", _text(job))
+                self._note_suspended(job)
         except _Over:
             pass
         except Exception as error:  # the loop tries again

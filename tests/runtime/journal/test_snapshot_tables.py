@@ -346,6 +346,24 @@ def test_an_older_journal_gets_the_tables(journal: Journal, path: Path, version:
     assert again.snapshots.rewind("gpt", taken(again), PLAN, "").rewinds == 1
 
 
+def test_only_the_row_of_a_suspension_gets_a_directory(journal: Journal, path: Path) -> None:
+    """A restarted orchestrator saves the images there."""
+    with pytest.raises(LiveshiftError, match="gpt is not suspended"):
+        journal.snapshots.save_to("gpt", "/kept")
+    number = journal.snapshots.begin_snapshot("gpt")
+    row = journal.snapshots.suspend(generation(number), "root wants it")
+    with failing(path, "UPDATE ON rewinds"), pytest.raises(JournalError):
+        journal.snapshots.save_to("gpt", "/kept")
+    assert Journal(path).snapshots.rewinds_under_way() == [(row, False)]
+    journal.snapshots.begin_restoring(row.number)
+    saved = journal.snapshots.save_to("gpt", "/kept")
+    assert (saved.to, saved.number, saved.owners) == ("/kept", row.number, row.owners)
+    assert Journal(path).snapshots.rewinds_under_way() == [(saved, True)]
+    journal.snapshots.resume("gpt", number, PLAN, "root wants it")
+    with pytest.raises(LiveshiftError, match="gpt is not suspended"):
+        journal.snapshots.save_to("gpt", "/kept")
+
+
 def test_rows_of_a_later_field_are_read(journal: Journal) -> None:
     """As MigrationRow: a field that an older orchestrator did not write has its default."""
     raw = msgspec.to_builtins(generation(1))

@@ -68,6 +68,14 @@ def test_the_end_of_an_earlier_copy_is_not_the_end_of_the_job(brain: Orchestrato
     assert brain.fleet.jobs["a"].capsules["a/0"].code is None
 
 
+def test_a_changed_cluster_file_interrupts_no_work_on_images_in_a_directory(
+    brain: Orchestrator,
+) -> None:
+    assert brain.idle()
+    brain.images.busy["a"] = "its images are being saved"
+    assert not brain.idle()
+
+
 @pytest.mark.parametrize("directory", ["", "/kept"])
 def test_the_only_holder_of_a_suspended_job_stays_in_the_cluster_file(
     brain: Orchestrator, directory: str
