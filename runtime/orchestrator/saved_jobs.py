@@ -64,17 +64,21 @@ class SavedJobs:
     # ---- a suspended job -----------------------------------------------------------------------
 
     async def save(self, job: Job, to: str) -> None:
-        """Save all images of a suspended job. After that no host needs to hold them. Raises
-        LiveshiftError; then hosts hold them still."""
+        """Save all images of a suspended job. After that no host needs to hold them. If the job was
+        stopped meanwhile, the directory has them all the same. Raises LiveshiftError; then hosts
+        hold them still."""
         generation = job.newest
         assert generation is not None
         await self._images.save(job, generation, to)
         saved = dataclasses.replace(generation, directory=to, saved="", holders={})
         journal = self._fleet.journal
+        suspended = job.state == "suspended"
         with journal.together():
-            journal.snapshots.rewrite(saved)
             journal.snapshots.note_saved(job.name, saved.name, to, saved.time)
-        job.newest = saved
+            if suspended:
+                journal.snapshots.rewrite(saved)
+        if suspended:
+            job.newest = saved
 
     async def find(self, job: Job, directory: str) -> Found:
         """The snapshot of a suspended job in a directory. Raises LiveshiftError, Refused if it is

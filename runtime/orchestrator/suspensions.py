@@ -176,6 +176,10 @@ class Suspensions:
     async def _save(self, job: Job, to: str) -> None:
         try:
             await self._saved.save(job, to)
+            if job.state != "suspended":
+                name = job.newest.name if job.newest else "its snapshot"
+                text = f"{name} is in {to}, and the job was stopped meanwhile"
+                self._fleet.journal.note(job.name, "saved", text)
         except Exception as error:  # the command that ordered it waits for an end
             if not isinstance(error, LiveshiftError):
                 log.exception("%s: an internal error while it was saved", job.name)

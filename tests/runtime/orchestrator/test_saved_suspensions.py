@@ -5,6 +5,7 @@ is, whatever happens meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 from saved_scene import DISK, SavedScene, saving
@@ -146,3 +147,40 @@ def test_one_that_fails_says_so_and_leaves_the_job_in_memory(
     assert scene.kinds()[-2:] == ["not saved", "suspended"]
     assert str(error) in scene.history("not saved")[0]
     assert where(scene) == ("", {"a/0": ["h2"], "a/1": ["h2"]})
+
+
+# ---- stopped meanwhile -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_job_that_is_stopped_while_it_is_saved_is_not_called_suspended(
+    saving: SavedScene, saved: bool
+) -> None:
+    scene = saving
+
+    async def play() -> None:
+        saves = scene.held["SaveHeld a/1"] = asyncio.Event()
+        async with scene.at_work():
+            await scene.suspend()
+            save(scene)
+            await scene.until(lambda: len(scene.asked("SaveHeld")) == 2)
+            await scene.stopping.signal(scene.job, signal.SIGTERM, "root")
+            await scene.until(lambda: scene.job.state == "ended")
+            if not saved:
+                scene.fails["SaveHeld a/1"] = [StepFailed("save", "no space is left")]
+            scene.held.clear()
+            saves.set()
+            await scene.until(lambda: not scene.saved.busy)
+
+    asyncio.run(play())
+    assert len(scene.history("suspended")) == 1, "before it was stopped"
+    row = scene.fleet.journal.snapshots.saved("a")
+    if saved:
+        assert scene.kinds()[-2:] == ["ended", "saved"]
+        assert scene.history("saved") == [f"s2 is in {DISK}, and the job was stopped meanwhile"]
+        assert row is not None
+        assert (row.name, row.directory) == ("s2", DISK)
+    else:
+        assert scene.kinds()[-2:] == ["ended", "not saved"]
+        assert row is None
+    assert bool(scene.disk) is saved
