@@ -183,22 +183,25 @@ class OrderedSnapshots:
         self._fleet.journal.note(order.job.name, order.failed, text, order.who)
 
     async def _note_lost(self, job: Job, kinds: list[str]) -> None:
-        """Note that an order for the job is void, if the last of ``kinds`` in its history say that
-        an earlier orchestrator has begun with it."""
+        """Note that an order for the job is void (perhaps one to resume it), if the last of
+        ``kinds`` in its history say that an earlier orchestrator has begun with it."""
         while job.taking:  # what was left of its snapshot is being undone
             await asyncio.sleep(TICK_S)
         goes_on = job.state in ("running", "rewinding")
-        for begun, ends in (
-            ("suspending", {"suspended", "not suspended"}),
-            ("saving", {"saved", "not saved"}),
+        text = "the orchestrator was restarted"
+        if goes_on:
+            text = f"the job goes on: {text}"
+        for begun, done, void in (
+            ("suspending", "suspended", goes_on),
+            ("saving", "saved", True),
+            # From a directory: the hosts that were loading its images drop them again.
+            ("resuming", "resumed", job.state == "suspended"),
         ):
-            last = [kind for kind in kinds if kind == begun or kind in ends][-1:]
-            if last == [begun] and (goes_on or begun == "saving"):
-                why = "the orchestrator was restarted"
-                text = f"the job goes on: {why}" if goes_on else why
-                self._fleet.journal.note(
-                    job.name, "not saved" if begun == "saving" else "not suspended", text
-                )
+            failed = f"not {done}"
+            last = [kind for kind in kinds if kind in (begun, done, failed)][-1:]
+            if last == [begun] and void:
+                stays = "stays suspended: " if done == "resumed" else ""
+                self._fleet.journal.note(job.name, failed, stays + text)
 
 
 def _cannot(job: Job, what: str, why: str, hint: str = "") -> Refused:

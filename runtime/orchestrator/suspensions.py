@@ -111,12 +111,9 @@ class Suspensions:
         up = self._fleet.up()
         held = all(any(h in up for h in generation.holders.get(name, ())) for name in names)
         directory = source or ("" if held else generation.directory)
-        if job.name in self._saved.busy:
-            raise _cannot(job, "resumed", self._saved.busy[job.name], "")
+        self._saved.check_free(job, "resumed")
         found = await self._saved.find(job, directory) if directory else None
-        if job.newest is not generation:
-            raise _cannot(job, "resumed", "its images have been moved meanwhile", "try again")
-        _check_suspended(job)
+        _check_suspended(job, generation)
         # From a directory any host can take an image.
         there = dict.fromkeys(names, up) if directory else generation.holders
         views = self._fleet.views()
@@ -140,6 +137,7 @@ class Suspensions:
             look = messages.GetHeld(_image(job, generation, name), name)
             limit = self._fleet.cluster.timeouts.prepare
             await self._rewinds.request(place.holder, look, limit)
+        self._saved.check_free(job, "resumed")  # they may be being saved since
         again = rewind_plan(self._fleet.views(), generation, names, names)
         if again != plan:  # for example because another job has taken a slot
             why_not = again if isinstance(again, str) else "its hosts have changed meanwhile"
@@ -153,7 +151,7 @@ class Suspensions:
         self._fleet.journal.note(job.name, "resuming", f"goes on from {text}", who)
 
     def _let_go_on(self, job: Job, generation: Generation, where: dict[str, str], why: str) -> None:
-        _check_suspended(job)  # another request may have come first
+        _check_suspended(job, generation)  # another request may have come first
         before = self._rows[job.name].owners.values() if job.name in self._rows else ()
         row = self._tables.resume(job.name, generation.number, where, why)
         self._rows.pop(job.name, None)
@@ -303,9 +301,12 @@ def _image(job: Job, generation: Generation, capsule: str) -> str:
     return image_name(generation.number, job.capsules[capsule].index)
 
 
-def _check_suspended(job: Job) -> None:
+def _check_suspended(job: Job, at: Generation | None = None) -> None:
+    """Raise Refused if the job is not suspended, or if its images are not those of ``at``."""
     if job.state != "suspended":
         raise _cannot(job, "resumed", f"it is {job.state}, not suspended", "")
+    if at is not None and job.newest is not at:
+        raise _cannot(job, "resumed", "its images have been moved meanwhile", "try again")
 
 
 def _cannot(job: Job, what: str, why: str, hint: str) -> Refused:

@@ -184,3 +184,64 @@ def test_a_job_that_is_stopped_while_it_is_saved_is_not_called_suspended(
         assert scene.kinds()[-2:] == ["ended", "not saved"]
         assert row is None
     assert bool(scene.disk) is saved
+
+
+# ---- resumed meanwhile -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_job_is_not_resumed_from_images_that_have_been_moved_or_are_being_moved(
+    saving: SavedScene, saved: bool
+) -> None:
+    scene = saving
+
+    async def play() -> None:
+        looks = scene.held["GetHeld"] = asyncio.Event()
+        saves = scene.held["SaveHeld"] = asyncio.Event()
+        async with scene.at_work():
+            await scene.suspend()
+            resuming = asyncio.ensure_future(scene.resume())
+            await scene.until(lambda: bool(scene.asked("GetHeld")))
+            save(scene)
+            if saved:
+                saves.set()
+                await scene.until(lambda: where(scene) == (DISK, {}))
+            scene.held.pop("GetHeld")
+            looks.set()
+            why = "images have been moved meanwhile" if saved else "its images are being saved"
+            with pytest.raises(Refused, match=f"a cannot be resumed.*{why}"):
+                await resuming
+            saves.set()
+            await scene.until(lambda: len(scene.history("suspended")) > 1)
+
+    asyncio.run(play())
+    assert not scene.history("resuming")
+    assert (scene.job.state, *where(scene)) == ("suspended", DISK, {})
+
+
+def test_a_resumption_that_a_restart_interrupts_has_an_end_in_the_history(
+    saving: SavedScene,
+) -> None:
+    """The command that ordered it follows the history, also over the restart."""
+    scene = saving
+
+    async def begins() -> None:
+        async with scene.at_work():
+            scene.suspensions.suspend("root", scene.job, to=DISK, dry_run=False)
+            await scene.until(lambda: bool(scene.history("suspended")))
+            scene.held["LoadHeld"] = asyncio.Event()
+            await scene.resume()
+            await scene.until(lambda: bool(scene.asked("LoadHeld")))
+
+    async def goes_on() -> None:
+        async with scene.at_work():
+            await scene.until(lambda: bool(scene.history("not resumed")))
+            await scene.resume()
+            await scene.until(lambda: bool(scene.history("resumed")))
+
+    asyncio.run(begins())
+    scene.held.clear()
+    scene.restart()
+    asyncio.run(goes_on())
+    assert scene.history("not resumed") == ["stays suspended: the orchestrator was restarted"]
+    assert scene.job.state == "running"
