@@ -107,12 +107,7 @@ class HeldCapsule:
 
     def used(self) -> int:
         """Bytes of memory that all generations take."""
-        size = 0
-        for folder, _, names in os.walk(self.directory):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):  # it is being removed
-                    size += (Path(folder) / name).lstat().st_blocks * _BLOCK
-        return size
+        return memory_of(self.directory)
 
     # ---- a generation that comes ---------------------------------------------------------------
 
@@ -340,6 +335,16 @@ class HeldCapsule:
                 self._store.close()
             self._store = None
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def memory_of(directory: Path) -> int:
+    """Bytes of memory that all files in a directory take."""
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # it is being removed
+                size += (Path(folder) / name).lstat().st_blocks * _BLOCK
+    return size
 
 
 def _number(path: Path) -> int:

@@ -12,6 +12,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,7 @@ from ..arrival.inbox import Inbox
 from ..host import host_facts
 from ..host.running_capsule import CapsuleFactory
 from . import saved_image
-from .held_capsule import HeldCapsule
+from .held_capsule import HeldCapsule, memory_of
 from .held_generation import HeldGeneration
 from .held_note import NOTE, HeldNote
 
@@ -35,6 +36,18 @@ NOTHING: Mapping[str, int] = {}
 
 HELD = "held"
 """The name of the directory. No migration has this name."""
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """A capsule whose image is being loaded into ``directory``. ``needed``: as in HeldCapsule."""
+
+    directory: Path
+    needed: int
+    empty = False
+
+    def used(self) -> int:
+        return memory_of(self.directory)
 
 
 class HeldImages:
@@ -50,6 +63,8 @@ class HeldImages:
         self._carried = carried
         self._budget = budget
         self._capsules: dict[str, HeldCapsule] = {}  # by name, "gpt/1"
+        self._loading: dict[str, _Loading] = {}  # by name; none of these is in _capsules
+        # For both. A load takes minutes, or for ever if a server hangs, so it is not held then.
         self._lock = threading.Lock()
 
     @classmethod
@@ -91,11 +106,11 @@ class HeldImages:
         with self._lock:
             self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
             name = note.spec.name
+            if name in self._loading:
+                raise Refused(f"{self._host} is loading another image of {name}: try again")
             capsule = self._capsules.get(name)
             if capsule is None:
-                # One directory for each capsule: no job has a dot in its name.
-                directory = self._directory / name.replace("/", ".")
-                capsule = HeldCapsule(directory, self._carried, self._budget)
+                capsule = HeldCapsule(self._place(name), self._carried, self._budget)
             self._make_fit(note, together)
             try:
                 inbox = capsule.expect(note, newest)
@@ -123,29 +138,52 @@ class HeldImages:
         note = _renamed(saved_image.content(source, saved, own), request)
         check(note)
         with self._lock:
-            if capsule in self._capsules:  # a copy from before its job was suspended
-                self._capsules[capsule].drop_own()
-            self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
-            directory = self._directory / capsule.replace("/", ".")
-            if capsule in self._capsules or directory.exists():
-                raise Refused(f"{self._host} holds another image of {capsule}: try again")
-            self._make_fit(note, NOTHING)
-            try:
-                directory.mkdir(parents=True)
-                # The note comes last. An agent that is restarted before takes up no image without.
-                saved_image.load(source, directory, saved, without=own)
-                HeldGeneration.renumber(directory, old, note)
-                loaded = HeldCapsule.recover(directory, self._carried, self._budget)
-            except (OSError, LiveshiftError) as error:
-                shutil.rmtree(directory, ignore_errors=True)
-                if isinstance(error, LiveshiftError):
-                    raise
-                raise StepFailed("restore", f"{directory} cannot be made: {error}") from error
-            finally:
-                self._tidy()
-            if loaded.empty:
+            directory = self._begin_loading(capsule, note)
+        loaded: HeldCapsule | None = None
+        try:
+            # The note comes last. An agent that is restarted before takes up no image without.
+            saved_image.load(source, directory, saved, without=own)
+            HeldGeneration.renumber(directory, old, note)
+            found = HeldCapsule.recover(directory, self._carried, self._budget)
+            if found.empty:
                 raise StepFailed("restore", f"the image in {source} cannot be used: see the log")
-            self._capsules[capsule] = loaded
+            loaded = found
+        except (OSError, LiveshiftError) as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            if isinstance(error, LiveshiftError):
+                raise
+            raise StepFailed("restore", f"{directory} cannot be made: {error}") from error
+        finally:
+            with self._lock:
+                del self._loading[capsule]
+                if loaded is not None:
+                    self._capsules[capsule] = loaded
+                self._tidy()
+
+    def _begin_loading(self, capsule: str, note: HeldNote) -> Path:
+        """Make the directory for an image, and see to it that nothing else gets its memory."""
+        if capsule in self._capsules:  # a copy from before its job was suspended
+            self._capsules[capsule].drop_own()
+        self._capsules = {n: c for n, c in self._capsules.items() if not c.empty}
+        directory = self._place(capsule)
+        if capsule in self._capsules or directory.exists():
+            raise Refused(f"{self._host} holds another image of {capsule}: try again")
+        try:
+            self._make_fit(note, NOTHING)
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise StepFailed("restore", f"{directory} cannot be made: {error}") from error
+        finally:
+            self._tidy()
+        self._loading[capsule] = _Loading(directory, note.needed)
+        return directory
+
+    def _place(self, capsule: str) -> Path:
+        """One directory for each capsule: no job has a dot in its name."""
+        return self._directory / capsule.replace("/", ".")
+
+    def _all(self) -> dict[str, HeldCapsule | _Loading]:
+        return {**self._capsules, **self._loading}
 
     def own_bytes(self, besides: str = "") -> int:
         """Bytes of memory that :meth:`drop_own` would give back."""
@@ -183,14 +221,14 @@ class HeldImages:
     def budget_left(self) -> int:
         """Bytes of memory that this host offers to further images. Below 0, the images take more
         than was announced for them."""
-        return self._budget - sum(_taken(c) for c in self._capsules.copy().values())
+        return self._budget - sum(map(_taken, self._all().values()))
 
     def _check_fits(
         self, note: HeldNote, together: Mapping[str, int], without: Collection[str] = ()
     ) -> None:
         """``without``: capsules whose images are taken to be gone."""
         come = {**together, note.spec.name: note.needed}
-        here = {n: c for n, c in self._capsules.items() if n not in without}
+        here = {n: c for n, c in self._all().items() if n not in without}
         budget = self._budget
         others = sum(_taken(capsule) for name, capsule in here.items() if name not in come)
         # A capsule of which an image is here already takes what it takes, until that is dropped.
@@ -211,9 +249,10 @@ class HeldImages:
     ) -> None:
         """Raise Refused if what has yet to come of all images would take memory that the processes
         of this host may need."""
-        used = {name: capsule.used() for name, capsule in self._capsules.items()}
+        found = self._all()
+        used = {name: each.used() for name, each in found.items()}
         here = {name: size for name, size in used.items() if name not in without}
-        announced = {name: self._capsules[name].needed for name in here}
+        announced = {name: found[name].needed for name in here}
         left = {n: max(0, size - here.get(n, 0)) for n, size in {**announced, **come}.items()}
         kept = COPY_FREE if note.own else KEPT_FREE
         lacking = sum(left.values())
@@ -271,5 +310,5 @@ def _spelled(size: int) -> str:
     return units.size(-(-size // step) * step)
 
 
-def _taken(capsule: HeldCapsule) -> int:
+def _taken(capsule: HeldCapsule | _Loading) -> int:
     return 0 if capsule.empty else max(capsule.needed, capsule.used())

@@ -7,8 +7,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -283,3 +286,54 @@ def test_copies_of_the_hosts_own_capsules_make_room(
         names = [generation.note.migration for generation in other.images.generations()]
         assert names == [f"s{20 + number}.1"]
         other.images.drop(names[0])
+
+
+# ---- while a server hangs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_else_waits_for_a_load(
+    holder: Holder, other: Holder, kept: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """It takes minutes; snapshots of other jobs come meanwhile, and memory may be short."""
+    holder.hold(17, FIRST)
+    source, written = save(holder, 17, kept)
+    began, goes_on, load = threading.Event(), threading.Event(), saved_image.load
+
+    def hangs(*about: Any, **more: Any) -> None:
+        began.set()
+        assert goes_on.wait(10)
+        if fails:
+            raise StepFailed("restore", "the server is gone")
+        load(*about, **more)
+
+    monkeypatch.setattr(saved_image, "load", hangs)
+    copy = msgspec.structs.replace(note(3, index=2), own=True)
+    other.images.expect(copy)
+    with ThreadPoolExecutor(2) as threads:
+        loading = threads.submit(other.images.load, request(written, "s17.1"), source)
+        try:
+            assert began.wait(10)
+            assert other.images.budget_left() == BUDGET - 2 * note(17).needed
+            meanwhile = threads.submit(_meanwhile, other)
+            assert meanwhile.result(5) == ["gpt/2"]
+            with pytest.raises(Refused, match="h1 is loading another image of gpt/1"):
+                other.images.expect(note(18))
+            with pytest.raises(Refused, match="h1 cannot hold the image of gpt/3: it takes"):
+                other.images.expect(note(18, size=BUDGET - note(17).needed + MB, index=3))
+        finally:
+            goes_on.set()
+        error = loading.exception(10)
+    assert (str(error) if error else "") == ("restore: the server is gone" if fails else "")
+    assert other.numbers() == [] if fails else other.memory(17) == FIRST
+    assert other.images.budget_left() == BUDGET - (0 if fails else note(17).needed)
+    other.images.drop("s17.1")
+    assert other.left() == []
+
+
+def _meanwhile(other: Holder) -> list[str]:
+    """What other jobs, and the processes of this host, need of it."""
+    dropped = other.images.drop_own()
+    other.images.expect(note(18, index=4))
+    other.images.drop("s18.4")
+    return dropped
