@@ -3,7 +3,8 @@
 
 Pass one runs while the job runs. Pass two runs with the tasks frozen, so it is exact. A file has
 changed if its size, mtime, ctime or inode differs. Pass two always sends files that a task maps
-shared and writable, since a store through such a mapping need not change the mtime.
+shared and writable, or has so mapped during pass one, since a store through such a mapping need not
+change the mtime.
 """
 
 from __future__ import annotations

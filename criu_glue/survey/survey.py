@@ -183,6 +183,15 @@ def changing(sandbox: Sandbox, placement: Placement) -> Changing:
     )
 
 
+def mapped_writable(sandbox: Sandbox) -> set[str]:
+    """The files that a task maps shared and writable now; paths as the capsule sees them."""
+    found = _Findings()
+    for task in tasks(sandbox):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            _look_at_maps(task.pid, found)
+    return found.mapped_writable
+
+
 def passing(sandbox: Sandbox, placement: Placement) -> list[tuple[str, str]]:
     """(what prevents a move, what to do) for things that a program may have for moments only.
 

@@ -3,6 +3,12 @@
 
 Two passes: ``send_ahead`` while the job trains, ``send_rest`` when the tree is frozen. The second
 pass is exact, because nothing writes then; it sends only what has changed since the first one.
+
+A file that was mapped shared and writable during the first pass counts as changed. Its pages may be
+writable already, and a store to such a page changes neither mtime nor ctime. A mapping that is made
+later shows by the mtime, since the first store to each page faults. On tmpfs it need not: a page
+that was read first can be written without a fault. So a file of a carried path on tmpfs that is
+mapped, read, written and unmapped between the passes would go unnoticed.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from ....criu_glue.capsule import output
 from ....criu_glue.capsule.output_sender import OutputSender
 from ....criu_glue.files import trees
 from ....criu_glue.files.trees import Stamp, Tree
-from ....criu_glue.survey.survey import Changing, changing
+from ....criu_glue.survey.survey import Changing, changing, mapped_writable
 from ....errors import StepFailed
 from ..host import carried_out
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
@@ -42,6 +48,7 @@ class OutgoingFiles:
         self._factory = factory
         self._trees = carried_trees(resident, factory)
         self._listed: dict[str, dict[str, Stamp]] = {}  # tree → its files at the first pass
+        self._mapped: dict[str, set[str]] = {}  # tree → those of them that were mapped writable
         self._taken: dict[str, dict[str, Stamp]] = {}  # carried path → its files when it left
         self._output = OutputSender(resident.sandbox)
 
@@ -49,6 +56,10 @@ class OutgoingFiles:
         """First pass: all directories but /dev/shm, and the output so far."""
         for tree in self._trees[:-1]:
             now = trees.listing(tree)
+            # After the stamps were taken and before anything is read: a mapping that was there at a
+            # file's stamp, and through which the job still writes once the file was read, is there
+            # in between too.
+            self._mapped[tree.name] = _relative(mapped_writable(self._resident.sandbox), tree)
             _pack(send, tree, now, 1)
             self._listed[tree.name] = now
         self.send_output(send)
@@ -81,7 +92,7 @@ class OutgoingFiles:
         for tree in [*self._trees, *_single_files(found)]:
             before = self._listed.get(tree.name, {})
             now = trees.listing(tree)
-            always = _relative(found.mapped_writable, tree)
+            always = _relative(found.mapped_writable, tree) | self._mapped.get(tree.name, set())
             _pack(send, tree, trees.changed(before, now, always), 2, always)
             removed[tree.name] = [name for name in before if name not in now]
             if tree.name.startswith("carried:"):
@@ -111,7 +122,7 @@ def _single_files(found: Changing) -> list[Tree]:
     return [Tree("open", Path("/"), names)]
 
 
-def _relative(paths: tuple[str, ...], tree: Tree) -> list[str]:
+def _relative(paths: Iterable[str], tree: Tree) -> set[str]:
     """Turn paths as the capsule sees them into names relative to the top of ``tree``."""
     top = {"tmp": "/tmp", "shm": "/dev/shm"}.get(tree.name, str(tree.source))
-    return [str(Path(p).relative_to(top)) for p in paths if Path(p).is_relative_to(top)]
+    return {str(Path(p).relative_to(top)) for p in paths if Path(p).is_relative_to(top)}

@@ -22,6 +22,7 @@ from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.departure import (
     freeze_obstacles,
     frozen_capsule,
+    outgoing_files,
 )
 from liveshift.runtime.agent.departure.outgoing_memory import OutgoingWire
 from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigration
@@ -94,6 +95,7 @@ class Scene:
         patch(freeze_obstacles, "passing", lambda *_: take(self.passing))
         patch(freeze_obstacles, "in_order", lambda *_: {})
         patch(epoll_sets, "find", lambda _tree: (self.entries, take(self.stale)))
+        patch(outgoing_files, "mapped_writable", lambda _sandbox: set())
         patch(file_locks, "LOOK_S", 0.001)
         patch(capsule_output, "settle", lambda _sandbox: None)
         patch(carried_out, "remember", self.note("remembered"))

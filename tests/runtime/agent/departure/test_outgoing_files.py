@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both passes over a carried path while a real process writes to its files through mappings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liveshift.criu_glue.files.unpacking import Unpacker
+from liveshift.criu_glue.survey.survey import Changing, mapped_writable
+from liveshift.runtime.agent.departure import outgoing_files
+from liveshift.runtime.agent.departure.outgoing_files import OutgoingFiles
+
+WRITER = """
+import mmap, sys
+for line in sys.stdin:
+    what, name = line.split()
+    if what == "map":
+        with open(name, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+    elif what == "unmap":
+        memory.close()
+    else:
+        memory[: len(what)] = what.encode()
+    print("done", flush=True)
+"""
+
+
+class Carried:
+    """A job with a carried path, and that path at the destination, where others use it too."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Any) -> None:
+        self.here, self.there = tmp_path / "here", tmp_path / "there"
+        for top in (self.here, self.there):
+            top.mkdir()
+        self._job = job
+        plan = SimpleNamespace(tmp=tmp_path / "tmp", log=tmp_path / "log")
+        sandbox: Any = SimpleNamespace(plan=plan, init=os.getpid(), root=tmp_path)
+        placement: Any = SimpleNamespace(carried=[str(self.here)])
+        resident: Any = SimpleNamespace(sandbox=sandbox)
+        factory: Any = SimpleNamespace(placement=placement)
+        monkeypatch.setattr(
+            outgoing_files, "changing", lambda *_: Changing((), tuple(mapped_writable(sandbox)))
+        )
+        self.files = OutgoingFiles(resident, factory)
+        self.files._output = SimpleNamespace(send_new=lambda _send: None)  # type: ignore[assignment]  # a stand-in
+
+    def tell(self, what: str, name: str = "-") -> None:
+        """Let the job do something with a file: map, unmap, or another word to write that word."""
+        print(what, name, file=self._job.stdin, flush=True)
+        assert self._job.stdout.readline() == "done\n"
+
+    def first(self) -> None:
+        self._passed(lambda send: self.files.send_ahead(send))
+
+    def second(self) -> dict[str, list[str]]:
+        removed: dict[str, list[str]] = self._passed(lambda send: self.files._send_changes(send))
+        return removed
+
+    def _passed(self, run: Any) -> Any:
+        sent: list[bytes] = []
+        result = run(lambda stream, data: sent.append(data) if "carried" in stream else None)
+        unpacker = Unpacker(self.there, sparing=True)
+        unpacker.write(b"".join(sent))
+        unpacker.finish()
+        return result
+
+
+@pytest.fixture
+def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Carried]:
+    job = subprocess.Popen(
+        [sys.executable, "-Sc", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with job:
+        yield Carried(tmp_path, monkeypatch, job)
+
+
+def test_what_is_written_through_a_mapping_that_is_gone_before_the_freeze_is_sent(
+    carried: Carried,
+) -> None:
+    """The page is writable since the first store. So the second one changes no time, unless the
+    kernel has written the page to the disk in between."""
+    for name in ("mapped", "deleted", "not mapped"):
+        (carried.here / name).write_bytes(b"before" * 1000)
+    carried.tell("map", str(carried.here / "mapped"))
+    carried.tell("first")
+    carried.first()
+    assert (carried.there / "mapped").read_bytes().startswith(b"firste")
+    carried.tell("second")
+    carried.tell("unmap")
+    (carried.there / "not mapped").write_bytes(b"another job's")
+    (carried.here / "deleted").unlink()
+    removed = carried.second()
+    assert (carried.there / "mapped").read_bytes().startswith(b"second")
+    assert (carried.there / "not mapped").read_bytes() == b"another job's"
+    assert removed[f"carried:{carried.here}"] == ["deleted"]
+
+
+def test_a_file_that_was_mapped_and_is_deleted_before_the_freeze_is_removed(
+    carried: Carried,
+) -> None:
+    (carried.here / "mapped").write_bytes(b"before")
+    carried.tell("map", str(carried.here / "mapped"))
+    carried.first()
+    carried.tell("unmap")
+    (carried.here / "mapped").unlink()
+    assert carried.second()[f"carried:{carried.here}"] == ["mapped"]
