@@ -58,9 +58,23 @@ def listing(tree: Tree) -> dict[str, Stamp]:
 
 
 def changed(before: dict[str, Stamp], now: dict[str, Stamp], always: Iterable[str]) -> list[str]:
-    """The names of ``now`` that a second pass must send."""
-    again = set(always)
-    return [name for name, stamp in now.items() if name in again or before.get(name) != stamp]
+    """The names of ``now`` that a second pass must send.
+
+    A file of ``always`` is sent with all its names: whoever unpacks one makes a new file, which the
+    other names would not lead to. Its names that are not in ``always`` come last. So the content
+    goes with a name by which the file is mapped, and a rewind, which takes only such names
+    (putting_back.py), finds it there.
+    """
+    named = set(always)
+    again = all_names(named, now)
+    names = [name for name, stamp in now.items() if name in again or before.get(name) != stamp]
+    return sorted(names, key=lambda name: name in again and name not in named)
+
+
+def all_names(names: Iterable[str], now: dict[str, Stamp]) -> set[str]:
+    """The names in ``now`` of the files that have these names there (hard links)."""
+    inodes = {now[name][3] for name in names if name in now}
+    return {name for name, stamp in now.items() if stamp[3] in inodes}
 
 
 def pack(

@@ -93,7 +93,10 @@ class OutgoingFiles:
             before = self._listed.get(tree.name, {})
             now = trees.listing(tree)
             always = _relative(found.mapped_writable, tree) | self._mapped.get(tree.name, set())
-            _pack(send, tree, trees.changed(before, now, always), 2, always)
+            again = trees.changed(before, now, always)
+            # Also other names that they had before: the name of a mapping may be gone meanwhile.
+            forced = trees.all_names(always, now) | trees.all_names(always, before)
+            _pack(send, tree, again, 2, forced)
             removed[tree.name] = [name for name in before if name not in now]
             if tree.name.startswith("carried:"):
                 self._taken[str(tree.source)] = now

@@ -150,6 +150,24 @@ def test_a_second_pass_makes_it_exact(move: Move) -> None:
     assert {"mapped", "content", "touched back", "mode", "after", "latest", "one", "two"} <= {*sent}
 
 
+def test_a_file_that_is_always_sent_goes_with_all_its_names(move: Move) -> None:
+    """The name by which it is mapped comes first, so that it has the content."""
+    for name in ("a", "other"):
+        (move.here / name).write_bytes(b"first")
+    os.link(move.here / "a", move.here / "b")
+    os.link(move.here / "a", move.here / "mapped")
+    move.first()
+    at = (move.here / "a").stat()
+    (move.here / "mapped").write_bytes(b"SECON")
+    os.utime(move.here / "a", ns=(at.st_atime_ns, at.st_mtime_ns))
+    now = trees.listing(move.tree)  # as after a store that has changed no time
+    move.listed = {name: now[name] for name in move.listed}
+    sent = move.second(always=("mapped",))
+    assert sent[0] == "mapped"
+    assert set(sent) == {"a", "b", "mapped"}
+    assert look(move.there) == look(move.here)
+
+
 def _a_directory(path: Path) -> None:
     (path / "sub").mkdir(parents=True)
     (path / "x").write_bytes(b"1")

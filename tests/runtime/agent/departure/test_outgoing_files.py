@@ -112,3 +112,37 @@ def test_a_file_that_was_mapped_and_is_deleted_before_the_freeze_is_removed(
     carried.tell("unmap")
     (carried.here / "mapped").unlink()
     assert carried.second()[f"carried:{carried.here}"] == ["mapped"]
+
+
+@pytest.mark.parametrize("still", [True, False], ids=["mapped", "unmapped"])
+def test_a_mapped_file_stays_one_file_under_all_its_names(carried: Carried, still: bool) -> None:
+    """In a directory that others use too, where names that are as new as what comes are spared."""
+    (carried.here / "a").write_bytes(b"before")
+    os.link(carried.here / "a", carried.here / "b")
+    (carried.here / "sub").mkdir()
+    os.link(carried.here / "a", carried.here / "sub" / "c")
+    carried.tell("map", str(carried.here / "b"))
+    carried.tell("first")
+    carried.first()
+    carried.tell("second")
+    if not still:
+        carried.tell("unmap")
+    carried.second()
+    names = [carried.there / name for name in ("a", "b", "sub/c")]
+    assert [name.read_bytes() for name in names] == [b"second"] * 3
+    assert len({name.stat().st_ino for name in names}) == 1
+
+
+def test_the_other_name_of_a_mapped_file_has_its_content_when_the_mapped_one_is_gone(
+    carried: Carried,
+) -> None:
+    (carried.here / "a").write_bytes(b"before")
+    os.link(carried.here / "a", carried.here / "b")
+    carried.tell("map", str(carried.here / "a"))
+    carried.tell("first")
+    carried.first()
+    carried.tell("second")
+    carried.tell("unmap")
+    (carried.here / "a").unlink()
+    assert carried.second()[f"carried:{carried.here}"] == ["a"]
+    assert (carried.there / "b").read_bytes() == b"second"
