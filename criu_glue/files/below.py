@@ -20,7 +20,10 @@ from pathlib import Path
 _OPENAT2 = 437  # on every architecture
 # linux/openat2.h
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
-_PATH_MAX, _NAME_MAX = 4096, 255  # linux/limits.h; bytes
+PATH_MAX, _NAME_MAX = 4096, 255  # linux/limits.h; bytes
+
+GONE = (FileNotFoundError, NotADirectoryError)
+"""The errors for a name that has vanished, or to which a link leads now."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,7 +53,7 @@ def plain(name: str) -> str:
     parts = raw.split(b"/")
     if name != "." and (
         b"\0" in raw
-        or len(raw) >= _PATH_MAX
+        or len(raw) >= PATH_MAX
         or any(part in (b"", b".", b"..") or len(part) > _NAME_MAX for part in parts)
     ):
         raise UnfitName(f"{name[:100]!a} leads out of its directory or is no valid path")

@@ -20,8 +20,9 @@ from pathlib import Path, PurePath
 
 from ...errors import StepFailed
 from . import below, sparse
+from .below import GONE
 from .rights import User
-from .trees import FORCED, GONE, SAME_AGE_NS
+from .trees import FORCED, SAME_AGE_NS
 from .unpacking import NotAllowed, Unpacker
 
 log = logging.getLogger("liveshift.files")

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT = -100, 0x100, 0x800
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT, _AT_EMPTY_PATH = -100, 0x100, 0x800, 0x1000
 _BASIC, _BTIME, _MNT_ID = 0x7FF, 0x800, 0x1000
 _BUFFER = 256  # bytes; linux/stat.h, struct statx
 _HEAD = struct.Struct("<28xH2xQQQ")  # mode, inode, size, blocks
@@ -35,9 +35,14 @@ class Stat(NamedTuple):
     mount: int
 
 
-def lstat(path: str | Path) -> Stat:
+def lstat(path: str | Path, dir_fd: int = _AT_FDCWD) -> Stat:
     """The Stat of the path itself, even if it is a link. Raises OSError as lstat(2)."""
-    return _ask(path, _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT)
+    return _ask(path, _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT, dir_fd)
+
+
+def fstat(fd: int) -> Stat:
+    """The Stat of an open file. Raises OSError as fstat(2)."""
+    return _ask("", _AT_EMPTY_PATH, fd)
 
 
 def stat(path: str | Path) -> Stat:
@@ -45,8 +50,8 @@ def stat(path: str | Path) -> Stat:
     return _ask(path, 0)
 
 
-def _ask(path: str | Path, flags: int) -> Stat:
-    raw = _buffer(path, flags, _BASIC | _MNT_ID)
+def _ask(path: str | Path, flags: int, dir_fd: int = _AT_FDCWD) -> Stat:
+    raw = _buffer(path, flags, _BASIC | _MNT_ID, dir_fd)
     mode, inode, size, blocks = _HEAD.unpack_from(raw)
     (mount,) = struct.unpack_from("<Q", raw, _MOUNT_AT)
     return Stat(
@@ -54,9 +59,11 @@ def _ask(path: str | Path, flags: int) -> Stat:
     )
 
 
-def _buffer(path: str | Path, flags: int, wanted: int) -> ctypes.Array[ctypes.c_char]:
+def _buffer(
+    path: str | Path, flags: int, wanted: int, dir_fd: int = _AT_FDCWD
+) -> ctypes.Array[ctypes.c_char]:
     raw = ctypes.create_string_buffer(_BUFFER)
-    if _statx(_AT_FDCWD, os.fsencode(path), flags, wanted, raw) != 0:
+    if _statx(dir_fd, os.fsencode(path), flags, wanted, raw) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
     return raw

@@ -14,13 +14,14 @@ import errno
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from . import below, sparse, statx
-from .statx import Stat
+from . import below, sparse
+from .below import GONE
+from .walking import named, walk
 
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
@@ -34,9 +35,6 @@ SAME_AGE_NS = 1000
 """Two times that differ by less than this many nanoseconds count as equal, because tar keeps times
 as decimal fractions that round below a microsecond."""
 
-GONE = (FileNotFoundError, NotADirectoryError)
-"""The errors that the kernel returns for a name that has vanished."""
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -48,8 +46,10 @@ class Tree:
 
 
 def listing(tree: Tree) -> dict[str, Stamp]:
-    """Relative name → stamp, parents before children; what vanishes meanwhile is left out."""
-    seen = walk(tree.source) if tree.only is None else _named(tree.source, tree.only)
+    """Relative name → stamp, parents before children; what vanishes meanwhile is left out.
+
+    Raises StepFailed as :func:`walk`."""
+    seen = walk(tree.source) if tree.only is None else named(tree.source, tree.only)
     return {
         name: (s.size, s.mtime_ns, s.ctime_ns, s.inode)
         for name, s in seen
@@ -163,37 +163,6 @@ def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
             ):
                 same.add(name)
     return same
-
-
-def _named(top: Path, names: Iterable[str]) -> Iterator[tuple[str, Stat]]:
-    for name in names:
-        with contextlib.suppress(*GONE):
-            yield name, statx.lstat(f"{top}/{name}")
-
-
-def walk(top: Path) -> Iterator[tuple[str, Stat]]:
-    """Everything below a directory, by relative name, parents first.
-
-    Directories and files on mounts below it are left out, even mounts of the same file system.
-    """
-    try:
-        own = statx.stat(top)
-    except GONE:
-        return
-    if not stat.S_ISDIR(own.mode):
-        return
-    yield ".", own
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        inside: list[str] = []
-        with contextlib.suppress(OSError):  # it is gone, or even root may not read it
-            inside = os.listdir(top / folder)
-        for name, s in _named(top, [folder + name for name in inside]):
-            if s.mount == own.mount:
-                yield name, s
-                if stat.S_ISDIR(s.mode):
-                    folders.append(name + "/")
 
 
 @dataclass

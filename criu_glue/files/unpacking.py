@@ -20,8 +20,9 @@ from typing import IO, cast
 
 from ...errors import StepFailed
 from . import below, sparse
+from .below import GONE
 from .rights import User, become
-from .trees import BLOCK, FORCED, GONE, SAME_AGE_NS
+from .trees import BLOCK, FORCED, SAME_AGE_NS
 
 HEADER_LIMIT = 16 << 10
 """The extended header of one entry has at most this many bytes. It holds a name, a link's target

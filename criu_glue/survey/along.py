@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..capsule.mounts import mount_table
-from ..files import sparse, statx, trees
+from ..files import below, sparse, statx, trees, walking
 from .found import Along
 
 RECENT_S = 2.0
@@ -28,7 +28,7 @@ def measure(path: str, top: Path) -> Along:
     """Count and measure the files below ``top``; all counts are 0 if there is no such directory."""
     files = size = recent = 0
     since_ns = (time.time() - RECENT_S) * 1e9
-    for name, s in trees.walk(top):
+    for name, s in walking.walk(top):
         files += 1
         if not stat.S_ISREG(s.mode):
             continue
@@ -47,7 +47,7 @@ def _data(top: Path, name: str) -> int:
     try:
         with trees.open_file(top, name) as file:
             return sparse.Packed(file).size
-    except trees.GONE:
+    except below.GONE:
         return 0
 
 
