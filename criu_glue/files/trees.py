@@ -10,7 +10,6 @@ change the mtime.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import tarfile
@@ -21,6 +20,7 @@ from typing import BinaryIO, cast
 
 from . import below, sparse
 from .below import GONE
+from .entries import Entries, open_regular
 from .walking import named, walk
 
 BLOCK = 1 << 20
@@ -86,24 +86,16 @@ def pack(
     a file with holes is sent (sparse.py). A file that shrinks while pass one reads it is padded,
     and one that vanishes is left out; pass two sends it again.
     """
-    with tarfile.open(mode="w|", fileobj=cast(BinaryIO, _Writer(write)), bufsize=BLOCK) as tar:
+    writer = _Writer(write)
+    with tarfile.open(mode="w", fileobj=cast(BinaryIO, writer)) as tar:
         tar.copybufsize = BLOCK  # type: ignore[attr-defined]
         always = frozenset(forced)
-        for name in names:
-            try:
-                seen = tar.gettarinfo(tree.source / name, arcname=name)
-                info = cast(tarfile.TarInfo | None, seen)  # tarfile knows no sockets
-                if info is None:
-                    continue
-                content = open_file(tree.source, name) if info.isreg() else None
-            except GONE:
-                continue
-            if content:
-                info = tar.gettarinfo(arcname=name, fileobj=content)
-            if name in always:
+        for info, content in Entries(tree.source).of(names):
+            if info.name in always:
                 info.pax_headers = {FORCED: "1"}
             with content or contextlib.nullcontext():
                 tar.addfile(info, cast(BinaryIO, _content(info, content)) if content else None)
+    writer.finish()
 
 
 def _content(info: tarfile.TarInfo, file: BinaryIO) -> _Padded | sparse.Packed:
@@ -121,16 +113,10 @@ def open_file(top: Path, name: str) -> BinaryIO:
     """Open a file without following a link, since the job may replace the file by a link at any
     time.
 
-    Raises NotADirectoryError at a link.
+    Raises one of below.GONE if it is a link, or no regular file, now.
     """
     with below.opened(top) as directory, below.parent_of(directory, name) as (parent, last):
-        try:
-            fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise NotADirectoryError(errno.ENOTDIR, "a link now", name) from error
-            raise
-        return os.fdopen(fd, "rb")
+        return open_regular(parent, last)
 
 
 def remove(root: Path, names: Iterable[str]) -> None:
@@ -165,9 +151,33 @@ def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
     return same
 
 
-@dataclass
 class _Writer:
-    write: Callable[[bytes], object]
+    """Gathers what tarfile writes, mostly 512 bytes at a time, into blocks of ``BLOCK`` bytes.
+
+    tarfile's own streams (mode "w|") do that too, but copy all that has gathered at each write.
+    """
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= BLOCK:
+            whole = b"".join(self._parts)
+            end = self._size - self._size % BLOCK
+            for at in range(0, end, BLOCK):
+                self._write(whole[at : at + BLOCK])
+            self._parts, self._size = [whole[end:]], self._size - end
+
+    def tell(self) -> int:
+        """tarfile asks where its archive begins."""
+        return 0
+
+    def finish(self) -> None:
+        self._write(b"".join(self._parts))
 
 
 class _Padded:
