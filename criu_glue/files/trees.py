@@ -177,7 +177,8 @@ class _Writer:
         return 0
 
     def finish(self) -> None:
-        self._write(b"".join(self._parts))
+        if self._size:
+            self._write(b"".join(self._parts))
 
 
 class _Padded:
