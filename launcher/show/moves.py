@@ -168,6 +168,8 @@ def outcome(row: MigrationRow) -> str:
         return f"{row.capsule} was lost on its way {way}: {row.error or 'no reason given'}"
     if row.state == MigrationStep.JOB_ENDED.value:
         return f"{row.error}"
+    if row.state == MigrationStep.REWOUND.value:
+        return f"the move of {row.capsule} {way} is over: {row.error or 'no reason given'}"
     still = f", paused {q.pause(row.frozen_s)}" if row.frozen_s else ""
     return f"{row.capsule} stays on {row.source}{still}: {row.error or 'no reason given'}"
 
@@ -176,14 +178,14 @@ def raise_if_failed(row: MigrationRow) -> None:
     """Raise if a migration is over and did not move its capsule.
 
     Raises Refused if its job ended or if it went no further than what comes before the freeze,
-    LiveshiftError if the capsule was lost, StepFailed otherwise.
+    LiveshiftError if the capsule was lost or its job rewound, StepFailed otherwise.
     """
     if row.state == MigrationStep.DONE.value:
         return
     if row.state == MigrationStep.JOB_ENDED.value:
         raise Refused(outcome(row))
     message = f"{row.capsule} did not move {row.source} → {row.destination}: {row.error or '?'}"
-    if row.state == MigrationStep.LOST.value:
+    if row.state in (MigrationStep.LOST.value, MigrationStep.REWOUND.value):
         raise LiveshiftError(outcome(row), hint=row.hint)
     if not row.frozen_s:
         raise Refused(message, hint=row.hint)

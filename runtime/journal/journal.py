@@ -220,7 +220,8 @@ class Journal:
         )
 
     def end_migration(self, number: int, row: MigrationRow, end: MigrationStep, why: str) -> None:
-        """Record the end of a migration that an earlier orchestrator has left under way."""
+        """Record the end of a migration which no step of its own has: an earlier orchestrator has
+        left it under way, or its job is rewound."""
         self.save_migration(number, msgspec.structs.replace(row, state=end.value, error=why))
 
     def migrations_under_way(self) -> list[tuple[int, MigrationRow]]:

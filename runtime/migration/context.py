@@ -50,7 +50,8 @@ class MigrationContext(Protocol):
         """
 
     async def reopen(self, migration: Migration) -> str:
-        """Let the job's ranks go on, unless another migration holds them; never raises.
+        """Let the job's ranks go on, unless another migration holds them; never raises. While that
+        is not possible, ``migration.waits`` says why.
 
         Returns a remark for the record, or "".
         """

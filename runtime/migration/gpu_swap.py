@@ -123,7 +123,8 @@ class GpuSwap(Migration):
         await self._end_undone()
 
     async def _outcome(self) -> messages.SwapSettled:
-        """Ask the host for the outcome of the swap until it knows it; there is no time limit."""
+        """Ask the host for the outcome of the swap until it knows it; there is no time limit, but
+        a rewind of the job may end this."""
         settle, noted = messages.SettleSwap(self.name, self.capsule.name), ""
         while True:
             try:
@@ -131,6 +132,7 @@ class GpuSwap(Migration):
                     self.source, settle, self._limits.prepare, messages.SwapSettled
                 )
                 if answer.state != "held":
+                    self.waits = ""
                     return answer
                 problem = f"{self.source} does not know yet on which GPU it is: {answer.why}"
             except Exception as error:
@@ -140,6 +142,7 @@ class GpuSwap(Migration):
             if problem != noted:
                 noted = problem
                 self._context.note(self, problem)
+            self.waits = self.source
             await asyncio.sleep(self._limits.heartbeat)
 
 

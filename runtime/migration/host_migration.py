@@ -11,6 +11,9 @@ capsule to no other host.
 ownership.rule alone decides what each side does with its copy: ``Settle`` only makes an agent send
 its claim now. So a move may end while a host is out of reach: the host's agent does the rest by
 itself when it is back.
+
+A move that can only wait says for what (:attr:`.Migration.waits`). A job that has lost a host may
+then be rewound, which ends the move.
 """
 
 from __future__ import annotations
@@ -151,10 +154,18 @@ class HostMigration(BeforePause):
             before = seen.bytes
             await asyncio.sleep(self._limits.suspicion)
 
+    def _pass_to(self, host: str, *, still: bool) -> None:
+        """Durably pass the ownership to ``host`` (MigrationContext.commit), unless a rewind has
+        overtaken the move: the capsule's row is the rewind's then."""
+        if self.step is MigrationStep.REWOUND:
+            raise Refused(f"{self.name} is over: {self.error}")
+        self._context.commit(self.capsule, host, still=still)
+        self.waits = ""
+
     def _commit(self) -> None:
         """Commit: after this durable write only the destination may run the capsule."""
         with self.times.phase("commit", frozen=True):
-            self._context.commit(self.capsule, self.destination, still=True)
+            self._pass_to(self.destination, still=True)
         self._advance(MigrationStep.COMMITTED)
 
     async def _restored(self) -> bool:
@@ -193,7 +204,7 @@ class HostMigration(BeforePause):
                 forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
                 limit = self._freeze_budget.for_passing_on(time.monotonic())
                 await self._request(self.destination, forward, limit, messages.Frozen)
-            self._context.commit(self.capsule, spare, still=False)
+            self._pass_to(spare, still=False)
         except Refused:
             return False
         except Exception as error:
@@ -225,6 +236,7 @@ class HostMigration(BeforePause):
                         self.destination, restore, self._limits.answer(limit), messages.Moved
                     )
                 )
+                self.waits = ""
                 self.times.answered(moved.phases, began, self.destination)
                 with self.times.phase("address book", frozen=True) as detail:
                     detail.append("the part that was sent after the restore")
@@ -232,7 +244,7 @@ class HostMigration(BeforePause):
                 break
             except StepFailed as error:  # the agent reports that nothing runs there
                 # A new epoch ends every ruling that was given for the failed attempt.
-                self._context.commit(self.capsule, self.destination, still=True)
+                self._pass_to(self.destination, still=True)
                 failed += 1
                 again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
                 if not again or not self._freeze_budget.allows_retry(time.monotonic()):
@@ -248,6 +260,7 @@ class HostMigration(BeforePause):
                 if not failed:
                     self._context.note(self, f"waits for {self.destination}, where it may run")
                     failed = 1
+                self.waits = self.destination
                 log.warning("%s: %s", self.name, error)
                 await asyncio.sleep(self._limits.heartbeat)
         self.error = None
@@ -280,8 +293,8 @@ class HostMigration(BeforePause):
 
         Exception: if the image is complete and the source has not been ruled to run, the source
         keeps its promise to wait, so the move goes on, even if the source is gone. While both sides
-        are silent, nothing is decided. A cancelled move goes on only if its source is silent or has
-        lost the capsule.
+        are silent, nothing is decided, unless the job is rewound. A cancelled move goes on only if
+        its source is silent or has lost the capsule.
         """
         self.error = error
         frozen = self.step is MigrationStep.FREEZING and isinstance(error, StepFailed)
@@ -302,9 +315,11 @@ class HostMigration(BeforePause):
                     return
                 decided = self._closed if state == "unknown" else self._answered
                 if not decided and self.capsule.code is None:
+                    self.waits = f"{self.source} or {self.destination}"
                     await asyncio.sleep(self._limits.heartbeat)
                     continue
             break
+        self.waits = ""
         if state == "unknown":
             self._context.note(self, f"{self.source} goes on once it is back")
         self.times.thaw()
@@ -324,7 +339,7 @@ class HostMigration(BeforePause):
             self._answered, self._closed = True, not seen.complete
             if self._closed or self.released or self.capsule.code is not None:
                 return False
-            self._context.commit(self.capsule, self.destination, still=True)
+            self._pass_to(self.destination, still=True)
         except Exception as error:
             log.warning("%s: is the image complete? %s", self.name, error)
             return False
@@ -339,7 +354,7 @@ class HostMigration(BeforePause):
         """
         try:
             if self.capsule.host != self.source and await self._settle_copy(self.source) == "held":
-                self._context.commit(self.capsule, self.source, still=False)
+                self._pass_to(self.source, still=False)
             if self.capsule.host == self.source:
                 await self._context.publish(self.job)
                 if await self._returned():
@@ -352,9 +367,10 @@ class HostMigration(BeforePause):
                 await self._end(MigrationStep.LOST)
                 return True
             if self.capsule.host == self.source:
-                self._context.commit(self.capsule, self.destination, still=False)
+                self._pass_to(self.destination, still=False)
         except Exception as error:
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
+        self.waits = f"{self.source} or {self.destination}"
         await asyncio.sleep(self._limits.heartbeat)  # neither host can run it now: try again later
         if self.capsule.host == self.destination:
             self._advance(MigrationStep.RESTORING)
@@ -372,6 +388,7 @@ class HostMigration(BeforePause):
                 log.warning("%s: waiting for %s: %s", self.name, self.source, error)
                 if not self.capsule.granted and not isinstance(self.error, Gone):
                     return False  # the destination still has an image
+            self.waits = self.source
             await asyncio.sleep(self._limits.heartbeat)
 
     async def _settle_copy(self, host: str) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import LiveshiftError, Refused
@@ -26,6 +26,9 @@ from .order import Order
 
 log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
+
+_TO_AND_FRO = frozenset({MigrationStep.RESTORING, MigrationStep.RETURNING})
+"""Between these steps a migration may go to and fro while neither host answers."""
 
 RESUME_WAIT_S = 2.0
 """The destination waits at most this many seconds for the capsule's first sign of progress. Only
@@ -59,6 +62,9 @@ class Migration(ABC):
         self.step = MigrationStep.PREPARING
         self.error: LiveshiftError | None = None
         self.holds_gates = False  # whether it keeps the gates of all the job's ranks closed
+        # What it waits for, while it can do nothing else until that comes; "" while it goes on. A
+        # rewind of its job may end it then (:meth:`overtake`), and at no other time.
+        self.waits = ""
         self.times = Timeline()
         self.precopy: Rounds | None = None
         self.predicted: Prediction | None = None
@@ -67,6 +73,7 @@ class Migration(ABC):
         self._limits = order.job.timeouts(context.cluster)
         self._cancelled: Refused | None = None
         self._work: asyncio.Future[None] | None = None  # what a cancel interrupts
+        self._whole: asyncio.Future[None] | None = None  # what :meth:`overtake` interrupts
 
     @abstractmethod
     async def run(self) -> None:
@@ -99,6 +106,32 @@ class Migration(ABC):
         if self._work is not None:  # else the work has not begun, or an error has just ended it
             self._work.cancel()
 
+    async def until_over(self, work: Awaitable[None]) -> None:
+        """Do ``work``, which is :meth:`run` or :meth:`recover`, unless a rewind overtakes it."""
+        self._whole = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({self._whole})
+        finally:
+            self._whole.cancel()  # asyncio.wait() leaves it when we are cancelled
+        if not (self._whole.cancelled() and self.step is MigrationStep.REWOUND):
+            self._whole.result()
+
+    def overtake(self, why: LiveshiftError) -> None:
+        """End a migration that waits: a rewind of its job has just been written, which has this end
+        of it, too (:func:`.migration_records.write_rewound`).
+
+        Nothing of the order of things is done after this. Whatever the hosts have of the migration
+        was made under an earlier count of rewinds: it must end, and each claim for it is ruled so.
+        The rewind opens the gates.
+        """
+        assert self.waits, f"{self.name} goes on"
+        self.error, self.holds_gates = why, False
+        self.times.thaw()
+        self.times.end()
+        self._advance(MigrationStep.REWOUND)
+        if self._whole is not None:
+            self._whole.cancel()
+
     async def _unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the work that a cancel may interrupt; raises the Refused of that cancel."""
         self._work = asyncio.ensure_future(work)
@@ -107,8 +140,8 @@ class Migration(ABC):
         try:
             await self._work
         except asyncio.CancelledError:
-            if self._cancelled is None:
-                raise  # the orchestrator itself ends
+            if self._cancelled is None or self.step is MigrationStep.REWOUND:
+                raise  # the orchestrator itself ends, or a rewind has overtaken this
             raise self._cancelled from None
         finally:
             self._work = None
@@ -200,6 +233,8 @@ class Migration(ABC):
     def _advance(self, to: MigrationStep) -> None:
         assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
         self.step = to
+        if to not in _TO_AND_FRO:
+            self.waits = ""
         try:
             self._context.record(self)
         except Exception:  # go on: only the commit decides about ownership, and rule() about copies

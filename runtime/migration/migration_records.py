@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from ... import units
-from ...errors import StepFailed
+from ...errors import LiveshiftError, StepFailed
 from ..journal.journal import Journal
 from ..journal.journal_file import JournalError
 from ..model.steps import ENDS, MigrationStep
@@ -129,9 +130,18 @@ class MigrationRecords:
                 text += f"; copied {ahead}{units.size(row.image_bytes)} paused"
         elif migration.step is MigrationStep.JOB_ENDED:
             kind, text = "not moved", f"{row.error}"
+        elif migration.step is MigrationStep.REWOUND:  # where it is now, its rewind says
+            kind, text = "not moved", f"its move {way} is over: {row.error}"
         else:
             kind, text = "not moved", f"did not move {way}, {migration.step.value}: {row.error}"
         self._note(migration, kind, text)
+
+
+def write_rewound(journal: Journal, moves: Iterable[Migration], why: LiveshiftError) -> None:
+    """Record that a rewind overtakes these migrations, within the write of the rewind: so a
+    restarted orchestrator goes on with none of them, and passes on no capsule of the rewind."""
+    for each in moves:
+        journal.end_migration(each.number, each.row(), MigrationStep.REWOUND, str(why))
 
 
 def _remember_failure(migration: Migration) -> None:

@@ -8,6 +8,9 @@ before COMMITTED, the migration ends too (JOB_ENDED). After a restart of the orc
 migration goes on with ROLLING_BACK, RESTORING or FINISHING. ROLLING_BACK leads to COMMITTED if the
 image is complete and the source has gone meanwhile.
 
+Where a migration can only wait for a host that does not answer, a rewind of its job may end it
+(REWOUND).
+
 A swap of GPUs inside a host has fewer steps: it sends nothing, and the owner of the capsule stays
 the same (:data:`ALLOWED_IN_SWAP`).
 """
@@ -32,43 +35,73 @@ class MigrationStep(enum.Enum):
     FAILED = "failed"  # the source has the capsule, as if nothing had happened
     JOB_ENDED = "job ended"  # the command ended by itself at the source, before the commit
     LOST = "lost"  # no host has the capsule any more; the job has ended
+    REWOUND = "rewound"  # it waited for a lost host, and its job was taken back to a snapshot
 
 
 ALLOWED: dict[MigrationStep, frozenset[MigrationStep]] = {
     MigrationStep.PREPARING: frozenset({MigrationStep.PRECOPYING, MigrationStep.ROLLING_BACK}),
     MigrationStep.PRECOPYING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
-    MigrationStep.QUIESCING: frozenset({MigrationStep.FREEZING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.QUIESCING: frozenset(
+        {MigrationStep.FREEZING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
+    ),
     MigrationStep.FREEZING: frozenset({MigrationStep.COMMITTED, MigrationStep.ROLLING_BACK}),
     MigrationStep.COMMITTED: frozenset({MigrationStep.RESTORING}),
     MigrationStep.RESTORING: frozenset(
-        {MigrationStep.RESUMING, MigrationStep.RETURNING, MigrationStep.LOST}
+        {
+            MigrationStep.RESUMING,
+            MigrationStep.RETURNING,
+            MigrationStep.LOST,
+            MigrationStep.REWOUND,
+        }
     ),
-    MigrationStep.RESUMING: frozenset({MigrationStep.FINISHING}),
+    MigrationStep.RESUMING: frozenset({MigrationStep.FINISHING, MigrationStep.REWOUND}),
     MigrationStep.FINISHING: frozenset({MigrationStep.DONE}),
     MigrationStep.ROLLING_BACK: frozenset(
-        {MigrationStep.COMMITTED, MigrationStep.FAILED, MigrationStep.JOB_ENDED, MigrationStep.LOST}
+        {
+            MigrationStep.COMMITTED,
+            MigrationStep.FAILED,
+            MigrationStep.JOB_ENDED,
+            MigrationStep.LOST,
+            MigrationStep.REWOUND,
+        }
     ),
     MigrationStep.RETURNING: frozenset(
-        {MigrationStep.FAILED, MigrationStep.RESTORING, MigrationStep.LOST}
+        {
+            MigrationStep.FAILED,
+            MigrationStep.RESTORING,
+            MigrationStep.LOST,
+            MigrationStep.REWOUND,
+        }
     ),
     MigrationStep.DONE: frozenset(),
     MigrationStep.FAILED: frozenset(),
     MigrationStep.JOB_ENDED: frozenset(),
     MigrationStep.LOST: frozenset(),
+    MigrationStep.REWOUND: frozenset(),
 }
 
 ALLOWED_IN_SWAP: dict[MigrationStep, frozenset[MigrationStep]] = {
     MigrationStep.PREPARING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
-    MigrationStep.QUIESCING: frozenset({MigrationStep.FREEZING, MigrationStep.ROLLING_BACK}),
-    MigrationStep.FREEZING: frozenset(
-        {MigrationStep.RESUMING, MigrationStep.ROLLING_BACK, MigrationStep.LOST}
+    MigrationStep.QUIESCING: frozenset(
+        {MigrationStep.FREEZING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
     ),
-    MigrationStep.RESUMING: frozenset({MigrationStep.DONE}),
-    MigrationStep.ROLLING_BACK: frozenset({MigrationStep.FAILED, MigrationStep.JOB_ENDED}),
+    MigrationStep.FREEZING: frozenset(
+        {
+            MigrationStep.RESUMING,
+            MigrationStep.ROLLING_BACK,
+            MigrationStep.LOST,
+            MigrationStep.REWOUND,
+        }
+    ),
+    MigrationStep.RESUMING: frozenset({MigrationStep.DONE, MigrationStep.REWOUND}),
+    MigrationStep.ROLLING_BACK: frozenset(
+        {MigrationStep.FAILED, MigrationStep.JOB_ENDED, MigrationStep.REWOUND}
+    ),
     MigrationStep.DONE: frozenset(),
     MigrationStep.FAILED: frozenset(),
     MigrationStep.JOB_ENDED: frozenset(),
     MigrationStep.LOST: frozenset(),
+    MigrationStep.REWOUND: frozenset(),
 }
 """The allowed steps of a swap. In FREEZING the host moves the device state to the other GPU. Until
 the host reports the result, the orchestrator knows nothing else."""

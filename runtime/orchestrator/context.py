@@ -61,8 +61,8 @@ class OrchestratorContext:
 
     def suspend(self, generation: Generation, why: str, to: str = "") -> None:
         job = self._fleet.jobs[generation.job]
-        if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
-            raise Refused(f"{moving[0]} is under way: {job.name} is not suspended in a move")
+        if moving := self._fleet.moves_of(job):
+            raise Refused(f"{moving[0].name} is under way: {job.name} is not suspended in a move")
         row = self._fleet.journal.snapshots.suspend(generation, why, to)
         job.newest, job.taking = generation, 0
         job.enter(row.owners, row.rewinds, "suspended")
@@ -74,8 +74,13 @@ class OrchestratorContext:
         job = migration.job
         shared = bool(self._others_at_gates(migration))  # before the wait: one of them closes
         # Migration.holds_gates is set already: no snapshot begins to close them after this one.
-        while (snapshot := self._fleet.snapshots.get(job.name)) and not snapshot.released.is_set():
-            await snapshot.released.wait()
+        # A snapshot cannot release them while communicators are down and a host is silent.
+        try:
+            while (taken := self._fleet.snapshots.get(job.name)) and not taken.released.is_set():
+                migration.waits = taken.name
+                await taken.released.wait()
+        finally:
+            migration.waits = ""
         boundary = await self._gates.close(job, job.timeouts(self.cluster), shared=shared)
         self._records.note_boundary(migration, boundary.text)
         return boundary.text
@@ -83,10 +88,18 @@ class OrchestratorContext:
     async def reopen(self, migration: Migration) -> str:
         if self._others_at_gates(migration):
             return "another move of the job holds them still"
-        return await self._open(migration.job, lambda text: self.note(migration, text))
+
+        def note(text: str) -> None:
+            migration.waits = text
+            self.note(migration, text)
+
+        try:
+            return await self._open(migration.job, note)
+        finally:
+            migration.waits = ""
 
     def at_gates(self, job: Job) -> str:
-        holds = (m.name for m in self._fleet.under_way() if m.job is job and m.holds_gates)
+        holds = (m.name for m in self._fleet.moves_of(job) if m.holds_gates)
         return next(holds, "")
 
     async def close_gates(self, job: Job) -> str:
@@ -115,5 +128,5 @@ class OrchestratorContext:
 
     def _others_at_gates(self, migration: Migration) -> list[Migration]:
         """List the other migrations of the same job that hold its ranks at a boundary."""
-        others = [other for other in self._fleet.under_way() if other is not migration]
-        return [other for other in others if other.job is migration.job and other.holds_gates]
+        moves = self._fleet.moves_of(migration.job)
+        return [other for other in moves if other is not migration and other.holds_gates]

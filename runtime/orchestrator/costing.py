@@ -68,6 +68,8 @@ class Costing:
                 raise NotMeasured("the orchestrator or the source was not there at its begin")
             if migration.step in (MigrationStep.LOST, MigrationStep.JOB_ENDED):
                 raise NotMeasured("the job ended")
+            if migration.step is MigrationStep.REWOUND:
+                raise NotMeasured("the job went back to a snapshot")
             source, destination, asked = await self._both_answers(migration)
             end = source if migration.step is not MigrationStep.DONE else destination
             ago = asked - begun

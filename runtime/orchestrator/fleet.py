@@ -120,18 +120,25 @@ class Fleet:
         """List the migrations that have not ended, GPU swaps included."""
         return [each for each in self.migrations.values() if each.step not in ENDS]
 
+    def moves_of(self, job: Job) -> list[Migration]:
+        """List the migrations of a job that have not ended, GPU swaps included."""
+        return [each for each in self.under_way() if each.job is job]
+
     def forget_migrations(self, keep: int) -> None:
         """Keep only the newest ``keep`` ended migrations in memory."""
         ended = [name for name, each in self.migrations.items() if each.step in ENDS]
         for name in ended[: max(0, len(ended) - keep)]:
             del self.migrations[name]
 
-    def taken(self) -> defaultdict[str, set[str]]:
-        """Return, by host, the capsules that take a slot: they run there, arrive or leave."""
+    def taken(self, rewound: Job | None = None) -> defaultdict[str, set[str]]:
+        """Return, by host, the capsules that take a slot: they run there, arrive or leave.
+        ``rewound``: a job whose migrations do not count, as a rewind ends them."""
         taken: defaultdict[str, set[str]] = defaultdict(set)
         for _, capsule in self.living():
             taken[capsule.host].add(capsule.name)
         for migration in self.under_way():
+            if migration.job is rewound:
+                continue
             for host in (migration.source, migration.destination):
                 taken[host].add(migration.capsule.name)
         return taken
@@ -145,9 +152,10 @@ class Fleet:
                 held[migration.destination].discard(migration.capsule.name)
         return {host: sorted(names) for host, names in held.items()}
 
-    def views(self) -> list[HostView]:
-        """Return the hosts as the decisions about spares and placement need them."""
-        taken = self.taken()
+    def views(self, rewound: Job | None = None) -> list[HostView]:
+        """Return the hosts as the decisions about spares and placement need them. ``rewound``: as
+        for :meth:`taken`."""
+        taken = self.taken(rewound)
         return [
             HostView(
                 h.name,

@@ -86,7 +86,7 @@ class MigrationService:
         self._tasks.spawn(self._follow(migration, work))
 
     async def _follow(self, migration: Migration, work: Awaitable[None]) -> None:
-        await work
+        await migration.until_over(work)
         self._fleet.forget_migrations(KEPT_MIGRATIONS)
         if isinstance(migration, HostMigration):
             migration.let_go()

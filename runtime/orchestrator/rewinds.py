@@ -23,6 +23,7 @@ from .. import messages
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
+from ..migration.migration_records import write_rewound
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Generation, Place, image_name, rewind_plan
 from ..model.spares import NO_GPUS, choose_destination
@@ -94,9 +95,9 @@ class Rewinds:
         return True
 
     def _cancel_moves(self, job: Job) -> None:
-        for migration in self._fleet.under_way():
+        for migration in self._fleet.moves_of(job):
             # While a capsule freezes, its source says what became of it.
-            if migration.job is job and migration.step is not MigrationStep.FREEZING:
+            if migration.step is not MigrationStep.FREEZING:
                 with contextlib.suppress(Refused):  # it is over, or too far to cancel
                     migration.cancel("the end of a rank of its job")
 
@@ -112,7 +113,7 @@ class Rewinds:
         generation = job.newest
         if generation is None or not self.protected(job):
             raise cannot(job, "it has no complete snapshot" if job.state == "running" else "")
-        if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
+        if moving := self._going_on(job):
             raise cannot(job, f"{moving[0]} is under way", f"`liveshift cancel {moving[0]}`")
         if not lost and job.state == "rewinding":
             raise cannot(job, "it is being rewound", f"`liveshift events {job.name}`")
@@ -121,8 +122,7 @@ class Rewinds:
             hint = "--lost HOST says that you know one of them to be dead"
             raise cannot(job, f"none of its hosts is heard ({silent}): it may train there", hint)
         away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
-        owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
-        plan = rewind_plan(self._fleet.views(), generation, owners, away)
+        plan = rewind_plan(self._fleet.views(job), generation, _owners(job), away)
         if isinstance(plan, str):
             raise cannot(job, plan)
         within = 0.0 if lost else self.cluster.timeouts.prepare
@@ -186,11 +186,16 @@ class Rewinds:
             del self._rows[job.name]
         if not self.protected(job):
             self._end_lacking(job)
-        elif not any(c.migration for c in job.capsules.values()):
+        elif not self._going_on(job):
             if self.why_again(job):
                 self._spawn(job, self._follow(job))
             else:
                 self._noted.pop(job.name, None)
+
+    def _going_on(self, job: Job) -> list[str]:
+        """The names of the job's migrations that do not just wait. A rewind lets them come to their
+        end: they may save what a rewind would undo."""
+        return [each.name for each in self._fleet.moves_of(job) if not each.waits]
 
     def _spawn(self, job: Job, work: Coroutine[None, None, None]) -> None:
         self._following.add(job.name)
@@ -227,9 +232,8 @@ class Rewinds:
         if over := next((c.name for c in job.capsules.values() if c.code is not None), ""):
             self._give_up(job, f"{over} has ended")
             return
-        why = self.why_again(job)
-        owners = {capsule.name: capsule.host for capsule in job.capsules.values()}
-        plan = rewind_plan(self._fleet.views(), generation, owners, lost)
+        why, owners = self.why_again(job), _owners(job)
+        plan = rewind_plan(self._fleet.views(job), generation, owners, lost)
         if isinstance(plan, str):
             raise LiveshiftError(plan + self._offer(job, generation))
         gone = await self._images_gone(job, generation.number, plan)
@@ -245,22 +249,31 @@ class Rewinds:
             self._gone.add(generation.number)
             self._give_up(job, gone)
             return
-        again = rewind_plan(self._fleet.views(), generation, owners, self._lookout.lost(job))
+        again = rewind_plan(self._fleet.views(job), generation, owners, self._lookout.lost(job))
         if again != plan or job.newest is not generation or not self.why_again(job):
             return  # something has changed meanwhile: look again
-        if not self.protected(job) or any(c.migration for c in job.capsules.values()):
+        if not self.protected(job) or self._going_on(job) or _owners(job) != owners:
             return
         noticed = self._lookout.silence(job)
         where = {c: place.host for c, place in plan.items()}
         hosts = {owners[capsule] for capsule in lost}
         if job.state == "rewinding" and last:
             hosts.update(last.lost)
-        row = self._protection.rewind(job.name, generation.number, where, why, died, kind, hosts)
+        back = LiveshiftError(f"{job.name} goes back to {generation.name}: {why}")
+        moves = self._fleet.moves_of(job)
+        with self._fleet.journal.together():
+            row = self._protection.rewind(
+                job.name, generation.number, where, why, died, kind, hosts
+            )
+            write_rewound(self._fleet.journal, moves, back)
         self._enter(job, row)
+        for move in moves:  # with no await since the write: none of them does anything after it
+            move.overtake(back)
         self.note(job, row.kind.under_way, f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
         await reached("rewind.committed")
-        await self._carry_out(job, Rewind(self, job, generation, row, owners.values(), noticed))
+        before = {*owners.values(), *(h for m in moves for h in (m.source, m.destination))}
+        await self._carry_out(job, Rewind(self, job, generation, row, before, noticed))
 
     async def _carry_out(self, job: Job, rewind: Rewind) -> None:
         self._ended(job, rewind, await rewind.run())
@@ -331,7 +344,8 @@ class Rewinds:
         self._wait(job, f"cannot be taken back: {why}")
         lacking = self._lookout.lacking(job)
         for capsule in list(job.capsules.values()):
-            if capsule.code is None and (capsule.name in lacking or not capsule.granted):
+            runs_nowhere = not (capsule.granted or capsule.migration)  # a move may still bring it
+            if capsule.code is None and (capsule.name in lacking or runs_nowhere):
                 lack = lacking.get(capsule.name)
                 self._endings.capsule_ended(job, capsule, lack.code if lack else KILLED)
                 self.note(job, "lost", f"{capsule.name} is lost: {why}")
@@ -413,9 +427,14 @@ class Rewinds:
         return {name: state.heard for name, state in self._fleet.hosts.items()}
 
     def _paused(self, job: Job) -> bool:
-        """Whether a move or a snapshot holds the job's ranks at their gates."""
+        """Whether a move or a snapshot holds the job's ranks at their gates, or cannot open
+        them."""
         snapshot = self._fleet.snapshots.get(job.name)
         if snapshot is not None and not snapshot.released.is_set():
             return True
-        moves = self._fleet.under_way()
-        return any(each.job is job and each.holds_gates for each in moves)
+        return any(each.holds_gates or each.waits for each in self._fleet.moves_of(job))
+
+
+def _owners(job: Job) -> dict[str, str]:
+    """The host of each capsule."""
+    return {capsule.name: capsule.host for capsule in job.capsules.values()}

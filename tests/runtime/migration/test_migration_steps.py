@@ -327,6 +327,7 @@ def test_steps_lead_somewhere_and_end() -> None:
         MigrationStep.FAILED,
         MigrationStep.JOB_ENDED,
         MigrationStep.LOST,
+        MigrationStep.REWOUND,
     } == ENDS
     for start in MigrationStep:
         reached, edge = {start}, {start}

@@ -44,6 +44,7 @@ LEAVING = {  # step: (mine, not mine)
     MigrationStep.FAILED: (RUN, END),
     MigrationStep.JOB_ENDED: (RUN, END),
     MigrationStep.LOST: (END, END),
+    MigrationStep.REWOUND: (RUN, END),
     None: (RUN, END),
 }
 
@@ -62,6 +63,7 @@ COMING = {  # step: (mine by that epoch, mine by another, the next epoch's, none
     MigrationStep.FAILED: (RUN, END, END, END),
     MigrationStep.JOB_ENDED: (RUN, END, END, END),
     MigrationStep.LOST: (RUN, END, END, END),
+    MigrationStep.REWOUND: (RUN, END, END, END),
     None: (RUN, END, END, END),
 }
 
@@ -213,6 +215,7 @@ def test_every_step_leads_to_an_end() -> None:
         MigrationStep.FAILED,
         MigrationStep.JOB_ENDED,
         MigrationStep.LOST,
+        MigrationStep.REWOUND,
     } == ENDS
     reached = set(ENDS)
     for _ in MigrationStep:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rewind of its job overtakes a migration that waits: nothing of the order of things is done
+after that, wherever it waits and whatever comes then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from migration_stage import HELD, NOT_DONE, Stage, a_move, a_swap
+
+from liveshift.errors import LiveshiftError, Refused, Unreachable
+from liveshift.runtime.messages import Message
+from liveshift.runtime.migration.host_migration import HostMigration
+from liveshift.runtime.migration.migration import Migration
+from liveshift.runtime.model.steps import MigrationStep
+
+BACK = LiveshiftError("gpt goes back to s1: h2 is silent")
+
+
+class Silent(Stage):
+    """Asks of these names have no answer."""
+
+    def __init__(self, *silent: str, grants: bool = False) -> None:
+        super().__init__()
+        self.silent = silent
+        self.grants = grants
+
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        answer = await super().request(host, message, timeout)
+        await asyncio.sleep(0)
+        if any(word in self.said[-1] for word in self.silent):
+            raise Unreachable(f"{host} fell silent")
+        return answer
+
+
+def overtaken(stage: Stage, move: Migration) -> tuple[str, list[str]]:
+    """For what it waited; what it did once the rewind was written."""
+
+    async def play() -> tuple[str, list[str]]:
+        async with asyncio.timeout(20):
+            work = asyncio.ensure_future(move.until_over(move.run()))
+            while not move.waits:
+                await asyncio.sleep(0)
+            waits, said = move.waits, len(stage.said)
+            move.overtake(BACK)
+            await work
+            return waits, stage.said[said:]
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda _seconds: at_once(0))
+
+
+@pytest.mark.parametrize(
+    ("stage", "waits", "step"),
+    [
+        (Silent("Freeze", "Settle", "Progress"), "h1 or h2", MigrationStep.ROLLING_BACK),
+        (Silent("RestoreCapsule", grants=True), "h2", MigrationStep.RESTORING),
+        (Silent("RestoreCapsule", "Settle"), "h1 or h2", MigrationStep.RETURNING),
+    ],
+)
+def test_it_does_nothing_any_more(stage: Silent, waits: str, step: MigrationStep) -> None:
+    move = a_move(stage)
+    assert overtaken(stage, move) == (waits, [])
+    assert stage.steps[-2:] == [step, MigrationStep.REWOUND]
+    assert move.row().error == str(BACK)
+    assert not move.holds_gates
+    assert not [word for word in stage.gates if word.startswith("open")], "the rewind opens them"
+
+
+def test_nor_does_a_swap() -> None:
+    stage = Silent("SwapGpu", "SettleSwap")
+    swap = a_swap(stage)
+    assert overtaken(stage, swap) == ("h1", [])
+    assert stage.steps[-2:] == [MigrationStep.FREEZING, MigrationStep.REWOUND]
+
+
+def test_one_whose_source_was_to_get_it_back_waits_for_it_only_if_it_may_run_there() -> None:
+    class Passing(Silent):
+        async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+            answer = await super().request(host, message, timeout)
+            if self.capsule is not None and self.capsule.host == "h1" and self.capsule.epoch > 1:
+                self.capsule.granted = True
+                raise Unreachable("h1 fell silent")
+            return answer
+
+    stage = Passing()
+    stage.fail("RestoreCapsule", NOT_DONE, NOT_DONE)
+    stage.fail("Settle h1", HELD)
+    move = a_move(stage)
+    assert overtaken(stage, move) == ("h1", [])
+    assert move.step is MigrationStep.REWOUND
+
+
+def test_a_cancel_that_came_just_before_does_not_let_it_go_on() -> None:
+    """It waits for a snapshot to open the gates; then a person cancels it."""
+
+    class Held(Stage):
+        async def quiesce(self, migration: Migration) -> str:
+            migration.waits = "s7"
+            await asyncio.get_running_loop().create_future()
+            return ""
+
+    stage = Held()
+    move = a_move(stage)
+
+    async def play() -> None:
+        async with asyncio.timeout(20):
+            work = asyncio.ensure_future(move.until_over(move.run()))
+            while not move.waits:
+                await asyncio.sleep(0)
+            move.cancel("alice")
+            move.overtake(BACK)
+            await work
+
+    asyncio.run(play())
+    assert move.step is MigrationStep.REWOUND
+    assert not [word for word in stage.said if word.startswith("Settle")]
+
+
+@pytest.mark.parametrize("made", [a_move, a_swap])
+def test_one_that_goes_on_is_not_overtaken(made: Callable[[Stage], Migration]) -> None:
+    with pytest.raises(AssertionError, match="m7 goes on"):
+        made(Stage()).overtake(BACK)
+
+
+def test_it_passes_no_capsule_of_the_rewind_on() -> None:
+    move: HostMigration = a_move(Stage())
+    move.step = MigrationStep.REWOUND
+    with pytest.raises(Refused, match="m7 is over"):
+        move._pass_to("h2", still=True)
+    assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
+
+
+def test_the_end_of_the_orchestrator_ends_its_work_and_leaves_its_step() -> None:
+    stage = Silent("RestoreCapsule", grants=True)
+    move = a_move(stage)
+
+    async def play() -> bool:
+        work = asyncio.ensure_future(move.until_over(move.run()))
+        while not move.waits:
+            await asyncio.sleep(0)
+        work.cancel()
+        await asyncio.wait({work})
+        return work.cancelled()
+
+    assert asyncio.run(play())
+    assert move.step is MigrationStep.RESTORING
