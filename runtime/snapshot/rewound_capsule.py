@@ -4,6 +4,9 @@
 A capsule that the orchestrator has not granted runs nowhere. So whatever fails before the grant is
 tried again under a further epoch, which makes earlier attempts void. Once it is granted, a copy may
 run, and only that host may have it: if it lacks the copy, the whole job is rewound again.
+
+No attempt begins before a host that has the image says so. While none does, the capsule waits where
+it is: another host would not help, and a holder may be away for days.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import time
 from collections import Counter
 from typing import TypeVar
 
-from ...errors import LiveshiftError, NotFound, Refused, StepFailed
+from ...errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from .. import messages
 from ..config.timeouts import Timeouts
 from ..journal.snapshot_tables import RewindRow
@@ -32,6 +35,9 @@ ATTEMPTS = 2
 
 MOST_RESTORES = 4
 """After this many failed restores the cause is taken to lie in the image."""
+
+MOST_NOTED = 50
+"""The history gets at most this many reasons why a capsule is not back: numbers in them change."""
 
 SPARE_BYTES = 1 << 30
 """The target accepts twice the bytes of the image, and this many bytes more."""
@@ -68,7 +74,7 @@ class RewoundCapsule:
         self._void = recovered  # whether an attempt under the present epoch may have begun
         self._tried: Counter[str] = Counter()
         self._restores_failed = 0
-        self._noted = ""
+        self._noted: set[str] = set()
         self._own_failed = False  # whether the copy of the capsule's own host is of no use
 
     async def bring_back(self) -> None:
@@ -77,27 +83,34 @@ class RewoundCapsule:
         Raises NotRestorable.
         """
         while self.capsule.code is None:
+            began = time.monotonic()
             try:
-                if not self.capsule.granted:
-                    await self._send_image()
-                await self._restore()
-                return
+                image = None if self.capsule.granted else await self._find_image()
             except NotRestorable:
                 raise
             except LiveshiftError as error:
                 self._note(error)
-                await self._prepare_next(error)
+                await asyncio.sleep(self._limits.heartbeat)
+                continue
+            try:
+                if image is not None and not self.capsule.granted:
+                    await self._send_image(*image)
+                    self.image_s = time.monotonic() - began
+                await self._restore()
+                return
+            except LiveshiftError as error:
+                self._note(error)
+                await asyncio.sleep(self._limits.heartbeat)
+                self._prepare_next(error)
 
     # ---- one attempt ---------------------------------------------------------------------------
 
-    async def _send_image(self) -> None:
-        """Let the capsule's host build a sandbox, and a holder send the image there."""
+    async def _send_image(self, holder: str, facts: messages.HeldFacts) -> None:
+        """Let the capsule's host build a sandbox, and ``holder`` send the image there."""
         capsule, host = self.capsule, self.capsule.host
         if self._void:
             self._context.commit(capsule, host, still=False)
         self._void = True
-        began = time.monotonic()
-        holder, facts = await self._find_image()
         reserve = messages.Reserve(
             self._name,
             self._job.spec(capsule, self._context.cluster),
@@ -126,7 +139,6 @@ class RewoundCapsule:
         except LiveshiftError:
             self._own_failed = own
             raise
-        self.image_s = time.monotonic() - began
 
     async def _restore(self) -> None:
         """Let the tree be restored, claimed and run; the agent claims before it runs.
@@ -167,7 +179,7 @@ class RewoundCapsule:
                 return own, await self._get(own)
             except LiveshiftError as none:
                 log.info("%s: %s has no copy of %s: %s", self._name, own, self._image, none)
-                self._own_failed = True
+                self._own_failed = not isinstance(none, Unreachable)  # then it may have one
         holder = self._holder()
         return holder, await self._facts(holder)
 
@@ -198,15 +210,14 @@ class RewoundCapsule:
 
     # ---- after a failure -----------------------------------------------------------------------
 
-    async def _prepare_next(self, error: LiveshiftError) -> None:
-        """Wait, and choose the host for the next attempt."""
+    def _prepare_next(self, error: LiveshiftError) -> None:
+        """Choose the host for the next attempt, after one that has failed."""
         capsule = self.capsule
         if self._restores_failed >= MOST_RESTORES:
             raise NotRestorable(
                 f"{capsule.name} could not be restored from {self._image}, tried"
                 f" {self._restores_failed} times: {error}"
             )
-        await asyncio.sleep(self._limits.heartbeat)
         if capsule.granted or capsule.code is not None:
             return
         self._tried[capsule.host] += 1
@@ -220,10 +231,11 @@ class RewoundCapsule:
             self._tried.clear()
 
     def _note(self, error: LiveshiftError) -> None:
-        """Note in the history why the capsule is not back yet, each reason once in a row."""
+        """Note in the history why the capsule is not back yet, each reason once: it may have to be
+        tried for days, on one host after the other."""
         text = f"{self.capsule.name} is not back on {self.capsule.host} yet: {error}"
-        if text != self._noted:
-            self._noted = text
+        if text not in self._noted and len(self._noted) < MOST_NOTED:
+            self._noted.add(text)
             log.warning("%s: %s", self._name, text)
             self._context.note(self._job, self._kind.under_way, text)
 
