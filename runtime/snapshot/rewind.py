@@ -111,8 +111,7 @@ class Rewind:
         with self._lap("until the earlier copies had ended"):
             await self._end_earlier()
         await self._context.publish(self._job)
-        if said := await cut_back(self._context, self._job, self._generation):
-            self._note(said)
+        await self._repeat(self._cut_back, "files on shared paths cannot be cut back yet")
         capsules = await self._bring_back()
         if capsules:
             self._laps["to send the images"] = max(each.image_s for each in capsules)
@@ -138,6 +137,10 @@ class Rewind:
 
     async def _begin_restoring(self) -> None:
         self._context.begin_restoring(self.row)
+
+    async def _cut_back(self) -> None:
+        if said := await cut_back(self._context, self._job, self._generation):
+            self._note(said)
 
     async def _bring_back(self) -> list[RewoundCapsule]:
         """Bring all capsules back at the same time; return those that were brought back here."""
@@ -178,15 +181,16 @@ class Rewind:
     # ---- helpers -------------------------------------------------------------------------------
 
     async def _repeat(self, step: _Step, failed: str) -> None:
-        """Repeat a step until it succeeds; ``failed``: what to note if it does not at once."""
-        noted = ""
+        """Repeat a step until it succeeds; ``failed``: what to note if it does not at once, with
+        each reason once."""
+        noted = set[str]()
         while True:
             try:
                 await step()
                 return
             except LiveshiftError as error:
-                if noted != str(error):
-                    noted = str(error)
+                if str(error) not in noted:
+                    noted.add(str(error))
                     self._note(f"{failed}: {error}")
             self._check()
             await asyncio.sleep(self._limits.heartbeat)

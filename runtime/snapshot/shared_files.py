@@ -5,6 +5,9 @@ the sizes that they had, so that it does not write the same twice.
 It is done once for the whole job, when the earlier copies have ended and before a capsule runs
 again. Several capsules may write to one file, and each was dumped at its own moment: what counts is
 the least size, as a capsule that was dumped earlier writes again what came after that.
+
+The images say which files the capsules were writing. Without its image a capsule cannot go on in
+any case. So the job waits here for hosts that have them, and for nothing else.
 """
 
 from __future__ import annotations
@@ -24,27 +27,30 @@ MOST_NAMED = 5
 
 async def cut_back(context: RewindContext, job: Job, generation: Generation) -> str:
     """Return a text for the history: which files were cut, and which could not be; "" if none had
-    changed. It raises no LiveshiftError: a file that stays too long harms less than a job that does
-    not go on."""
+    changed.
+
+    Raises Unreachable, and has cut nothing, if nobody who has one of the images answers: try again
+    then. It raises no other LiveshiftError: a file that stays too long harms less than a job that
+    does not go on.
+    """
     if any(capsule.granted for capsule in job.capsules.values()):
         return ""  # some of it runs again, and may have written
     try:
-        found = await asyncio.gather(
-            *(_written(context, generation, capsule) for capsule in job.capsules.values())
-        )
-        sizes: dict[bytes, int] = {}
-        for files in found:
-            for path, size in files.items():
-                sizes[path] = min(size, sizes.get(path, size))
-        if not sizes:
-            return ""
-        host = next(iter(job.capsules.values())).host
-        run = job.request
-        limit = context.cluster.timeouts.prepare
-        # Half of it: a host that has got it late must have ended before the job goes on.
-        order = messages.CutBack(
-            job.name, job.uid, run.gid, list(run.groups), sizes, deadline=limit / 2
-        )
+        sizes = await _sizes(context, job, generation)
+    except Unreachable:
+        raise
+    except LiveshiftError as error:
+        return f"its files on shared paths are not cut back: {error}"
+    if not sizes:
+        return ""
+    host = next(iter(job.capsules.values())).host
+    run = job.request
+    limit = context.cluster.timeouts.prepare
+    # Half of it: a host that has got it late must have ended before the job goes on.
+    order = messages.CutBack(
+        job.name, job.uid, run.gid, list(run.groups), sizes, deadline=limit / 2
+    )
+    try:
         answer = await context.request(host, order, limit)
         done = expected(messages.CutBackDone, host, order, answer)
     except LiveshiftError as error:
@@ -57,12 +63,50 @@ async def cut_back(context: RewindContext, job: Job, generation: Generation) -> 
     return "files on shared paths are " + "; ".join(texts) if texts else ""
 
 
+async def _sizes(context: RewindContext, job: Job, generation: Generation) -> dict[bytes, int]:
+    """By path: the least size that a file had when a capsule was dumped that was writing it."""
+    looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
+    found = await asyncio.gather(*looks, return_exceptions=True)
+    errors = [each for each in found if isinstance(each, BaseException)]
+    # What may pass comes first, and always the same one: the history gets each reason once.
+    for error in sorted(errors, key=lambda each: not isinstance(each, Unreachable)):
+        raise error
+    sizes: dict[bytes, int] = {}
+    for files in found:
+        assert not isinstance(files, BaseException)
+        for path, size in files.items():
+            sizes[path] = min(size, sizes.get(path, size))
+    return sizes
+
+
 async def _written(
     context: RewindContext, generation: Generation, capsule: Capsule
 ) -> dict[bytes, int]:
-    look = messages.GetHeld(image_name(generation.number, capsule.index), capsule.name)
-    for holder in generation.holders.get(capsule.name, ()):
-        if context.is_up(holder):
-            answer = await context.request(holder, look, context.cluster.timeouts.prepare)
-            return expected(messages.HeldFacts, holder, look, answer).written
-    raise Unreachable(f"no host that holds the image of {capsule.name} is up")
+    """The files that a capsule was writing, with their sizes, as its image says. A holder is asked,
+    and the capsule's own host if that has kept a copy (RewoundCapsule takes the image from these).
+
+    Raises Unreachable if one of them may yet say so, else why they cannot.
+    """
+    image = image_name(generation.number, capsule.index)
+    look, limit = messages.GetHeld(image, capsule.name), context.cluster.timeouts.prepare
+    hosts = list(generation.holders.get(capsule.name, ()))
+    own = generation.owners[capsule.name][0]
+    if capsule.name in generation.own_copies and own == capsule.host:
+        hosts.append(own)
+    away, failed = "", None
+    for host in dict.fromkeys(hosts):
+        if not context.is_up(host):
+            away = away or f"{host} is not up"
+            continue
+        try:
+            answer = await context.request(host, look, limit)
+            return expected(messages.HeldFacts, host, look, answer).written
+        except Unreachable as error:
+            away = str(error)
+        except LiveshiftError as error:
+            failed = error
+    if failed is not None and not away:
+        raise failed
+    raise Unreachable(
+        f"no host that holds {image}, the image of {capsule.name}, answers: {away or 'none does'}"
+    )

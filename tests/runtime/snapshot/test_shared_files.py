@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files on shared paths are cut back once, before any capsule of a job goes on from a snapshot.
-What fails there never stops it."""
+What fails there never stops it, but it waits for those who have the images."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
 from rewind_scene import FACTS, SURVEY, RewindScene
+from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import messages
@@ -102,7 +104,73 @@ def test_what_fails_is_said_and_raises_nothing(scene: Scene, step: str, error: A
 def test_without_a_holder_of_each_image_nothing_is_cut(scene: Scene) -> None:
     """The least size is not known then."""
     scene.up.discard("h2")
-    assert "no host that holds the image of gpt/0 is up" in scene.cut()
+    with pytest.raises(Unreachable, match=r"holds s17.\d, the image of gpt/\d, answers: h2 is not"):
+        scene.cut()
+    assert scene.orders == []
+
+
+def test_a_holder_that_does_not_answer_now_may_do_so_later(scene: Scene) -> None:
+    scene.fails["GetHeld"] = [Unreachable("h2 does not answer")]
+    with pytest.raises(Unreachable, match="h2 does not answer"):
+        scene.cut()
+    assert scene.cut() == ""
+    assert len(scene.orders) == 1
+
+
+def test_the_copy_of_a_capsule_s_own_host_says_it_too(scene: Scene) -> None:
+    scene.up.discard("h2")
+    scene.own_copies = {"h0", "h1"}
+    scene.generation = dataclasses.replace(scene.generation, own_copies=["gpt/0", "gpt/1"])
+    with pytest.raises(Unreachable, match="the image of gpt/1"):
+        scene.cut()  # gpt/1 is not on h1 any more
+    scene.up.add("h1")
+    scene.job.capsules["gpt/1"].host = "h1"
+    assert scene.cut() == ""
+    assert len(scene.orders) == 1
+
+
+@pytest.mark.parametrize("gone", [NotFound("h0 has none"), Refused("it is damaged")])
+def test_a_copy_that_is_gone_leaves_it_to_the_holder(scene: Scene, gone: LiveshiftError) -> None:
+    scene.generation = dataclasses.replace(scene.generation, own_copies=["gpt/0"])
+    scene.up.discard("h2")
+    scene.fails["GetHeld h0"] = [gone]
+    with pytest.raises(Unreachable, match="the image of gpt/"):
+        scene.cut()
+
+
+def test_the_holder_is_waited_for_before_a_capsule_goes_on(scene: Scene) -> None:
+    """Its agent is restarted just when the earlier copies have ended."""
+    scene.up.discard("h2")
+    scene.job.capsules["gpt/1"].host = "h3"
+    scene.answer = messages.CutBackDone(["/shared/log (by 2 kB)"], [])
+
+    async def play() -> RewindEnd:
+        work = asyncio.ensure_future(scene.rewind().run())
+        await until_async(lambda: any("cannot be cut back yet" in text for _, text in scene.notes))
+        await asyncio.sleep(0.3)
+        assert not [said for said in scene.said if said.startswith("Reserve")]
+        scene.up.add("h2")
+        async with asyncio.timeout(20):
+            return await work
+
+    assert asyncio.run(play()) is RewindEnd.DONE
+    assert scene.said.count("CutBack h0") == 1
+    assert [t for _, t in scene.notes if "/shared/log (by 2 kB)" in t]
+    assert len([t for _, t in scene.notes if "cannot be cut back yet" in t]) <= 2
+
+
+def test_a_job_that_is_stopped_does_not_wait_for_the_holder(scene: Scene) -> None:
+    scene.up.discard("h2")
+    scene.job.capsules["gpt/1"].host = "h3"
+
+    async def play() -> RewindEnd:
+        work = asyncio.ensure_future(scene.rewind().run())
+        await until_async(lambda: bool(scene.notes))
+        scene.job.state = "ending"
+        async with asyncio.timeout(20):
+            return await work
+
+    assert asyncio.run(play()) is RewindEnd.JOB_ENDS
     assert scene.orders == []
 
 
