@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from exploring import explore, follow, wander
 from rewind_model import RewindModel
-from rewind_state import Faults, Safeguards, at, initial
+from rewind_state import Faults, Safeguards, at, initial, waiting
 
 from liveshift.runtime.model.ownership import Owner, Ruling, Side, rule, rule_held
 from liveshift.runtime.model.steps import MigrationStep
@@ -87,6 +87,14 @@ def test_faults_in_a_rewind(kinds: tuple[str, ...], least: int) -> None:
     found = explore(RewindModel(Safeguards()), initial(faults(*kinds)), MOST)
     assert found.violation is None, found
     assert found.states >= least
+
+
+@pytest.mark.parametrize("kinds", [("hosts",), ("cuts",), ("hosts", "hosts"), ("cuts", "hosts")])
+def test_a_rewind_ends_a_move_that_waits_where_its_capsule_may_run(kinds: tuple[str, ...]) -> None:
+    """Its host or another one of the job is lost, before or after it lets the capsule run."""
+    found = explore(RewindModel(Safeguards()), waiting(faults(*kinds)), MOST)
+    assert found.violation is None, found
+    assert found.states >= min(MOST, 500)
 
 
 @pytest.mark.parametrize(("kinds", "least"), SUSPENSION.items(), ids=lambda v: str(v))

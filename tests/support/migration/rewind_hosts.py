@@ -78,13 +78,13 @@ class Hosts:
             yield f"{name} gets the book", self.learn(s, name, s.rewinds, book)
         for c in CAPSULES:
             copy, coming = h.copies[c], h.coming[c]
+            move = self.move(s, c)
             if copy is not None and copy.promised:
-                failed = MigrationStep.FAILED
                 yield from self.claim(
-                    s, name, c, Side.LEAVING, copy.epoch, copy.rewinds, True, failed
+                    s, name, c, Side.LEAVING, copy.epoch, copy.rewinds, True, move
                 )
             if coming is not None:
-                step = None if coming.of_rewind else MigrationStep.FAILED
+                step = None if coming.of_rewind else move
                 yield from self.claim(
                     s, name, c, Side.COMING, coming.epoch, coming.rewinds, coming.ready, step
                 )
@@ -124,6 +124,13 @@ class Hosts:
         elif ruling is Ruling.END:
             drop = put_copy if side is Side.LEAVING else put_coming
             yield f"{name} ends {c}: {side.value}", drop(s, name, c, None)
+
+    def move(self, s: State, c: int) -> MigrationStep:
+        """The step of the move of a capsule, as the orchestrator has it."""
+        if not s.moving:
+            return MigrationStep.REWOUND if s.rewinds else MigrationStep.FAILED
+        runs = at(s, s.owners[c].host).copies[c] is not None
+        return MigrationStep.FINISHING if runs else MigrationStep.RESTORING
 
     # ---- what both need ------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ The rules are those of ownership.py themselves. What the orchestrator and the ho
 rewind_orchestrator.py, rewind_hosts.py and rewind_orders.py. What makes it sound can be switched
 off (:class:`Safeguards`).
 
-Not in the model: moves (only what a failed one leaves), the job's own end, memory that runs out,
-and the choice of several holders: one host without a capsule of the job holds all images.
+Not in the model: moves (only what a failed one leaves, and one that waits), the job's own end,
+memory that runs out, and the choice of several holders: one host without a capsule of the job holds
+all images.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class RewindModel(Orchestrator, Orders):
 
     def check_job(self, s: State) -> State:
         owned = all(
-            (copy := at(s, o.host).copies[c]) is not None and copy.rewinds == s.rewinds
+            ((copy := at(s, o.host).copies[c]) is not None and copy.rewinds == s.rewinds)
+            or (s.moving and at(s, o.host).coming[c] is not None)
             for c, o in enumerate(s.owners)
         )
         held = s.newest is not None and has_all(s, s.newest.holder, s.newest.number)

@@ -209,6 +209,7 @@ class Orchestrator:
             ended=frozenset(),
             done=("", ""),
             losses=s.losses | {hosts[c] for c in lost},
+            moving=False,
         )
         label = f"rewind {after.rewinds} to s{s.newest.number}: {[o.host for o in plan]}"
         yield label, after

@@ -194,6 +194,7 @@ class State(NamedTuple):
     losses: frozenset[str] = frozenset()  # hosts lost since the newest snapshot
     forgiven: bool = False  # more than one of them: the job may be lost
     suspended: bool = False  # in the journal: no host may run a capsule
+    moving: bool = False  # a move of capsule 1 is under way, which D was let run; a rewind ends it
 
 
 def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
@@ -228,6 +229,18 @@ def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
         net=frozenset(),
         faults=faults,
     )
+
+
+def waiting(faults: Faults) -> State:
+    """The same job in a move of capsule 1 to D: it was let run there, and B has it frozen yet."""
+    s = initial(faults, "source", hosts=4)
+    book = (("A", 1), ("D", 2))
+    s = s._replace(
+        owners=(s.owners[0], Owned("D", 2, True)),
+        hosts=tuple(host._replace(book=book) for host in s.hosts),
+        moving=True,
+    )
+    return put_coming(s, "D", 1, Coming(False, 0, 2, complete=True, ready=True))
 
 
 # ---- small steps -----------------------------------------------------------------------------
