@@ -105,7 +105,8 @@ bool process_path(char *path, const char *prefix, pid_t pid) {
  * Puts a new page at path and returns it mapped, or NULL with errno set and nothing left behind. It
  * fills the file by write(), because a full filesystem is then an error to report; touching the
  * mapping would be a SIGBUS that kills the rank. It renames the file into place: a page of the same
- * name can only belong to a dead process or to the program before an exec.
+ * name can only belong to a dead process or to the program before an exec. It maps the file before:
+ * the agent takes a page that its process has not mapped for such an older one.
  */
 static struct liveshift_page *put_page(const char *draft, const char *path, pid_t pid) {
     static union {

@@ -16,7 +16,7 @@ from ....criu_glue.files import below
 from ....interposer.inspection import ProcessState, inspect
 from ....interposer.layout import CommunicatorState
 from ....interposer.orders import OrderedPage, open_ordered
-from ....interposer.page import PageError, paths
+from ....interposer.page import PageError
 from ...messages import Member
 from .running_capsule import RunningCapsule
 
@@ -35,7 +35,13 @@ def ordered_pages(
     """Yield (page, pid as the host sees it) of the living processes; the caller closes each page.
 
     Pages whose (device, inode) is in ``known`` are left out. ``trouble`` receives pages that cannot
-    be opened. The job can write to the directory, so the agent follows no link that the job made.
+    be used. The job can write to the directory, so the agent follows no link that the job made. It
+    does not list the directory either: pages stay there after their processes, and the agent would
+    have to stop somewhere.
+
+    A page that its process has not mapped is left out: it belongs to an ended process that had this
+    pid before, or to the program before an exec. A living process has mapped its own page before
+    the page gets its name (put_page in interposer/gate/process.c), so none is left out by mistake.
     """
     living = {}
     for task in tasks(resident.sandbox):
@@ -49,25 +55,45 @@ def ordered_pages(
     except OSError:
         return  # no rank has a page yet, or its sandbox is ending
     try:
-        for path in paths(resident.sandbox.root / name):
-            if int(path.name) not in living:
-                continue
+        for inner, pid in sorted(living.items()):
+            path = resident.sandbox.root / name / str(inner)
             try:
-                seen = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
-                if (seen.st_dev, seen.st_ino) in known:
-                    continue
-                page = open_ordered(path, directory)
+                page = _open_mapped(path, directory, inner, pid, known)
             except FileNotFoundError:
                 continue
             except PageError as error:
                 trouble(path, error)
                 continue
-            if page.pid == int(path.name):
-                yield page, living[page.pid]
-            else:
-                page.close()
+            if page is not None:
+                yield page, pid
     finally:
         os.close(directory)
+
+
+def _open_mapped(
+    path: Path, directory: int, inner: int, pid: int, known: Container[tuple[int, int]]
+) -> OrderedPage | None:
+    """Open a process's page. None: it is in ``known``, or the process has not mapped it. Raises
+    FileNotFoundError, PageError."""
+    try:
+        seen = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise PageError(f"cannot look at the page {path}: {error.strerror}") from error
+    if (seen.st_dev, seen.st_ino) in known:
+        return None
+    page = open_ordered(path, directory)
+    try:
+        if _maps(pid, page):
+            if page.pid != inner:
+                raise PageError(f"{path} is damaged: it is the page of process {page.pid}")
+            return page
+    except BaseException:
+        page.close()
+        raise
+    page.close()
+    return None
 
 
 def lives(pid: int) -> bool:
@@ -90,10 +116,9 @@ def states(
 ) -> list[ProcessState]:
     """What the capsule's processes hold; ``trouble`` receives pages that cannot be read."""
     found = []
-    for page, pid in ordered_pages(resident, trouble=trouble):
+    for page, _ in ordered_pages(resident, trouble=trouble):
         try:
-            if _maps(pid, page):
-                found.append(inspect(page))
+            found.append(inspect(page))
         except PageError as error:
             trouble(page.path, error)
         finally:
@@ -102,14 +127,30 @@ def states(
 
 
 def _maps(pid: int, page: OrderedPage) -> bool:
-    """Whether the process has the page mapped. A program that was exec'ed in its place and has
-    nothing to record has not mapped it: what the page says is then not true of that program."""
+    """Whether the process has the page mapped. False if the process has ended; raises PageError if
+    it cannot be said."""
     seen = os.fstat(page.fd)
     wanted = f" {os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x} {seen.st_ino} "
     try:
-        return wanted in proc_text.read(f"/proc/{pid}/maps")
-    except OSError:
-        return False  # the process has just ended
+        # Not of the process: where the main thread has exited, only the others' files say it.
+        threads = (f"/proc/{pid}/task/{tid}/maps" for tid in os.listdir(f"/proc/{pid}/task"))
+        mappings = next(filter(None, map(_mappings, threads)), "")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError as error:
+        raise PageError(
+            f"cannot read whether process {pid} has mapped {page.path}: {error.strerror}"
+        ) from error
+    return wanted in mappings
+
+
+def _mappings(path: str) -> str:
+    """The text of a thread's proc_pid_maps(5); "" if it has exited. It depends on the kernel's
+    version whether the file is empty then, or there is an error."""
+    try:
+        return proc_text.read(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def members(page: OrderedPage) -> list[Member]:

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of a capsule's living processes are found, and no others, with real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from page_bytes import page_bytes
+
+from liveshift import proc_text
+from liveshift.criu_glue.capsule import sandboxes
+from liveshift.interposer import layout
+from liveshift.interposer.page import PageError
+from liveshift.runtime.agent.host import rank_pages
+from liveshift.runtime.agent.host.rank_pages import ordered_pages
+
+RANK = """
+import ctypes, mmap, platform, sys, threading
+path, fate = sys.stdin.readline().split()
+if fate != "stranger":
+    with open(path, "r+b") as file:
+        page = mmap.mmap(file.fileno(), 0)
+print("mapped", flush=True)
+if fate == "without-its-main-thread":
+    threading.Thread(target=sys.stdin.readline).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2)
+sys.stdin.readline()
+"""
+
+
+class Capsule:
+    """Its processes are children of this one; its pages lie on a tmpfs, as in a sandbox."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pages = root / sandboxes.PAGES.lstrip("/")
+        self.pages.mkdir(parents=True)
+        self.processes: list[subprocess.Popen[str]] = []
+        self.trouble: dict[str, str] = {}
+
+    def start(self, fate: str = "rank", raw: bytes | None = None, pid: int = 0) -> int:
+        """A process with a file of its pid, which it maps unless it is a stranger to that file."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        path = self.pages / str(process.pid)
+        path.write_bytes(page_bytes(pid=pid or process.pid) if raw is None else raw)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{path} {fate}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "mapped\n"
+        return process.pid
+
+    def found(self) -> list[int]:
+        sandbox = SimpleNamespace(root=self.root, init=os.getpid())
+        resident: Any = SimpleNamespace(sandbox=sandbox)
+        seen = []
+        for page, pid in ordered_pages(resident, trouble=self._note):
+            assert page.pid == pid
+            seen.append(pid)
+            page.close()
+        return seen
+
+    def _note(self, path: Path, error: PageError) -> None:
+        self.trouble[path.name] = error.message
+
+
+@pytest.fixture
+def capsule() -> Iterator[Capsule]:
+    root = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    made = Capsule(root)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.communicate()
+    shutil.rmtree(root)
+
+
+def test_files_of_ended_processes_hide_no_living_rank(
+    capsule: Capsule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not even listed, however many there are: a list would need an end."""
+    rank = capsule.start()
+    listed: list[Any] = []
+    real = os.listdir
+
+    def listdir(path: Any = ".") -> list[str]:
+        listed.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert capsule.found() == [rank]
+    assert not [path for path in listed if not os.fsdecode(path).startswith("/proc")]
+
+
+def test_the_page_of_an_ended_rank_is_not_that_of_a_stranger_with_its_pid(
+    capsule: Capsule,
+) -> None:
+    capsule.start("stranger")
+    rank = capsule.start()
+    assert capsule.found() == [rank]
+    assert not capsule.trouble
+
+
+def test_a_rank_whose_main_thread_has_exited_is_found(capsule: Capsule) -> None:
+    rank = capsule.start("without-its-main-thread")
+    while proc_text.read(f"/proc/{rank}/stat").rpartition(")")[2].split()[0] != "Z":
+        pass
+    assert not rank_pages._mappings(f"/proc/{rank}/maps"), "the kernel says nothing there"
+    assert capsule.found() == [rank]
+
+
+def test_a_living_ranks_page_that_cannot_be_used_is_named(capsule: Capsule) -> None:
+    """No boundary could hold such a rank, so the attempt must learn of it."""
+    other = capsule.start(pid=1)
+    short = capsule.start(raw=bytes(layout.HEADER_SIZE))
+    assert capsule.found() == []
+    assert "it is the page of process 1" in capsule.trouble[str(other)]
+    assert "begins with" in capsule.trouble[str(short)]
+
+
+def test_where_it_cannot_be_said_whether_a_page_is_mapped_no_rank_is_left_out(
+    capsule: Capsule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the agent has no descriptor left."""
+    rank = capsule.start()
+    real = proc_text.read
+
+    def read(path: Any) -> str:
+        if str(path).endswith("/maps"):
+            raise OSError(24, "Too many open files")
+        return real(path)
+
+    monkeypatch.setattr(proc_text, "read", read)
+    assert capsule.found() == []
+    assert "Too many open files" in capsule.trouble[str(rank)]
