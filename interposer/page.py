@@ -8,9 +8,9 @@ would be a SIGBUS in a mapping.
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +20,6 @@ from typing import Any
 from ..errors import LiveshiftError
 from . import layout
 from .layout import text_of
-
-log = logging.getLogger("liveshift.page")
-_complained: set[Path] = set()
-
-PAGES = 4096
-"""The agent reads at most this many pages of one capsule; each takes one to three system calls."""
 
 
 class PageError(LiveshiftError):
@@ -143,6 +137,12 @@ _TABLES = {
 }
 
 
+_AT = layout.CLOCK.offsets["returned"] - 8
+_RETURNED = struct.Struct(f"<Q{_AT}xQ{layout.CLOCK.size - _AT - 16}x")
+"""A clock's id and ``returned``, without the rest of its row: the agent sums them at each
+heartbeat."""
+
+
 class PageFile:
     """An open page. Methods read the page as it is now, and raise PageError if it is damaged."""
 
@@ -217,8 +217,14 @@ class PageFile:
             version=text_of(who["version"]),
             command=text_of(who["command"]),
             begun=begun,
-            finished=finished + sum(clock.returned for clock in self.clocks()),
+            finished=finished
+            + sum(n for id_, n in _RETURNED.iter_unpack(self._table("clocks")) if id_),
         )
+
+    def rows(self, name: str) -> int:
+        """How many rows of a table have been used."""
+        used = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
+        return int(used[name])
 
     def _begun(self) -> dict[str, int]:
         raw = self.raw(layout.COUNTERS_AT, len(self.kinds) * layout.COUNTER.size)
@@ -293,10 +299,9 @@ class PageFile:
         ]
 
     def _table(self, name: str) -> bytes:
-        """The rows of a table that have been used."""
+        """The bytes of those rows."""
         at, record, most = _TABLES[name]
-        used = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
-        count = int(used[name])
+        count = self.rows(name)
         if count > most:
             raise PageError(f"{self.path} is damaged: {count} {name}, at most {most} fit")
         return self.raw(at, count * record.size)
@@ -332,8 +337,11 @@ def open_page(path: Path) -> PageFile:
     except OSError as error:
         raise PageError(f"cannot open the page {path}: {error.strerror}") from error
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
             raise PageError(f"{path} is not a page of the interposer: not a regular file")
+        if seen.st_nlink > 1:  # 0: an exec'ed program has just made its own page
+            raise PageError(f"{path} is not a page of the interposer: it has another name too")
         return PageFile(fd, path)
     except BaseException:
         os.close(fd)
@@ -358,51 +366,6 @@ def read(path: Path) -> Page:
     """
     with opened(path) as file:
         return file.page()
-
-
-def pages(directory: Path) -> list[Page]:
-    """All pages of a capsule that can be read, by pid; empty where the directory doesn't exist.
-
-    Includes the pages of processes that have ended. A page that can't be read is logged and left
-    out: a job may write anything there, and its host must still report on the other pages.
-    """
-    found = []
-    for path in paths(directory):
-        try:
-            page = read(path)
-        except FileNotFoundError:
-            continue  # gone since the listing, with its capsule
-        except PageError as error:
-            _complain(path, error.message)
-            continue
-        if str(page.pid) == path.name:
-            found.append(page)
-        else:
-            _complain(path, f"{path} is the page of process {page.pid}")
-    return found
-
-
-def paths(directory: Path) -> list[Path]:
-    """The files that look like pages, by pid."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        _complain(directory, f"cannot list the pages in {directory}: {error.strerror}")
-        return []
-    # Other names: a page still being made is called .<pid>.
-    numbers = [name for name in names if name.isascii() and name.isdecimal() and name[0] != "0"]
-    if len(numbers) > PAGES:
-        _complain(directory, f"{len(numbers)} pages in {directory}, at most {PAGES} are read")
-    return [directory / name for name in sorted(numbers, key=int)[:PAGES]]
-
-
-def _complain(path: Path, text: str) -> None:
-    """Log a warning once for each file, and for at most a thousand files."""
-    if path not in _complained and len(_complained) < 1000:
-        _complained.add(path)
-        log.warning("%s", text)
 
 
 def _or_none(number: int) -> int | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import liveshift
-from liveshift.interposer import page
+from liveshift.interposer import page, page_directory
 from liveshift.interposer.library import library_path
 
 from .worlds import World
@@ -134,7 +134,7 @@ def _hooks(world: World, outside: Path, inside: str, result: Result) -> None:
     result.python, result.libc, result.hooks = seen["python"], seen["libc"], seen["hooks"]
     result.pthread_create = seen["pthread_create"]
     assert seen["version"] == liveshift.__version__
-    pages = {each.pid: each for each in page.pages(outside / "pages")}
+    pages = {each.pid: each for each in page_directory.pages(outside / "pages")}
     expected = {seen["pid"]: seen["hooks"] + 4000, seen["child"]: 2, seen["execed"]: 1}
     counted = {pid: sum(each.begun.values()) for pid, each in pages.items()}
     assert counted == expected, f"pages count {counted}, expected {expected}"
@@ -179,7 +179,7 @@ def _training(world: World, outside: Path, inside: str, result: Result) -> None:
     everyones = {rank["parameters"] for ranks in told.values() for rank in ranks}
     assert len(everyones) == 1, "parameters differ with and without the interposer"
     assert not list((outside / "pages-without").iterdir())
-    pages = {each.pid: each for each in page.pages(outside / "pages-with")}
+    pages = {each.pid: each for each in page_directory.pages(outside / "pages-with")}
     unidentified = []
     for rank in told["with"]:
         seen = pages[rank["pid"]]

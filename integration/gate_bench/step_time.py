@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from liveshift.interposer import page
+from liveshift.interposer import page_directory
 from liveshift.interposer.library import library_path
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "step_job.py"
@@ -113,7 +113,9 @@ def measure(launches: int = 12, turns: int = 60, steps: int = 3) -> dict[str, An
                         work[which].append(took[which][1] / alone[1])
                 step_s.append(alone[0])
             by_launch.append(round(statistics.median(wall["with"][-turns:]), 5))
-            counted = [each.begun["gloo.allreduce"] for each in page.pages(folder / "pages")]
+            counted = [
+                each.begun["gloo.allreduce"] for each in page_directory.pages(folder / "pages")
+            ]
             assert len(counted) == RANKS, "the library was not there"
             assert min(counted) >= turns * steps, "the library did not see the job"
     return {

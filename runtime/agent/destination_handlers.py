@@ -28,8 +28,9 @@ from .arrival.restore_attempt import RestoreAttempt, SendClaim
 from .gpu.preflight import GpuPlan
 from .host import host_facts
 from .host.capsule_table import CapsuleTable
+from .host.finished_operations import finished_by_pid
 from .host.measures import Measures
-from .host.running_capsule import RunningCapsule, finished_by_pid
+from .host.running_capsule import RunningCapsule
 from .migration_registry import POLL_S, MigrationRegistry
 from .rulings import Rulings
 
@@ -257,7 +258,7 @@ class DestinationHandlers:
             return "no collectives in this job"
         ran = await asyncio.to_thread(resident.ran_s)
         while True:
-            seen = finished_by_pid(resident.sandbox)
+            seen = finished_by_pid(resident.sandbox, before)
             if any(seen.get(pid, 0) > count for pid, count in before.items()):
                 return "until the first collective"
             if resident.code is not None:

@@ -19,7 +19,8 @@ from .gpu import host_swap
 from .gpu.devices import DeviceTree
 from .gpu.host_swap import HostSwap, Stage, SwapNote
 from .host.capsule_table import CapsuleTable
-from .host.running_capsule import RunningCapsule, finished_by_pid
+from .host.finished_operations import finished_by_pid
+from .host.running_capsule import RunningCapsule
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.swap")

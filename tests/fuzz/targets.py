@@ -27,7 +27,7 @@ from liveshift.criu_glue.images.protobuf import Damaged, ProtobufMessage, fields
 from liveshift.criu_glue.survey.survey import build_id
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
-from liveshift.interposer import device_session, layout, page
+from liveshift.interposer import device_session, layout, page, page_directory
 from liveshift.runtime.agent.gpu import device_memory
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.toml_lines import key_lines
@@ -230,7 +230,7 @@ def _page() -> Target:
     def run(data: bytes) -> None:
         path = place.inside / "7"
         path.write_bytes(data)
-        for look in (lambda: page.read(path), lambda: page.pages(place.inside)):
+        for look in (lambda: page.read(path), lambda: page_directory.pages(place.inside)):
             try:
                 found = look()
             except page.PageError:

@@ -22,7 +22,7 @@ import pytest
 from checkout import INTERPOSER
 
 import liveshift
-from liveshift.interposer import library, page
+from liveshift.interposer import library, page, page_directory
 from liveshift.interposer.elf import ElfError, shared_library
 
 BARRIER = "_ZN4gloo7barrierERNS_14BarrierOptionsE"
@@ -348,7 +348,7 @@ def test_a_collective_in_flight_is_visible(driver: Path, pages: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "inside\n"
-        (seen,) = page.pages(pages)
+        (seen,) = page_directory.pages(pages)
         assert seen.begun["gloo.barrier"] == 2
         assert seen.started - seen.finished == 1
         open_files = [os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir()]
@@ -360,7 +360,7 @@ def test_a_collective_in_flight_is_visible(driver: Path, pages: Path) -> None:
 
 def test_threads_share_one_page_and_lose_no_count(driver: Path, pages: Path) -> None:
     pid, _ = drive(driver, pages, "threads")
-    (seen,) = page.pages(pages)
+    (seen,) = page_directory.pages(pages)
     assert seen.pid == pid
     assert used(seen) == {"gloo.barrier": 4000}
 

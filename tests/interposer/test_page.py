@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,49 +57,18 @@ def test_links_and_pipes_put_there_by_the_job_are_not_followed(tmp_path: Path) -
             page.read(tmp_path / name)
 
 
-def test_a_folder_is_listed_by_pid(tmp_path: Path) -> None:
-    assert page.pages(tmp_path / "none") == []
-    for pid in (10, 9):
-        (tmp_path / str(pid)).write_bytes(page_bytes(pid=pid))
-    (tmp_path / ".11").write_bytes(b"a page still being made")
-    assert [p.pid for p in page.pages(tmp_path)] == [9, 10]
+def test_what_another_page_has_as_well_is_no_page(tmp_path: Path) -> None:
+    """One file with thousands of names would take long to read each time."""
+    (tmp_path / "1").write_bytes(page_bytes(pid=1))
+    (tmp_path / "2").hardlink_to(tmp_path / "1")
+    with pytest.raises(page.PageError, match="another name"):
+        page.read(tmp_path / "1")
 
 
-UNREADABLE = {
-    "junk": lambda path: path.write_bytes(b"junk"),
-    "another layout": lambda path: path.write_bytes(page_bytes(pid=12, number=99)),
-    "another process": lambda path: path.write_bytes(page_bytes(pid=13)),
-    "a pipe": os.mkfifo,
-    "a link": lambda path: path.symlink_to("9"),
-    "a directory": lambda path: path.mkdir(),
-}
-
-
-@pytest.mark.parametrize("put", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_what_cannot_be_read_is_said_once_and_does_not_hide_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, put: Callable[[Path], object]
-) -> None:
-    (tmp_path / "9").write_bytes(page_bytes(pid=9))
-    put(tmp_path / "12")
-    for _ in range(3):
-        assert [p.pid for p in page.pages(tmp_path)] == [9]
-    assert caplog.text.count(f"{tmp_path}/12") == 1
-
-
-def test_names_that_are_no_pid_are_not_looked_at(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("09", "0", "x", "-1", "\N{ARABIC-INDIC DIGIT ONE}"):
-        (tmp_path / name).write_bytes(b"junk")
-    assert page.pages(tmp_path) == []
-    assert not caplog.text
-
-
-def test_not_more_pages_are_read_than_a_capsule_can_have_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(page, "PAGES", 3)
-    for pid in range(1, 5):
-        (tmp_path / str(pid)).write_bytes(page_bytes(pid=pid))
-    assert [p.pid for p in page.pages(tmp_path)] == [1, 2, 3]
-    assert "4 pages in" in caplog.text
+def test_finished_leaves_out_rows_that_are_free(tmp_path: Path) -> None:
+    raw = bytearray(page_bytes(clocks=((7, 6), (5, 5), (2, 2))))
+    at = layout.CLOCKS_AT + layout.CLOCK.size
+    raw[at : at + 8] = bytes(8)  # its id
+    (tmp_path / "1").write_bytes(raw)
+    with page.opened(tmp_path / "1") as file:
+        assert file.page().finished == sum(clock.returned for clock in file.clocks()) == 8

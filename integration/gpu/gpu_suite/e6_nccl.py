@@ -18,7 +18,8 @@ from lab_session import JOBS
 from moving_job import Job
 
 from liveshift.criu_glue.capsule.sandboxes import PAGES
-from liveshift.interposer.page import opened, paths
+from liveshift.interposer.page import opened
+from liveshift.interposer.page_directory import paths
 
 from . import sharing
 from .e5_training import GPT

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain, cycle
 
-from liveshift.interposer import page
+from liveshift.interposer import page, page_directory
 from liveshift.interposer.layout import MemoryKind
 from liveshift.interposer.library import library_path
 
@@ -64,7 +64,7 @@ def _environment(step: Step, variant: str, what: str) -> dict[str, str]:
 def _seen(step: Step, what: str, variant: str, at_least: int) -> None:
     """The interposer must have been there, and its allocator where it should, or the ratio is one
     of nothing."""
-    paths = page.paths(step.work / f"pages-{what}-{variant}")
+    paths = page_directory.paths(step.work / f"pages-{what}-{variant}")
     step.check(bool(paths), f"{what}, {variant}: the interposer was not there")
     for path in paths:
         with page.opened(path) as opened:

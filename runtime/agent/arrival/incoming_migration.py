@@ -26,7 +26,8 @@ from ...wire import PAGE_TABLE, Lanes, Sender
 from ..gpu.device_memory import DeviceInlet
 from ..gpu.devices import Devices, DeviceTree, FindDevices, no_devices
 from ..host import carried_out, ran_here
-from ..host.running_capsule import CapsuleFactory, RunningCapsule, finished_by_pid
+from ..host.finished_operations import finished_by_pid
+from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from .forwarding import forward_image
 from .image_place import SandboxPlace
 from .inbox import Inbox

@@ -25,11 +25,12 @@ from ....criu_glue.network import fence, network, network_lock
 from ....criu_glue.network.fence import Surroundings
 from ....criu_glue.network.overlay import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
-from ....interposer.page import Page, PageFile, open_page, pages
+from ....interposer.page import PageFile, open_page
 from ...config.cluster import Cluster
 from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
 from ...model.snapshots import is_restore_name
 from . import run_time, sandbox_owner
+from .finished_operations import finished_by_pid, pages_of
 from .rank_deaths import RankDeaths
 from .run_time import RunTime
 from .usual_rate import UsualRate
@@ -105,7 +106,7 @@ class RunningCapsule:
         for task in found:
             with contextlib.suppress(Exception):  # the task has ended meanwhile
                 resident += task.memory_info().rss
-        seen = interposer_pages(self.sandbox)
+        seen = pages_of(self.sandbox, found)
         self.deaths.find([task.pid for task in found], seen, self._open_page)
         collectives = max((page.finished for page in seen), default=0)
         self.rate.heartbeat(time.monotonic(), collectives)
@@ -135,8 +136,8 @@ class RunningCapsule:
         return run_time.ran_s(task.pid for task in tasks(self.sandbox))
 
     def collectives(self) -> int:
-        """The finished collectives of the rank that has made the most."""
-        return max((page.finished for page in interposer_pages(self.sandbox)), default=0)
+        """The finished collectives of the living rank that has made the most."""
+        return max(finished_by_pid(self.sandbox).values(), default=0)
 
     def read_output(self, offset: int) -> tuple[int, bytes]:
         """Whole records from ``offset`` on, and the offset where they begin: see output.read."""
@@ -367,16 +368,6 @@ def overlay_of(book: Book) -> Overlay:
 
 def netns_name(capsule: str) -> str:
     return "ls-" + capsule.replace("/", ".")
-
-
-def interposer_pages(sandbox: Sandbox) -> list[Page]:
-    directory = sandbox.root / sandboxes.PAGES.lstrip("/")
-    return list(pages(directory)) if directory.is_dir() else []
-
-
-def finished_by_pid(sandbox: Sandbox) -> dict[int, int]:
-    """The finished operations of each process, by its pid inside the capsule."""
-    return {page.pid: page.finished for page in interposer_pages(sandbox)}
 
 
 def watch(resident: RunningCapsule, ended: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from checkout import SUPPORT
 from gloo_boundaries import PATIENCE_S, assert_boundary, close_at_boundary
 from waits import until
 
-from liveshift.interposer import library, page
+from liveshift.interposer import library, page_directory
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import OrderedPage, open_ordered
 
@@ -86,13 +86,13 @@ def ranks(
         cleanup.callback(end, parent.pid)
         begun = Ranks(folder, size, parent)
         until(
-            lambda: len(page.paths(pages)) == size or not begun.running,
+            lambda: len(page_directory.paths(pages)) == size or not begun.running,
             PATIENCE_S,
             "every rank has a page",
         )
         directory = os.open(pages, os.O_RDONLY | os.O_DIRECTORY)
         cleanup.callback(os.close, directory)
-        for path in page.paths(pages):
+        for path in page_directory.paths(pages):
             begun.pages.append(open_ordered(path, directory))
             cleanup.callback(begun.pages[-1].close)
         yield begun

@@ -18,7 +18,7 @@ from gloo_boundaries import PATIENCE_S, assert_boundary, close_at_boundary
 from sanitizers import BUILT, compile_c
 from waits import until
 
-from liveshift.interposer import library, page
+from liveshift.interposer import library, page, page_directory
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import open_ordered
 
@@ -262,7 +262,7 @@ def test_busy_threads_are_stopped_at_random_moments(built: Built, pages: Path) -
     assert seen.page.started == seen.page.finished > 0
     assert seen.answer["untracked"] == 0
     assert seen.clocks == []
-    forked = [path for path in page.paths(pages) if path.name != str(process.pid)]
+    forked = [path for path in page_directory.paths(pages) if path.name != str(process.pid)]
     assert len(forked) == 5
     for path in forked:
         assert Seen(pages, int(path.name)).answer["unidentified"] == 3

@@ -15,7 +15,7 @@ from checkout import ROOT
 from doubles.gpu.build import INCLUDE, program
 from nccl_coordinator import TWO_DEVICES, World
 
-from liveshift.interposer import library, page
+from liveshift.interposer import library, page, page_directory
 
 CONTRACT = ROOT / "integration" / "gpu" / "contract"
 
@@ -77,7 +77,7 @@ def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Pat
     result, moved, late = run("moved", True)
     assert result == undisturbed
     assert moved >= 2
-    pages = page.paths(tmp_path / "moved" / "pages")
+    pages = page_directory.paths(tmp_path / "moved" / "pages")
     assert len(pages) == 3
     for path in pages:
         with page.opened(path) as file:
@@ -125,7 +125,7 @@ def test_the_contract_holds_under_the_interposer(
     done = subprocess.run([target], env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     assert "ok " in done.stdout
-    seen = [page.read(path) for path in page.paths(tmp_path / "pages")]
+    seen = [page.read(path) for path in page_directory.paths(tmp_path / "pages")]
     assert sum(each.started for each in seen) > 0
 
 

@@ -38,7 +38,9 @@ def first_progress(
     restored: Restored, monkeypatch: pytest.MonkeyPatch, limit: float = 1.0, rare: float = 0.05
 ) -> tuple[str, float]:
     """What is said, and after how many seconds."""
-    monkeypatch.setattr(destination_handlers, "finished_by_pid", lambda sandbox: sandbox.look())
+    monkeypatch.setattr(
+        destination_handlers, "finished_by_pid", lambda sandbox, of=None: sandbox.look()
+    )
     monkeypatch.setattr(destination_handlers, "RARE_S", rare)
     serving: Any = object.__new__(destination_handlers.DestinationHandlers)
     began = time.monotonic()
