@@ -60,6 +60,7 @@ class ClosedGates:
     unreadable: dict[Path, GateObstacle]
     version: int = 0
     released: bool = False
+    kept: bool = False  # whether they are being given a sign of life
     using: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def use(self, work: Callable[[], T]) -> T:
@@ -223,10 +224,15 @@ class GateHandlers:
 
     async def keep(self) -> None:
         """Give signs of life to closed gates; open those that were closed for too long."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            # Concurrently, so that no job waits for its sign behind another job's many pages.
-            await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(HEARTBEAT_S)
+                # No job waits for its sign behind another, which may have many pages, or whose
+                # teardown must end before its gates can open.
+                for job, closed in list(self._closed.items()):
+                    if not closed.kept:
+                        closed.kept = True
+                        tasks.create_task(self._keep(job, closed))
 
     async def _keep(self, job: str, closed: ClosedGates) -> None:
         try:
@@ -235,6 +241,8 @@ class GateHandlers:
             pass  # the gates were opened meanwhile
         except Exception:
             log.exception("the gates of %s", job)
+        finally:
+            closed.kept = False
 
     async def _keep_one(self, job: str, closed: ClosedGates) -> None:
         patience = 2 * self._capsule_table.cluster.timeouts.suspicion

@@ -28,6 +28,7 @@ from liveshift.runtime.agent import gate_handlers
 from liveshift.runtime.agent.gate_handlers import ClosedGates, GateHandlers
 from liveshift.runtime.agent.host.rank_pages import lives, unknown
 from liveshift.runtime.quiesce import services
+from liveshift.runtime.quiesce.host_gate import HostGate
 
 ARM = messages.Arm("gpt", 1, 60.0, 0.2)
 OPEN = messages.OpenGate("gpt")
@@ -242,6 +243,42 @@ def test_the_job_goes_on_when_the_orchestrator_has_fallen_silent(host: Host) -> 
     assert host.want(one) is WantedState.OPEN
     with pytest.raises(NotFound):
         host.play(lambda: host.keeper.aim(aim(1)))
+
+
+def test_a_job_that_waits_for_its_teardown_keeps_no_sign_from_another(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_handlers, "HEARTBEAT_S", 0.01)
+    keeper, one = host.keeper, host.start()
+    (tmp_path / "other").mkdir()
+    page = Process(host.lib, tmp_path / "other", 1).ordered()
+    gate = HostGate(1, 1000, 1000)
+    gate.admit(page)
+    other = ClosedGates(1, gate, {page: os.getpid()}, time.monotonic() + 60, {})
+
+    async def signs(count: int) -> None:
+        until = page.order()["heartbeat"] + count
+        async with asyncio.timeout(20):
+            while page.order()["heartbeat"] < until:
+                await asyncio.sleep(0.01)
+
+    async def both() -> None:
+        keeper._closed["other"] = other
+        async with keeper._turns["gpt"]:  # as its teardown
+            host.closed().until = 0.0
+            keeping = asyncio.ensure_future(keeper.keep())
+            await signs(5)
+            assert host.want(one) is WantedState.ARMED
+        async with asyncio.timeout(20):
+            while host.want(one) is not WantedState.OPEN:
+                await asyncio.sleep(0.01)
+        await signs(2)
+        keeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+        await keeper._release("other")
+
+    host.play(lambda: keeper.arm(ARM), both)
 
 
 def test_more_processes_than_there_is_room_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
