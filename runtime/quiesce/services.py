@@ -125,11 +125,17 @@ async def _done(page: OrderedPage, attempt: int, want: WantedState) -> str:
         answer = page.answer()
         if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
             code, text = answer["done_result"], text_of(answer["message"])
-            return f"{whose}: {text or os.strerror(code)}" if code else ""
+            return f"{whose}: {text or _error(code)}" if code else ""
         waited = time.monotonic() - began
         if waited > limit:
             return f"{whose}: its service thread does not answer"
         await asyncio.sleep(POLL_S + min(waited, 1.0) / 50)
+
+
+def _error(number: int) -> str:
+    """An errno in words. The job's user can write another number into the page, and os.strerror
+    takes none that is larger than an int."""
+    return os.strerror(number) if number < 4096 else f"error {number}"
 
 
 def _of_nccl(page: OrderedPage) -> list[Communicator]:

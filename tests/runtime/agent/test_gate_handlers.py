@@ -370,3 +370,30 @@ def test_a_page_does_not_make_its_agent_wait_for_long(
     *_, shut = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), hostile)
     assert shut.obstacles == ["rank 0: its service thread does not answer"]
     page.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(110, "Connection timed out"), (0xFFFFFFFF, "error 4294967295")]
+)
+def test_a_result_of_the_jobs_choice_is_an_obstacle_in_words(
+    host: Host, number: int, words: str
+) -> None:
+    page = host.start().ordered()
+
+    async def hostile() -> messages.TargetsSet:
+        order = page.order()
+        answers = {
+            "done_attempt": 1,
+            "done_version": order["version"],
+            "done_want": WantedState.CLOSED,
+            "done_result": number,
+        }
+        for name, value in answers.items():
+            at = layout.ANSWER_AT + layout.ANSWER.offsets[name]
+            os.pwrite(page.fd, int(value).to_bytes(4, "little"), at)
+        return await host.keeper.shut(messages.Shut("gpt", 1))
+
+    keeper = host.keeper
+    *_, shut = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), hostile)
+    assert shut.obstacles == [f"rank 0: {words}"]
+    page.close()
