@@ -170,6 +170,15 @@ MOVABLE = (
         "release notes of Go 1.24, net; criu sk-inet.c",
         fits=lambda _: True,  # the survey refuses a socket that is one; most programs have none
     ),
+    Movable(
+        "ASAN_OPTIONS",
+        "verify_asan_link_order=0",
+        "a program that gcc has built with AddressSanitizer ends at its start where a preloaded"
+        " library, such as the interposer, comes before the sanitizer's; add this to options of"
+        " your own",
+        "compiler-rt lib/asan/asan_linux.cpp, AsanCheckDynamicRTPrereqs; tried with gcc 12",
+        fits=lambda _: True,  # most programs are not built so, and move with any options
+    ),
 )
 
 NAMES = tuple(variable.name for variable in MOVABLE)
@@ -193,7 +202,9 @@ def environment(
         value = selection.defaults.get(variable.name, variable.of(place))
         if value is not None and not (variable.callers and variable.name in env):
             env[variable.name] = value
-    preload = caller.get("LD_PRELOAD", "")  # still preloaded, after ours
+    # The caller's libraries are still preloaded, but after ours: one that has functions of NCCL or
+    # gloo itself, such as another libnccl, would take the place of our hooks if it came first.
+    preload = caller.get("LD_PRELOAD", "")
     if place.ranks:
         env |= _of_a_rank(place)
     return env | {
