@@ -98,6 +98,14 @@ class Journal:
     def jobs(self) -> list[tuple[str, int, str, bytes, float, str, int | None]]:
         return self.file.rows("SELECT * FROM jobs ORDER BY started")
 
+    def ends(self) -> dict[str, int]:
+        """Return the number that the last end of each name of a job has in the history."""
+        query = (
+            "SELECT subject, MAX(number) FROM events"
+            " WHERE kind = 'ended' AND subject IN (SELECT name FROM jobs) GROUP BY subject"
+        )
+        return dict(self.file.rows(query))
+
     def remove_job(self, name: str) -> None:
         with self.together():
             self.file.write(

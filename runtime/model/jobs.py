@@ -60,6 +60,7 @@ class Job:
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
     was none. ``unprotected``: why there is no later snapshot, as text, or "".
     ``end_asked``: when a person last sent a signal that asks for an end, in seconds since 1970.
+    ``ended``: the larger, the later it has ended; no time, as clocks are set. 0 before its end.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Job:
     rewind_s: float = 0.0
     unprotected: str = ""
     end_asked: float = 0.0
+    ended: int = 0
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
 

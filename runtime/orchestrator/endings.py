@@ -54,6 +54,7 @@ class Endings:
                 migration.cancel("the end of its command")  # nothing is left to move
         if over:
             job.state, job.code = "ended", failed or 0
+            job.ended = 1 + max(each.ended for each in self._fleet.jobs.values())
             self._tasks.spawn(self._forget_old())
         elif fails:
             job.state = "ending"
@@ -85,6 +86,9 @@ class Endings:
             del self._fleet.jobs[name]
 
     async def _forget_old(self) -> None:
-        ended = [name for name, job in self._fleet.jobs.items() if job.state == "ended"]
-        for name in ended[: -self._fleet.cluster.jobs.keep_ended]:
+        """Forget the jobs that ended first. One that has trained for days has started before most
+        others, and is the last to forget when it ends."""
+        ended = [job for job in self._fleet.jobs.values() if job.state == "ended"]
+        in_order = [job.name for job in sorted(ended, key=lambda job: job.ended)]
+        for name in in_order[: -self._fleet.cluster.jobs.keep_ended]:
             await self.forget(name)

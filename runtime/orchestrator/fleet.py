@@ -195,6 +195,7 @@ class Fleet:
 
     def _load_jobs(self) -> dict[str, Job]:
         jobs: dict[str, Job] = {}
+        ends = self.journal.ends()
         for name, vni, subnet, spec, started, state, code in self.journal.jobs():
             run, uid = run_spec.decode(spec)
             capsules = {
@@ -212,5 +213,6 @@ class Fleet:
                 code,
                 self.journal.snapshots.rewinds(name),
                 self.journal.snapshots.newest(name),
+                ended=ends.get(name, 0) if state == "ended" else 0,
             )
         return jobs

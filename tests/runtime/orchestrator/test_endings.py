@@ -156,6 +156,39 @@ def test_as_many_ended_jobs_are_kept_as_the_cluster_file_says(tmp_path: Path) ->
     asyncio.run(scene())
 
 
+def test_the_job_that_ended_first_is_forgotten_first(tmp_path: Path) -> None:
+    """Whichever started first, also after a restart: a job that has trained for days keeps its
+    output when it ends."""
+
+    class Switchboard:
+        async def request(self, _host: str, _word: Any, _limit: float) -> None: ...
+
+    async def end(fleet: Fleet, *names: str) -> list[str]:
+        """The jobs that are left."""
+        fleet.up = lambda: ["h0"]  # type: ignore[method-assign]
+        endings = Endings(fleet, cast(Any, Switchboard()), cast(Any, Idle()))
+        for name in names:
+            for capsule in fleet.jobs[name].capsules.values():
+                endings.capsule_ended(fleet.jobs[name], capsule, 0)
+            await asyncio.gather(*endings._tasks._running)
+        return list(fleet.jobs)
+
+    fleet = a_fleet(tmp_path, "[jobs]\nkeep_ended = 2\n")
+    (_, _, _, spec, *_) = fleet.journal.jobs()[0]
+    for number in range(2, 6):
+        name = f"job{number}"
+        fleet.journal.add_job(name, number, f"10.99.{number}.0/24", spec, {f"{name}/0": (0, "h0")})
+    fleet.jobs = fleet._load_jobs()
+    assert list(fleet.jobs) == ["a", "job2", "job3", "job4", "job5"]
+    left = asyncio.run(end(fleet, "job2", "job3", "a"))
+    assert left == ["a", "job3", "job4", "job5"]
+    fleet.journal.file.close()
+    again = Fleet(fleet.cluster)
+    assert list(again.jobs) == left
+    assert asyncio.run(end(again, "job4")) == ["a", "job4", "job5"]
+    assert asyncio.run(end(again, "job5")) == ["job4", "job5"]
+
+
 def test_a_capsule_that_ends_ends_its_move_at_once(fleet: Fleet) -> None:
     """Whatever its source is still asked for; what became of it has words of its own."""
     job = fleet.jobs["a"]
