@@ -163,7 +163,7 @@ class Orchestrator:
 
     async def _evacuate(self) -> None:
         await self._decided.wait()
-        for job in list(self.fleet.jobs.values()):  # others start and end meanwhile
+        for job in list(self.fleet.jobs.values()):  # others start and are forgotten meanwhile
             if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
                 await self.address_book.publish(job)
         await self.evacuation.run()

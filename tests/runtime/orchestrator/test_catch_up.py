@@ -30,6 +30,7 @@ from liveshift.runtime.messages import (
     RunJob,
     SignalJob,
 )
+from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
@@ -307,3 +308,25 @@ def test_a_job_that_was_resumed_since_the_backup_runs(tmp_path: Path) -> None:
     job = brain.fleet.jobs["a"]
     assert (job.state, job.rewinds) == ("running", 2)
     assert all(capsule.granted for capsule in job.capsules.values())
+
+
+def test_a_job_may_start_while_the_hosts_are_told_where_capsules_are(
+    restored: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who waited for this moment run at once; others are forgotten since their ends are
+    known."""
+    for host, epochs in (("h0", {"a/0": 1}), ("h1", {"a/1": 1}), ("h2", {})):
+        register(restored, host, epochs)
+    jobs, told = restored.fleet.jobs, []
+
+    async def publish(job: Job) -> None:
+        told.append(job.name)
+        jobs[f"after-{job.name}"] = job
+
+    async def evacuate() -> None:
+        told.append("evacuation")
+
+    monkeypatch.setattr(restored.address_book, "publish", publish)
+    monkeypatch.setattr(restored.evacuation, "run", evacuate)
+    asyncio.run(restored._evacuate())
+    assert told == ["a", "evacuation"]
