@@ -10,6 +10,7 @@ journal, never before it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import time
@@ -32,6 +33,11 @@ MOST_TEXT = 1000
 """The history keeps at most this many characters of a reason or of a command."""
 
 NUMBERED = re.compile(r"job([0-9]{1,9})")
+LAST_NUMBER = 999_999_999
+
+MOST_EPOCH = 1 << 40
+"""More than any job's moves and rewinds come to. A host may say that it has a capsule of a lost job
+under any epoch; above this we do not believe it, so that epochs can still count up from there."""
 
 VERSION = 4
 """The format that we write: the tables, and the structures in their blobs (PRAGMA user_version)."""
@@ -119,8 +125,8 @@ class Journal:
 
     def end_unknown(self, job: str, epoch: int) -> None:
         """Record the end of a job that is not in this journal. Its number jobN is not used again,
-        and a later job of the same name begins above ``epoch``."""
-        last = max(epoch, self.last_epoch(job))
+        and a later job of the same name begins above ``epoch``, or above MOST_EPOCH."""
+        last = max(min(epoch, MOST_EPOCH), self.last_epoch(job))
         self.file.write("INSERT OR REPLACE INTO last_epochs VALUES (?, ?)", (job, last))
 
     def last_epoch(self, job: str) -> int:
@@ -129,10 +135,18 @@ class Journal:
         return int(self.file.rows(query, (job,))[0][0])
 
     def next_number(self) -> int:
-        """Return the next free N for a name jobN: above the N of all present and past jobs."""
+        """Return an N for a name jobN that no present or past job has: above all of theirs.
+
+        People may call a job jobN, too, and hosts report names. Once one of them has used up the
+        last number, it is the lowest free N.
+        """
         query = "SELECT name FROM jobs UNION SELECT job FROM last_epochs"
         names = (NUMBERED.fullmatch(name) for (name,) in self.file.rows(query))
-        return max((int(found[1]) for found in names if found), default=0) + 1
+        used = {int(found[1]) for found in names if found}
+        last = max(used, default=0)
+        if last < LAST_NUMBER:
+            return last + 1
+        return next(number for number in itertools.count(1) if number not in used)
 
     def set_job(self, name: str, state: str, code: int | None) -> None:
         self.file.write("UPDATE jobs SET state = ?, code = ? WHERE name = ?", (state, code, name))

@@ -73,8 +73,7 @@ class JobRequests:
         if request.name in kept and not who.may(Role.OPERATE):
             raise Refused(f'"{request.name}" is another user\'s job', hint="choose another --name")
         running = {n for n, j in fleet.jobs.items() if j.state != "ended"}
-        taken = running if request.name else running | kept
-        name = check_request(request, taken, fleet.cluster, fleet.journal.next_number())
+        name = check_request(request, running, fleet.cluster, fleet.journal.next_number())
         await self._endings.forget(name)
         if name in fleet.jobs:  # another request took the name meanwhile
             raise Refused(f'a job "{name}" is running already', hint="choose another --name")

@@ -245,6 +245,15 @@ def test_the_output_of_an_ended_job_is_not_another_users_to_remove(scene: Scene)
     assert scene.here(ALICE, RunJob("a", 1, ["train"], {}, "/", 100, [])).name == "a"
 
 
+def test_nobody_uses_up_the_names_of_jobs_without_a_name(scene: Scene) -> None:
+    """These would all have one name, and each would remove the output of the one before."""
+    scene.here(NINA, RunJob("job999999999", 1, ["train"], {}, "/", 100, []))
+    for who, name in ((ALICE, "job1"), (BOB, "job2"), (ALICE, "job3")):
+        assert scene.here(who, RUN).name == name
+        scene.fleet.jobs[name].state = "ended"
+    assert {"job1", "job2", "job3"} <= set(scene.fleet.jobs)
+
+
 def test_long_texts_do_not_fill_the_journal(scene: Scene) -> None:
     scene.here(ALICE, messages.Migrate("a/0", "h1", "x" * 5000, False))
     assert scene.stubs.told[-1] == f"move a/0 h1 {'x' * 1000}… by alice"
