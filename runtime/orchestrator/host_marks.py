@@ -30,8 +30,8 @@ class HostMarks:
         self, who: Principal, request: messages.SetTaint
     ) -> messages.Evacuating | None:
         self._fleet.cluster.host(request.host)
-        if who.rules != request.host:
-            self._rights.need(who, Role.OPERATE, f"taint {request.host}")
+        # A new taint takes the place of the earlier one, with its reason, its setter and its deadline.
+        self._need_for_taint(who, "taint", request.host)
         within = self._within(request)
         reason = shortened(request.reason)
         with self._fleet.journal.together():
@@ -72,7 +72,7 @@ class HostMarks:
 
     async def untaint(self, who: Principal, request: messages.Untaint) -> None:
         self._fleet.cluster.host(request.host)
-        self._need_to_untaint(who, request.host)
+        self._need_for_taint(who, "untaint", request.host)
         self._take_taint_away(who, request.host)
 
     async def cordon(self, who: Principal, request: messages.Cordon) -> None:
@@ -96,7 +96,7 @@ class HostMarks:
             self._rights.need(who, Role.OPERATE, f"uncordon {host}")
         elif by and by != who.shown:
             self._rights.need(who, Role.OPERATE, f"uncordon {host}, which {by} cordoned")
-        self._need_to_untaint(who, host)
+        self._need_for_taint(who, "untaint", host)
         if by is not None:
             with fleet.journal.together():
                 fleet.journal.clear_cordon(host)
@@ -105,12 +105,13 @@ class HostMarks:
         self._take_taint_away(who, host)
         self._evacuation.wake()
 
-    def _need_to_untaint(self, who: Principal, host: str) -> None:
+    def _need_for_taint(self, who: Principal, what: str, host: str) -> None:
+        """Raise NotPermitted unless ``who`` may set or remove (``what``) the host's taint."""
         taint = self._fleet.taints.get(host)
         if who.rules != host:
-            self._rights.need(who, Role.OPERATE, f"untaint {host}")
-        elif taint and taint[1] != who.shown:  # a host must not remove a taint that another set
-            self._rights.need(who, Role.OPERATE, f"untaint {host}, which {taint[1]} tainted")
+            self._rights.need(who, Role.OPERATE, f"{what} {host}")
+        elif taint and taint[1] != who.shown:  # a host must not change a taint that another set
+            self._rights.need(who, Role.OPERATE, f"{what} {host}, which {taint[1]} tainted")
 
     def _take_taint_away(self, who: Principal, host: str) -> None:
         """Remove the taint, if there is one."""

@@ -154,9 +154,17 @@ def test_root_of_a_host_rules_that_host_and_no_other(scene: Scene) -> None:
 
 
 def test_root_of_a_host_takes_back_its_own_taint_only(scene: Scene) -> None:
-    scene.here(OTTO, TAINT)
+    scene.at("h1", 0, TAINT)
+    scene.at("h1", 0, messages.SetTaint("h1", "hotter"))
+    assert scene.fleet.taints["h1"] == ("hotter", "root@h1")
+    scene.here(OTTO, messages.SetTaint("h1", "fails"))
+    scene.fleet.deadlines["h1"] = 600.0
     with pytest.raises(NotPermitted, match="root@h1 may not untaint h1, which otto tainted"):
         scene.at("h1", 0, UNTAINT)
+    with pytest.raises(NotPermitted, match="root@h1 may not taint h1, which otto tainted"):
+        scene.at("h1", 0, TAINT)  # it would be its own to remove then
+    assert scene.fleet.taints["h1"] == ("fails", "otto")
+    assert scene.fleet.deadlines == {"h1": 600.0}
     scene.here(OTTO, CORDON)
     with pytest.raises(NotPermitted, match="root@h1 may not uncordon h1, which otto cordoned"):
         scene.at("h1", 0, UNCORDON)
