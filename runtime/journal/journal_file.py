@@ -48,6 +48,7 @@ class JournalFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)  # it holds the jobs' environments
             self._db = sqlite3.connect(path, isolation_level=None)
+            self._opened = path.stat()
         except (sqlite3.Error, OSError) as error:
             raise self._in_words(error, "opened") from error
         try:
@@ -126,12 +127,28 @@ class JournalFile:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         try:
+            self._check_there()
             yield
         except sqlite3.Error as error:
             trouble = self._in_words(error, "written")
             self.trouble = str(trouble)
             raise trouble from error
+        except JournalError as error:
+            self.trouble = str(error)
+            raise
         self.trouble = ""
+
+    def _check_there(self) -> None:
+        """Raise JournalError unless the file at the path is the one that is open. SQLite goes on
+        with a file that was removed: each write succeeds, and is lost when the daemon ends."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self.path.stat(), self._opened):
+                return
+        raise JournalError(
+            f"the journal {self.path} is gone, or another file is in its place",
+            hint="if it was moved away, move it back; otherwise stop the orchestrator."
+            f" Then {self._way_back()}",
+        )
 
     # ---- when something is wrong with it ----
 
@@ -181,10 +198,11 @@ class JournalFile:
         """
         new = self.backup.with_suffix(".new")
         try:
+            self._check_there()  # to open another file at this path would remove our journal's log
             new.unlink(missing_ok=True)
             new.touch(mode=0o600)
             with (
-                contextlib.closing(sqlite3.connect(self.path)) as ours,
+                contextlib.closing(self._opened_again()) as ours,
                 contextlib.closing(sqlite3.connect(new)) as copy,
             ):
                 ours.backup(copy)
@@ -192,10 +210,19 @@ class JournalFile:
                 copy.execute(f"PRAGMA application_id={MARK}")
             with new.open("rb") as written:
                 os.fsync(written.fileno())
+            self._check_there()  # only now it is known whose copy it is
             new.replace(self.backup)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, JournalError) as error:
             new.unlink(missing_ok=True)
-            raise JournalError(f"cannot back the journal up to {self.backup}: {error}") from error
+            raise JournalError(
+                f"cannot back the journal up to {self.backup}: {error}",
+                hint=error.hint if isinstance(error, JournalError) else None,
+            ) from error
+
+    def _opened_again(self) -> sqlite3.Connection:
+        """Open the file for another thread. By its path alone SQLite would make one that is gone
+        anew, empty, and an empty backup of it."""
+        return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True)
 
     def forget_mark(self) -> None:
         """Remove the backup's mark, once the journal has caught up with what the hosts run."""

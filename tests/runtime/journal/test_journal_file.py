@@ -147,3 +147,55 @@ def test_a_backup_that_fails_says_so_and_leaves_nothing(path: Path, file: Journa
     path.parent.rename(path.parent.with_name("elsewhere"))
     with pytest.raises(JournalError, match="cannot back the journal up"):
         file.back_up()
+
+
+@pytest.mark.parametrize("harm", ["removed", "with its log", "replaced"])
+def test_a_file_that_vanishes_takes_no_writes_and_not_the_backup(
+    path: Path, file: JournalFile, harm: str
+) -> None:
+    """SQLite writes on into a file that was removed: all of it would be lost at the next start."""
+    file.write("INSERT INTO t VALUES (1)")
+    file.back_up()
+    before = file.backup.read_bytes()
+    away = path.rename(path.with_name("away"))
+    if harm == "with its log":
+        for end in ("-wal", "-shm"):
+            path.with_name(path.name + end).unlink()
+    if harm == "replaced":
+        shutil.copy(file.backup, path)
+    with pytest.raises(JournalError, match="is gone, or another file is in its place") as caught:
+        file.write("INSERT INTO t VALUES (2)")
+    assert "stop the orchestrator" in str(caught.value.hint)
+    assert f"copy {file.backup} (of " in str(caught.value.hint)
+    assert file.trouble == str(caught.value)
+    with pytest.raises(JournalError, match="is gone, or another"), file.together():
+        raise AssertionError("not begun")
+    with pytest.raises(JournalError, match="cannot back the journal up to "):
+        file.back_up()
+    assert file.backup.read_bytes() == before
+    assert path.exists() == (harm == "replaced"), "none was made"
+    assert file.rows("SELECT n FROM t") == [(1,)]
+    away.rename(path)
+    file.write("INSERT INTO t VALUES (3)")
+    assert file.trouble == ""
+
+
+def test_a_group_of_writes_is_not_kept_if_the_file_vanishes_meanwhile(
+    path: Path, file: JournalFile
+) -> None:
+    with pytest.raises(JournalError, match="is gone"), file.together():
+        file.write("INSERT INTO t VALUES (1)")
+        away = path.rename(path.with_name("away"))
+        raise_at_its_end = True
+    assert raise_at_its_end
+    away.rename(path)
+    assert file.rows("SELECT n FROM t") == []
+    file.write("INSERT INTO t VALUES (2)")
+    assert file.rows("SELECT n FROM t") == [(2,)]
+
+
+def test_a_path_with_odd_characters_is_backed_up(tmp_path: Path) -> None:
+    file = opened(tmp_path / "a ?mode=ro&x=%41#b" / "journal.sqlite")
+    file.write("INSERT INTO t VALUES (1)")
+    file.back_up()
+    assert sqlite3.connect(file.backup).execute("SELECT n FROM t").fetchall() == [(1,)]
