@@ -260,7 +260,7 @@ class JobRequests:
 
     def _readable(self, who: Principal, name: str) -> tuple[Job, Capsule]:
         """The capsule and its job. Raises NotPermitted if the caller may not read its output."""
-        job = self._rights.job(who, name)
+        job = self._rights.job_of(who, name)
         if not who.owns(job.uid):
             self._rights.need(who, Role.ADMIN, f"read the output of {job.name}", job)
         return job, job.capsule(name)
@@ -269,7 +269,7 @@ class JobRequests:
         self, who: Principal, request: messages.GetInspection
     ) -> messages.Inspection:
         """Ask the agent of the host that has the capsule."""
-        job = self._rights.job(who, request.capsule)
+        job = self._rights.job_of(who, request.capsule)
         self._rights.need_to_see(who, job)
         _check_not_suspended(job, "no host runs it")
         capsule = job.capsule(request.capsule)

@@ -35,7 +35,7 @@ class MigrationRequests:
     _evacuation: Evacuation
 
     async def migrate(self, who: Principal, request: messages.Migrate) -> Message:
-        job = self._rights.job(who, request.capsule)
+        job = self._rights.job_of(who, request.capsule)
         if not who.owns(job.uid) and not self._rights.rules(who, request.capsule):
             self._rights.need(who, Role.OPERATE, f"move {request.capsule}", job)
         capsule = job.capsule(request.capsule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...errors import no_such
+from ...errors import NotFound, no_such
 from ..config.access import Principal, Role, refusal
 from ..messages import Event
 from ..model.jobs import Job
@@ -44,13 +44,20 @@ class Rights:
         return found is not None and found[1].host == who.rules
 
     def job(self, who: Principal, name: str) -> Job:
-        """Return a job by its name or by a capsule's name. Raises NotFound, which names only jobs
-        that ``who`` may see."""
-        name = name.partition("/")[0]
-        if name not in self._fleet.jobs:
-            known = [n for n, job in self._fleet.jobs.items() if self.sees(who, job)]
-            raise no_such(f'no job "{name}"', name, known, "known jobs")
-        return self._fleet.jobs[name]
+        """Return a job by its own name, for what is done to all of it: whoever names one capsule
+        means one. Raises NotFound, which names only jobs that ``who`` may see."""
+        if name in self._fleet.jobs:
+            return self._fleet.jobs[name]
+        known = [n for n, job in self._fleet.jobs.items() if self.sees(who, job)]
+        whole = name.partition("/")[0]
+        if whole in known:
+            raise NotFound(f'no job "{name}"', hint=f"the job is {whole}: this is done to all of it")
+        raise no_such(f'no job "{name}"', name, known, "known jobs")
+
+    def job_of(self, who: Principal, capsule: str) -> Job:
+        """Return the job of a capsule; the job's own name will do. Raises NotFound as :meth:`job`
+        does."""
+        return self.job(who, capsule.partition("/")[0])
 
     def need_to_see(self, who: Principal, job: Job) -> None:
         """Raise NotPermitted unless ``who`` may see the job."""

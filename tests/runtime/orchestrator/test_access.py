@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from api_scene import (
     ADA,
@@ -25,7 +26,7 @@ from api_scene import (
     scene,
 )
 
-from liveshift.errors import NotPermitted, Refused
+from liveshift.errors import NotFound, NotPermitted, Refused
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Principal, Role
 from liveshift.runtime.journal.journal import Journal
@@ -125,6 +126,33 @@ def test_an_operators_key_does_what_its_role_says_and_is_named(scene: Scene) -> 
 def test_a_key_runs_no_job(scene: Scene, role: Role) -> None:
     with pytest.raises(NotPermitted, match=r"it runs as a user of the hosts, .* and a key is none"):
         scene.key(role, RUN)
+
+
+@pytest.mark.parametrize("name", ["a/0", "a/nonsense", "a/"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        STOP,
+        HUP,
+        messages.RewindJob("a"),
+        messages.SuspendJob("a"),
+        messages.ResumeJob("a"),
+        messages.SnapshotJob("a", "/kept"),
+    ],
+)
+def test_what_is_done_to_a_whole_job_takes_its_own_name(
+    scene: Scene, ask: Message, name: str
+) -> None:
+    """Whoever stops a/0 does not mean a/1."""
+    asked = msgspec.structs.replace(ask, job=name)
+    for who in (ALICE, OTTO):
+        with pytest.raises(NotFound, match=f'no job "{name}"') as caught:
+            scene.here(who, asked)
+        assert caught.value.hint == "the job is a: this is done to all of it"
+    with pytest.raises(NotFound, match=f'no job "{name}"') as caught:
+        scene.here(BOB, asked)
+    assert caught.value.hint == "known jobs: b"
+    assert scene.stubs.told == []
 
 
 # ---- root of a host ----
