@@ -87,10 +87,11 @@ class MigrationRecords:
         if migration.number in self._not_saved:
             self._save(migration)
 
-    def last_step(self, name: str) -> MigrationStep | None:
-        """Return the step that the journal has of a migration; None if it has no such migration."""
+    def last_step(self, name: str, capsule: str) -> MigrationStep | None:
+        """Return the step that the journal has of a migration; None if it has no such migration of
+        this capsule."""
         row = self._journal.migration_named(name)
-        return MigrationStep(row.state) if row else None
+        return MigrationStep(row.state) if row and row.capsule == capsule else None
 
     # ---- saving and noting ---------------------------------------------------------------------
 

@@ -12,10 +12,12 @@ import logging
 from ...errors import LiveshiftError
 from .. import messages
 from ..migration.host_migration import HostMigration
+from ..migration.migration import Migration
 from ..migration.migration_records import MigrationRecords
 from ..model.jobs import Job
 from ..model.ownership import Ruling, Side, rule, rule_held
 from ..model.snapshots import HELD, snapshot_of
+from ..model.steps import MigrationStep
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.claims")
@@ -35,8 +37,7 @@ class ClaimJudge:
         job, capsule = found
         if claim.side == HELD:
             return self._rule_held(host, job, claim)
-        migration = self._fleet.migrations.get(claim.migration)
-        step = migration.step if migration else self._records.last_step(claim.migration)
+        migration, step = self._move(claim)
         side = Side(claim.side)
         ruling = rule(
             side,
@@ -71,6 +72,16 @@ class ClaimJudge:
             ruling.value,
         )
         return messages.Ruled(ruling.value, capsule.epoch)
+
+    def _move(self, claim: messages.Claim) -> tuple[Migration | None, MigrationStep | None]:
+        """The migration that a claim names, if it still counts, and its last step. Each is None if
+        it is another capsule's: a host must not decide what becomes of that one."""
+        migration = self._fleet.migrations.get(claim.migration)
+        if migration is None:
+            return None, self._records.last_step(claim.migration, claim.capsule)
+        if migration.capsule.name != claim.capsule:
+            return None, None
+        return migration, migration.step
 
     def _rule_held(self, host: str, job: Job, claim: messages.Claim) -> messages.Ruled:
         """Rule on a host's image of a snapshot. Raises LiveshiftError if it is not named as one."""

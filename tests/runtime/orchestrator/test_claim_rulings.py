@@ -95,6 +95,29 @@ def test_a_move_of_the_past_is_ruled_by_what_the_journal_says(
     assert parts.claims.rule("h1", claim(Side.LEAVING, 1)).ruling == ruling
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_claim_that_names_another_capsule_s_move_decides_nothing_of_it(
+    parts: Parts, known: bool
+) -> None:
+    """That one could not go on from its complete image, if its source was lost then."""
+    fleet, capsule = seen(parts)
+    other = fleet.jobs["gpt"].capsules["gpt/0"]
+    move = HostMigration(parts.context, 1, Order(fleet.jobs["gpt"], other, "h2"))
+    move.step = MigrationStep.ROLLING_BACK
+    if known:
+        fleet.migrations["m1"], other.migration = move, "m1"
+    fleet.journal.save_migration(1, row(1, "gpt/0", state="freezing"))
+    assert parts.claims.rule("h1", claim(Side.LEAVING, 1)).ruling == "run", "as if there was none"
+    assert not move.released
+    step = fleet.journal.migration(1).state
+    assert step == "freezing", "it is not written either"
+    if known:
+        own = claim(Side.LEAVING, 1, capsule="gpt/0")
+        assert parts.claims.rule(other.host, own).ruling == "run"
+        assert move.released
+    assert capsule.granted
+
+
 def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone(
     parts: Parts,
 ) -> None:
