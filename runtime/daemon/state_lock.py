@@ -47,8 +47,9 @@ def _take(path: Path, daemon: str) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is(path, lock):
-                os.truncate(lock, 0)
-                os.write(lock, f"{os.getpid()}\n".encode())
+                with contextlib.suppress(OSError):  # a full disk: the lock holds without the pid
+                    os.truncate(lock, 0)
+                    os.write(lock, f"{os.getpid()}\n".encode())
                 return lock
         except BlockingIOError:
             pid = os.pread(lock, 32, 0).decode().strip() or "unknown"
