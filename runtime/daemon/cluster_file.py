@@ -65,31 +65,38 @@ class ClusterFile:
         """Return once the file holds a different, valid cluster and the daemon is idle.
 
         ``idle``: whether a restart would interrupt nothing. ``objection``: why this daemon cannot
-        start with that cluster, "" where it can.
+        start with that cluster, "" where it can. It is asked at once, so that a person soon reads
+        it, and again when the daemon is idle: a job may have started meanwhile on a host that the
+        file does not have any more.
         """
         wanted: Cluster | None = None
         while True:
             if (stamp := self._stamp()) is not None and stamp != self._seen:
                 self._seen = stamp
-                wanted = await asyncio.to_thread(self._read, objection)
+                wanted = await asyncio.to_thread(self._read)
+                if wanted is not None and self._rejects(wanted, objection):
+                    wanted = None
             if wanted is not None and idle():
-                log.info("%s has changed: starting again with it", self.path)
-                return
+                if not self._rejects(wanted, objection):
+                    log.info("%s has changed: starting again with it", self.path)
+                    return
+                wanted = None
             await asyncio.sleep(POLL_S)
 
-    def _read(self, objection: Callable[[Cluster], str]) -> Cluster | None:
-        """The new cluster if it differs and this daemon can start with it; None otherwise."""
+    def _read(self) -> Cluster | None:
+        """The new cluster if it is valid and differs; None otherwise. Blocks; for a thread."""
         try:
             found = load(self.path)
         except LiveshiftError as error:
             log.error("the changed cluster file is not used: %s", error.message)
             return None
-        if found.digest == self._cluster.digest:
-            return None
+        return found if found.digest != self._cluster.digest else None
+
+    def _rejects(self, found: Cluster, objection: Callable[[Cluster], str]) -> bool:
+        """Whether this daemon cannot start with the new cluster; logs why."""
         if why := fixed(self._cluster, found) or objection(found):
             log.error("%s: the changed cluster file is not used: %s", self.path, why)
-            return None
-        return found
+        return bool(why)
 
     def _stamp(self) -> Stamp | None:
         """The file's stamp; None while the file is missing, as when another is copied over it."""

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,28 @@ def test_the_daemon_may_object(path: Path, caplog: pytest.LogCaptureFixture) -> 
     change = lambda: path.write_text(MORE) and None  # noqa: E731
     assert not followed(path, change, objection=lambda _: "h7 runs gpt/0", seconds=0.3)
     assert "h7 runs gpt/0" in caplog.text
+
+
+def test_the_daemon_may_object_to_a_file_that_has_waited_for_a_move(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Meanwhile a job has started on a host that was taken out: the daemon could not start again.
+    The daemon is asked in its own thread, since what it looks at changes there."""
+    looks, threads = [], []
+
+    def idle() -> bool:
+        looks.append(len(looks) >= 5)
+        return looks[-1]
+
+    def objection(_: Cluster) -> str:
+        threads.append(threading.current_thread())
+        return "h7 runs gpt/0" if looks else ""
+
+    change = lambda: path.write_text(MORE) and None  # noqa: E731
+    assert not followed(path, change, idle=idle, objection=objection, seconds=0.5)
+    assert "not used: h7 runs gpt/0" in caplog.text
+    assert looks == [False] * 5 + [True], "it is not looked at again"
+    assert threads == [threading.main_thread()] * 2
 
 
 def test_what_the_daemon_raises_is_raised(path: Path) -> None:
