@@ -14,6 +14,7 @@ import pytest
 from rewinds_scene import BRISK, RewindsScene
 
 from liveshift.errors import LiveshiftError, Unreachable
+from liveshift.launcher.show import moves
 from liveshift.runtime import messages
 from liveshift.runtime.messages import Message
 from liveshift.runtime.migration.host_migration import HostMigration
@@ -175,6 +176,11 @@ def test_a_move_that_waits_for_a_lost_host_ends_with_the_rewind(
     assert scene.job.rewinds == 1
     assert {host for host, _, granted in scene.owners().values() if granted} == {"h0", "h2"}
     assert scene.said.count("open") == 1, "the rewind opens the gates, and nobody else"
+    outcome = moves.outcome(move.row())
+    assert outcome.startswith(f"the move of {move.capsule.name} {move.source} → ")
+    assert outcome.endswith(f"is over: a {LOST}")
+    with pytest.raises(LiveshiftError, match="goes back to s1"):
+        moves.raise_if_failed(move.row())
     last = scene.fleet.journal.events("a", 0)
     assert [e.kind for e in last if e.subject == move.capsule.name][-1] == "not moved"
 
