@@ -30,7 +30,7 @@ class HostMarks:
         self, who: Principal, request: messages.SetTaint
     ) -> messages.Evacuating | None:
         self._fleet.cluster.host(request.host)
-        # A new taint takes the place of the earlier one, with its reason, its setter and its deadline.
+        # A new taint takes the place of the earlier one, with its setter and its deadline.
         self._need_for_taint(who, "taint", request.host)
         within = self._within(request)
         reason = shortened(request.reason)

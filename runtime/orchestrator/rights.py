@@ -51,7 +51,8 @@ class Rights:
         known = [n for n, job in self._fleet.jobs.items() if self.sees(who, job)]
         whole = name.partition("/")[0]
         if whole in known:
-            raise NotFound(f'no job "{name}"', hint=f"the job is {whole}: this is done to all of it")
+            hint = f"the job is {whole}: this is done to all of it"
+            raise NotFound(f'no job "{name}"', hint=hint)
         raise no_such(f'no job "{name}"', name, known, "known jobs")
 
     def job_of(self, who: Principal, capsule: str) -> Job:

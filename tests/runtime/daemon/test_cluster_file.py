@@ -124,7 +124,8 @@ def test_the_daemon_may_object_to_a_file_that_has_waited_for_a_move(
 ) -> None:
     """Meanwhile a job has started on a host that was taken out: the daemon could not start again.
     The daemon is asked in its own thread, since what it looks at changes there."""
-    looks, threads = [], []
+    looks: list[bool] = []
+    threads: list[threading.Thread] = []
 
     def idle() -> bool:
         looks.append(len(looks) >= 5)
