@@ -19,6 +19,7 @@ from page_bytes import page_bytes
 from liveshift import proc_text
 from liveshift.criu_glue.capsule import sandboxes
 from liveshift.interposer import layout
+from liveshift.interposer.library import library_path
 from liveshift.interposer.page import PageError
 from liveshift.runtime.agent.host import rank_pages
 from liveshift.runtime.agent.host.rank_pages import ordered_pages
@@ -145,3 +146,52 @@ def test_where_it_cannot_be_said_whether_a_page_is_mapped_no_rank_is_left_out(
     monkeypatch.setattr(proc_text, "read", read)
     assert capsule.found() == []
     assert "Too many open files" in capsule.trouble[str(rank)]
+
+
+FORKS = """
+import os, sys, torch, torch.distributed as dist
+def collective(store):
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{store}")
+    dist.barrier()
+    dist.destroy_process_group()
+collective(sys.argv[1] + "/parent")
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    os._exit(0)
+print("forked", flush=True)
+sys.stdin.readline()
+collective(sys.argv[1] + "/child")
+print("has a page", flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_a_rank_of_torch_and_its_forked_child_are_found(capsule: Capsule, tmp_path: Path) -> None:
+    """A child has a copy of its parent's mappings until it begins, and makes a page of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "LD_PRELOAD": str(library_path()),
+            "LIVESHIFT_PAGES": str(capsule.pages),
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+    ) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "forked\n"
+        assert capsule.found() == [rank.pid]
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        assert rank.stdout.readline() == "has a page\n"
+        child = int(proc_text.read(f"/proc/{rank.pid}/task/{rank.pid}/children"))
+        assert sorted(capsule.found()) == sorted([rank.pid, child])
+        rank.stdin.close()
+        assert rank.wait(60) == 0
+    assert capsule.found() == []
+    assert not capsule.trouble
