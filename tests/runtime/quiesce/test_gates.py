@@ -317,7 +317,7 @@ def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
             opened.append(f"forgot {job}")
 
     cluster = SimpleNamespace(timeouts=LIMITS)
-    fleet = SimpleNamespace(cluster=cluster, under_way=list, is_up=None)
+    fleet = SimpleNamespace(cluster=cluster, moves_of=lambda _: [], is_up=None)
     records = SimpleNamespace(note=lambda *_: None, record=lambda *_: None)
     unused: Any = SimpleNamespace(request=None, publish=None, another_spare=None, predict=None)
     context = OrchestratorContext(
