@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from ...criu_glue.survey.found import Survey
@@ -249,6 +250,32 @@ def rewind_plan(
         seats[best.name] = without(seats[best.name], need)
         plan[capsule] = Place(best.name, best.name if best.name in up else up[0])
     return plan
+
+
+class Room:
+    """The hosts as the rewind plans of many jobs need them. A cluster may have a thousand of each,
+    and most hosts matter to no plan of a given job."""
+
+    def __init__(self, hosts: Iterable[HostSeen]) -> None:
+        self.known = {host.name: host for host in hosts}
+        roomy = [host for host in self.known.values() if _receives(host) and host.free > 0]
+        self._best_first = sorted(roomy, key=lambda host: _rank(host, host.used))
+        self.roomy = {host.name for host in roomy}
+
+    def near(self, generation: Generation, owners: Mapping[str, str]) -> list[HostSeen]:
+        """Return the hosts from which :func:`rewind_plan` would choose for this job: with these it
+        puts each capsule where it would with all hosts.
+
+        These are the job's own hosts, the holders, and for each capsule as many of the best others
+        as the job has capsules: the other capsules can have taken all of them but one.
+        """
+        names = {*owners.values(), *(h for all_ in generation.holders.values() for h in all_)}
+        chosen = set(names)
+        for need in {generation.gpus.get(capsule, NO_GPUS) for capsule in owners}:
+            able = (h.name for h in self._best_first if h.name not in names)
+            fit = (name for name in able if not lacks(self.known[name].gpus, need))
+            chosen.update(islice(fit, len(owners)))
+        return [self.known[name] for name in sorted(chosen) if name in self.known]
 
 
 def _carries(other: str) -> str:

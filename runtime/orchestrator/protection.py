@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from ... import units
 from ...errors import LiveshiftError
 from ..daemon.tasks import Tasks
-from ..messages import ProtectionRow
 from ..model.interval import expected_cost
 from ..model.jobs import Job
 from ..model.snapshots import NEEDED_AT_ONCE, SHORT
@@ -223,8 +222,3 @@ def _holders(fleet: Fleet) -> Holders:
         {name: host.lost for name, host in hosts if host.lost},
         {name: host.memory_left for name, host in hosts if host.memory_left < SHORT},
     )
-
-
-def row(fleet: Fleet, job: Job) -> ProtectionRow | None:
-    """What `status` shows of the job's snapshots."""
-    return protection_row.row(job, fleet.cluster, fleet.views(), time.time())

@@ -6,9 +6,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..messages import CapsuleRow, HostRow, JobRow, Status, UnknownRow
+from ..messages import CapsuleRow, HostRow, JobRow, ProtectionRow, Status, UnknownRow
 from ..model.jobs import Capsule, Job
-from . import protection
+from ..model.spares import HostView
+from ..snapshot.protection_row import Seen, row
 from .fleet import Fleet
 
 
@@ -21,11 +22,13 @@ def _trouble(fleet: Fleet) -> str:
 def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Status:
     """Return all hosts, and the jobs and current migrations that the caller may see."""
     jobs = [job for job in fleet.jobs.values() if sees(job)]
+    now, views = time.time(), fleet.views()  # once: there may be a thousand of hosts and of jobs
+    seen = Seen(views)
     return Status(
         cluster=fleet.cluster.name,
-        time=time.time(),
-        jobs=[_job(fleet, job) for job in jobs],
-        hosts=_hosts(fleet, {capsule for job in jobs for capsule in job.capsules}),
+        time=now,
+        jobs=[_job(fleet, job, row(job, fleet.cluster, seen, now)) for job in jobs],
+        hosts=_hosts(fleet, views, {capsule for job in jobs for capsule in job.capsules}),
         moving=[each.row() for each in fleet.under_way() if sees(each.job)],
         trouble=_trouble(fleet),
         unknown=[
@@ -37,7 +40,7 @@ def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Stat
     )
 
 
-def _job(fleet: Fleet, job: Job) -> JobRow:
+def _job(fleet: Fleet, job: Job, protection: ProtectionRow | None) -> JobRow:
     rows = [_capsule(job, c, fleet.is_up(c.host)) for c in job.capsules.values()]
     running = [row.rate for row in rows if row.code is None]
     return JobRow(
@@ -49,7 +52,7 @@ def _job(fleet: Fleet, job: Job) -> JobRow:
         rate=min(running, default=0.0),
         code=job.code,
         capsules=rows,
-        protection=protection.row(fleet, job),
+        protection=protection,
     )
 
 
@@ -84,9 +87,9 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
     )
 
 
-def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
+def _hosts(fleet: Fleet, views: list[HostView], shown: set[str]) -> list[HostRow]:
     rows, held = [], fleet.held()
-    for view, host in zip(fleet.views(), fleet.cluster.hosts, strict=True):
+    for view, host in zip(views, fleet.cluster.hosts, strict=True):
         reason, by = fleet.taints.get(host.name, (None, None))
         rows.append(
             HostRow(

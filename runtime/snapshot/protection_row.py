@@ -11,7 +11,7 @@ from typing import Self
 from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
 from ..model.jobs import Job
-from ..model.snapshots import SHORT, Generation, HostSeen, rewind_plan
+from ..model.snapshots import SHORT, Generation, HostSeen, Room, rewind_plan
 
 REWIND_BASE_S = 1.0
 SENT_BYTES_PER_S, LOCAL_BYTES_PER_S = 250e6, 600e6
@@ -20,7 +20,7 @@ as long as the largest image takes at one of these rates: if it is read at its h
 restored, and if it is on the host that restores it."""
 
 
-def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> ProtectionRow | None:
+def row(job: Job, cluster: Cluster, seen: Seen, now: float) -> ProtectionRow | None:
     """What `status` shows; ``now``: seconds since 1970. None for a job that has ended."""
     if job.state == "ended":
         return None
@@ -31,7 +31,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
     age = max(0.0, now - newest.time)
     if job.state == "suspended":
         held = holders_of(job)
-        why = "" if newest.directory else _gone(job, newest, Holders.of(hosts))
+        why = "" if newest.directory else _gone(job, newest, seen.holders)
         return ProtectionRow(
             every,
             newest.name,
@@ -42,7 +42,8 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
             auto=auto,
             directory=newest.directory,
         )
-    in_place = _in_place(job, newest, hosts)
+    near = seen.room.near(newest, _owners(job))
+    in_place = _in_place(job, newest, near)
     sent = [name for name in in_place if name not in newest.own_copies]
     rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion, sent=bool(sent))
     return ProtectionRow(
@@ -52,7 +53,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         newest.bytes,
         holders_of(job),
         job.pause_s,
-        exposed(job, cluster.domains, Holders.of(hosts)),
+        exposed(job, cluster.domains, seen.holders),
         auto=auto,
         trouble=job.unprotected,
         rewind_s=rewind_s,
@@ -60,7 +61,7 @@ def row(job: Job, cluster: Cluster, hosts: Sequence[HostSeen], now: float) -> Pr
         failure_s=age + rewind_s,
         in_place=in_place,
         sent=sent,
-        would_wait=_would_wait(job, newest, hosts),
+        would_wait=_would_wait(job, newest, near, seen.room),
     )
 
 
@@ -92,6 +93,14 @@ class Holders:
             {host.name: host.lost for host in known if host.lost},
             {host.name: host.memory_left for host in known if host.memory_left < SHORT},
         )
+
+
+class Seen:
+    """The hosts as they are now, for the rows of all jobs: looked at once, not for each job."""
+
+    def __init__(self, hosts: Iterable[HostSeen]) -> None:
+        self.room = Room(hosts)
+        self.holders = Holders.of(self.room.known.values())
 
 
 def exposed(job: Job, domains: Mapping[str, str], hosts: Holders) -> str:
@@ -132,7 +141,7 @@ def _owners(job: Job) -> dict[str, str]:
     return {capsule.name: capsule.host for capsule in job.capsules.values()}
 
 
-def _in_place(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> list[str]:
+def _in_place(job: Job, newest: Generation, hosts: Iterable[HostSeen]) -> list[str]:
     """The capsules that a rewind would restore on the hosts where they are."""
     owners = _owners(job)
     plan = rewind_plan(hosts, newest, owners, ())
@@ -141,13 +150,17 @@ def _in_place(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> list[s
     return [name for name, place in plan.items() if place.host == owners[name]]
 
 
-def _would_wait(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> str:
+def _would_wait(job: Job, newest: Generation, near: Sequence[HostSeen], room: Room) -> str:
     """Which host's death would leave the job waiting for a free slot, as text; "" if none."""
     owners = _owners(job)
     for host in dict.fromkeys(owners.values()):
         lost = [name for name, owner in owners.items() if owner == host]
-        left = [seen for seen in hosts if seen.name != host]
-        plan = rewind_plan(left, newest, owners, lost)
-        if isinstance(plan, str):
-            return f"if {host} died, the job would wait: {plan}"
+        left = [seen for seen in near if seen.name != host]
+        why = rewind_plan(left, newest, owners, lost)
+        if isinstance(why, str) and not room.roomy <= {seen.name for seen in near}:
+            # The reason names each host that has room.
+            left = [seen for seen in room.known.values() if seen.name != host]
+            why = rewind_plan(left, newest, owners, lost)
+        if isinstance(why, str):
+            return f"if {host} died, the job would wait: {why}"
     return ""

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from liveshift.runtime.messages import GpuSeat
 from liveshift.runtime.model.snapshots import (
     Generation,
     Place,
+    Room,
     choose_holders,
     image_name,
     restore_name,
@@ -248,6 +251,59 @@ def test_capsules_with_files_on_carried_paths_go_to_different_hosts() -> None:
     neither = rewind_plan(hosts, both, OWNERS, list(OWNERS))
     assert not isinstance(neither, str)
     assert sorted(place.host for place in neither.values()) == ["h0", "h2"]
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[HostView], Generation, dict[str, str]]:
+    """Hosts with and without room and GPUs, and a job of some of them."""
+    seats = st.tuples(st.sampled_from(["H100", "A100"]), st.booleans())
+    hosts = [
+        host(
+            f"h{n}",
+            used=draw(st.integers(0, 2)),
+            spare=draw(st.sampled_from(["floating", "dedicated", "none"])),
+            up=draw(st.integers(0, 4)) > 0,
+            tainted=draw(st.integers(0, 4)) == 0,
+            gpus=tuple(
+                seat(f"{n}-{k}", model=model, free=free)
+                for k, (model, free) in enumerate(draw(st.lists(seats, max_size=2)))
+            ),
+        )
+        for n in range(draw(st.integers(2, 12)))
+    ]
+    names = st.sampled_from([each.name for each in hosts])
+    owners = {f"gpt/{n}": draw(names) for n in range(draw(st.integers(1, 3)))}
+    one = GpuNeed(frozenset({"x"}), (seat("x", free=False),))
+    gpus = {capsule: one for capsule in owners if draw(st.booleans())}
+    made = Generation(
+        *(17, "gpt", "", 5.0, 0, {c: (h, 1) for c, h in owners.items()}),
+        {c: draw(st.lists(names, min_size=1, max_size=2)) for c in owners},
+        gpus=gpus,
+        carried=[c for c in owners if draw(st.booleans())],
+    )
+    return hosts, made, owners
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(clusters(), st.integers(0, 7))
+def test_the_near_hosts_make_the_plan_that_all_hosts_make(
+    drawn: tuple[list[HostView], Generation, dict[str, str]], which: int
+) -> None:
+    hosts, made, owners = drawn
+    near = Room(hosts).near(made, owners)
+    lost = [capsule for n, capsule in enumerate(owners) if which >> n & 1]
+    for gone in ("", *owners.values()):
+        few = rewind_plan([h for h in near if h.name != gone], made, owners, lost)
+        full = rewind_plan([h for h in hosts if h.name != gone], made, owners, lost)
+        if isinstance(full, str):
+            assert isinstance(few, str)
+        else:
+            assert few == full
+
+
+def test_few_hosts_of_many_are_near() -> None:
+    many = [host(f"h{n}") for n in range(1000)]
+    assert len(Room(many).near(generation(a="h7", b="h8"), OWNERS)) <= 6
 
 
 # ---- GPUs --------------------------------------------------------------------------------------

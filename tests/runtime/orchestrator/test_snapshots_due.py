@@ -28,6 +28,7 @@ from liveshift.runtime.orchestrator.context import OrchestratorContext
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.job_snapshots import JobSnapshots
 from liveshift.runtime.orchestrator.protection import Protection
+from liveshift.runtime.orchestrator.status import status
 from liveshift.runtime.quiesce.gates import Boundary
 from liveshift.runtime.snapshot.directory_images import DirectoryImages
 from liveshift.runtime.snapshot.snapshot import Snapshot
@@ -68,7 +69,8 @@ class Scene:
         return self.fleet.jobs["a"]
 
     def row(self) -> ProtectionRow:
-        found = module.row(self.fleet, self.job)
+        (job,) = status(self.fleet, lambda job: job is self.job, sees_all=True).jobs
+        found = job.protection
         assert found is not None
         return found
 

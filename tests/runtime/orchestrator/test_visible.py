@@ -32,6 +32,7 @@ from liveshift.errors import NotFound, NotPermitted, Refused
 from liveshift.runtime import messages
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import RunJob
+from liveshift.runtime.model.spares import HostView
 
 __all__ = ["people", "scene"]
 
@@ -49,6 +50,23 @@ def test_status_shows_hosts_to_all_and_jobs_to_those_who_may_see_them(scene: Sce
     assert shown(scene, NOBODY) == ([], [[], []], [1, 2])
     for uid in (0, VERA, OTTO, ADA):
         assert shown(scene, uid) == (["a", "b"], [["a/0"], ["a/1", "b/0"]], [1, 2])
+
+
+def test_a_status_looks_at_the_hosts_once_for_all_jobs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand hosts and jobs it would else stop the orchestrator for seconds."""
+    looks, views = [], scene.fleet.views
+
+    def counted() -> list[HostView]:
+        looks.append(1)
+        return views()
+
+    monkeypatch.setattr(scene.fleet, "views", counted)
+    for name in ("c", "d", "e"):
+        scene.job(name, BOB, ["h0"])
+    assert len(scene.here(OTTO, messages.GetStatus()).jobs) == 5
+    assert len(looks) == 1
 
 
 def m7(scene: Scene, state: str, **more: object) -> messages.MigrationRow:

@@ -36,7 +36,7 @@ def protected() -> Job:
 
 
 def row(job: Job, hosts: list[HostView]) -> ProtectionRow:
-    found = protection_row.row(job, CLUSTER, hosts, MADE + 12.0)
+    found = protection_row.row(job, CLUSTER, protection_row.Seen(hosts), MADE + 12.0)
     assert found is not None
     return found
 
@@ -110,7 +110,7 @@ def test_a_job_without_a_snapshot_says_why() -> None:
     job.unprotected = "h3 has no room"
     assert row(job, HOSTS).why_not == "h3 has no room"
     job.state = "ended"
-    assert protection_row.row(job, CLUSTER, HOSTS, MADE) is None
+    assert protection_row.row(job, CLUSTER, protection_row.Seen(HOSTS), MADE) is None
 
 
 def test_why_there_is_no_later_snapshot_is_kept_beside_the_last_one() -> None:
