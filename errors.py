@@ -8,7 +8,8 @@ LiveshiftError            1   liveshift tried something and failed
 ├── ConfigError           3   the cluster file is wrong (names file and line)
 ├── NotFound              4   no such job, capsule or host
 ├── Refused               5   not done, and nothing was changed: preflight, no spare, already moving
-│   └── SourceRefused     5   … and the cause is in the capsule: any destination is refused
+│   ├── SourceRefused     5   … and the cause is in the capsule: any destination is refused
+│   └── NoSpare           5   … and the cause is in the hosts: none can take the capsule now
 ├── Unreachable           6   an agent or the orchestrator does not answer
 └── NotPermitted          7   the caller may not do this
 
@@ -65,6 +66,15 @@ class Refused(LiveshiftError):
 
 class SourceRefused(Refused):
     """The request was refused for a cause in the capsule: any destination would be refused."""
+
+
+class NoSpare(Refused):
+    """No host can take a capsule now. ``kinds``: the reasons of all hosts in words, without the
+    hosts' names and without numbers: the same until another kind of reason comes or goes."""
+
+    def __init__(self, message: str, *, hint: str | None = None, kinds: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kinds = kinds
 
 
 AT_SOURCE = (SourceFailed, SourceRefused)

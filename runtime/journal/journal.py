@@ -32,6 +32,10 @@ MOVES_OF_A_HOST = 1000
 MOST_TEXT = 1000
 """The history keeps at most this many characters of a reason or of a command."""
 
+MOST_OF_AN_EVENT = 4000
+"""A line of the history has at most this many characters, whatever its reason is: what people ask
+for is thousands of lines, and one answer has room for 64 MiB."""
+
 NUMBERED = re.compile(r"job([0-9]{1,9})")
 LAST_NUMBER = 999_999_999
 
@@ -277,7 +281,7 @@ class Journal:
         self.file.write(
             "INSERT INTO events (time, subject, kind, text, by, migration)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (time.time(), subject, kind, text, by, migration),
+            (time.time(), subject, kind, shortened(text, MOST_OF_AN_EVENT), by, migration),
         )
 
     def note(
@@ -325,6 +329,6 @@ class Journal:
         return found
 
 
-def shortened(text: str) -> str:
-    """Cut a person's text to the length that the history keeps."""
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+def shortened(text: str, most: int = MOST_TEXT) -> str:
+    """Cut a text to ``most`` characters, by default to what the history keeps of a person's."""
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -9,7 +9,7 @@ any one host takes either capsules or images, never both.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,7 +18,7 @@ from typing import Protocol
 from ...criu_glue.survey.found import Survey
 from ...errors import LiveshiftError
 from ..messages import GpuSeat, GpuSurvey
-from .spares import NO_GPUS, GpuNeed, lacks, without
+from .spares import NAMED_EACH, NO_GPUS, GpuNeed, lacks, reasons, without
 
 HELD = "held"
 """The side of a claim for a held image. It is no ownership.Side: such an image never runs."""
@@ -32,10 +32,6 @@ COPY_FREE, KEPT_FREE, SHORT, NEEDED_AT_ONCE = 0.15, 0.1, 0.05, 0.02
 there. The copies of its own capsules must leave COPY_FREE, and go if less than KEPT_FREE is left.
 With less than SHORT left a host keeps no snapshot if another one can. With less than NEEDED_AT_ONCE
 a snapshot is given up for it: the kernel would soon end a process."""
-
-MOST_REASONS = 6
-"""So many reasons are named if no host can hold a snapshot. A cluster may have thousands of
-hosts."""
 
 RESTORE = re.compile(r"r[1-9][0-9]{0,17}\.[0-9]{1,9}")
 """The name under which a rewind restores a capsule."""
@@ -175,7 +171,7 @@ def choose_holders(
     refused = {host.name: _why_no_holder(host, owners, domains) for host in known}
     able = [host for host in known if not refused[host.name]]
     if not able:
-        return f"no host can hold its snapshots: {_reasons(refused)}"
+        return f"no host can hold its snapshots: {reasons(refused)}"
     names = {host.name for host in able}
     load: Counter[str] = Counter()
     chosen: dict[str, str] = {}
@@ -239,8 +235,8 @@ def rewind_plan(
         able = [host for host in roomy if not lacking[host.name]]
         if not able:
             was = f", which was on {owner}" if owner else ""
-            reasons = "".join(f"; {name} {why}" for name, why in lacking.items())
-            return f"no host has room for {capsule}{was}{reasons}"
+            whys = f"; {reasons(lacking, each=NAMED_EACH)}" if lacking else ""
+            return f"no host has room for {capsule}{was}{whys}"
         best = min(
             able, key=lambda host: (host.name not in up, _rank(host, host.slots - left[host.name]))
         )
@@ -295,19 +291,6 @@ def _rank(host: HostSeen, used: int) -> Rank:
     """The order in which hosts are taken: dedicated spares, then the emptiest, as for a move.
     ``used``: slots of the host that are taken, also by what is planned so far."""
     return host.spare != "dedicated", used / max(1, host.slots), host.name
-
-
-def _reasons(refused: Mapping[str, str | None]) -> str:
-    """Why none of these hosts is a holder: each reason once, with one host that has it."""
-    hosts: defaultdict[str, list[str]] = defaultdict(list)
-    for name, why in refused.items():
-        hosts[why or ""].append(name)
-    texts = [
-        f"{names[0]} {why}" + (f" ({len(names) - 1} more as well)" if len(names) > 1 else "")
-        for why, names in hosts.items()
-    ]
-    rest = [f"and {len(texts) - MOST_REASONS} more reasons"] if len(texts) > MOST_REASONS else []
-    return "; ".join([*texts[:MOST_REASONS], *rest])
 
 
 def _why_no_holder(

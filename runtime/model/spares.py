@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ...errors import Refused, no_such
+from ...errors import NoSpare, Refused, no_such
 from ..messages import GpuSeat, GpuSurvey
 
 
@@ -22,6 +23,12 @@ class GpuNeed:
 
 NO_GPUS = GpuNeed()
 
+NAMED_EACH = 8
+"""Of so many hosts each is named with its reason, of more each reason with one host that has it."""
+
+MOST_REASONS = 6
+"""At most so many reasons are named then. A cluster may have thousands of hosts."""
+
 
 def need_of(survey: GpuSurvey | None) -> GpuNeed:
     """The same of a capsule that was surveyed."""
@@ -29,6 +36,9 @@ def need_of(survey: GpuSurvey | None) -> GpuNeed:
         return NO_GPUS
     there = (GpuSeat(gpu.uuid, gpu.name, free=False) for gpu in survey.host.gpus)
     return GpuNeed(frozenset(survey.used), tuple(there))
+
+
+COUNTS = re.compile(r"\b[0-9]+\b")
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ def choose_destination(
     """Return the host to which a capsule moves, and why. With ``to`` empty this function chooses.
 
     It takes a dedicated spare first, then the emptiest floating host; hosts in ``avoid`` come last.
-    Raises NotFound for an unknown host, and Refused, with each host's reason, if none can receive.
+    Raises NotFound for an unknown host, Refused if the host that is named cannot receive, and
+    NoSpare, which is a Refused, with the reasons, if no host can.
     """
     everyone = list(hosts)
     if to:
@@ -80,13 +91,14 @@ def choose_destination(
         if why_not := _why_not(named, source, NO_GPUS):
             raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
         return named, "as asked"
-    able = [h for h in everyone if not _why_not(h, source, gpus)]
+    refused = {h.name: _why_not(h, source, gpus) for h in everyone}
+    able = [h for h in everyone if not refused[h.name]]
     if not able:
-        reasons = "; ".join(f"{h.name} {_why_not(h, source, gpus)}" for h in everyone)
-        raise Refused(
-            f"no spare can take {capsule}: {reasons}",
+        raise NoSpare(
+            f"no spare can take {capsule}: {reasons(refused, each=NAMED_EACH)}",
             hint="add a host, uncordon one, or raise its slots in the cluster file"
             + (", or free GPUs of the model that it uses" if gpus.used else ""),
+            kinds="; ".join(sorted({COUNTS.sub("", why) for why in refused.values() if why})),
         )
     best = min(
         able,
@@ -114,6 +126,22 @@ def place_job(hosts: Iterable[HostView], count: int) -> list[str]:
         chosen += [h.name for h in able if h.free > round_][: count - len(chosen)]
         round_ += 1
     return chosen
+
+
+def reasons(refused: Mapping[str, str | None], each: int = 0) -> str:
+    """Return the reasons of hosts in a line: each reason once, with one host that has it, the most
+    frequent ones first. Of at most ``each`` hosts each is named with its reason."""
+    if len(refused) <= each:
+        return "; ".join(f"{name} {why}" for name, why in refused.items())
+    hosts: defaultdict[str, list[str]] = defaultdict(list)
+    for name, why in refused.items():
+        hosts[why or ""].append(name)
+    texts = [
+        f"{names[0]} {why}" + (f" ({len(names) - 1} more as well)" if len(names) > 1 else "")
+        for why, names in sorted(hosts.items(), key=lambda one: -len(one[1]))
+    ]
+    rest = [f"and {len(texts) - MOST_REASONS} more reasons"] if len(texts) > MOST_REASONS else []
+    return "; ".join([*texts[:MOST_REASONS], *rest])
 
 
 def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:

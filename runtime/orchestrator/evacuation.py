@@ -21,10 +21,10 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import AT_SOURCE, LiveshiftError, SourceRefused, Unreachable
+from ...errors import AT_SOURCE, LiveshiftError, NoSpare, SourceRefused, Unreachable
 from .. import messages
 from ..cost.evacuation_plan import EvacuationPlan
 from ..cost.evacuation_plan import plan as make_plan
@@ -56,8 +56,8 @@ class _Attempts:
     read its end."""
     not_before: float = 0.0
     """The monotonic time of the next attempt."""
-    noted: str = ""
-    """The last reason that was noted in the history. Each is noted once."""
+    noted: set[str] = field(default_factory=set)
+    """The reasons that were noted in the history since the last move. Each is noted once."""
     failures: int = 0
     """Failures in a row with the cause in the capsule."""
     failed: str = ""
@@ -196,13 +196,15 @@ class Evacuation:
                 order = Order(job, capsule, reason=why, by=by, until=until)
                 attempts.begun = self._migrations.start(order)
             except LiveshiftError as error:
-                if attempts.noted != str(error):
-                    attempts.noted = str(error)
+                # Which hosts have a reason changes with each host that comes or goes.
+                alike = error.kinds if isinstance(error, NoSpare) else str(error)
+                if alike not in attempts.noted:
+                    attempts.noted.add(alike)
                     hint = f" ({error.hint})" if error.hint else ""
                     self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
                 continue
             if not attempts.failures:
-                attempts.noted = ""
+                attempts.noted.clear()
             attempts.not_before = time.monotonic() + RETRY_S  # counts if the move fails
             if not plan.together:
                 return
@@ -223,8 +225,8 @@ class Evacuation:
             wait = AT_MOST_S if text == before else RETRY_S
             text += f" ({wait:g} s)"
         attempts.not_before = time.monotonic() + wait
-        if attempts.noted != text:
-            attempts.noted = text
+        if text not in attempts.noted:
+            attempts.noted = {text}
             cause = f"the cause is in it: {migration.error}"
             text = f"no other host is tried for {wait:.0f} s, as {cause}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"

@@ -42,6 +42,11 @@ def test_commit_refuses_any_epoch_but_the_next(journal: Journal, epoch: int) -> 
     assert owners(journal)["gpt/1"] == ("h1", 1)
 
 
+def test_a_line_of_the_history_is_never_long(journal: Journal) -> None:
+    journal.add_event("gpt", "ended", "a reason " * 10_000)
+    assert len(journal.events("gpt", 0)[-1].text) < 5_000
+
+
 def granted(journal: Journal, capsule: str = "gpt/1") -> bool:
     return next(bool(row[6]) for row in journal.capsules("gpt") if row[0] == capsule)
 

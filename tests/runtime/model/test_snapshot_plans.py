@@ -120,10 +120,10 @@ def test_a_large_cluster_without_a_holder_is_a_line_of_reasons() -> None:
     racks = {f"x{n}": f"rack {n % 2}" for n in range(20)} | {"h0": "rack 0", "h1": "rack 1"}
     text = holders([*many, *(host(f"x{n}") for n in range(20))], racks)
     assert text == (
-        "no host can hold its snapshots: h0 runs a capsule of the job (1 more as well); g0 is not"
-        " up (499 more as well);"
+        "no host can hold its snapshots: g0 is not up (499 more as well);"
         " x0 is in one failure domain with h0, which runs a capsule of the job (9 more as well);"
-        " x1 is in one failure domain with h1, which runs a capsule of the job (9 more as well)"
+        " x1 is in one failure domain with h1, which runs a capsule of the job (9 more as well);"
+        " h0 runs a capsule of the job (1 more as well)"
     )
     each = [replace(host(f"x{n}"), memory_left=n / 1000) for n in range(10)]
     assert str(holders(each)).endswith("; x4 is short of memory (0.4% is left); and 5 more reasons")

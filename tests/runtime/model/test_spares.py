@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveshift.errors import NotFound, Refused
+from liveshift.errors import NoSpare, NotFound, Refused
 from liveshift.runtime.messages import GpuSeat
 from liveshift.runtime.model.spares import GpuNeed, HostView, choose_destination, place_job
 
@@ -124,6 +126,24 @@ def test_the_reason_why_not(host: HostView, why: str) -> None:
     with pytest.raises(Refused, match=why) as caught:
         choose_destination([host], "gpt/1", "h0", "")
     assert "add a host" in str(caught.value.hint)
+
+
+def test_of_many_hosts_each_reason_is_said_once_the_most_frequent_first() -> None:
+    """Each host with its reason would be 26 KB of text, again and again in the history."""
+    full = [HostView(f"h{n}", "floating", 1, 1, True, False) for n in range(600)]
+    down = [replace(host, name=f"g{n}", up=False) for n, host in enumerate(full[:399])]
+    hosts = [*full, *down, replace(full[0], name="c0", cordoned=True)]
+    with pytest.raises(NoSpare) as caught:
+        choose_destination(hosts, "gpt/1", "h0", "")
+    assert str(caught.value) == (
+        "no spare can take gpt/1: h1 has no free slot (598 more as well);"
+        " g0 is not up (398 more as well); h0 is where it runs already; c0 is cordoned"
+    )
+    assert caught.value.hint == "add a host, uncordon one, or raise its slots in the cluster file"
+    kinds = caught.value.kinds
+    with pytest.raises(NoSpare) as caught:
+        choose_destination([*hosts, replace(down[0], name="g999")], "gpt/1", "h0", "")
+    assert caught.value.kinds == kinds, "one more host went down: that is no news"
 
 
 # ---- GPUs ----------------------------------------------------------------------------------------

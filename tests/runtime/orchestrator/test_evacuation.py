@@ -16,7 +16,14 @@ from full_journal import fill
 from predictions import predicted
 
 from liveshift.criu_glue.network.overlay import Overlay
-from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
+from liveshift.errors import (
+    LiveshiftError,
+    NoSpare,
+    Refused,
+    SourceFailed,
+    SourceRefused,
+    StepFailed,
+)
 from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, RunJob
 from liveshift.runtime.migration.host_migration import HostMigration
@@ -24,7 +31,7 @@ from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.orchestrator import evacuation
-from liveshift.runtime.orchestrator.evacuation import Evacuation
+from liveshift.runtime.orchestrator.evacuation import Evacuation, _Attempts
 from liveshift.runtime.orchestrator.fleet import Fleet
 
 
@@ -55,6 +62,7 @@ class StandIn:
         self.fleet = fleet
         self.cluster = fleet.cluster
         self.free = True
+        self.kinds = ""  # of the reasons why no host is free
         self.asked: list[str] = []
         self.begun: list[str] = []
         self._number = 0
@@ -82,6 +90,9 @@ class StandIn:
         capsule = order.capsule
         assert not capsule.migration
         self.asked.append(capsule.name)
+        if not self.free and self.kinds:
+            why = f"h{len(self.asked)} has no free slot ({len(self.asked)} more as well)"
+            raise NoSpare(f"no spare can take {capsule.name}: {why}", kinds=self.kinds)
         if not self.free:
             raise Refused(f"no spare can take {capsule.name}", hint="add a host")
         self.untils[capsule.name] = order.until
@@ -231,6 +242,24 @@ def test_without_a_spare_it_is_said_once_and_tried_when_there_is_one(play: Play)
         scene.moves.free = True
         scene.evacuation.wake()
         await scene.until(lambda: scene.moves.begun)
+
+    play(act)
+
+
+def test_that_no_spare_is_free_is_said_again_only_for_another_kind_of_reason(play: Play) -> None:
+    """Which hosts have it, and how many, changes with each host that comes or goes."""
+
+    async def act(scene: Scene) -> None:
+        scene.capsule("a/1").code = scene.capsule("b/1").code = 0
+        scene.moves.free, scene.moves.kinds = False, "has no free slot"
+        scene.taint("h1")
+        for kinds in ("", "is not up", "has no free slot"):
+            scene.moves.kinds = kinds or scene.moves.kinds
+            for _ in range(3):
+                scene.evacuation._attempts.setdefault("a/0", _Attempts()).not_before = 0.0
+                await scene.look()
+        assert len(scene.moves.asked) >= 9
+        assert len(scene.untold()) == 2, scene.untold()
 
     play(act)
 
