@@ -6,7 +6,8 @@ two places. Only if the host must be empty soon may all capsules move at once
 (cost/evacuation_plan.py).
 
 A capsule that could not move is tried again when something has changed (a host came, a slot became
-free, the taint was renewed), and after RETRY_S in any case.
+free, the taint was renewed), and after RETRY_S in any case. If no spare could take it, only such a
+change counts, not each look: in a full cluster of a thousand hosts hundreds of capsules may wait.
 
 If the cause of a failure is in the capsule itself, no other host helps. If the survey found the
 cause, nothing was copied: the next attempt comes after a wait that doubles each time. If a dump or
@@ -58,6 +59,8 @@ class _Attempts:
     """The monotonic time of the next attempt."""
     noted: set[str] = field(default_factory=set)
     """The reasons that were noted in the history since the last move. Each is noted once."""
+    no_spare: bool = False
+    """The last attempt found no host that can take the capsule."""
     failures: int = 0
     """Failures in a row with the cause in the capsule."""
     failed: str = ""
@@ -75,6 +78,7 @@ class Evacuation:
         self._planning: Counter[str] = Counter()  # by host: how many plans are being made
         self._wake = asyncio.Event()
         self._attempts: dict[str, _Attempts] = {}  # by capsule
+        self._room: dict[str, tuple[int, int, int]] = {}  # by host, as :func:`_room` saw it last
 
     def wake(self) -> None:
         """Make :meth:`run` look again now, because something has changed."""
@@ -151,17 +155,33 @@ class Evacuation:
 
     def leave(self, capsule: Capsule) -> None:
         """Leave a capsule alone until its host is tainted again: a person cancelled its move."""
-        self._attempts.setdefault(capsule.name, _Attempts()).not_before = float("inf")
+        attempts = self._attempts.setdefault(capsule.name, _Attempts())
+        attempts.not_before, attempts.no_spare = float("inf"), False
 
     async def run(self) -> None:
         while True:
-            self._forget_over()
-            for host in list(self._fleet.taints):
-                self._start_next(host)
             self._wake.clear()
+            self._forget_over()
+            if self._fleet.taints:
+                self._note_room()
+            for host in list(self._fleet.taints):
+                if host in self._fleet.taints:
+                    self._start_next(host)
+                await asyncio.sleep(0)  # heartbeats are read between two hosts
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
+
+    def _note_room(self) -> None:
+        """Let the capsules try again for which there was no spare, if a host has room now that it
+        did not have at the last look."""
+        before, self._room = self._room, _room(self._fleet)
+        none = (0, 0, 0)
+        pairs = ((room, before.get(host, none)) for host, room in self._room.items())
+        if any(new > old for room, had in pairs for new, old in zip(room, had, strict=True)):
+            for attempts in self._attempts.values():
+                if attempts.no_spare:
+                    attempts.not_before = 0.0
 
     def _on(self, host: str) -> list[tuple[Job, Capsule]]:
         return [(job, each) for job, each in self._fleet.living() if each.host == host]
@@ -202,7 +222,11 @@ class Evacuation:
                     attempts.noted.add(alike)
                     hint = f" ({error.hint})" if error.hint else ""
                     self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
+                attempts.no_spare = isinstance(error, NoSpare)
+                if attempts.no_spare:
+                    attempts.not_before = time.monotonic() + RETRY_S
                 continue
+            attempts.no_spare = False
             if not attempts.failures:
                 attempts.noted.clear()
             attempts.not_before = time.monotonic() + RETRY_S  # counts if the move fails
@@ -231,6 +255,15 @@ class Evacuation:
             text = f"no other host is tried for {wait:.0f} s, as {cause}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
             self._fleet.journal.note(capsule.name, "not moved", text + hint, by)
+
+
+def _room(fleet: Fleet) -> dict[str, tuple[int, int, int]]:
+    """Return the free slots, the free GPUs and the GPUs of each host that may get capsules."""
+    return {
+        view.name: (view.free, sum(seat.free for seat in view.gpus), len(view.gpus))
+        for view in fleet.views()
+        if view.takes_work and view.spare != "none"
+    }
 
 
 def _told(

@@ -264,6 +264,41 @@ def test_that_no_spare_is_free_is_said_again_only_for_another_kind_of_reason(pla
     play(act)
 
 
+def test_without_a_spare_it_is_tried_again_when_a_host_has_room_and_not_at_each_look(
+    play: Play, clock: Clock
+) -> None:
+    """In a full cluster of a thousand hosts the orchestrator would do nothing else."""
+
+    async def act(scene: Scene) -> None:
+        scene.moves.free, scene.moves.kinds = False, "has no free slot"
+        for host in scene.fleet.hosts.values():
+            host.heard = time.monotonic() + 1000
+        scene.capsule("b/0").host = "h2"
+        scene.taint("h1")
+        await scene.look()
+        for _ in range(3):
+            await scene.look()
+        assert scene.moves.asked == ["a/0", "a/1", "b/1"]
+        clock.now += evacuation.RETRY_S  # in any case
+        await scene.look()
+        await scene.look()
+        assert len(scene.moves.asked) == 6
+        scene.capsule("b/0").code = 0  # h2 has a slot more
+        await scene.look()
+        await scene.look()
+        assert len(scene.moves.asked) == 9
+        scene.fleet.hosts["h2"].heard = 0.0  # it is down: that helps nobody
+        await scene.look()
+        await scene.look()
+        assert len(scene.moves.asked) == 9
+        scene.fleet.hosts["h2"].heard = time.monotonic() + 1000
+        scene.moves.free = True
+        await scene.look()
+        assert scene.moves.begun[0].startswith("a/0")
+
+    play(act)
+
+
 def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
     play: Play, clock: Clock
 ) -> None:
