@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import LiveshiftError
+from ...texts import shortened
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
 from . import command_table, snapshot_tables
@@ -28,9 +29,6 @@ log = logging.getLogger("liveshift.journal")
 
 MOVES_OF_A_HOST = 1000
 """A host's history looks for its moves among this many last migrations; it must decode each."""
-
-MOST_TEXT = 1000
-"""The history keeps at most this many characters of a reason or of a command."""
 
 MOST_OF_AN_EVENT = 4000
 """A line of the history has at most this many characters, whatever its reason is: what people ask
@@ -327,8 +325,3 @@ class Journal:
             if host in (row.source.partition(" ")[0], row.destination.partition(" ")[0]):
                 found.append(number)
         return found
-
-
-def shortened(text: str, most: int = MOST_TEXT) -> str:
-    """Cut a text to ``most`` characters, by default to what the history keeps of a person's."""
-    return text if len(text) <= most else f"{text[:most]}…"

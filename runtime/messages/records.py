@@ -152,7 +152,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
 
 class JobRow(msgspec.Struct, frozen=True):
     """``state``: running, rewinding, suspended, ending or ended; ``rate``: that of its slowest
-    capsule.
+    capsule. ``command``: cut to 1,000 characters.
 
     ``protection``: its snapshots; None for a job that has ended."""
 

@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ... import units
 from ...criu_glue.capsule.sandboxes import PAGES
 from ...criu_glue.network.overlay import JOB_PREFIX, Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage, no_such
 from ...interposer.library import library_path
+from ...texts import shortened
 from ..config.choices import RewindOn
 from ..config.cluster import Cluster
 from ..config.environment import CapsuleIdentity, environment
@@ -26,6 +28,11 @@ from .snapshots import Generation
 
 MOST_CAPSULES = 250
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+LONGEST_ARGUMENT, MOST_ARGUMENTS, POINTER = 128 << 10, 2 << 20, 8
+"""Bytes. The kernel starts no program with an argument or a variable of more, the NUL at its end
+included, nor with more in all, each with a pointer: a quarter of the stack's limit, which is 8 MiB
+for an agent (execve(2), "Limits on size of arguments and environment")."""
+
 KILLED = 137
 """The exit code of a capsule that SIGKILL ended, or whose exit code no agent has seen."""
 
@@ -200,6 +207,7 @@ def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -
         raise WrongUsage("no command given", hint="liveshift run -- torchrun train.py")
     if not 1 <= run.nnodes <= MOST_CAPSULES:
         raise WrongUsage(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
+    _check_size(run)
     for_job(cluster, run.collective)
     if 0 < run.snapshot_every < LEAST_INTERVAL_S:
         raise WrongUsage(
@@ -218,6 +226,29 @@ def check_request(run: RunJob, taken: set[str], cluster: Cluster, number: int) -
             raise Refused(f'a job "{run.name}" is running already', hint="choose another --name")
         return run.name
     return f"job{number}"
+
+
+def _check_size(run: RunJob) -> None:
+    """Raise WrongUsage if no host's kernel would start the command: it would end with code 126, and
+    every host would have been sent it."""
+    words = [("an argument of the command", argument) for argument in run.argv]
+    words += [(f"the variable {shortened(k, 40)}", f"{k}={v}") for k, v in run.env.items()]
+    total = 0
+    for what, word in words:
+        size = len(word.encode(errors="replace")) + 1  # each byte that is no UTF-8 counts as one
+        total += size + POINTER
+        if size > LONGEST_ARGUMENT:
+            raise WrongUsage(
+                f"{what} has {units.size(size)}, and the kernel takes at most"
+                f" {units.size(LONGEST_ARGUMENT)}",
+                hint="put it into a file, and pass the file's name",
+            )
+    if total > MOST_ARGUMENTS:
+        raise WrongUsage(
+            f"the command and its environment have {units.size(total)}, and the kernel takes at"
+            f" most {units.size(MOST_ARGUMENTS)}",
+            hint="put long arguments into a file, and pass the file's name",
+        )
 
 
 def overlay_for(cluster: Cluster, taken: set[int]) -> Overlay:

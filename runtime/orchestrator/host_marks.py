@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 
 from ...errors import Refused
+from ...texts import shortened
 from .. import messages
 from ..config.access import Principal, Role
 from ..config.choices import Severity
-from ..journal.journal import shortened
 from .evacuation import Evacuation
 from .fleet import Fleet
 from .rights import Rights

@@ -13,10 +13,10 @@ import msgspec
 
 from ...criu_glue.capsule.output import REWIND, rewinds_at
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable, WrongUsage
+from ...texts import shortened
 from .. import messages
 from ..config.access import Principal, Role, groups_of, refusal
 from ..daemon.lookups import look_up
-from ..journal.journal import shortened
 from ..messages.answers import expected
 from ..model import run_spec
 from ..model.jobs import Capsule, Job, check_request, overlay_for

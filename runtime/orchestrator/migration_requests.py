@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from ...errors import LiveshiftError, NotFound, Refused, WrongUsage
+from ...texts import shortened
 from .. import messages
 from ..config.access import Principal, Role, refusal
 from ..config.choices import Way
-from ..journal.journal import shortened
 from ..messages import Message
 from ..migration.host_migration import HostMigration
 from ..migration.order import Order

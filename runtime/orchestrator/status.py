@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ...texts import shortened
 from ..messages import CapsuleRow, HostRow, JobRow, ProtectionRow, Status, UnknownRow
 from ..model.jobs import Capsule, Job
 from ..model.spares import HostView
@@ -32,7 +33,7 @@ def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Stat
         moving=[each.row() for each in fleet.under_way() if sees(each.job)],
         trouble=_trouble(fleet),
         unknown=[
-            UnknownRow(seen.name, host, seen.pids, seen.resident, seen.command)
+            UnknownRow(seen.name, host, seen.pids, seen.resident, shortened(seen.command))
             for host, found in fleet.unknown.items()
             for seen in found
             if sees_all
@@ -46,7 +47,7 @@ def _job(fleet: Fleet, job: Job, protection: ProtectionRow | None) -> JobRow:
     return JobRow(
         name=job.name,
         state=job.state,
-        command=" ".join(job.request.argv),
+        command=shortened(" ".join(job.request.argv)),
         user=job.uid,
         started=job.started,
         rate=min(running, default=0.0),

@@ -133,11 +133,21 @@ def test_a_name_is_kept_or_given() -> None:
     assert check_request(request(name=""), {"gpt"}, cluster, 5) == "job5"
 
 
+def test_a_long_command_and_environment_are_taken_as_long_as_the_kernel_takes_them() -> None:
+    cluster = config.parse(CLUSTER).cluster
+    argv = ["true", "x" * ((128 << 10) - 1), *["\udcff" * 100_000] * 15]  # no UTF-8
+    assert check_request(request(argv=argv, env={"A": "x" * 100_000}), set(), cluster, 1) == "gpt"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"argv": []}, "no command given"),
         ({"nnodes": 0}, "--nnodes 0"),
+        ({"argv": ["true", "x" * (128 << 10)]}, "an argument of the command has 131 kB, and the"),
+        ({"env": {"A": "x" * (128 << 10)}}, "the variable A has 131 kB, and the kernel takes at"),
+        ({"argv": ["true", *["x" * 100_000] * 21]}, "its environment have 2.10 MB, and the kernel"),
+        ({"argv": ["x"] * (1 << 18)}, "its environment have 2.62 MB, and the kernel takes at most"),
         ({"nnodes": MOST_CAPSULES + 1}, f"--nnodes {MOST_CAPSULES + 1}"),
         ({"name": "taken"}, '"taken" is running already'),
         ({"collective": 60.0}, "a collective timeout of 60 s is too short"),

@@ -297,6 +297,16 @@ def test_long_texts_do_not_fill_the_journal(scene: Scene) -> None:
     assert len(scene.fleet.journal.events("long", 0)[0].text) < 1100
 
 
+def test_long_command_lines_do_not_fill_the_status(scene: Scene) -> None:
+    """Some dozen of them were more than a message may have, and operators saw nothing any more."""
+    scene.here(ALICE, RunJob("long", 1, ["train", *["x" * 100_000] * 15], {}, "/", 100, []))
+    seen = messages.CapsuleState("c/0", 1, 1, 0, 0, 0.0, [], "y" * 100_000)
+    scene.fleet.unknown["h0"] = [seen]
+    shown = scene.here(OTTO, messages.GetStatus())
+    assert len(messages.encode_answer(1, shown)) < 10_000
+    assert shown.jobs[-1].command == f"train {'x' * 994}…"
+
+
 @pytest.mark.parametrize("wait", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_wait_of_any_length_is_bounded(scene: Scene, wait: float) -> None:
     assert scene.here(ALICE, messages.ReadOutput("a/0", 0, wait)).data == b"secret"
