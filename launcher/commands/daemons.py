@@ -82,13 +82,18 @@ def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
 
     from ...runtime.daemon import notify
     from ...runtime.daemon.cluster_file import start_again
+    from ...runtime.daemon.log_lines import LogLines
 
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(levelname)s %(name)s: %(message)s"
-        if os.environ.get("JOURNAL_STREAM")  # systemd's journal adds the time
-        else "%(asctime)s %(levelname)s %(name)s: %(message)s",
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(
+        LogLines(
+            "%(levelname)s %(name)s: %(message)s"
+            if os.environ.get("JOURNAL_STREAM")  # systemd's journal adds the time
+            else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
     )
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(level=level, handlers=[to_stderr])
 
     async def until_signalled() -> bool:
         """Return whether the daemon must start again."""

@@ -2,7 +2,8 @@
 """Consoles, errors and JSON: how anything of this program reaches a person or a script.
 
 Data goes to stdout, everything else to stderr. Names and messages come from elsewhere, so text is
-not read as rich's markup unless a caller asks for it. A pipe gets lines as long as they need to be.
+not read as rich's markup unless a caller asks for it, and no terminal obeys what is in it. A pipe
+gets lines as long as they need to be.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
+
+from ...texts import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,7 +26,9 @@ def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -
     a pipe."""
     from rich.console import Console
 
-    return Console(
+    from .visible_text import VisibleText
+
+    made = Console(
         file=stream,
         markup=markup,
         highlight=False,
@@ -31,6 +36,8 @@ def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -
         soft_wrap=False,
         width=width if stream.isatty() else PIPE_WIDTH,
     )
+    made.push_render_hook(VisibleText())
+    return made
 
 
 def out(*, markup: bool = False) -> Console:
@@ -48,14 +55,14 @@ def note(text: str, style: str = "") -> None:
     if sys.stderr.isatty():
         err().print(text, style=style, soft_wrap=True)
     else:  # rich is not needed
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
 
 
 def failure(message: str, hint: str | None = None) -> None:
     """Print ``error: …`` and ``hint: …`` on stderr. Further lines of a message stay as they are."""
     if not sys.stderr.isatty():
-        sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+        sys.stderr.write(visible(f"error: {message}\n" + (f"hint: {hint}\n" if hint else "")))
         sys.stderr.flush()
         return
     from rich.text import Text

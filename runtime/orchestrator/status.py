@@ -32,13 +32,16 @@ def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Stat
         hosts=_hosts(fleet, views, {capsule for job in jobs for capsule in job.capsules}),
         moving=[each.row() for each in fleet.under_way() if sees(each.job)],
         trouble=_trouble(fleet),
-        unknown=[
-            UnknownRow(seen.name, host, seen.pids, seen.resident, shortened(seen.command))
-            for host, found in fleet.unknown.items()
-            for seen in found
-            if sees_all
-        ],
+        unknown=_unknown(fleet) if sees_all else [],
     )
+
+
+def _unknown(fleet: Fleet) -> list[UnknownRow]:
+    return [
+        UnknownRow(shortened(seen.name), host, seen.pids, seen.resident, shortened(seen.command))
+        for host, found in fleet.unknown.items()
+        for seen in found
+    ]
 
 
 def _job(fleet: Fleet, job: Job, protection: ProtectionRow | None) -> JobRow:

@@ -297,6 +297,26 @@ def test_long_texts_do_not_fill_the_journal(scene: Scene) -> None:
     assert len(scene.fleet.journal.events("long", 0)[0].text) < 1100
 
 
+def test_no_text_of_a_person_is_obeyed_by_a_terminal_or_looks_like_another_line(
+    scene: Scene,
+) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\nINFO forged\x9b1m\u202e"
+    harmless = "?]0;owned??[2J INFO forged?1m?"
+    scene.here(ALICE, RunJob("esc", 1, ["true", evil], {}, "/", 100, []))
+    scene.here(OTTO, messages.SetTaint("h1", evil))
+    scene.here(ALICE, messages.Migrate("a/0", "h1", evil, False))
+    assert scene.stubs.told[-1] == f"move a/0 h1 {harmless} by alice"
+    scene.fleet.unknown["h0"] = [messages.CapsuleState(f"c{evil}/0", 1, 1, 0, 0, 0.0, [], evil)]
+    shown = scene.here(OTTO, messages.GetStatus())
+    assert shown.jobs[-1].command == f"true {harmless}"
+    assert (shown.unknown[0].capsule, shown.unknown[0].command) == (f"c{harmless}/0", harmless)
+    assert shown.hosts[1].taint == harmless
+    scene.fleet.journal.add_event("h1", "moving", evil)  # such as an error of a host
+    texts = [event.text for event in scene.here(OTTO, messages.GetEvents("", 0)).events]
+    assert len(texts) == 7
+    assert all(text.isprintable() for text in texts)
+
+
 def test_long_command_lines_do_not_fill_the_status(scene: Scene) -> None:
     """Some dozen of them were more than a message may have, and operators saw nothing any more."""
     scene.here(ALICE, RunJob("long", 1, ["train", *["x" * 100_000] * 15], {}, "/", 100, []))

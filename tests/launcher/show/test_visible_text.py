@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is printed for a person contains nothing that the terminal would obey, but for our own
+colours."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from rich.console import Group
+
+from liveshift.launcher.commands import events
+from liveshift.launcher.show import render
+from liveshift.runtime.messages import Event
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b5n\u202e\udcff bad"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def told(monkeypatch: pytest.MonkeyPatch, made: type[io.StringIO]) -> str:
+    """All that these functions print of a text, of an event of an old journal, and of an error."""
+    out = made()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    table = render.table("what", "who")
+    table.add_row(Group(EVIL, "second line"), EVIL)
+    render.show(table)
+    render.note(EVIL)
+    render.failure(f"{EVIL}\nin two lines", EVIL)
+    render.out().print(EVIL, soft_wrap=True)
+    events._print([Event(1, 5.0, "gpt", "moving", EVIL, "root", None)], wide=True)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("made", [Terminal, io.StringIO])
+def test_no_control_characters_but_our_own_are_printed(
+    monkeypatch: pytest.MonkeyPatch, made: type[io.StringIO]
+) -> None:
+    found = told(monkeypatch, made)
+    left = COLOURS.sub("", found)
+    assert left.replace("\n", "").isprintable(), left
+    assert left.count("owned") == 7
+    assert "\nin two lines\n" in left
+    if made is Terminal:
+        assert found != left, "our own colours stay"
+
+
+def test_letters_of_all_languages_stay() -> None:
+    from liveshift.texts import one_line, visible
+
+    text = "Grüße, 日本\u3000語, naïve\u00a0x, ═━✓"
+    assert visible(text) == text
+    assert one_line("two\n\tlines") == "two  lines"
