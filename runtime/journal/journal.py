@@ -10,10 +10,12 @@ journal, never before it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import re
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,15 @@ log = logging.getLogger("liveshift.journal")
 
 MOVES_OF_A_HOST = 1000
 """A host's history looks for its moves among this many last migrations; it must decode each."""
+
+MOST_EVENTS = 10_000
+"""A query for events returns at most this many, the newest ones."""
+
+MOST_BYTES = 32_000_000
+"""Their texts and migrations have at most so many bytes; an answer may have 64 MiB."""
+
+MOST_LOOKED = 100_000
+"""A query looks at this many events for those that the caller may see."""
 
 MOST_OF_AN_EVENT = 4000
 """A line of the history has at most this many characters, whatever its reason is: what people ask
@@ -291,10 +302,19 @@ class Journal:
         except JournalError as error:
             log.error("%s: %s: %s (not in the history: %s)", subject, kind, text, error)
 
-    def events(self, subject: str, after: int, host: bool = False) -> list[Event]:
+    def events(
+        self,
+        subject: str,
+        after: int,
+        host: bool = False,
+        sees: Callable[[str, float], bool] = lambda _subject, _time: True,
+    ) -> list[Event]:
         """Return the history of a job (with its capsules), a capsule or a host; for '' of all.
 
-        ``host``: the subject is a host; its history includes the last moves from it and to it.
+        These are the newest MOST_EVENTS events, or as many as MOST_BYTES allow. It is read from the
+        newest backwards, and no further than that. ``host``: the subject is a host; its history
+        includes the last moves from it and to it. ``sees``: whether the caller may see an event of
+        this subject and time.
         """
         where = "number > ?"
         values: list[object] = [after]
@@ -307,12 +327,36 @@ class Journal:
                 about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
             where += f" AND ({about})"
             values += [subject, subject + "/%", subject]
-        query = f"SELECT * FROM events WHERE {where} ORDER BY number"  # noqa: S608
-        rows = self.file.rows(query, values)
-        return [
-            Event(number, at, about, kind, text, by, self.migration(m) if m else None)
-            for number, at, about, kind, text, by, m in rows
-        ]
+        return self._newest(where, values, sees)
+
+    def events_of_migration(
+        self, number: int, after: int, sees: Callable[[str, float], bool]
+    ) -> list[Event]:
+        """Return the history of one migration, as :meth:`events` does."""
+        return self._newest("migration = ? AND number > ?", [number, after], sees)
+
+    def _newest(
+        self, where: str, values: Sequence[object], sees: Callable[[str, float], bool]
+    ) -> list[Event]:
+        query = f"SELECT * FROM events WHERE {where} ORDER BY number DESC"  # noqa: S608
+        found: list[Event] = []
+        moves: dict[int | None, MigrationRow | None] = {}  # many events are of one move
+        sizes: dict[int | None, int] = {None: 0}
+        left = MOST_BYTES
+        with contextlib.closing(self.file.each(query, values)) as rows:
+            for number, at, about, kind, text, by, m in itertools.islice(rows, MOST_LOOKED):
+                if not sees(about, at):
+                    continue
+                if m is not None and m not in moves:
+                    moves[m] = row = self.migration(m)
+                    sizes[m] = len(msgspec.msgpack.encode(row))
+                left -= len(text.encode()) + sizes[m]
+                if left < 0 and found:
+                    break
+                found.append(Event(number, at, about, kind, text, by, moves.get(m)))
+                if len(found) == MOST_EVENTS:
+                    break
+        return found[::-1]
 
     def _moves_of(self, host: str) -> list[int]:
         """List the last migrations from and to a host, swaps of its GPUs included."""

@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,15 @@ class JournalFile:
         """Return all rows that a query finds. Raises JournalError."""
         try:
             return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._in_words(error, "read") from error
+
+    def each(self, query: str, values: Sequence[Any] = ()) -> Generator[Any, None, None]:
+        """Iterate over the rows that a query finds; none is read before it is asked for. Close it
+        at once: an open read keeps the WAL from being emptied. Raises JournalError."""
+        try:
+            with contextlib.closing(self._db.execute(query, values)) as cursor:
+                yield from cursor
         except sqlite3.Error as error:
             raise self._in_words(error, "read") from error
 

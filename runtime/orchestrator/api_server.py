@@ -138,18 +138,17 @@ class ApiServer:
         )
 
     async def _get_events(self, who: Principal, request: messages.GetEvents) -> messages.Events:
-        subject, journal = request.subject, self._fleet.journal
+        subject, journal, sees = request.subject, self._fleet.journal, self._rights.seen_by(who)
         if subject.startswith("m") and subject[1:].isdigit() and subject not in self._fleet.jobs:
             asked_for = messages.GetMigration(subject)
-            details = await self._migration_requests.get_migration(who, asked_for)
-            every = journal.events(details.row.capsule, request.after)
-            about = [e for e in every if e.migration and e.migration.name == subject]
-            return messages.Events(self._rights.visible(who, about))
+            await self._migration_requests.get_migration(who, asked_for)  # checks the rights
+            number = int(subject[1:])
+            return messages.Events(journal.events_of_migration(number, request.after, sees))
         job = self._fleet.jobs.get(subject.partition("/")[0])
         if job is not None and subject not in self._fleet.hosts:
             self._rights.need_to_see(who, job)
         is_host = subject in self._fleet.hosts
-        events = self._rights.visible(who, journal.events(subject, request.after, is_host))
+        events = journal.events(subject, request.after, is_host, sees)
         known = {"", *self._fleet.hosts, *self._fleet.jobs}
         if not events and not request.after and subject not in known:
             own = [name for name, each in self._fleet.jobs.items() if self._rights.sees(who, each)]

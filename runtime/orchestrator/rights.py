@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from ...errors import NotFound, no_such
 from ..config.access import Principal, Role, refusal
-from ..messages import Event
 from ..model.jobs import Job
 from .fleet import Fleet
-
-MOST_EVENTS = 10_000
-"""A query returns at most this many events, the newest ones."""
 
 
 class Rights:
@@ -34,9 +30,9 @@ class Rights:
         job = self._fleet.jobs.get(subject.partition("/")[0])
         return job is not None and when >= job.started and self.sees(who, job)
 
-    def visible(self, who: Principal, events: Iterable[Event]) -> list[Event]:
-        """Return the newest of the events that ``who`` may see."""
-        return [e for e in events if self.saw(who, e.subject, e.time)][-MOST_EVENTS:]
+    def seen_by(self, who: Principal) -> Callable[[str, float], bool]:
+        """Return :meth:`saw` of ``who``, for the journal to ask of each event."""
+        return lambda subject, when: self.saw(who, subject, when)
 
     def rules(self, who: Principal, capsule: str) -> bool:
         """Whether the capsule runs on the host whose root ``who`` is."""

@@ -407,6 +407,14 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "MOVES_OF_A_HOST = 1000",
         "MOVES_OF_A_HOST = 1001",
     ): "a bound on the effort",
+    **{
+        ("runtime/journal/journal.py", line, changed): "a bound on the effort"
+        for line, changed in (
+            ("MOST_EVENTS = 10_000", "MOST_EVENTS = 10001"),
+            ("MOST_BYTES = 32_000_000", "MOST_BYTES = 32000001"),
+            ("MOST_LOOKED = 100_000", "MOST_LOOKED = 100001"),
+        )
+    },
     (
         "runtime/journal/journal.py",
         'query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"',

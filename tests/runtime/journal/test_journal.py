@@ -20,6 +20,7 @@ from liveshift.errors import LiveshiftError
 from liveshift.runtime.journal import journal as journals
 from liveshift.runtime.journal.journal import SCHEMA, VERSION, Journal
 from liveshift.runtime.journal.journal_file import JournalError
+from liveshift.runtime.messages import MigrationRow
 
 __all__ = ["journal", "path"]
 
@@ -44,7 +45,61 @@ def test_commit_refuses_any_epoch_but_the_next(journal: Journal, epoch: int) -> 
 
 def test_a_line_of_the_history_is_never_long(journal: Journal) -> None:
     journal.add_event("gpt", "ended", "a reason " * 10_000)
-    assert len(journal.events("gpt", 0)[-1].text) < 5_000
+    assert len(journal.events("gpt", 0)[-1].text) == 4_000 + len("…")
+
+
+def test_the_history_is_read_from_the_newest_event_backwards_until_it_is_enough(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is never pruned: with each year of a cluster the reading would take longer."""
+    for number in range(100):
+        journal.add_event(f"h{number % 2}", "tainted", str(number))
+    looked: list[str] = []
+
+    def sees(subject: str, _time: float) -> bool:
+        looked.append(subject)
+        return subject == "h1"
+
+    def texts(after: int = 0) -> list[int]:
+        looked.clear()
+        return [int(event.text) for event in journal.events("", after, sees=sees)]
+
+    first = journal.events("", 0)[0].number
+    monkeypatch.setattr(journals, "MOST_EVENTS", 3)
+    assert texts() == [95, 97, 99]
+    assert len(looked) == 5
+    assert texts(first + 97) == [99]
+    monkeypatch.setattr(journals, "MOST_LOOKED", 4)
+    assert texts() == [97, 99]
+    assert len(looked) == 4
+    monkeypatch.setattr(journals, "MOST_BYTES", 3)
+    assert texts() == [99]
+    monkeypatch.setattr(journals, "MOST_BYTES", 1)
+    assert texts() == [99], "one is always told, or a follower would never get beyond it"
+
+
+def test_a_migration_is_read_once_for_all_its_events_and_counts_for_each(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.save_migration(1, row(1, "gpt/1"))
+    for kind in ("move", "moving", "moved"):
+        journal.add_event("gpt/1", kind, kind, "", 1)
+    read: list[int] = []
+    migration = journal.migration
+
+    def counted(number: int) -> MigrationRow | None:
+        read.append(number)
+        return migration(number)
+
+    monkeypatch.setattr(journal, "migration", counted)
+    assert [e.migration.name for e in journal.events("gpt/1", 0) if e.migration] == ["m1"] * 3
+    assert read == [1]
+    size = len(msgspec.msgpack.encode(row(1, "gpt/1")))
+    monkeypatch.setattr(journals, "MOST_BYTES", 2 * size + 20)
+    assert [event.kind for event in journal.events("gpt/1", 0)] == ["moving", "moved"]
+    told = journal.events_of_migration(1, 0, lambda _subject, _time: True)
+    assert [event.kind for event in told] == ["moving", "moved"]
+    assert journal.events_of_migration(1, 0, lambda _subject, _time: False) == []
 
 
 def granted(journal: Journal, capsule: str = "gpt/1") -> bool:
