@@ -50,11 +50,3 @@ def test_no_control_characters_but_our_own_are_printed(
     assert "\nin two lines\n" in left
     if made is Terminal:
         assert found != left, "our own colours stay"
-
-
-def test_letters_of_all_languages_stay() -> None:
-    from liveshift.texts import one_line, visible
-
-    text = "Grüße, 日本\u3000語, naïve\u00a0x, ═━✓"
-    assert visible(text) == text
-    assert one_line("two\n\tlines") == "two  lines"

@@ -400,11 +400,6 @@ def test_a_job_that_only_its_hosts_knew_is_begun_above_its_epochs(
     assert first == 10
 
 
-def test_a_persons_text_is_cut_where_the_history_ends_it() -> None:
-    assert journals.shortened("x" * 1000) == "x" * 1000
-    assert journals.shortened("x" * 1001) == "x" * 1000 + "…"
-
-
 def test_cordons_are_kept(journal: Journal, path: Path) -> None:
     journal.set_cordon("h1", "root")
     journal.set_cordon("h1", "ann")
