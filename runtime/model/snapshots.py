@@ -9,7 +9,7 @@ any one host takes either capsules or images, never both.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -256,22 +256,42 @@ class Room:
         self.known = {host.name: host for host in hosts}
         roomy = [host for host in self.known.values() if _receives(host) and host.free > 0]
         self._best_first = sorted(roomy, key=lambda host: _rank(host, host.used))
-        self.roomy = {host.name for host in roomy}
+        self._fit: dict[GpuNeed, list[str]] = {}  # by need without its own GPUs
+        self._seen_at: defaultdict[str, set[str]] = defaultdict(set)  # by GPU: hosts that see it
+        for host in roomy:
+            for seat in host.gpus:
+                self._seen_at[seat.uuid].add(host.name)
 
     def near(self, generation: Generation, owners: Mapping[str, str]) -> list[HostSeen]:
         """Return the hosts from which :func:`rewind_plan` would choose for this job: with these it
         puts each capsule where it would with all hosts.
 
-        These are the job's own hosts, the holders, and for each capsule as many of the best others
-        as the job has capsules: the other capsules can have taken all of them but one.
+        These are the job's own hosts, the holders, hosts that see a GPU of the job, and for each
+        capsule as many of the best others as the job has capsules: the other capsules can have
+        taken all of them but one. NAMED_EACH others are there to be named in a reason.
         """
-        names = {*owners.values(), *(h for all_ in generation.holders.values() for h in all_)}
-        chosen = set(names)
-        for need in {generation.gpus.get(capsule, NO_GPUS) for capsule in owners}:
-            able = (h.name for h in self._best_first if h.name not in names)
-            fit = (name for name in able if not lacks(self.known[name].gpus, need))
-            chosen.update(islice(fit, len(owners)))
+        needs = {generation.gpus.get(capsule, NO_GPUS) for capsule in owners}
+        names = {*owners.values(), *(h for held in generation.holders.values() for h in held)}
+        names.update(*(self._seen_at.get(gpu, ()) for need in needs for gpu in need.used))
+        chosen = names | {host.name for host in self._best_first[:NAMED_EACH]}
+        for need in needs:
+            others = (name for name in self._fitting(need) if name not in names)
+            chosen.update(islice(others, len(owners)))
         return [self.known[name] for name in sorted(chosen) if name in self.known]
+
+    def _fitting(self, need: GpuNeed) -> list[str]:
+        """The hosts that lack nothing, the best first, if none of them sees a GPU of the need. Then
+        only models and numbers matter, which many capsules have in common."""
+        strange = [("" if seat.uuid in need.used else "?", seat.name) for seat in need.there]
+        there = [
+            GpuSeat(f"{no}{mark}", m, free=False) for no, (mark, m) in enumerate(sorted(strange))
+        ]
+        used = frozenset(seat.uuid for seat in there if not seat.uuid.endswith("?"))
+        alike = GpuNeed(used, tuple(there)) if need.used else NO_GPUS
+        if alike not in self._fit:
+            fit = (host.name for host in self._best_first if not lacks(host.gpus, alike))
+            self._fit[alike] = list(fit)
+        return self._fit[alike]
 
 
 def _carries(other: str) -> str:

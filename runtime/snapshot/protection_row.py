@@ -61,7 +61,7 @@ def row(job: Job, cluster: Cluster, seen: Seen, now: float) -> ProtectionRow | N
         failure_s=age + rewind_s,
         in_place=in_place,
         sent=sent,
-        would_wait=_would_wait(job, newest, near, seen.room),
+        would_wait=_would_wait(job, newest, near),
     )
 
 
@@ -150,17 +150,13 @@ def _in_place(job: Job, newest: Generation, hosts: Iterable[HostSeen]) -> list[s
     return [name for name, place in plan.items() if place.host == owners[name]]
 
 
-def _would_wait(job: Job, newest: Generation, near: Sequence[HostSeen], room: Room) -> str:
+def _would_wait(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> str:
     """Which host's death would leave the job waiting for a free slot, as text; "" if none."""
     owners = _owners(job)
     for host in dict.fromkeys(owners.values()):
         lost = [name for name, owner in owners.items() if owner == host]
-        left = [seen for seen in near if seen.name != host]
-        why = rewind_plan(left, newest, owners, lost)
-        if isinstance(why, str) and not room.roomy <= {seen.name for seen in near}:
-            # The reason names each host that has room.
-            left = [seen for seen in room.known.values() if seen.name != host]
-            why = rewind_plan(left, newest, owners, lost)
-        if isinstance(why, str):
-            return f"if {host} died, the job would wait: {why}"
+        left = [seen for seen in hosts if seen.name != host]
+        plan = rewind_plan(left, newest, owners, lost)
+        if isinstance(plan, str):
+            return f"if {host} died, the job would wait: {plan}"
     return ""

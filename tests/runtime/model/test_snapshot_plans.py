@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.runtime.messages import GpuSeat
+from liveshift.runtime.model import snapshots
 from liveshift.runtime.model.snapshots import (
     Generation,
     Place,
@@ -273,7 +274,9 @@ def clusters(draw: st.DrawFn) -> tuple[list[HostView], Generation, dict[str, str
     ]
     names = st.sampled_from([each.name for each in hosts])
     owners = {f"gpt/{n}": draw(names) for n in range(draw(st.integers(1, 3)))}
-    one = GpuNeed(frozenset({"x"}), (seat("x", free=False),))
+    seen = draw(st.sampled_from(["x", "0-0", "1-0"]))  # a GPU that no host has, or one has
+    two = (seat(seen, free=False), seat("y", model="A100", free=False))
+    one = GpuNeed(frozenset({seen}), two[: draw(st.integers(1, 2))])
     gpus = {capsule: one for capsule in owners if draw(st.booleans())}
     made = Generation(
         *(17, "gpt", "", 5.0, 0, {c: (h, 1) for c, h in owners.items()}),
@@ -301,9 +304,27 @@ def test_the_near_hosts_make_the_plan_that_all_hosts_make(
             assert few == full
 
 
+def test_what_gpus_hosts_lack_is_found_out_once_for_all_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[GpuNeed] = []
+
+    def lacks(_seats: object, need: GpuNeed) -> str:
+        asked.append(need)
+        return "has none"
+
+    monkeypatch.setattr(snapshots, "lacks", lacks)
+    room = Room([host(f"h{n}") for n in range(100)])
+    for number in range(50):
+        used, rest = (seat(f"{number}-{k}", free=False) for k in range(2))
+        gpus = {"gpt/0": GpuNeed(frozenset({used.uuid}), (used, rest))}
+        assert len(room.near(replace(generation(a="h7", b="h8"), gpus=gpus), OWNERS)) <= 14
+    assert len(asked) == 200, "once for the need of all these jobs, and once without GPUs"
+
+
 def test_few_hosts_of_many_are_near() -> None:
     many = [host(f"h{n}") for n in range(1000)]
-    assert len(Room(many).near(generation(a="h7", b="h8"), OWNERS)) <= 6
+    assert len(Room(many).near(generation(a="h7", b="h8"), OWNERS)) <= 14
 
 
 # ---- GPUs --------------------------------------------------------------------------------------
