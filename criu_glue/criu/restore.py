@@ -226,12 +226,17 @@ class RestoringTree:
             self._lock_again()
         self._criu.close()
 
+    def ids(self) -> set[int]:
+        """The ids that the tree has in its capsule. Its processes are children of CRIU, and not yet
+        of the capsule's process 1, until they go on (capsule/tree.py does not find them)."""
+        return pids.of_image(self._images)
+
     def _let_go(self, mark: str, deadline_s: float) -> None:
         """Send ``go``, after which the hook makes the file ``mark``. Raises StepFailed if it does
         not; then no task is left.
 
         New ids then start above the tree's, as at its source: those below are CRIU's."""
-        go = f"go {pids.highest(pids.of_image(self._images))}"
+        go = f"go {pids.highest(self.ids())}"
         ended = self._criu.tell(go, deadline_s)
         if not (self._images / mark).exists():
             self.drop()
