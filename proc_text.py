@@ -19,5 +19,7 @@ def read(path: str | Path) -> str:
 
 
 def lines(path: str | Path) -> list[str]:
-    """Its lines, without line feeds. str.splitlines would split inside names, too."""
-    return read(path).removesuffix("\n").split("\n")
+    """Its lines, without line feeds; none if the file is empty, as many are once their task has
+    ended. str.splitlines would split inside names, too."""
+    text = read(path)
+    return text.removesuffix("\n").split("\n") if text else []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -61,6 +62,12 @@ def test_a_name_is_kept_and_splits_no_line(odd: int) -> None:
     assert others[0].startswith("Umask:")
     with pytest.raises(FileNotFoundError):
         proc_text.read("/proc/0/status")
+
+
+def test_the_file_of_an_ended_task_has_no_lines() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert proc_text.lines(f"/proc/{ended.pid}/maps") == []
 
 
 @pytest.mark.parametrize(

@@ -126,16 +126,16 @@ def belonging(networks: Iterable[int], directory: Path) -> list[Task]:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             space = os.stat(f"/proc/{pid}/ns/mnt").st_ino
             if space not in rooms:
-                rooms[space] = _is_sandbox(proc_text.read(f"/proc/{pid}/mountinfo"), ours)
+                rooms[space] = _is_sandbox(proc_text.lines(f"/proc/{pid}/mountinfo"), ours)
             if rooms[space] or network(pid) in networks:
                 task = Task.of(pid)
                 found += [task] if task else []
     return found
 
 
-def _is_sandbox(mountinfo: str, lab: tuple[str, str]) -> bool:
+def _is_sandbox(mounts: list[str], lab: tuple[str, str]) -> bool:
     """Whether /run/liveshift, in this mount namespace, is the ``run`` of a host of the lab."""
-    for line in mountinfo.removesuffix("\n").split("\n"):
+    for line in mounts:
         _, _, device, root, point, *_ = line.split()
         if point == ROOM_MARK:
             host, last = os.path.split(root.removesuffix("//deleted"))
