@@ -405,8 +405,8 @@ class TestTasks:
             child.kill()
 
     def test_a_room_is_known_by_what_is_mounted_there(self) -> None:
-        line = "31 22 8:1 {root} /run/liveshift rw - ext4 /dev/sda1 rw\n"
-        other = "30 22 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        line = "31 22 8:1 {root} /run/liveshift rw - ext4 /dev/sda1 rw"
+        other = "30 22 8:1 / / rw - ext4 /dev/sda1 rw"
         lab = ("8:1", "/var/lib/liveshift-lab/a")
         for root, belongs in (
             ("/var/lib/liveshift-lab/a/h0/run", True),
@@ -415,8 +415,9 @@ class TestTasks:
             ("/srv/liveshift-lab/a/h0/run", False),
             ("/var/lib/liveshift-lab/a/h0/state", False),
         ):
-            assert tasks._is_sandbox(other + line.format(root=root), lab) is belongs
-        assert not tasks._is_sandbox(other, lab)
+            assert tasks._is_sandbox([other, line.format(root=root)], lab) is belongs
+        assert not tasks._is_sandbox([other], lab)
+        assert not tasks._is_sandbox([], lab), "the process has just ended"
 
     def test_where_a_directory_lies(self) -> None:
         device, path = tasks._on_filesystem(Path("/proc/sys"))
