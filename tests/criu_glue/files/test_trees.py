@@ -22,9 +22,6 @@ from liveshift.criu_glue.files import entries, trees
 from liveshift.criu_glue.files.trees import Stamp, Tree
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
-from liveshift.runtime.agent.host import carried_out
-from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
-from liveshift.runtime.config import cluster as config
 
 Seen = dict[str, Any]
 
@@ -432,51 +429,6 @@ def test_unpacking_where_nothing_can_be_put_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="there"):
         send()
-
-
-def test_what_was_taken_along_and_deleted_elsewhere_does_not_reappear(tmp_path: Path) -> None:
-    carried = tmp_path / "carried"
-    text = f"""
-[cluster]
-name = "c"
-orchestrator = "10.88.0.2:7400"
-overlay = "10.99.0.0/16"
-[hosts.h0]
-address = "10.88.0.10"
-[files]
-carried = ["{carried}"]
-[paths]
-state = "{tmp_path}/state"
-"""
-    factory = CapsuleFactory(config.parse(text).cluster, "h0")
-    (carried / "sub").mkdir(parents=True)
-    for name in ("kept", "deleted elsewhere", "sub/deleted too", "another job's"):
-        (carried / name).write_bytes(b"x")
-    (carried / "deleted elsewhere, used here").write_bytes(b"x")
-    names = {"kept", "deleted elsewhere", "deleted elsewhere, used here", "sub", "sub/deleted too"}
-    every = trees.listing(Tree("carried", carried))
-    taken = {str(carried): {name: every[name] for name in names}}
-    (carried / "deleted elsewhere, used here").write_bytes(b"another job's lines")
-    carried_out.remember(factory, "gpt/1", taken)
-    carried_out.reconcile(factory, "gpt/0", {})  # somebody else comes
-    carried_out.remember(factory, "gpt/2", taken)
-    carried_out.drop_note(factory, "gpt/2")  # it goes back to a snapshot
-    carried_out.reconcile(factory, "gpt/2", {str(carried): set()})  # the note is used up
-    assert len(list(carried.rglob("*"))) == 6
-    carried_out.reconcile(factory, "gpt/1", {str(carried): {"kept", "new"}})
-    left = {p.name for p in carried.rglob("*")}
-    assert left == {"kept", "another job's", "deleted elsewhere, used here"}
-    (carried / "deleted elsewhere").touch()
-    taken = {str(carried): trees.listing(Tree("carried", carried))}
-    carried_out.reconcile(factory, "gpt/1", {str(carried): set()})  # the note is used up
-    assert (carried / "deleted elsewhere").exists()
-    carried_out.remember(factory, "gpt/1", taken)
-    carried_out.remember(factory, "gptx/1", taken)
-    carried_out.forget_job(factory, "gpt")
-    carried_out.reconcile(factory, "gpt/1", {str(carried): set()})
-    assert (carried / "deleted elsewhere").exists()
-    carried_out.reconcile(factory, "gptx/1", {str(carried): set()})
-    assert not (carried / "deleted elsewhere").exists()
 
 
 def test_a_shared_directory_keeps_what_is_as_new_as_what_comes(tmp_path: Path) -> None:

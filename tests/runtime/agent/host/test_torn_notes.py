@@ -3,33 +3,23 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
+from cluster_files import SMALL
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.running_capsule import NOTE, CapsuleFactory
-from liveshift.runtime.config import cluster as config
+from liveshift.runtime.config.cluster import parse
 
-CLUSTER = """
-[cluster]
-name = "c"
-orchestrator = "10.88.0.2:7400"
-overlay = "10.99.0.0/16"
-[hosts.h0]
-address = "10.88.0.10"
-[paths]
-state = "{state}"
-"""
+CLUSTER = f'{SMALL}[paths]\nstate = "{{state}}"\n'
 
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CapsuleFactory:
     place = "liveshift.runtime.agent.host.running_capsule.network.end_namespace"
     monkeypatch.setattr(place, lambda name: None)
-    return CapsuleFactory(config.parse(CLUSTER.format(state=tmp_path)).cluster, "h0")
+    return CapsuleFactory(parse(CLUSTER.format(state=tmp_path)).cluster, "h0")
 
 
 def noted(factory: CapsuleFactory, raw: bytes) -> Path:
@@ -55,15 +45,3 @@ def test_a_note_of_another_version_is_named_and_its_capsule_is_not_touched(
         factory.returning()
     assert f"remove {directory}" in str(caught.value.hint)
     assert directory.exists()
-
-
-def test_an_empty_list_of_what_left_removes_nothing_and_is_used_up(
-    factory: CapsuleFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    note = tmp_path / "carried-out" / "gpt.1"
-    note.parent.mkdir()
-    note.touch()
-    with caplog.at_level(logging.WARNING):
-        carried_out.reconcile(factory, "gpt/1", {"/data": set()})
-    assert "files that gpt/1 took along before may be back" in caplog.text
-    assert not note.exists()
