@@ -85,7 +85,7 @@ class Entries:
 
 
 def open_regular(parent: int, last: str) -> BinaryIO:
-    """Open a regular file in the directory ``parent``, without waiting for anybody.
+    """Open a regular file in the directory ``parent``. Never waits, as at a FIFO without a writer.
 
     Raises one of GONE if a link or something else has taken its place."""
     with _may_be_replaced(last):

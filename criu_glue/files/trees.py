@@ -60,10 +60,10 @@ def listing(tree: Tree) -> dict[str, Stamp]:
 def changed(before: dict[str, Stamp], now: dict[str, Stamp], always: Iterable[str]) -> list[str]:
     """The names of ``now`` that a second pass must send.
 
-    A file of ``always`` is sent with all its names: whoever unpacks one makes a new file, which the
-    other names would not lead to. Its names that are not in ``always`` come last. So the content
-    goes with a name by which the file is mapped, and a rewind, which takes only such names
-    (putting_back.py), finds it there.
+    A file of ``always`` is sent with all its names: the unpacker makes a new file for a name, and
+    other names that it does not get would keep the old one. Names that are not in ``always`` come
+    last. So the content goes with a name by which the file is mapped. A rewind takes only such
+    names (putting_back.py).
     """
     named = set(always)
     again = all_names(named, now)
