@@ -12,8 +12,8 @@ import errno
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
+from ... import proc_text
 from .sandboxes import PRIVATE
 
 PSEUDO = frozenset(
@@ -69,12 +69,12 @@ def mount_table(pid: int | str) -> Mounts:
     if the task has ended, also if it is still a zombie."""
     table: Mounts = {}
     try:
-        text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
+        lines = proc_text.lines(f"/proc/{pid}/mountinfo")
     except OSError as error:
         if error.errno == errno.EINVAL:  # a zombie is in no mount namespace any more
             raise ProcessLookupError(errno.ESRCH, "it has ended", str(pid)) from error
         raise
-    for line in text.rstrip("\n").split("\n"):
+    for line in lines:
         left, right = line.split(" - ", 1)
         number, _, device, root, point, *_ = left.split()
         kind, source, *_ = (*right.split(" "), "")

@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ... import proc_text
 from ...errors import StepFailed
 from ..capsule.sandboxes import Sandbox, enter
 from ..capsule.tree import in_order, inner_pid, tasks
@@ -110,9 +111,7 @@ class FrozenTree:
         tree = self._tree()
         self._dead = DeadTasks(task.pid for task in tree)
         self._stood = [task.pid for task in tree if _is_stopped(task)]
-        part = self._directory / f"{STOOD}.part"  # an agent that dies now leaves no torn note
-        part.write_bytes(msgspec.json.encode(self._stood))
-        part.rename(self._directory / STOOD)
+        self._note(STOOD, self._stood)
         try:
             self._take_out(epoll)
             preload = [INTERRUPTED, *([page_filter.library] if page_filter else [])]
@@ -138,10 +137,14 @@ class FrozenTree:
         """Take entries out. The note is written first, so that a restarted agent can put them
         back."""
         if entries:
-            part = self._directory / f"{OUT}.part"  # an agent that dies now leaves no torn note
-            part.write_bytes(msgspec.json.encode(list(entries)))
-            part.rename(self._directory / OUT)
+            self._note(OUT, list(entries))
             self._out = epoll_sets.take_out(entries, self._pids())
+
+    def _note(self, name: str, what: object) -> None:
+        """Write a note for a restarted agent. One that dies meanwhile leaves no torn note."""
+        part = self._directory / f"{name}.part"
+        part.write_bytes(msgspec.json.encode(what))
+        part.rename(self._directory / name)
 
     def _put_in(self) -> None:
         note = self._directory / OUT
@@ -296,5 +299,5 @@ def _is_stopped(task: psutil.Process) -> bool:
     states = list[str]()
     for thread in Path(f"/proc/{task.pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
-            states.append(thread.read_text(errors="replace").rpartition(")")[2].split()[0])
+            states.append(proc_text.read(thread).rpartition(")")[2].split()[0])
     return "T" in states

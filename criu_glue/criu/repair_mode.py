@@ -10,42 +10,39 @@ switch TCP_REPAIR that has CAP_NET_ADMIN over the socket's namespace.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from ..capsule.tree import descriptors
-from ..files.lent import lent
+from ..survey.borrowed_sockets import kind, sockets
+
+log = logging.getLogger("liveshift.criu")
 
 _TCP_REPAIR, _ON, _OFF = 19, 1, 0  # linux/tcp.h
 
 
 def leave(pids: Iterable[int]) -> int:
-    """Switch repair mode off for every TCP socket of the tasks; returns how many had it on."""
+    """Switch repair mode off for every TCP socket of the tasks; returns how many had it on. One for
+    which this fails does not keep the others from sending again."""
     mended = 0
     for pid in pids:
-        for borrowed in _sockets(pid):
-            with borrowed:
-                mended += _leave(borrowed)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for borrowed in sockets(pid):
+                try:
+                    mended += _leave(borrowed)
+                except OSError as error:
+                    log.error("a connection of process %d stays in repair mode: %s", pid, error)
     return mended
 
 
 def _leave(borrowed: socket.socket) -> bool:
-    if borrowed.family not in (socket.AF_INET, socket.AF_INET6):
+    # MPTCP and SCTP have no such mode.
+    family, type_, protocol = kind(borrowed)
+    if (type_, protocol) != (socket.SOCK_STREAM, socket.IPPROTO_TCP):
         return False
-    if borrowed.type != socket.SOCK_STREAM:
+    if family not in (socket.AF_INET, socket.AF_INET6):
         return False
-    try:
-        if borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) != _ON:
-            return False
-    except OSError:  # it is no TCP but MPTCP or SCTP, which has no such mode (EOPNOTSUPP)
+    if borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) != _ON:
         return False
     borrowed.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, _OFF)
     return True
-
-
-def _sockets(pid: int) -> Iterator[socket.socket]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for fd, target in descriptors(pid):
-            if target.startswith("socket:"):
-                with contextlib.suppress(OSError):  # it was closed, or the task has ended
-                    yield socket.socket(fileno=lent(pid, fd))

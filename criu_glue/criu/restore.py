@@ -23,6 +23,7 @@ written; otherwise it drops the tree and may begin again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -226,6 +227,7 @@ class RestoringTree:
             self._lock_again()
         self._criu.close()
 
+    @functools.cached_property
     def ids(self) -> set[int]:
         """The ids that the tree has in its capsule. Its processes are children of CRIU, and not yet
         of the capsule's process 1, until they go on (capsule/tree.py does not find them)."""
@@ -236,7 +238,7 @@ class RestoringTree:
         not; then no task is left.
 
         New ids then start above the tree's, as at its source: those below are CRIU's."""
-        go = f"go {pids.highest(self.ids())}"
+        go = f"go {pids.highest(self.ids)}"
         ended = self._criu.tell(go, deadline_s)
         if not (self._images / mark).exists():
             self.drop()

@@ -102,7 +102,7 @@ def _follow(client: Client, subject: str, found: list[Event], newest: int, outpu
                 sys.stdout.write(json.dumps(render.plain(event), ensure_ascii=False) + "\n")
             else:
                 who = f"{_time(event.time)}  {event.by or '–':<10}  {event.subject:<10}"
-                sys.stdout.write(f"{who}  {one_line(event.text)}\n")
+                sys.stdout.write(one_line(f"{who}  {event.text}") + "\n")
         sys.stdout.flush()
         time.sleep(LOOK_S)
         found = request(client, Events, GetEvents(subject, newest)).events

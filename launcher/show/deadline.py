@@ -50,11 +50,12 @@ def set_taint(client: Client, request: SetTaint) -> Evacuating | None:
     return answer if isinstance(answer, Evacuating) else None
 
 
-def plan(client: Client, host: str, within: float, severity: str) -> Evacuating:
-    """Ask how a host would become empty by a deadline; changes nothing."""
+def plan(client: Client, host: str, within: float, severity: str) -> Evacuating | None:
+    """Ask how a host would become empty; None if it would have no deadline. Changes nothing."""
     from ...runtime.messages import Evacuating, PlanEvacuation
 
-    return client.get(Evacuating, PlanEvacuation(host, within, severity), PLAN_S + within)
+    answer = client.request(PlanEvacuation(host, within, severity), PLAN_S + within)
+    return answer if isinstance(answer, Evacuating) else None
 
 
 def late(plan: Evacuating) -> list[Departing]:

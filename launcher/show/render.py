@@ -24,11 +24,9 @@ PIPE_WIDTH = 1000  # columns; a table takes only those that it needs
 def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -> Console:
     """Return a console on a stream. rich itself honours NO_COLOR and distinguishes a terminal from
     a pipe."""
-    from rich.console import Console
+    from .visible_text import VisibleConsole
 
-    from .visible_text import VisibleText
-
-    made = Console(
+    return VisibleConsole(
         file=stream,
         markup=markup,
         highlight=False,
@@ -36,8 +34,6 @@ def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -
         soft_wrap=False,
         width=width if stream.isatty() else PIPE_WIDTH,
     )
-    made.push_render_hook(VisibleText())
-    return made
 
 
 def out(*, markup: bool = False) -> Console:

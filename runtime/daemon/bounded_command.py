@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from ...texts import one_line
+
 LOOK_S = 0.2  # seconds between two looks whether the command is to be killed
 TAIL = 4096  # the last bytes of stderr that are kept
 MOST_TEXT = 200  # characters of the last line
@@ -126,4 +128,4 @@ def _read(stderr: IO[bytes]) -> tuple[bytes, bool]:
 def _last_line(tail: bytes) -> str:
     lines = tail.decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return "".join(c if c.isprintable() else "?" for c in last)[:MOST_TEXT]
+    return one_line(last)[:MOST_TEXT]

@@ -83,15 +83,15 @@ def _encode_told(frame: dict[str, Any]) -> bytes:
     try:
         return msgspec.msgpack.encode(frame)
     except UnicodeEncodeError:
-        return msgspec.msgpack.encode(_printable(msgspec.to_builtins(frame)))
+        return msgspec.msgpack.encode(_as_utf8(msgspec.to_builtins(frame, builtin_types=(bytes,))))
 
 
-def _printable(value: Any) -> Any:
+def _as_utf8(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, dict):
-        return {_printable(key): _printable(each) for key, each in value.items()}
-    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_as_utf8(key): _as_utf8(each) for key, each in value.items()}
+    return [_as_utf8(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def decode(raw: bytes | memoryview) -> Frame:

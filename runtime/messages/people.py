@@ -77,9 +77,8 @@ class SetTaint(Message, frozen=True):
 
 
 class PlanEvacuation(Message, frozen=True):
-    """Plan how a host would become empty; changes nothing. The answer is Evacuating.
-
-    ``within``, ``severity``: as in SetTaint."""
+    """Plan how a host would become empty; changes nothing. The fields and the answer are those of
+    SetTaint."""
 
     host: str
     within: float = 0.0

@@ -119,6 +119,11 @@ class Job:
             raise no_such(text, name, self.capsules, "its capsules are")
         return self.capsules[name]
 
+    @property
+    def owners(self) -> dict[str, str]:
+        """The host of each capsule, by its name."""
+        return {capsule.name: capsule.host for capsule in self.capsules.values()}
+
     def indices(self) -> dict[str, int]:
         """The index of each capsule, by its name."""
         return {capsule.name: capsule.index for capsule in self.capsules.values()}

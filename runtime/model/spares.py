@@ -38,7 +38,8 @@ def need_of(survey: GpuSurvey | None) -> GpuNeed:
     return GpuNeed(frozenset(survey.used), tuple(there))
 
 
-COUNTS = re.compile(r"\b[0-9]+\b")
+_COUNTS = re.compile(r"\b[0-9]+\b")
+"""The kind of a reason is the reason without these."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def choose_destination(
             f"no spare can take {capsule}: {reasons(refused, each=NAMED_EACH)}",
             hint="add a host, uncordon one, or raise its slots in the cluster file"
             + (", or free GPUs of the model that it uses" if gpus.used else ""),
-            kinds="; ".join(sorted({COUNTS.sub("", why) for why in refused.values() if why})),
+            kinds="; ".join(sorted({_COUNTS.sub("", why) for why in refused.values() if why})),
         )
     best = min(
         able,

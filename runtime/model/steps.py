@@ -55,7 +55,7 @@ ALLOWED: dict[MigrationStep, frozenset[MigrationStep]] = {
         }
     ),
     MigrationStep.RESUMING: frozenset({MigrationStep.FINISHING, MigrationStep.REWOUND}),
-    MigrationStep.FINISHING: frozenset({MigrationStep.DONE}),
+    MigrationStep.FINISHING: frozenset({MigrationStep.DONE, MigrationStep.REWOUND}),
     MigrationStep.ROLLING_BACK: frozenset(
         {
             MigrationStep.COMMITTED,

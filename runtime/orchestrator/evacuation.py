@@ -100,7 +100,7 @@ class Evacuation:
         await self._apply_deadline(host, began + within)
         self._planning[host] += 1
         try:
-            plan, unable = await self._made_plan(host, within)
+            plan, unable = await self._made_plan(host, within, began)
         finally:
             self._planning[host] -= 1
             self.wake()
@@ -113,13 +113,13 @@ class Evacuation:
 
     async def forecast(self, host: str, within: float) -> messages.Evacuating:
         """Plan the same for a host that may not be tainted; changes nothing."""
-        return _told(host, within, *await self._made_plan(host, within))
+        return _told(host, within, *await self._made_plan(host, within, time.monotonic()))
 
     async def _made_plan(
-        self, host: str, within: float
+        self, host: str, within: float, began: float
     ) -> tuple[EvacuationPlan, list[messages.Departing]]:
-        """The plan for the capsules that can leave, and those that cannot."""
-        began = time.monotonic()
+        """The plan for the capsules that can leave, and those that cannot. ``began``: the moment
+        from which ``within`` counts."""
         leaving = [(job, each) for job, each in self._on(host) if not each.migration]
         plans = (self._planner.plan(Order(job, each), watch=False) for job, each in leaving)
         found = await asyncio.gather(*(_soon(plan, within) for plan in plans))

@@ -48,17 +48,12 @@ class HostMarks:
 
     async def plan_evacuation(
         self, who: Principal, request: messages.PlanEvacuation
-    ) -> messages.Evacuating:
+    ) -> messages.Evacuating | None:
         self._fleet.cluster.host(request.host)
         if who.rules != request.host:
             self._rights.need(who, Role.OPERATE, f"plan a drain of {request.host}")
-        if not (within := self._within(request)):
-            raise Refused(
-                f"{request.host} has no deadline to plan for",
-                hint="give --within TIME, or a time for the severity in the cluster file's table"
-                " within",
-            )
-        return await self._evacuation.forecast(request.host, within)
+        within = self._within(request)
+        return await self._evacuation.forecast(request.host, within) if within else None
 
     def _within(self, request: messages.SetTaint | messages.PlanEvacuation) -> float:
         """Seconds until the host must be empty; 0: there is no deadline."""

@@ -60,7 +60,7 @@ class JobSnapshots:
 
     def hindrance(self, job: Job) -> str:
         """Return a passing reason why no snapshot can be taken now; "" if one can."""
-        moving = [each.name for each in self._fleet.under_way() if each.job is job]
+        moving = [each.name for each in self._fleet.moves_of(job)]
         if moving:
             return f"{', '.join(moving)} is under way: the next snapshot is taken after it"
         for capsule in job.capsules.values():
@@ -77,7 +77,7 @@ class JobSnapshots:
         that has refused an image, did not answer or damaged one comes last: it may do better by
         now."""
         cluster, views = self._fleet.cluster, self._fleet.views()
-        owners = {c.name: c.host for c in job.capsules.values()}
+        owners = job.owners
         newest = job.newest.holders if job.newest else {}
         before = {c: hosts[0] for c, hosts in newest.items() if hosts}
         refused = self._refused.get(job.name, set())

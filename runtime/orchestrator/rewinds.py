@@ -122,7 +122,7 @@ class Rewinds:
             hint = "--lost HOST says that you know one of them to be dead"
             raise cannot(job, f"none of its hosts is heard ({silent}): it may train there", hint)
         away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
-        plan = rewind_plan(self._fleet.views(job), generation, _owners(job), away)
+        plan = rewind_plan(self._fleet.views(job), generation, job.owners, away)
         if isinstance(plan, str):
             raise cannot(job, plan)
         within = 0.0 if lost else self.cluster.timeouts.prepare
@@ -232,7 +232,7 @@ class Rewinds:
         if over := next((c.name for c in job.capsules.values() if c.code is not None), ""):
             self._give_up(job, f"{over} has ended")
             return
-        why, owners = self.why_again(job), _owners(job)
+        why, owners = self.why_again(job), job.owners
         plan = rewind_plan(self._fleet.views(job), generation, owners, lost)
         if isinstance(plan, str):
             raise LiveshiftError(plan + self._offer(job, generation))
@@ -252,7 +252,7 @@ class Rewinds:
         again = rewind_plan(self._fleet.views(job), generation, owners, self._lookout.lost(job))
         if again != plan or job.newest is not generation or not self.why_again(job):
             return  # something has changed meanwhile: look again
-        if not self.protected(job) or self._going_on(job) or _owners(job) != owners:
+        if not self.protected(job) or self._going_on(job) or job.owners != owners:
             return
         noticed = self._lookout.silence(job)
         where = {c: place.host for c, place in plan.items()}
@@ -433,8 +433,3 @@ class Rewinds:
         if snapshot is not None and not snapshot.released.is_set():
             return True
         return any(each.holds_gates or each.waits for each in self._fleet.moves_of(job))
-
-
-def _owners(job: Job) -> dict[str, str]:
-    """The host of each capsule."""
-    return {capsule.name: capsule.host for capsule in job.capsules.values()}

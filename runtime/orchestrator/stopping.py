@@ -139,10 +139,9 @@ class Stopping:
 
     def _cancel_work(self, job: Job, by: str) -> None:
         """Cancel the migrations of a job, and the snapshot that is being taken of it."""
-        for migration in self._fleet.under_way():
-            if migration.job is job:
-                with contextlib.suppress(Refused):  # committed: the capsule ends at its destination
-                    migration.cancel(by)
+        for migration in self._fleet.moves_of(job):
+            with contextlib.suppress(Refused):  # committed: the capsule ends at its destination
+                migration.cancel(by)
         if (snapshot := self._fleet.snapshots.get(job.name)) is not None:
             snapshot.abandon(by)
 

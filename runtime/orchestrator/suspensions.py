@@ -87,7 +87,7 @@ class Suspensions:
             return messages.SuspensionOrdered(job.name, held)
         if job.state != "running":
             raise _cannot(job, "suspended", f"it is {job.state}", "")
-        if moving := [each.name for each in self._fleet.under_way() if each.job is job]:
+        if moving := [each.name for each in self._fleet.moves_of(job)]:
             hint = f"`liveshift cancel {moving[0]}`, or wait for its end"
             raise _cannot(job, "suspended", f"{moving[0]} is under way", hint)
         return self._ordered.suspend(who, job, to, dry_run=dry_run)
@@ -265,9 +265,8 @@ class Suspensions:
         try:
             copies = EarlierCopies(self._rewinds, job, owners, note, check)
             await copies.end(lambda: set(filter(self._fleet.is_up, owners)), record)
-            await self._rewinds.publish(
-                job
-            )  # after a failed resumption other hosts may have copies
+            # After a failed resumption other hosts may have copies.
+            await self._rewinds.publish(job)
             check()
             self._clear.add(row.number)
             to, newest = self._rows[job.name].to, job.newest  # perhaps ordered meanwhile

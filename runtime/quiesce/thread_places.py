@@ -12,6 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ... import proc_text
+from ...texts import one_line
+
 # System call numbers from the kernel's tables; other numbers are shown as they are.
 _CALLS = {
     "x86_64": {
@@ -95,12 +98,12 @@ def places(
 def _place(task: Path, at_gate: Mapping[int, str]) -> ThreadPlace | None:
     """Return the place of one thread; None if it has ended meanwhile."""
     try:
-        status = (task / "status").read_text("utf-8", "replace")
+        status = proc_text.lines(task / "status")
     except OSError:
         return None
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     tid = int(fields.get("NSpid", fields.get("Pid", "0")).split()[-1])
-    name = "".join(c if c.isprintable() else "?" for c in fields.get("Name", "?"))
+    name = one_line(fields.get("Name", "?"))
     if tid in at_gate:
         return ThreadPlace(tid, name, at_gate[tid])
     letter = fields.get("State", "?")[:1]

@@ -42,7 +42,7 @@ def row(job: Job, cluster: Cluster, seen: Seen, now: float) -> ProtectionRow | N
             auto=auto,
             directory=newest.directory,
         )
-    near = seen.room.near(newest, _owners(job))
+    near = seen.room.near(newest, job.owners)
     in_place = _in_place(job, newest, near)
     sent = [name for name in in_place if name not in newest.own_copies]
     rewind_s = job.rewind_s or _rewind_s(newest, cluster.timeouts.suspicion, sent=bool(sent))
@@ -137,13 +137,9 @@ def _rewind_s(newest: Generation, suspicion: float, *, sent: bool) -> float:
     return suspicion + REWIND_BASE_S + largest / (SENT_BYTES_PER_S if sent else LOCAL_BYTES_PER_S)
 
 
-def _owners(job: Job) -> dict[str, str]:
-    return {capsule.name: capsule.host for capsule in job.capsules.values()}
-
-
 def _in_place(job: Job, newest: Generation, hosts: Iterable[HostSeen]) -> list[str]:
     """The capsules that a rewind would restore on the hosts where they are."""
-    owners = _owners(job)
+    owners = job.owners
     plan = rewind_plan(hosts, newest, owners, ())
     if isinstance(plan, str):
         return []
@@ -152,7 +148,7 @@ def _in_place(job: Job, newest: Generation, hosts: Iterable[HostSeen]) -> list[s
 
 def _would_wait(job: Job, newest: Generation, hosts: Sequence[HostSeen]) -> str:
     """Which host's death would leave the job waiting for a free slot, as text; "" if none."""
-    owners = _owners(job)
+    owners = job.owners
     for host in dict.fromkeys(owners.values()):
         lost = [name for name, owner in owners.items() if owner == host]
         left = [seen for seen in hosts if seen.name != host]

@@ -68,9 +68,8 @@ async def _sizes(context: RewindContext, job: Job, generation: Generation) -> di
     looks = (_written(context, generation, capsule) for capsule in job.capsules.values())
     found = await asyncio.gather(*looks, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
-    # What may pass comes first, and always the same one: the history gets each reason once.
-    for error in sorted(errors, key=lambda each: not isinstance(each, Unreachable)):
-        raise error
+    if errors:  # what may pass first, and always the same one: the history has each reason once
+        raise min(errors, key=lambda each: not isinstance(each, Unreachable))
     sizes: dict[bytes, int] = {}
     for files in found:
         assert not isinstance(files, BaseException)

@@ -243,7 +243,7 @@ class IncomingMigration:
         Raises StepFailed if the tree does not go on; then no task is left.
         """
         here = self.resident
-        here.finished = finished_by_pid(here.sandbox, self._restored.tree.ids())
+        here.finished = finished_by_pid(here.sandbox, self._restored.tree.ids)
         with watch.phase("unlock", frozen=True):
             here.epoch = epoch
             try:

@@ -10,12 +10,15 @@ import sys
 
 import pytest
 from rich.console import Group
+from rich.live import Live
+from rich.progress import Progress
 
 from liveshift.launcher.commands import events
 from liveshift.launcher.show import render
 from liveshift.runtime.messages import Event
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b5n\u202e\udcff bad"
+CURSOR = re.compile(r"\x1b\[\?25[hl]|\r?\x1b\[2K|\x1b\[1A")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -50,3 +53,16 @@ def test_no_control_characters_but_our_own_are_printed(
     assert "\nin two lines\n" in left
     if made is Terminal:
         assert found != left, "our own colours stay"
+
+
+def test_nor_by_what_is_printed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich moves the cursor itself then, and erases lines."""
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    with Live(EVIL, console=render.out(), auto_refresh=False) as live:
+        live.update(Group(EVIL), refresh=True)
+    with Progress("{task.description}", console=render.out(), auto_refresh=False) as bars:
+        bars.add_task(EVIL)
+    left = CURSOR.sub("", COLOURS.sub("", out.getvalue()))
+    assert left.replace("\n", "").isprintable(), left
+    assert left.count("owned") >= 3

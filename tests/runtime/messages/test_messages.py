@@ -111,6 +111,8 @@ def test_a_name_that_is_no_utf_8_keeps_no_answer_from_being_sent() -> None:
     read = decode(encode_answer(7, answer)).answer
     assert isinstance(read, messages.Evacuating)
     assert read.capsules[0].error == error[1]
+    mixed = frames._encode_told({"ok": {odd: b"\xff\x00"}})
+    assert msgpack.unpackb(mixed) == {"ok": {error[1]: b"\xff\x00"}}, "bytes stay bytes"
     with pytest.raises(LiveshiftError, match=r"start a job cannot be sent: .*is not UTF-8"):
         encode_request(7, messages.RunJob("gpt", 1, ["caf\udce9"], {}, "/", 0, []))
 

@@ -14,7 +14,7 @@ from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime.messages import Message
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.migration import Migration
-from liveshift.runtime.model.steps import MigrationStep
+from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
 
 BACK = LiveshiftError("gpt goes back to s1: h2 is silent")
 
@@ -72,6 +72,14 @@ def test_it_does_nothing_any_more(stage: Silent, waits: str, step: MigrationStep
     assert move.row().error == str(BACK)
     assert not move.holds_gates
     assert not [word for word in stage.gates if word.startswith("open")], "the rewind opens them"
+
+
+@pytest.mark.parametrize("step", [step for step in MigrationStep if step not in ENDS])
+def test_wherever_it_may_reopen_the_gates_a_rewind_may_overtake_it(step: MigrationStep) -> None:
+    """One that an earlier orchestrator has left may wait at the gates as it finishes, too."""
+    early = (MigrationStep.PREPARING, MigrationStep.PRECOPYING)  # they hold no gates
+    short = (MigrationStep.FREEZING, MigrationStep.COMMITTED)  # they wait for nothing
+    assert (MigrationStep.REWOUND in ALLOWED[step]) == (step not in early + short)
 
 
 def test_nor_does_a_swap() -> None:

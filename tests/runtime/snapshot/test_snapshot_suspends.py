@@ -16,14 +16,16 @@ from snapshot_stage import (
     BOUNDARY,
     CAPSULES,
     HOLDER,
+    WAYS,
     Failure,
     SnapshotStage,
     a_job,
     a_snapshot,
+    named,
     play,
 )
 
-from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
+from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.snapshot.snapshot import Snapshot
 
@@ -41,17 +43,6 @@ STEPS = [
 ]
 OF_CAPSULES = [step for step in STEPS if step not in ("close gates", "suspend")]
 AFTER_CUT = ["SealSnapshot", "CheckHeld"]
-
-WAYS: list[Failure] = [
-    Refused("not here", hint="try there"),
-    Unreachable("h1 did not answer"),
-    StepFailed("dump", "CRIU could not"),
-    ZeroDivisionError("a slip"),
-]
-
-
-def named(way: Failure) -> str:
-    return type(way).__name__
 
 
 def the_last(stage: SnapshotStage) -> Snapshot:

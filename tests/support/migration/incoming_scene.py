@@ -103,7 +103,7 @@ class Scene:
         for name in ("bring_up", "let_run", "drop", "stop_at_door", "let_run_held"):
             self._patch.setattr(tree, name, self.noted(name))
         self._patch.setattr(tree, "resumed", lambda: self.runs)
-        self._patch.setattr(tree, "ids", lambda: {1001})
+        tree.__dict__["ids"] = {1001}  # cached: the image is not read for it
         return here
 
     def noted(self, what: str) -> Callable[..., None]:
