@@ -27,7 +27,10 @@ console = Console(stderr=True, highlight=False)
 def main() -> int:
     """Run it; 1 when a goal is missed, or it could not go on."""
     args = _arguments()
-    effort = Effort(args.kills, args.every, steady=args.steady, seed=args.seed)
+    effort = Effort(
+        *(args.kills, args.every),
+        **{"steady": args.steady, "steps": args.steps, "mean": args.mean, "seed": args.seed},
+    )
     path = args.out / FILE
     try:
         cases = chosen(args.ways, args.sizes, args.ranks)
@@ -91,6 +94,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=5, help="of each case")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two snapshots")
     parser.add_argument("--steady", type=int, default=600, help="steps that tell the speed")
+    parser.add_argument(
+        "--steps", type=int, default=1500, help="of the job that meets failures; 0: no such job"
+    )
+    parser.add_argument("--mean", type=float, default=30.0, help="seconds between its failures")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--fresh", action="store_true", help="do not go on with an earlier run")
     parser.add_argument("--more", action="store_true", help="add cases to a run that is complete")
@@ -99,6 +106,8 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.kills < 1 or args.every < 1 or args.steady < 100:
         parser.error("--kills: at least 1; --every: at least 1 s; --steady: at least 100 steps")
+    if args.steps < 0 or args.mean < 1:
+        parser.error("--steps: 0 or more; --mean: at least 1 s")
     return args
 
 

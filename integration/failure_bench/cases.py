@@ -78,13 +78,16 @@ class Case(msgspec.Struct, frozen=True):
 
 class Effort(msgspec.Struct, frozen=True):
     """``kills`` of each case. ``every``: seconds between two snapshots; ``steps_every``: steps
-    between two checkpoints. ``steady``: steps in which speed is measured, without any kill."""
+    between two checkpoints. ``steady``: steps in which speed is measured, without any kill.
+    ``steps``: of the job that meets failures, one in ``mean`` seconds; 0 for no such job."""
 
     kills: int = 5
     every: float = 5.0
     steps_every: int = 100
     pace: float = 0.1
     steady: int = 600
+    steps: int = 1500
+    mean: float = 30.0
     seed: int = 1
 
 
@@ -122,6 +125,11 @@ def last_step(effort: Effort) -> int:
     """The step after which the jobs that lose hosts end, each as if nothing had been."""
     found = moments(effort, 1)
     return found[-1].step + AFTER if found else AFTER
+
+
+def compared_steps(effort: Effort) -> int:
+    """How many steps of the untouched run the others are compared with."""
+    return max(effort.steady, effort.steps, last_step(effort))
 
 
 def training(case: Case, steps: int, pace: float) -> list[str]:
@@ -176,4 +184,7 @@ def estimate(cases: Sequence[Case], effort: Effort) -> float:
         if case.way != UNTOUCHED:
             each = case.suspicion + 8 + 0.5 * effort.steps_every * effort.pace
             found += 20 + last_step(effort) * effort.pace + effort.kills * each
+        if effort.steps:
+            each = 0.0 if case.way == UNTOUCHED else case.suspicion + 8
+            found += 20 + effort.steps * effort.pace * (1 + each / effort.mean)
     return found

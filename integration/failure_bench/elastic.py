@@ -9,6 +9,10 @@ would send its new worker to the store of the earlier round, and the job would h
 
 In this way's favour: the spare host is there and has its agent running, the checkpoint is read from
 this machine's page cache, and the data set is generated again instead of read.
+
+Where processes are killed too, no agent stands by: with torch 2.13 three agents for two places then
+join one round after the other, since each of two that train sees the third one wait and restarts
+its worker. So the spare's agent is started in the moment in which a host is lost.
 """
 
 from __future__ import annotations
@@ -41,8 +45,8 @@ time.sleep(1e9)
 
 
 class Elastic:
-    """The job under torchrun on ``hosts`` of a lab without liveshift. ``saving``: it makes
-    checkpoints."""
+    """The job under torchrun on hosts of a lab without liveshift. ``saving``: it makes
+    checkpoints. ``standing_by``: agents run on all hosts."""
 
     def __init__(
         self,
@@ -55,8 +59,10 @@ class Elastic:
         cleanup: ExitStack,
         *,
         saving: bool,
+        standing_by: bool,
     ) -> None:
         self.lab = lab
+        self._standing_by = standing_by
         self.history = History(out, case.ranks, case.ranks)
         self._out, self._ranks = out, case.ranks
         self._programs = Programs(lab, out, cleanup)
@@ -70,11 +76,16 @@ class Elastic:
         self._programs.start(CONTROL, ["python", "-c", _STORE.format(port=PORT)])
         for host in list(lab.hosts)[: case.ranks]:
             self._agent(host)
+        self._spares = list(lab.hosts)[case.ranks :]
 
     def stand_by(self) -> None:
         """Start agents on the hosts that do not train, once the job has begun."""
-        for host in list(self.lab.hosts)[self._ranks :]:
+        for host in self._spares if self._standing_by else ():
             self._agent(host)
+
+    def lost(self, host: str) -> None:
+        if not self._standing_by:
+            self._agent(self._spares.pop(0))
 
     def _agent(self, host: str) -> None:
         machine = self.lab.machine(host)
@@ -99,12 +110,20 @@ class Elastic:
     def host_of(self, rank: int) -> str:
         return self.history.host_of(rank)
 
+    def process_of(self, rank: int) -> int:
+        return self._programs.trains(self.host_of(rank), self._words[0])
+
     def noticed(self, cut: float) -> tuple[float | None, str]:
         return None, ""  # when the first new worker began
 
     def replace(self, host: str) -> None:
         labs.boot_host(self.lab, host)
-        self._agent(host)
+        self._spares.append(host)
+        if self._standing_by:
+            self._agent(host)
+
+    def restart(self, host: str) -> None:
+        """The host's agent has started the process again."""
 
     def said(self) -> str:
         return self._programs.said()

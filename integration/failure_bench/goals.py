@@ -26,6 +26,7 @@ def judge(run: Run) -> None:
         for name in dict.fromkeys(g.name for r in run.cases for g in r.goals)
     ]
     run.goals += against_others(run.cases)
+    run.goals += under_failures(run.cases)
     failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
     failed += [f"{r.case.name}: {r.skipped}" for r in run.cases if r.skipped]
     if failed:
@@ -83,6 +84,20 @@ def against_others(cases: Sequence[Result]) -> Iterable[Goal]:
                 ratios.append(f"{ranks} ranks of {gb:g} GB: {ratio:.1f} ×")
         if ratios:
             yield Goal(f"lost by {other} against rewind", "–", ", ".join(ratios), None)
+
+
+def under_failures(cases: Sequence[Result]) -> Iterable[Goal]:
+    """What the jobs took that met failures all the time; nothing is wanted of it."""
+    for job in dict.fromkeys(r.case.job for r in cases):
+        found = [
+            f"{r.case.way}, {r.case.suspicion:g} s: {r.job_ratio:.2f} × ({len(r.met)} failures)"
+            for r in cases
+            if r.case.job == job and r.met and r.job_ratio
+        ]
+        if found:
+            gb, ranks = job
+            name = f"time of a job under failures, {ranks} ranks of {gb:g} GB, against untouched"
+            yield Goal(name, "–", ", ".join(found), None)
 
 
 def _slowest(cases: Sequence[Result], way: str, job: tuple[float, int]) -> Result | None:

@@ -152,6 +152,15 @@ class History:
         known = [end for end in ends if end is not None]
         return max(known) if len(known) == len(ends) else None
 
+    def span(self, last: int) -> float:
+        """Seconds from the first step of all parts to when all have made step ``last``."""
+        ends = []
+        for step in (1, last):
+            times = [[e.time for e in self.of(p) if e.step == step] for p in range(self.parts)]
+            assert all(times), f"not all parts have made step {step}"
+            ends.append(max(map(min, times)))
+        return ends[1] - ends[0]
+
     def rate(self, until: int) -> float:
         """Steps per second between steps WARM and ``until``, of the slowest part."""
         rates = []

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bare_labs import without_daemons
 from host_programs import running
+from whereabouts import GONE, every_pid, spaces
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import Lab
@@ -45,6 +47,21 @@ class Programs:
         given = [f"{key}={value}" for key, value in variables.items()]
         command = [*labs.entry(self.lab.machine(host)), "env", *given, *argv]
         self._cleanup.enter_context(running(command, log))
+
+    def trains(self, host: str, script: str) -> int:
+        """The pid of the only process on the host that runs this script itself, on this machine."""
+        init = self.lab.machine(host).init
+        assert init is not None
+        space = os.stat(f"/proc/{init.pid}/ns/pid").st_ino
+        found = []
+        for pid in every_pid():
+            with suppress(*GONE):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                # torchrun's own words come before the script's.
+                if os.fsencode(script) in words[1:3] and space in spaces(pid):
+                    found.append(pid)
+        (pid,) = found
+        return pid
 
     def said(self) -> str:
         """The ends of what they have said."""

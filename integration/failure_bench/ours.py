@@ -15,6 +15,8 @@ from .history import History
 
 LOOK_S = 0.25
 UP_S = 20.0
+OFTEN = ("--max-rewinds", "1000")
+"""A schedule of failures has more in an hour than a job in earnest should survive."""
 
 
 class Rewinding:
@@ -24,7 +26,9 @@ class Rewinding:
         self.lab = session.lab
         self._session = session
         name = f"{case.name}-{'paced' if pace else 'steady'}".replace(".", "-")
-        self.job = session.start(name, training(case, steps, pace), nnodes=case.ranks)
+        self.job = session.start(
+            name, training(case, steps, pace), nnodes=case.ranks, options=OFTEN
+        )
         self.history = History(self.job.out, case.ranks, case.ranks)
         self.pauses: dict[str, float] = {}
         """By snapshot: for how long the job stood."""
@@ -57,6 +61,10 @@ class Rewinding:
     def host_of(self, rank: int) -> str:
         return self.job.seen(rank).host
 
+    def process_of(self, rank: int) -> int:
+        (pid,) = self.job.seen(rank).tasks.values()
+        return pid
+
     def noticed(self, cut: float) -> tuple[float | None, str]:
         events = [each for each in self._session.history(self.job.name) if each.time >= cut]
         began = next((e.time for e in events if e.kind == "rewinding" and "goes back" in e.text), 0)
@@ -65,10 +73,16 @@ class Rewinding:
         assert len(told) <= 1, f"one host was killed, and the job was rewound again: {told}"
         return began, "; ".join(told)
 
+    def lost(self, host: str) -> None:
+        """The spare is there already."""
+
     def replace(self, host: str) -> None:
         labs.boot_host(self.lab, host)
         self._session.start_agent(host)
         eventually(lambda: self._session.host(host).state == "up", f"{host} to be up", UP_S)
+
+    def restart(self, host: str) -> None:
+        """The rewind has brought the process back."""
 
     def ended(self) -> bool:
         self._looked = 0.0

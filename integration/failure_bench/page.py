@@ -10,13 +10,16 @@ from pathlib import Path
 from string import Template
 
 from bench_page import framed, number, or_dash, write_page
+from bench_record import middle
 
 from liveshift.launcher.report import quantities as q
 
 from .cases import NEEDS, RANKS, WAYS
+from .failures import Kind
 from .record import Result, Run
 
 FILE = "bench-failure.html"
+HURT = (Kind.PROCESS, Kind.HOST)
 _BODY = Template("""<section>
 <h2>Lost by the loss of a host</h2>
 $bars
@@ -24,6 +27,12 @@ $bars
 <section>
 <h2>All cases</h2>
 <div class="wide">$overview</div>
+</section>
+<section>
+<h2>A job that meets failures</h2>
+<p>$steps steps of $pace s at least. On average $mean s after the job is whole, a rank's process is
+killed, or, once in five times, the power of its host is cut (seed $seed).</p>
+<div class="wide">$schedule</div>
 </section>
 <section>
 <h2>Every kill</h2>
@@ -65,6 +74,10 @@ def render(run: Run) -> str:
     body = _BODY.substitute(
         bars=_bars(run.cases),
         overview=_overview(run.cases),
+        schedule=_schedule(run.cases),
+        steps=run.effort.steps,
+        pace=f"{run.effort.pace:g}",
+        mean=f"{run.effort.mean:g}",
         kills=_kills(run.cases),
         ways=ways,
         seed=run.effort.seed,
@@ -153,6 +166,26 @@ def _row(result: Result, columns: int) -> str:
         for what, why in result.failed.items()
     )
     return f"<tr><td>{called(result)}{failed}</td>{''.join(map(number, cells))}</tr>"
+
+
+def _schedule(cases: Sequence[Result]) -> str:
+    columns = ("processes", "hosts", "lost by one", "worst", "repeated", "took", "× untouched")
+    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
+    rows = []
+    for result in cases:
+        if result.job_s is None:
+            continue
+        lost = [each.lost_s for each in result.met]
+        cells = [
+            *(str(sum(each.kind is kind for each in result.met)) for kind in HURT),
+            or_dash(middle(lost), q.seconds),
+            or_dash(max(lost, default=None), q.seconds),
+            f"{sum(each.repeated for each in result.met)} steps",
+            q.seconds(result.job_s),
+            or_dash(result.job_ratio, lambda ratio: f"{ratio:.2f}"),
+        ]
+        rows.append(f"<tr><td>{called(result)}</td>{''.join(map(number, cells))}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _kills(cases: Sequence[Result]) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from bench_record import ALIKE, Goal, Record, middle
 
 from .cases import Case, Effort
+from .failures import Kind
 
 FILE = "bench-failure.json"
 
@@ -40,12 +41,27 @@ class Kill(msgspec.Struct, frozen=True):
     told: str = ""
 
 
+class Met(msgspec.Struct, frozen=True):
+    """One failure of the schedule. ``gap_s``: since the job was whole. ``lost_s``, ``repeated``: as
+    in Kill."""
+
+    kind: Kind
+    rank: int
+    host: str
+    gap_s: float
+    lost_s: float
+    repeated: int
+
+
 class Result(msgspec.Struct):
     """One case. ``steps_per_s``: without any kill and as fast as it goes, with what the way does
-    against failures; ``steady_cost``: how much slower that is than untouched."""
+    against failures; ``steady_cost``: how much slower that is than untouched. ``job_s``: what the
+    job that met all of ``met`` took from its first step to its last; ``job_ratio``: to untouched.
+    """
 
     case: Case
     kills: list[Kill] = []
+    met: list[Met] = []
     pauses: list[float] = []
     skipped: str = ""
     failed: dict[str, str] = {}
@@ -69,6 +85,8 @@ class Result(msgspec.Struct):
     bit_identical: bool | None = None
     steps_per_s: float | None = None
     steady_cost: float | None = None
+    job_s: float | None = None
+    job_ratio: float | None = None
 
     def sum_up(self, untouched: Result | None) -> None:
         """Fill in what follows from what was measured."""
@@ -79,6 +97,8 @@ class Result(msgspec.Struct):
         self.pause_s = middle(self.pauses)
         if untouched is not None and untouched.steps_per_s and self.steps_per_s:
             self.steady_cost = 1 - self.steps_per_s / untouched.steps_per_s
+        if untouched is not None and untouched.job_s and self.job_s:
+            self.job_ratio = self.job_s / untouched.job_s
         if self.kills:
             self.noticed_s = middle(each.noticed_s for each in self.kills)
             self.first_step_s = median(each.first_step_s for each in self.kills)

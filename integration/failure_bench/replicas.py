@@ -90,11 +90,21 @@ class Replicated:
     def host_of(self, rank: int) -> str:
         return self.history.host_of(rank)
 
+    def process_of(self, rank: int) -> int:
+        return self._programs.trains(self.host_of(rank), self._words[0])
+
     def noticed(self, cut: float) -> tuple[float | None, str]:
         return None, ""
 
+    def lost(self, host: str) -> None:
+        """The spare is there already."""
+
     def replace(self, host: str) -> None:
         labs.boot_host(self.lab, host)
+        self._group(host)
+
+    def restart(self, host: str) -> None:
+        """torchrun ends with its only process, which whoever runs the job starts again."""
         self._group(host)
 
     def said(self) -> str:

@@ -19,6 +19,7 @@ from .cases import (
     UNTOUCHED,
     Case,
     Effort,
+    compared_steps,
     lacking,
     last_step,
 )
@@ -92,15 +93,24 @@ def _case(
         with _trouble_noted(result, "steady"):
             references[case.job] = _steady(result, effort, out, said)
             result.identical = True
+        with _trouble_noted(result, "schedule"):
+            if effort.steps:
+                _under_failures(result, effort, out, said)
         return result
-    with _trouble_noted(result, "kills"):
-        history = _kills(result, effort, out, said)
+
+    def compare(history: History, last: int) -> None:
         assert case.job in references, "the untouched run failed"
-        result.difference = history.differs(references[case.job], last_step(effort))
+        result.difference = result.difference or history.differs(references[case.job], last)
         result.identical = not result.difference
+
+    with _trouble_noted(result, "kills"):
+        compare(_kills(result, effort, out, said), last_step(effort))
     with _trouble_noted(result, "steady"):
         if effort.steady:
             _steady(result, effort, out, said)
+    with _trouble_noted(result, "schedule"):
+        if effort.steps:
+            compare(_under_failures(result, effort, out, said), effort.steps)
     return result
 
 
@@ -127,14 +137,23 @@ def _kills(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
 def _steady(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
     """The job as fast as it goes, and nothing happens."""
     tell("as fast as it goes")
-    steps = effort.steady
-    if result.case.way == UNTOUCHED:
-        steps = max(steps, last_step(effort))
+    steps = effort.steady if result.case.way != UNTOUCHED else compared_steps(effort)
     with _job(result.case, effort, steps, 0.0, out) as job:
         _to_its_end(job, steps)
         _take_pauses(result, job)
         if effort.steady:
             result.steps_per_s = job.history.rate(effort.steady)
+        return job.history
+
+
+def _under_failures(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
+    """The paced job, which meets one failure after the other until it has made its steps."""
+    tell("under failures")
+    with _job(result.case, effort, effort.steps, effort.pace, out, standing_by=False) as job:
+        if result.case.way != UNTOUCHED:
+            result.met = kills.meet_all(job, result.case, effort, tell)
+        _to_its_end(job, effort.steps)
+        result.job_s = job.history.span(effort.steps)
         return job.history
 
 
@@ -155,10 +174,13 @@ def _to_its_end(job: Way, last: int) -> None:
 
 
 @contextmanager
-def _job(case: Case, effort: Effort, steps: int, pace: float, out: Path) -> Iterator[Way]:
-    """The job in a lab of its own, in training; what it said is part of an AssertionError."""
+def _job(
+    case: Case, effort: Effort, steps: int, pace: float, out: Path, standing_by: bool = True
+) -> Iterator[Way]:
+    """The job in a lab of its own, in training; what it said is part of an AssertionError.
+    ``standing_by``: torchrun has an agent on the spare host."""
     with ExitStack() as cleanup:
-        job = _begun(case, effort, steps, pace, out, cleanup)
+        job = _begun(case, effort, steps, pace, out, cleanup, standing_by)
         try:
             history = job.history
             history.wait(lambda: history.reached() > 0, "the first step", START_S, job.alive)
@@ -170,7 +192,13 @@ def _job(case: Case, effort: Effort, steps: int, pace: float, out: Path) -> Iter
 
 
 def _begun(
-    case: Case, effort: Effort, steps: int, pace: float, out: Path, cleanup: ExitStack
+    case: Case,
+    effort: Effort,
+    steps: int,
+    pace: float,
+    out: Path,
+    cleanup: ExitStack,
+    standing_by: bool,
 ) -> Way:
     if case.way == "rewind":
         options = ("--hosts", str(case.hosts), "--timeouts", f"suspicion={case.suspicion:g}")
@@ -181,5 +209,5 @@ def _begun(
     emptied(out)
     if case.way == "torchft":
         return Replicated(lab, case, steps, pace, out, cleanup)
-    saving = case.way != UNTOUCHED
-    return Elastic(lab, case, effort, steps, pace, out, cleanup, saving=saving)
+    kind = {"saving": case.way != UNTOUCHED, "standing_by": standing_by}
+    return Elastic(lab, case, effort, steps, pace, out, cleanup, **kind)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from bench_record import kept
 from failure_bench import page
 from failure_bench.__main__ import fresh
 from failure_bench.cases import APART, Case, Effort, chosen, estimate, lacking, last_step, moments
+from failure_bench.failures import CAUSES, Kind, schedule
 from failure_bench.goals import judge
 from failure_bench.history import History
 from failure_bench.record import FILE, SAME, Kill, Result, Run
@@ -19,7 +21,7 @@ from failure_bench.story import bench
 
 from liveshift.errors import Refused
 
-EFFORT = Effort(kills=1, every=2.0, steps_every=20, pace=0.15, steady=0)
+EFFORT = Effort(kills=1, every=2.0, steps_every=20, pace=0.15, steady=0, steps=40, mean=3.0)
 CASES = [
     Case("untouched", 0.25),
     Case("rewind", 0.25, 1.0),
@@ -38,7 +40,7 @@ def run(place: Path) -> Run:
     return measured
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(360)  # five jobs, each in a lab of its own
 def test_each_way_brings_the_job_back_and_is_real_work(run: Run) -> None:
     untouched, *others = run.cases
     assert (untouched.failed, untouched.kills) == ({}, [])
@@ -63,6 +65,36 @@ def test_each_way_brings_the_job_back_and_is_real_work(run: Run) -> None:
     assert (theirs.pauses, theirs.pause_s, theirs.image_bytes) == ([], None, None)
 
 
+def test_a_job_that_meets_failures_makes_its_steps_and_takes_longer(run: Run) -> None:
+    untouched, *others = run.cases
+    assert untouched.met == []
+    assert untouched.job_s is not None
+    assert untouched.job_s >= (EFFORT.steps - 1) * EFFORT.pace * 0.99
+    wanted = [(each.gap, each.kind, each.rank) for each in islice(schedule(EFFORT, 2), 40)]
+    for result in others:
+        assert result.met, result.case.name
+        assert [(e.gap_s, e.kind, e.rank) for e in result.met] == wanted[: len(result.met)]
+        assert all(each.lost_s > 0 for each in result.met)
+        assert result.job_s is not None
+        assert result.job_s > untouched.job_s + sum(each.lost_s for each in result.met) / 2
+        assert result.job_ratio == result.job_s / untouched.job_s
+    (told,) = (goal for goal in run.goals if goal.name.startswith("time of a job under failures"))
+    assert "rewind, 1 s: " in told.seen
+
+
+def test_failures_are_the_same_for_all_ways_and_as_many_as_the_rate_says() -> None:
+    effort = Effort(mean=30.0)
+    found = list(islice(schedule(effort, 4), 2000))
+    assert found[:9] == list(islice(schedule(effort, 4), 9))
+    assert found[:9] != list(islice(schedule(Effort(mean=30.0, seed=2), 4), 9))
+    assert sum(each.gap for each in found) / 2000 == pytest.approx(30.0, rel=0.1)
+    assert {each.rank for each in found} == {0, 1, 2, 3}
+    for at in range(0, 2000, 5):
+        assert [each.kind for each in found[at : at + 5]].count(Kind.HOST) == 1
+    most, few = (sum(CAUSES[kind].values()) for kind in (Kind.PROCESS, Kind.HOST))
+    assert most / (most + few) == pytest.approx(0.8, abs=0.02)
+
+
 def test_the_file_and_the_page_tell_it(run: Run, place: Path) -> None:
     read = msgspec.json.decode((place / "bench" / FILE).read_bytes(), type=Run)
     assert read == run
@@ -70,6 +102,7 @@ def test_the_file_and_the_page_tell_it(run: Run, place: Path) -> None:
     html = (place / "bench" / page.FILE).read_text()
     assert "checkpoint-restart, 0.25 GB, 3 s of silence" in html
     assert "src=" not in html, "it needs nothing else"
+    assert "A job that meets failures" in html
     names = [goal.name for goal in run.goals]
     assert "equal to the bit" in names
     assert any(name.startswith("pause of a snapshot") for name in names)
@@ -201,6 +234,9 @@ def test_every_repetition_is_compared(tmp_path: Path) -> None:
     like.look()
     other.look()
     assert other.differs(like, 3) == ""
+    assert (like.span(3), like.span(2)) == (2.0, 1.0)
+    with pytest.raises(AssertionError, match="step 4"):
+        like.span(4)
     assert other.differs(like, 4) == "step 4 of rank 0 is missing"
     write(tmp_path / "b", 1, (4.0, 2))
     other.look()
