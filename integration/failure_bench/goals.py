@@ -10,17 +10,18 @@ from bench_record import Goal, at_most
 
 from .record import Result, Run
 
-FIRST_S, FIRST_GB = 2.0, 0.5
-"""After the suspicion, until the first new step; of ranks of at most so many GB."""
+FIRST = ((0.5, 2.0), (4.0, 4.0))
+"""Ranks of at most so many GB; seconds after the suspicion until the first new step."""
 PAUSE_S, PAUSE_GB = 0.4, 0.5
 FAILURE_S, COST = 8 * 3600.0, 0.5
-"""One failure in so many seconds; what snapshots may cost then, in per cent of the speed."""
+"""One failure in so many seconds; what snapshots may cost then, in per cent of the speed. A job
+that leaves cores idle pays for pauses only. One that uses all cores also pays for CPU time."""
 
 
 def judge(run: Run) -> None:
     """Fill in the goals of every case, and of the run."""
     for result in run.cases:
-        result.goals = list(of_case(result))
+        result.goals = list(of_case(result, run.cores))
     run.goals = [
         _all(name, [(r, g) for r in run.cases for g in r.goals if g.name == name])
         for name in dict.fromkeys(g.name for r in run.cases for g in r.goals)
@@ -36,29 +37,29 @@ def judge(run: Run) -> None:
         )
 
 
-def of_case(result: Result) -> Iterable[Goal]:
+def of_case(result: Result, cores: int) -> Iterable[Goal]:
     """Those of liveshift's own cases. The worst of the kills counts."""
     if result.case.way != "rewind":
         return
-    if result.kills and result.case.gb <= FIRST_GB:
+    wanted = next((each for each in FIRST if result.case.gb <= each[0]), None)
+    if result.kills and wanted is not None:
         assert result.first_step_most_s is not None
         above = result.first_step_most_s - result.case.suspicion
-        yield at_most(
-            f"first new step after the suspicion, ranks of up to {FIRST_GB:g} GB, worst kill",
-            above,
-            FIRST_S,
-            " s",
-            _where(result),
-        )
+        name = f"first new step after the suspicion, ranks of up to {wanted[0]:g} GB, worst kill"
+        yield at_most(name, above, wanted[1], " s", _where(result))
     if result.pause_s is not None and result.case.gb <= PAUSE_GB:
         worst = f"the longest {max(result.pauses):.2f} s"
         name = f"pause of a snapshot, ranks of up to {PAUSE_GB:g} GB, median"
         yield at_most(name, result.pause_s, PAUSE_S, " s", worst)
-        # The optimum of Young and Daly; cpu time and copying come besides, see steady_cost.
-        every = math.sqrt(2 * result.pause_s * FAILURE_S)
+        every = math.sqrt(2 * result.pause_s * FAILURE_S)  # the optimum of Young and Daly
         name = "pauses at one failure in 8 h and the best interval, of the speed"
         share = 100 * result.pause_s / every
         yield at_most(name, share, COST, " %", f"a snapshot every {every:.0f} s")
+        if result.snapshot_cpu_s is not None:
+            name = "pauses and CPU time then, of the speed of a job that uses all cores"
+            share = 100 * (result.pause_s + result.snapshot_cpu_s / cores) / every
+            words = f"{result.snapshot_cpu_s:.2f} CPU s a snapshot, {cores} cores"
+            yield at_most(name, share, COST, " %", words)
     if result.identical is not None:
         seen = "yes" if result.identical else "no"
         yield Goal("equal to the bit", "yes", seen, result.identical, result.difference)

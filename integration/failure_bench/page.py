@@ -134,7 +134,8 @@ def _bars(cases: Sequence[Result]) -> str:
 def _overview(cases: Sequence[Result]) -> str:
     columns = (
         *("kills", "noticed", "first step", "worst", "lost", "worst", "repeated"),
-        *("snapshots", "pause", "longest", "image", "steps/s", "steady cost", "same bits"),
+        *("snapshots", "pause", "longest", "CPU of one", "image", "steps/s", "steady cost"),
+        "same bits",
     )
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     body = "".join(_row(result, len(columns)) for result in cases)
@@ -156,6 +157,7 @@ def _row(result: Result, columns: int) -> str:
         str(result.snapshots) if result.snapshots else "–",
         or_dash(result.pause_s, q.seconds),
         or_dash(max(result.pauses, default=None), q.seconds),
+        or_dash(result.snapshot_cpu_s, q.seconds),
         or_dash(result.image_bytes, q.size),
         or_dash(result.steps_per_s, q.figures),
         or_dash(result.steady_cost, lambda share: f"{100 * share:.1f} %"),

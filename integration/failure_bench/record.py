@@ -55,13 +55,17 @@ class Met(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct):
     """One case. ``steps_per_s``: without any kill and as fast as it goes, with what the way does
-    against failures; ``steady_cost``: how much slower that is than untouched. ``job_s``: what the
-    job that met all of ``met`` took from its first step to its last; ``job_ratio``: to untouched.
+    against failures; ``steady_cost``: how much slower that is than untouched; ``cpu_s_per_step``:
+    what this machine's cores spent meanwhile, ``snapshot_cpu_s``: what one snapshot adds to it.
+    ``job_s``: what the job that met all of ``met`` took from its first step to its last;
+    ``job_ratio``: to untouched.
     """
 
     case: Case
     kills: list[Kill] = []
     met: list[Met] = []
+    steady_steps: int = 0
+    steady_snapshots: int = 0
     pauses: list[float] = []
     skipped: str = ""
     failed: dict[str, str] = {}
@@ -85,6 +89,8 @@ class Result(msgspec.Struct):
     bit_identical: bool | None = None
     steps_per_s: float | None = None
     steady_cost: float | None = None
+    cpu_s_per_step: float | None = None
+    snapshot_cpu_s: float | None = None
     job_s: float | None = None
     job_ratio: float | None = None
 
@@ -97,6 +103,10 @@ class Result(msgspec.Struct):
         self.pause_s = middle(self.pauses)
         if untouched is not None and untouched.steps_per_s and self.steps_per_s:
             self.steady_cost = 1 - self.steps_per_s / untouched.steps_per_s
+        if untouched is not None and untouched.cpu_s_per_step and self.steady_snapshots:
+            assert self.cpu_s_per_step is not None
+            more = (self.cpu_s_per_step - untouched.cpu_s_per_step) * self.steady_steps
+            self.snapshot_cpu_s = more / self.steady_snapshots
         if untouched is not None and untouched.job_s and self.job_s:
             self.job_ratio = self.job_s / untouched.job_s
         if self.kills:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 from host_programs import emptied
 from lab_place import lab_name
 from lab_session import a_lab
@@ -25,7 +26,7 @@ from .cases import (
 )
 from .elastic import Elastic
 from .goals import judge
-from .history import History
+from .history import WARM, History
 from .hosts import plain_lab
 from .kills import Way
 from .ours import Rewinding
@@ -139,11 +140,36 @@ def _steady(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
     tell("as fast as it goes")
     steps = effort.steady if result.case.way != UNTOUCHED else compared_steps(effort)
     with _job(result.case, effort, steps, 0.0, out) as job:
+        if effort.steady:
+            _take_cpu_time(result, job, effort.steady)
         _to_its_end(job, steps)
         _take_pauses(result, job)
         if effort.steady:
             result.steps_per_s = job.history.rate(effort.steady)
         return job.history
+
+
+def _take_cpu_time(result: Result, job: Way, last: int) -> None:
+    """Of the whole machine, so that nothing is forgotten that works for the job. In the snapshots
+    that count, only what was written since the one before is copied."""
+    history, ours = job.history, job if isinstance(job, Rewinding) else None
+
+    def first() -> bool:
+        return history.reached() >= WARM and (ours is None or bool(ours.pauses))
+
+    history.wait(first, "its speed, and a snapshot", kills.PATIENCE_S, job.alive)
+    begun, spent, seen = history.reached(), _busy(), len(ours.pauses) if ours else 0
+    history.wait(lambda: history.reached() >= last, f"step {last}", kills.PATIENCE_S, job.alive)
+    result.steady_steps = history.reached() - begun
+    result.steady_snapshots = len(ours.pauses) - seen if ours else 0
+    if result.steady_steps > 0:
+        result.cpu_s_per_step = (_busy() - spent) / result.steady_steps
+
+
+def _busy() -> float:
+    """CPU seconds that this machine's cores have worked for itself since it was booted."""
+    seen = psutil.cpu_times()
+    return float(seen.user + seen.nice + seen.system + seen.irq + seen.softirq)
 
 
 def _under_failures(result: Result, effort: Effort, out: Path, tell: Tell) -> History:

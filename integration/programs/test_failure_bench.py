@@ -311,3 +311,32 @@ def test_the_steady_cost_is_against_the_untouched_run() -> None:
     assert result.steady_cost == pytest.approx(0.04)
     untouched.sum_up(untouched)
     assert untouched.steady_cost == 0.0
+
+
+def test_the_cpu_time_of_a_snapshot_is_what_it_adds_and_counts_for_a_busy_job() -> None:
+    untouched = Result(Case("untouched", 0.5), cpu_s_per_step=0.05)
+    result = a_result(a_kill())
+    result.pauses = [0.2, 0.2]
+    result.cpu_s_per_step, result.steady_steps, result.steady_snapshots = 0.056, 1000, 10
+    result.sum_up(untouched)
+    assert result.snapshot_cpu_s == pytest.approx(0.6)
+    run = fresh(EFFORT)
+    run.cores, run.cases = 2, [result]
+    judge(run)
+    (goal,) = (each for each in result.goals if each.name.startswith("pauses and CPU time"))
+    # A snapshot every 107 s costs 0.2 s of pause and 0.6 s of one core of two.
+    assert (goal.seen, goal.met) == ("0.47 %", True)
+    result.cpu_s_per_step = 0.06
+    result.sum_up(untouched)
+    judge(run)
+    assert any(g.name.startswith("pauses and CPU time") and g.met is False for g in run.goals)
+
+
+def test_larger_ranks_have_more_time_until_their_first_new_step() -> None:
+    for gb, wanted in ((0.5, "≤ 2 s"), (2.5, "≤ 4 s"), (4.0, "≤ 4 s")):
+        run = fresh(EFFORT)
+        run.cases = [a_result(a_kill(first=4.5))]
+        run.cases[0].case = Case("rewind", gb, 1.0)
+        judge(run)
+        (goal,) = (each for each in run.goals if each.name.startswith("first new step"))
+        assert (goal.wanted, goal.met) == (wanted, gb > 0.5)
