@@ -123,7 +123,8 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 
 # SIZES=0.25,0.5 (GB), RANKS=2,4 and WAYS=rewind,checkpoint-restart,torchft pick cases; KILLS says how often each
 # loses a host, EVERY how many seconds lie between two snapshots, STEADY how many steps tell the speed,
-# STEPS how many the job has that meets a failure every MEAN seconds (STEPS=0: there is no such job).
+# STEPS how many the job has that meets a failure every MEAN seconds (STEPS=0: there is no such job),
+# ALARMS how often a host of liveshift's only falls silent.
 # LIST=1, FRESH=1 and MORE=1 as above. FETCH=1 fetches torchft. To be run on a machine that does
 # nothing else.
 bench-failure: setup ## What the loss of a host costs a job, by three ways (root; FETCH=1 fetches torchft); build/bench-failure.json
@@ -132,7 +133,7 @@ bench-failure: setup ## What the loss of a host costs a job, by three ways (root
 	@$(PROGRAM) failure_bench $(if $(SIZES),--sizes $(SIZES)) $(if $(RANKS),--ranks $(RANKS)) $(if $(WAYS),--ways $(WAYS)) \
 		$(if $(KILLS),--kills $(KILLS)) $(if $(EVERY),--every $(EVERY)) \
 		$(if $(STEADY),--steady $(STEADY)) $(if $(STEPS),--steps $(STEPS)) \
-		$(if $(MEAN),--mean $(MEAN)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(MEAN),--mean $(MEAN)) $(if $(ALARMS),--alarms $(ALARMS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(FRESH),--fresh) $(if $(MORE),--more) $(if $(LIST),--list) $(ARGS)
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.

@@ -5,6 +5,7 @@ story     all of it in order                cases     ways, sizes, when which ho
 ours      snapshots and rewinds             elastic   torchrun and checkpoints; the untouched run
 replicas  torchft                           hosts     lab hosts without liveshift
 kills     what is lost, the same for all    history   what the ranks' records tell
-failures  when what fails in a longer job   goals     what is wanted of the figures
-record    build/bench-failure.json          page      the same with bars
+failures  when what fails in a longer job   alarms    hosts that are only silent
+goals     what is wanted of the figures     record    build/bench-failure.json
+page      the same with bars
 """

@@ -29,7 +29,11 @@ def main() -> int:
     args = _arguments()
     effort = Effort(
         *(args.kills, args.every),
-        **{"steady": args.steady, "steps": args.steps, "mean": args.mean, "seed": args.seed},
+        steady=args.steady,
+        steps=args.steps,
+        mean=args.mean,
+        alarms=args.alarms,
+        seed=args.seed,
     )
     path = args.out / FILE
     try:
@@ -98,6 +102,7 @@ def _arguments() -> argparse.Namespace:
         "--steps", type=int, default=1500, help="of the job that meets failures; 0: no such job"
     )
     parser.add_argument("--mean", type=float, default=30.0, help="seconds between its failures")
+    parser.add_argument("--alarms", type=int, default=3, help="false ones, of each case of rewind")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--fresh", action="store_true", help="do not go on with an earlier run")
     parser.add_argument("--more", action="store_true", help="add cases to a run that is complete")
@@ -106,8 +111,8 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.kills < 1 or args.every < 1 or args.steady < 100:
         parser.error("--kills: at least 1; --every: at least 1 s; --steady: at least 100 steps")
-    if args.steps < 0 or args.mean < 1:
-        parser.error("--steps: 0 or more; --mean: at least 1 s")
+    if args.steps < 0 or args.mean < 1 or not 0 <= args.alarms <= 20:
+        parser.error("--steps: 0 or more; --mean: at least 1 s; --alarms: 0 to 20")
     return args
 
 

@@ -79,7 +79,8 @@ class Case(msgspec.Struct, frozen=True):
 class Effort(msgspec.Struct, frozen=True):
     """``kills`` of each case. ``every``: seconds between two snapshots; ``steps_every``: steps
     between two checkpoints. ``steady``: steps in which speed is measured, without any kill.
-    ``steps``: of the job that meets failures, one in ``mean`` seconds; 0 for no such job."""
+    ``steps``: of the job that meets failures, one in ``mean`` seconds; 0 for no such job.
+    ``alarms``: how often a host falls silent for a moment and is counted as lost."""
 
     kills: int = 5
     every: float = 5.0
@@ -88,6 +89,7 @@ class Effort(msgspec.Struct, frozen=True):
     steady: int = 600
     steps: int = 1500
     mean: float = 30.0
+    alarms: int = 3
     seed: int = 1
 
 
@@ -117,6 +119,9 @@ def moments(effort: Effort, ranks: int) -> list[Moment]:
     ]
 
 
+ALARMED_STEPS = 300
+"""Of the job whose hosts only fall silent."""
+
 AFTER = 40
 """Steps after the last kill."""
 
@@ -129,7 +134,7 @@ def last_step(effort: Effort) -> int:
 
 def compared_steps(effort: Effort) -> int:
     """How many steps of the untouched run the others are compared with."""
-    return max(effort.steady, effort.steps, last_step(effort))
+    return max(effort.steady, effort.steps, last_step(effort), ALARMED_STEPS * bool(effort.alarms))
 
 
 def training(case: Case, steps: int, pace: float) -> list[str]:
@@ -184,6 +189,8 @@ def estimate(cases: Sequence[Case], effort: Effort) -> float:
         if case.way != UNTOUCHED:
             each = case.suspicion + 8 + 0.5 * effort.steps_every * effort.pace
             found += 20 + last_step(effort) * effort.pace + effort.kills * each
+        if case.way == "rewind" and effort.alarms:
+            found += 20 + effort.alarms * (effort.every + case.suspicion + 10)
         if effort.steps:
             each = 0.0 if case.way == UNTOUCHED else case.suspicion + 8
             found += 20 + effort.steps * effort.pace * (1 + each / effort.mean)

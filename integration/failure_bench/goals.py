@@ -22,9 +22,10 @@ def judge(run: Run) -> None:
     """Fill in the goals of every case, and of the run."""
     for result in run.cases:
         result.goals = list(of_case(result, run.cores))
+    judged = [(r, g) for r in run.cases for g in r.goals if g.met is not None]
     run.goals = [
-        _all(name, [(r, g) for r in run.cases for g in r.goals if g.name == name])
-        for name in dict.fromkeys(g.name for r in run.cases for g in r.goals)
+        _all(name, [(r, g) for r, g in judged if g.name == name])
+        for name in dict.fromkeys(g.name for _, g in judged)
     ]
     run.goals += against_others(run.cases)
     run.goals += under_failures(run.cases)
@@ -60,6 +61,9 @@ def of_case(result: Result, cores: int) -> Iterable[Goal]:
             share = 100 * (result.pause_s + result.snapshot_cpu_s / cores) / every
             words = f"{result.snapshot_cpu_s:.2f} CPU s a snapshot, {cores} cores"
             yield at_most(name, share, COST, " %", words)
+    if result.alarm_lost_s is not None:
+        name = "lost by a false alarm: a host cut off for a second longer than the suspicion"
+        yield Goal(name, "–", f"{result.alarm_lost_s:.2f} s", None)
     if result.identical is not None:
         seen = "yes" if result.identical else "no"
         yield Goal("equal to the bit", "yes", seen, result.identical, result.difference)

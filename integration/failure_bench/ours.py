@@ -8,7 +8,7 @@ import time
 from lab_session import LabSession, eventually
 
 from liveshift.launcher import lab as labs
-from liveshift.runtime.messages import ProtectionRow
+from liveshift.runtime.messages import Event, ProtectionRow
 
 from .cases import Case, training
 from .history import History
@@ -65,8 +65,15 @@ class Rewinding:
         (pid,) = self.job.seen(rank).tasks.values()
         return pid
 
+    def taken_back(self, cut: float) -> bool:
+        """Whether the job was rewound since then."""
+        return any(each.kind == "rewound" for each in self._since(cut))
+
+    def _since(self, cut: float) -> list[Event]:
+        return [each for each in self._session.history(self.job.name) if each.time >= cut]
+
     def noticed(self, cut: float) -> tuple[float | None, str]:
-        events = [each for each in self._session.history(self.job.name) if each.time >= cut]
+        events = self._since(cut)
         began = next((e.time for e in events if e.kind == "rewinding" and "goes back" in e.text), 0)
         assert began, f"there was no rewind: {events}"
         told = [each.text for each in events if each.kind == "rewound"]

@@ -35,7 +35,9 @@ killed, or, once in five times, the power of its host is cut (seed $seed).</p>
 <div class="wide">$schedule</div>
 </section>
 <section>
-<h2>Every kill</h2>
+<h2>Every kill, and every false alarm</h2>
+<p>For a false alarm a host is cut off for a second longer than it may be silent. Its rank goes back
+to the snapshot on another host, though it still ran.</p>
 <div class="wide">$kills</div>
 </section>
 <section class="two">
@@ -195,7 +197,8 @@ def _kills(cases: Sequence[Result]) -> str:
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     rows = []
     for result in cases:
-        for each in result.kills:
+        shown = [*((each, "") for each in result.kills), *((e, ", false") for e in result.alarms)]
+        for each, what in shown:
             cells = [
                 *(str(each.step), str(each.rank), escape(each.host), escape(each.to)),
                 q.seconds(each.late_s),
@@ -204,7 +207,7 @@ def _kills(cases: Sequence[Result]) -> str:
                 q.seconds(each.lost_s),
                 f"{each.repeated} steps",
             ]
-            rows.append(f"<tr><td>{called(result)}</td>{''.join(map(number, cells))}</tr>")
+            rows.append(f"<tr><td>{called(result)}{what}</td>{''.join(map(number, cells))}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 

@@ -57,6 +57,7 @@ class Result(msgspec.Struct):
     """One case. ``steps_per_s``: without any kill and as fast as it goes, with what the way does
     against failures; ``steady_cost``: how much slower that is than untouched; ``cpu_s_per_step``:
     what this machine's cores spent meanwhile, ``snapshot_cpu_s``: what one snapshot adds to it.
+    ``alarms``: hosts that were only silent; ``alarm_lost_s``: the median of their ``lost_s``.
     ``job_s``: what the job that met all of ``met`` took from its first step to its last;
     ``job_ratio``: to untouched.
     """
@@ -64,6 +65,7 @@ class Result(msgspec.Struct):
     case: Case
     kills: list[Kill] = []
     met: list[Met] = []
+    alarms: list[Kill] = []
     steady_steps: int = 0
     steady_snapshots: int = 0
     pauses: list[float] = []
@@ -91,6 +93,7 @@ class Result(msgspec.Struct):
     steady_cost: float | None = None
     cpu_s_per_step: float | None = None
     snapshot_cpu_s: float | None = None
+    alarm_lost_s: float | None = None
     job_s: float | None = None
     job_ratio: float | None = None
 
@@ -109,6 +112,7 @@ class Result(msgspec.Struct):
             self.snapshot_cpu_s = more / self.steady_snapshots
         if untouched is not None and untouched.job_s and self.job_s:
             self.job_ratio = self.job_s / untouched.job_s
+        self.alarm_lost_s = middle(each.lost_s for each in self.alarms)
         if self.kills:
             self.noticed_s = middle(each.noticed_s for each in self.kills)
             self.first_step_s = median(each.first_step_s for each in self.kills)

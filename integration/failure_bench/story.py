@@ -15,8 +15,9 @@ from lab_session import a_lab
 
 from liveshift.errors import LiveshiftError
 
-from . import kills, replicas
+from . import alarms, kills, replicas
 from .cases import (
+    ALARMED_STEPS,
     UNTOUCHED,
     Case,
     Effort,
@@ -109,6 +110,9 @@ def _case(
     with _trouble_noted(result, "steady"):
         if effort.steady:
             _steady(result, effort, out, said)
+    with _trouble_noted(result, "false alarms"):
+        if effort.alarms and case.way == "rewind":
+            compare(_false_alarms(result, effort, out, said), ALARMED_STEPS)
     with _trouble_noted(result, "schedule"):
         if effort.steps:
             compare(_under_failures(result, effort, out, said), effort.steps)
@@ -180,6 +184,16 @@ def _under_failures(result: Result, effort: Effort, out: Path, tell: Tell) -> Hi
             result.met = kills.meet_all(job, result.case, effort, tell)
         _to_its_end(job, effort.steps)
         result.job_s = job.history.span(effort.steps)
+        return job.history
+
+
+def _false_alarms(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
+    """The paced job, whose hosts fall silent for a moment, one after the other."""
+    case = result.case
+    with _job(case, effort, ALARMED_STEPS, effort.pace, out) as job:
+        assert isinstance(job, Rewinding)
+        result.alarms = alarms.measure(job, case, effort, tell)
+        _to_its_end(job, ALARMED_STEPS)
         return job.history
 
 
