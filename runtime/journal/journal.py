@@ -125,6 +125,25 @@ class Journal:
         )
         return dict(self.file.rows(query))
 
+    def starts(self) -> dict[str, int]:
+        """Return the number of the first event in the history of each job. Later events of its name
+        are its own: numbers only grow, while the clock may be set back."""
+        query = (
+            "SELECT subject, MAX(number) FROM events"
+            " WHERE kind IN ('started', 'adopted') AND subject IN (SELECT name FROM jobs)"
+            " GROUP BY subject"
+        )
+        return dict(self.file.rows(query))
+
+    def begun_by(self, migration: int) -> int:
+        """Return the number of the first event of a migration; 0 if the history has none."""
+        query = "SELECT COALESCE(MIN(number), 0) FROM events WHERE migration = ?"
+        return int(self.file.rows(query, (migration,))[0][0])
+
+    def last_event(self) -> int:
+        """Return the number of the last event; 0 if there is none."""
+        return int(self.file.rows("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
+
     def remove_job(self, name: str) -> None:
         with self.together():
             self.file.write(
@@ -307,14 +326,14 @@ class Journal:
         subject: str,
         after: int,
         host: bool = False,
-        sees: Callable[[str, float], bool] = lambda _subject, _time: True,
+        sees: Callable[[str, int], bool] = lambda _subject, _number: True,
     ) -> list[Event]:
         """Return the history of a job (with its capsules), a capsule or a host; for '' of all.
 
         These are the newest MOST_EVENTS events, or as many as MOST_BYTES allow. It is read from the
         newest backwards, and no further than that. ``host``: the subject is a host; its history
         includes the last moves from it and to it. ``sees``: whether the caller may see an event of
-        this subject and time.
+        this subject and number.
         """
         where = "number > ?"
         values: list[object] = [after]
@@ -330,13 +349,13 @@ class Journal:
         return self._newest(where, values, sees)
 
     def events_of_migration(
-        self, number: int, after: int, sees: Callable[[str, float], bool]
+        self, number: int, after: int, sees: Callable[[str, int], bool]
     ) -> list[Event]:
         """Return the history of one migration, as :meth:`events` does."""
         return self._newest("migration = ? AND number > ?", [number, after], sees)
 
     def _newest(
-        self, where: str, values: Sequence[object], sees: Callable[[str, float], bool]
+        self, where: str, values: Sequence[object], sees: Callable[[str, int], bool]
     ) -> list[Event]:
         query = f"SELECT * FROM events WHERE {where} ORDER BY number DESC"  # noqa: S608
         found: list[Event] = []
@@ -345,7 +364,7 @@ class Journal:
         left = MOST_BYTES
         with contextlib.closing(self.file.each(query, values)) as rows:
             for number, at, about, kind, text, by, m in itertools.islice(rows, MOST_LOOKED):
-                if not sees(about, at):
+                if not sees(about, number):
                     continue
                 if m is not None and m not in moves:
                     moves[m] = row = self.migration(m)

@@ -90,9 +90,10 @@ class JobRequests:
         with fleet.journal.together():
             started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
             fleet.journal.add_event(name, "started", f"started on {where}: {what}", who.shown)
+            since = fleet.journal.last_event()
         for capsule in capsules.values():
             capsule.epoch = first
-        job = Job(name, overlay, request, uid, started, capsules, rewinds=rewinds)
+        job = Job(name, overlay, request, uid, started, capsules, rewinds=rewinds, since=since)
         fleet.jobs[name] = job
         try:
             await self._start(job)

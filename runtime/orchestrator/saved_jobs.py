@@ -178,8 +178,9 @@ class SavedJobs:
             # No earlier copy is anywhere: the job must not wait for the host named above.
             journal.snapshots.begin_restoring(row.number)
             journal.add_event(name, "adopted", text, who)
+            since = journal.last_event()
         capsules = {c: Capsule(c, index, host, first) for c, (index, host) in indexes.items()}
-        job = Job(name, overlay, run, uid, started, capsules, newest=generation)
+        job = Job(name, overlay, run, uid, started, capsules, newest=generation, since=since)
         job.enter(row.owners, row.rewinds, "suspended")
         for capsule in capsules.values():
             capsule.started = True

@@ -94,7 +94,8 @@ class Snapshot:
         ]
         self._rewinds = job.rewinds
         self._boundary = ""
-        self._time = 0.0
+        self._time = 0.0  # of the boundary, in seconds since 1970
+        self._boundary_at = 0.0  # the same in monotonic seconds
         self._until = 0.0  # monotonic time at which the pause must be over
         self._work: asyncio.Future[None] | None = None  # what an abandon interrupts
         self._abandoned: Refused | None = None
@@ -187,7 +188,7 @@ class Snapshot:
         with self._timed("lock"):
             left = self._left()
             await self._all(lambda part: part.lock(left))
-        self._time = time.time()
+        self._time, self._boundary_at = time.time(), time.monotonic()
         with self._timed("dump"):
             rest = self._left()
             await self._all(lambda part: part.dump(rest, thaw=not self._suspends))
@@ -237,6 +238,7 @@ class Snapshot:
             self._context.suspend(generation, self._suspends, self._to)
         else:
             self._context.complete(generation)
+        self.job.goes_on_from(self._boundary_at)
         self.generation = generation
         await reached("snapshot.complete")
 

@@ -100,6 +100,7 @@ def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
                 scene.here(uid, messages.GetMigration("m7"))
     del scene.fleet.migrations["m7"]  # and when it is history
     scene.fleet.journal.save_migration(7, known)
+    scene.fleet.journal.add_event("a/0", "move", "m7 begins", "root", 7)
     assert scene.here(ALICE, messages.GetMigration("m7")).row == known
     with pytest.raises(NotPermitted, match="may not see m7"):
         scene.here(BOB, messages.GetMigration("m7"))
@@ -125,6 +126,7 @@ def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None
     assert scene.stubs.told.count("leave a/0") == 4, "its evacuation does not begin anew"
     del scene.fleet.migrations["m7"]
     scene.fleet.journal.save_migration(7, known)
+    scene.fleet.journal.add_event("a/0", "move", "m7 begins", "root", 7)
     with pytest.raises(Refused, match="m7 is over: done"):
         scene.here(ALICE, ask)
 
@@ -186,6 +188,26 @@ def test_the_next_owner_of_a_name_does_not_see_what_was_before(scene: Scene) -> 
     told = scene.here(BOB, messages.GetEvents("a", 0)).events
     assert [e.subject for e in told] == ["a", "a/0"]
     assert len(scene.here(VERA, messages.GetEvents("a", 0)).events) == 4
+
+
+def test_a_clock_that_is_set_back_hides_nothing_from_the_owner_and_shows_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Alice would not see her own events, and Bob would see those of Alice's earlier job."""
+    day_before = time.time() - 86_400
+    monkeypatch.setattr(time, "time", lambda: day_before)
+    scene.fleet.journal.save_migration(7, row(7, "a/0"))
+    scene.fleet.journal.add_event("a/0", "move", "m7 begins", "root", 7)
+    seen = scene.here(ALICE, messages.GetEvents("a", 0)).events
+    assert [e.kind for e in seen] == ["started", "moved", "move"]
+    assert scene.here(ALICE, messages.GetMigration("m7")).row == row(7, "a/0")
+    del scene.fleet.jobs["a"]
+    scene.fleet.journal.remove_job("a")
+    scene.job("a", BOB, ["h0"])
+    told = scene.here(BOB, messages.GetEvents("a", 0)).events
+    assert [e.kind for e in told] == ["started", "moved"]
+    with pytest.raises(NotPermitted, match="may not see m7"):
+        scene.here(BOB, messages.GetMigration("m7"))
 
 
 def test_an_unknown_job_names_only_those_one_may_see(scene: Scene) -> None:
