@@ -56,7 +56,7 @@ def stop(
         began, shown = time.monotonic(), ""
         try:
             while wait:
-                status = retry.request(client, Status, GetStatus())
+                status = retry.request(client, Status, GetStatus(job))
                 row = next((row for row in status.jobs if row.name == job), None)
                 if row is None or row.state == "ended":
                     _say(job, "ended", None if row is None else row.code, output)

@@ -46,7 +46,10 @@ class Named(Answer, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """Ask for the state of the cluster; answers Status."""
+    """Ask for the state of the cluster; answers Status. ``job``: only this job, its hosts and its
+    moves; with no job of that name, none."""
+
+    job: str = ""
 
 
 class Status(Answer, frozen=True):

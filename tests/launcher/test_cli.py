@@ -308,7 +308,9 @@ def test_host_words() -> None:
         ("stop", "gpt", "--no-wait"),
     ],
 )
-def test_a_full_disk_behind_stdout_is_named(gpt: Any, start: Starter, words: tuple[str, ...]) -> None:
+def test_a_full_disk_behind_stdout_is_named(
+    gpt: Any, start: Starter, words: tuple[str, ...]
+) -> None:
     gpt.print("gpt/0", b"step 1\n")
     gpt.end("gpt/0")
     with Path("/dev/full").open("wb") as full:
@@ -322,7 +324,9 @@ def test_a_full_disk_behind_stdout_is_named(gpt: Any, start: Starter, words: tup
 
 
 @pytest.mark.parametrize("words", [("version",), ("status", "-o", "json")])
-def test_a_reader_that_is_gone_is_no_error(gpt: Any, start: Starter, words: tuple[str, ...]) -> None:
+def test_a_reader_that_is_gone_is_no_error(
+    gpt: Any, start: Starter, words: tuple[str, ...]
+) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     try:

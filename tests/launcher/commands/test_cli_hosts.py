@@ -419,6 +419,7 @@ def test_what_no_journal_knows_is_ended_in_words_and_for_scripts(gpt: Any, call:
 def test_stop_waits_for_the_end(gpt: Any, call: Call) -> None:
     assert call("stop", "gpt") == (0, "gpt has ended with code 143\n", "")
     assert gpt.jobs["gpt"].signals == [signal.SIGTERM]
+    assert {ask.job for ask in gpt.asks if isinstance(ask, GetStatus)} == {"gpt"}
 
 
 def test_status_names_hosts_that_use_another_file(gpt: Any, call: Call) -> None:

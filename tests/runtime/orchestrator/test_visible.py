@@ -69,6 +69,28 @@ def test_a_status_looks_at_the_hosts_once_for_all_jobs(
     assert len(looks) == 1
 
 
+def test_a_status_of_one_job_has_nothing_of_others_but_what_hosts_run(scene: Scene) -> None:
+    """Each foreground `run` asks for one each second, also in a cluster of a thousand hosts."""
+    m7(scene, "preparing")
+    scene.job("c", BOB, ["h0"])
+
+    def of(job: str, uid: int) -> tuple[list[str], list[str], list[str]]:
+        status = scene.here(uid, messages.GetStatus(job))
+        jobs, hosts = [each.name for each in status.jobs], [each.name for each in status.hosts]
+        return jobs, hosts, [move.name for move in status.moving]
+
+    assert of("a", ALICE) == of("a", VERA) == (["a"], ["h0", "h1"], ["m7"])
+    assert of("b", BOB) == of("b", OTTO) == (["b"], ["h1"], [])
+    for uid, job in ((BOB, "a"), (NOBODY, "a"), (OTTO, "x"), (OTTO, "a/0")):
+        assert of(job, uid) == ([], [], []), "not visible, or not there"
+    (host,) = scene.here(VERA, messages.GetStatus("b")).hosts
+    assert (host.capsules, host.used) == (["a/1", "b/0"], 3), "a/0 is on its way there"
+    (host,) = scene.here(BOB, messages.GetStatus("b")).hosts
+    assert (host.capsules, host.used) == (["b/0"], 3)
+    scene.fleet.jobs["c"].state = "suspended"
+    assert of("c", BOB) == (["c"], [], [])
+
+
 def m7(scene: Scene, state: str, **more: object) -> messages.MigrationRow:
     """The fleet has m7 of a/0 under way; its row, which says ``state``."""
     found = msgspec.structs.replace(
