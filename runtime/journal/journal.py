@@ -24,7 +24,7 @@ from ...errors import LiveshiftError
 from ...texts import shortened
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
-from . import command_table, snapshot_tables
+from . import command_table, old_events, snapshot_tables
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -77,6 +77,7 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
     migration INTEGER);
 """
+    + old_events.INDEXES
     + snapshot_tables.SCHEMA
     + command_table.SCHEMA
 )
@@ -89,6 +90,7 @@ class Journal:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
         self.together = self.file.together
         self.snapshots = snapshot_tables.SnapshotTables(self.file)
+        self.old_events = old_events.OldEvents(self.file)
         self.commands = command_table.CommandTable(self.file)
 
     # ---- jobs ----
@@ -335,18 +337,18 @@ class Journal:
         includes the last moves from it and to it. ``sees``: whether the caller may see an event of
         this subject and number.
         """
-        where = "number > ?"
-        values: list[object] = [after]
-        if subject:
-            about = (
-                "subject = ? OR subject LIKE ? OR migration IN (SELECT migration FROM events"
-                " WHERE subject = ?)"
-            )
-            if host:  # safe to format: the numbers are ours, no user text gets into the query
-                about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
-            where += f" AND ({about})"
-            values += [subject, subject + "/%", subject]
-        return self._newest(where, values, sees)
+        if not subject:
+            return self._newest("number > ?", [after], sees)
+        about = [  # each uses an index: there may be very many events
+            "subject = ?",
+            "subject > ? AND subject < ?",  # of its capsules; "0" comes after "/"
+            "migration IN (SELECT migration FROM events WHERE subject = ?)",
+        ]
+        if host:  # safe to format: the numbers are ours, no user text gets into the query
+            about.append(f"migration IN ({','.join(map(str, self._moves_of(subject)))})")
+        numbers = (f"SELECT number FROM events WHERE number > {after:d} AND {w}" for w in about)  # noqa: S608
+        values = [subject, f"{subject}/", f"{subject}0", subject]
+        return self._newest(f"number IN ({' UNION '.join(numbers)})", values, sees)
 
     def events_of_migration(
         self, number: int, after: int, sees: Callable[[str, int], bool]
