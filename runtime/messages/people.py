@@ -338,10 +338,17 @@ class ResumptionOrdered(Answer, frozen=True):
 
 
 class EndUnknown(Message, frozen=True):
-    """End the capsules of a job that a host runs and the journal does not know; answers None."""
+    """End the capsules of a job that a host runs and the journal does not know; answers
+    UnknownEnded."""
 
     host: str
     job: str
+
+
+class UnknownEnded(Answer, frozen=True):
+    """``later``: the host is not up. What it still runs of the job is ended when it is back."""
+
+    later: bool
 
 
 class GetEvents(Message, frozen=True):

@@ -284,7 +284,7 @@ class Orchestrator:
                         self._run(messages.RunJob(ask.job, 2, ["train"], {}, "/", 0, []))
                     return self.suspensions.resume(self._job(ask.job), ask, self._tell)
                 case messages.EndUnknown():
-                    return None
+                    return messages.UnknownEnded(self._host(ask.host).state == "lost")
                 case messages.SetTaint():
                     self._taint(ask)
                     return self.evacuating if ask.within or ask.severity else None
