@@ -129,7 +129,8 @@ class JobRequests:
             self._rights.need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
         if sent not in (signal.SIGTERM, signal.SIGKILL):
             _check_not_suspended(job, f"{sent.name} reaches nothing of it")
-        self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
+        if job.state != "ended":  # it reaches nothing, and each note is a write to the disk
+            self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
         await self._stopping.signal(job, sent, who.shown)
 
     async def rewind(self, who: Principal, request: messages.RewindJob) -> messages.RewindOrdered:

@@ -125,8 +125,8 @@ class SavedJobs:
         of that name stays. With ``dry_run`` return instead where it would go on.
 
         Raises LiveshiftError, and changes nothing, if there is no such snapshot, if no trusted
-        cluster has signed it, if the name or its addresses are taken, or if there is no room. If the
-        journal cannot be written, the ended job may be gone, with its output.
+        cluster has signed it, if the name or its addresses are taken, or if there is no room. If
+        the journal cannot be written, the ended job may be gone, with its output.
         """
         found = await self._images.find(self._fleet.up(), directory, name, snapshot)
         saved = found.saved

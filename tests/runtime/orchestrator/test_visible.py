@@ -238,3 +238,13 @@ def test_an_unknown_job_names_only_those_one_may_see(scene: Scene) -> None:
         with pytest.raises(NotFound, match='no job "x"') as caught:
             scene.here(uid, messages.SignalJob("x", signal.SIGTERM))
         assert caught.value.hint == f"known jobs: {known}"
+
+
+def test_a_signal_to_a_job_that_has_ended_is_not_noted(scene: Scene) -> None:
+    """Its owner could fill the history, with a write to the disk for each."""
+    ask = messages.SignalJob("a", signal.SIGTERM)
+    for state, notes in (("running", 1), ("ended", 1)):
+        scene.fleet.jobs["a"].state = state
+        scene.here(ALICE, ask)
+        kinds = [event.kind for event in scene.fleet.journal.events("a", 0)]
+        assert kinds.count("signal") == notes
