@@ -22,7 +22,7 @@ from typer.exceptions import TyperException
 from .. import __version__
 from ..errors import LiveshiftError
 from .commands.options import Connect, Key, Lab, Socket
-from .show import help_pages, render
+from .show import help_pages, render, stdout
 
 DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
@@ -180,6 +180,25 @@ def liveshift(
 
 
 def main() -> int:
+    """Run the command line and return the exit code, once all that it prints is written."""
+    stdout.watch()
+    try:
+        code = _main()
+        sys.stdout.flush()
+    except stdout.OutputError as error:
+        stdout.drop()
+        render.failure(
+            f"stdout cannot be written: {error.strerror}",
+            "redirect it elsewhere; what the command has changed is changed all the same",
+        )
+        return 1
+    except BrokenPipeError:  # its reader has what it wanted
+        stdout.drop()
+        return 1
+    return code
+
+
+def _main() -> int:
     """Run the command line and return the exit code.
 
     Errors that end a command are printed here, and only here. If LIVESHIFT_DEBUG is set, they are
@@ -202,6 +221,8 @@ def main() -> int:
         return _wrong_usage(error)
     except typer.Abort:
         return 130
+    except stdout.OutputError:
+        raise
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise

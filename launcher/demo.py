@@ -23,7 +23,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import __version__
@@ -51,6 +50,7 @@ from .report.phases import phase_table
 from .report.record import DowntimeReport
 from .report.training_log import read_rank
 from .show import moves
+from .show.visible_text import VisibleConsole
 
 LAB = "demo"
 STEPS = 100_000
@@ -74,7 +74,7 @@ EMPTY_WITHIN_S = 900.0
 """If a host is not empty this many seconds after its taint, the demo fails."""
 LOOK_S = 0.1
 
-console = Console(stderr=True)
+console = VisibleConsole(stderr=True)
 
 
 def main() -> int:

@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Iterator
 from functools import partial
 
-from rich.console import Console
 from rich.text import Text
 
 from ...runtime.config.cluster import Paths, Reading
 from ...runtime.config.timeouts import Timeouts
 from ..show import render
+from ..show.visible_text import VisibleConsole
 from . import cluster as cluster_checks
 from . import data_link, deadlines, firewall, kernel, machine, network, software
 from .finding import Check, Finding, Verdict
@@ -78,7 +78,7 @@ def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Findin
 
 def _print(findings: list[Finding]) -> None:
     """Print a line for each check, and below it what is needed and what to do, if that matters."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = VisibleConsole(file=sys.stdout, highlight=False)
     width = console.width if console.is_terminal else None
     first = max(len(finding.check) for finding in findings)
     for finding in findings:

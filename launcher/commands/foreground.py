@@ -13,7 +13,16 @@ import sys
 import time
 
 from ...errors import LiveshiftError, NotFound
-from ...runtime.messages import Events, GetEvents, GetStatus, JobRow, Named, RunJob, Status
+from ...runtime.messages import (
+    Event,
+    Events,
+    GetEvents,
+    GetStatus,
+    JobRow,
+    Named,
+    RunJob,
+    Status,
+)
 from ..client.client import Client
 from ..show import moves, render
 from ..show.output_lines import Streams, Writer, writers
@@ -93,7 +102,7 @@ class Foreground:
         """
         try:
             self._signals.send(self._client, self._job)
-            status = self._client.get(Status, GetStatus(), REQUEST_S)
+            status = self._client.get(Status, GetStatus(self._job), REQUEST_S)
             job = next((row for row in status.jobs if row.name == self._job), None)
             self._report_notices(job)
         except LiveshiftError as error:
@@ -168,16 +177,14 @@ class Foreground:
             events = self._client.get(Events, asked, REQUEST_S).events
         except NotFound:  # it has ended and was forgotten meanwhile
             return
-        for event in events:
+        for event in _of_this_job(events, job.name):
             self._event = max(self._event, event.number)
-            if event.kind in PROTECTION and event.time >= job.started:
+            if event.kind in PROTECTION:
                 render.note(event.text, style="dim")
-            if event.kind in REWINDS | SUSPENSIONS | RESUMPTIONS and event.time >= job.started:
+            if event.kind in REWINDS | SUSPENSIONS | RESUMPTIONS:
                 render.note(f"{job.name}: {event.kind}: {event.text}", style="dim")
             row = event.migration
-            # Several events may be about one move. A move that was asked for before the job began
-            # belongs to an earlier job of the same name.
-            if row is None or row.name in self._moved or row.asked < job.started:
+            if row is None or row.name in self._moved:  # several events may be about one move
                 continue
             if moves.over(row):
                 self._moved.add(row.name)
@@ -193,3 +200,9 @@ class Foreground:
     @staticmethod
     def _say(text: str) -> None:
         render.note(text, style="yellow")
+
+
+def _of_this_job(events: list[Event], name: str) -> list[Event]:
+    """Leave out what is of an earlier job of that name. Times do not tell: clocks may be set."""
+    began = [n for n, e in enumerate(events) if e.kind == "started" and e.subject == name]
+    return events[began[-1] :] if began else events

@@ -68,23 +68,13 @@ def _get_status(client: Client, job: str | None) -> Status:
     from ...runtime.messages import GetStatus, Status
     from ..show import moves
 
-    status = client.get(Status, GetStatus())
-    current = [moves.get_migration(client, row.name) for row in status.moving]
-    status = msgspec.structs.replace(status, moving=current)
-    if not job:
-        return status
-    jobs = [j for j in status.jobs if j.name == job]
-    if not jobs:
+    status = client.get(Status, GetStatus(job or ""))
+    if job and not status.jobs:
+        known = [each.name for each in client.get(Status, GetStatus()).jobs]
         text = f'no job "{job}" in the cluster {status.cluster}'
-        raise no_such(text, job, (j.name for j in status.jobs), "its jobs are")
-    mine = {capsule.name for capsule in jobs[0].capsules}
-    hosts = {capsule.host for capsule in jobs[0].capsules}
-    return msgspec.structs.replace(
-        status,
-        jobs=jobs,
-        hosts=[h for h in status.hosts if h.name in hosts],
-        moving=[m for m in status.moving if m.capsule in mine],
-    )
+        raise no_such(text, job, known, "its jobs are")
+    current = [moves.get_migration(client, row.name) for row in status.moving]
+    return msgspec.structs.replace(status, moving=current)
 
 
 def _print(status: Status, output: Layout, every: bool) -> None:

@@ -44,19 +44,22 @@ def stop(
     Moves of the job are cancelled. A capsule whose host does not answer is ended when the host is
     back, whether this command still waits for it or not.
     """
-    from ...runtime.messages import EndUnknown, GetStatus, SignalJob, Status
+    from ...runtime.messages import EndUnknown, GetStatus, SignalJob, Status, UnknownEnded
     from ..show import retry
 
     with open_client() as client:
         if unknown:
-            client.request(EndUnknown(unknown, job))
-            _say(job, "ended", None, output, on=unknown)
+            if client.get(UnknownEnded, EndUnknown(unknown, job)).later:
+                render.note(f"{unknown} is not up: what it runs of {job} is ended when it is back")
+                _say(job, "ending", None, output)
+            else:
+                _say(job, "ended", None, output, on=unknown)
             return
         client.request(SignalJob(job, signal.SIGTERM))
         began, shown = time.monotonic(), ""
         try:
             while wait:
-                status = retry.request(client, Status, GetStatus())
+                status = retry.request(client, Status, GetStatus(job))
                 row = next((row for row in status.jobs if row.name == job), None)
                 if row is None or row.state == "ended":
                     _say(job, "ended", None if row is None else row.code, output)

@@ -27,6 +27,8 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
     """
     under_way, unsaved = UNDER_WAY[done], ""
     ends = {f"not {done}"} if done == "saved" else {f"not {done}", "ended"}
+    if done == "suspended":  # somebody was faster than the end of its copies
+        ends.add("resumed")
     try:
         while True:
             for event in job_events.after(client, job, last):
@@ -34,7 +36,8 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
                 if event.subject != job:
                     continue
                 if event.kind in ends:
-                    raise LiveshiftError(f"{job} was not {done}: {event.text}")
+                    why = "it was resumed at once: it " if event.kind == "resumed" else ""
+                    raise LiveshiftError(f"{job} was not {done}: {why}{event.text}")
                 if event.kind == "not saved":
                     unsaved = event.text
                 if event.kind == done and unsaved:

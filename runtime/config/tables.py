@@ -207,9 +207,10 @@ class WithinSettings:
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
     """The orchestrator keeps the last ``keep_ended`` jobs that have ended, with their output. The
-    history keeps the journal's entries about older jobs."""
+    history keeps the last ``keep_events`` events, and older ones of jobs that are kept."""
 
     keep_ended: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    keep_events: Annotated[int, Meta(ge=1000, le=100_000_000)] = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)

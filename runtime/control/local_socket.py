@@ -32,10 +32,10 @@ LIMIT = 7 << 20
 """A request has at most this many bytes. That is more than Linux allows for a program's arguments
 and environment, and less than an agent can pass on (send_queue.TO_ORCHESTRATOR)."""
 
-MOST_CONNECTIONS = 1024
+MOST_CONNECTIONS = 4096
 MOST_OF_A_USER = 512
-"""One user has at most this many connections. A command needs one for each capsule whose output it
-follows, and one more."""
+"""One user has at most this many connections: a command needs one for each capsule whose output it
+follows, and one more. So neither a few large jobs nor two users can take all."""
 
 LONG = 64 << 10
 MOST_LONG = 8

@@ -24,7 +24,7 @@ from ...errors import LiveshiftError
 from ...texts import shortened
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
-from . import command_table, snapshot_tables
+from . import command_table, old_events, snapshot_tables
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -77,6 +77,7 @@ CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
     migration INTEGER);
 """
+    + old_events.INDEXES
     + snapshot_tables.SCHEMA
     + command_table.SCHEMA
 )
@@ -89,6 +90,7 @@ class Journal:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
         self.together = self.file.together
         self.snapshots = snapshot_tables.SnapshotTables(self.file)
+        self.old_events = old_events.OldEvents(self.file)
         self.commands = command_table.CommandTable(self.file)
 
     # ---- jobs ----
@@ -124,6 +126,25 @@ class Journal:
             " WHERE kind = 'ended' AND subject IN (SELECT name FROM jobs) GROUP BY subject"
         )
         return dict(self.file.rows(query))
+
+    def starts(self) -> dict[str, int]:
+        """Return the number of the first event in the history of each job. Later events of its name
+        are its own: numbers only grow, while the clock may be set back."""
+        query = (
+            "SELECT subject, MAX(number) FROM events"
+            " WHERE kind IN ('started', 'adopted') AND subject IN (SELECT name FROM jobs)"
+            " GROUP BY subject"
+        )
+        return dict(self.file.rows(query))
+
+    def begun_by(self, migration: int) -> int:
+        """Return the number of the first event of a migration; 0 if the history has none."""
+        query = "SELECT COALESCE(MIN(number), 0) FROM events WHERE migration = ?"
+        return int(self.file.rows(query, (migration,))[0][0])
+
+    def last_event(self) -> int:
+        """Return the number of the last event; 0 if there is none."""
+        return int(self.file.rows("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
 
     def remove_job(self, name: str) -> None:
         with self.together():
@@ -307,36 +328,36 @@ class Journal:
         subject: str,
         after: int,
         host: bool = False,
-        sees: Callable[[str, float], bool] = lambda _subject, _time: True,
+        sees: Callable[[str, int], bool] = lambda _subject, _number: True,
     ) -> list[Event]:
         """Return the history of a job (with its capsules), a capsule or a host; for '' of all.
 
         These are the newest MOST_EVENTS events, or as many as MOST_BYTES allow. It is read from the
         newest backwards, and no further than that. ``host``: the subject is a host; its history
         includes the last moves from it and to it. ``sees``: whether the caller may see an event of
-        this subject and time.
+        this subject and number.
         """
-        where = "number > ?"
-        values: list[object] = [after]
-        if subject:
-            about = (
-                "subject = ? OR subject LIKE ? OR migration IN (SELECT migration FROM events"
-                " WHERE subject = ?)"
-            )
-            if host:  # safe to format: the numbers are ours, no user text gets into the query
-                about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
-            where += f" AND ({about})"
-            values += [subject, subject + "/%", subject]
-        return self._newest(where, values, sees)
+        if not subject:
+            return self._newest("number > ?", [after], sees)
+        about = [  # each uses an index: there may be very many events
+            "subject = ?",
+            "subject > ? AND subject < ?",  # of its capsules; "0" comes after "/"
+            "migration IN (SELECT migration FROM events WHERE subject = ?)",
+        ]
+        if host:  # safe to format: the numbers are ours, no user text gets into the query
+            about.append(f"migration IN ({','.join(map(str, self._moves_of(subject)))})")
+        numbers = (f"SELECT number FROM events WHERE number > {after:d} AND {w}" for w in about)  # noqa: S608
+        values = [subject, f"{subject}/", f"{subject}0", subject]
+        return self._newest(f"number IN ({' UNION '.join(numbers)})", values, sees)
 
     def events_of_migration(
-        self, number: int, after: int, sees: Callable[[str, float], bool]
+        self, number: int, after: int, sees: Callable[[str, int], bool]
     ) -> list[Event]:
         """Return the history of one migration, as :meth:`events` does."""
         return self._newest("migration = ? AND number > ?", [number, after], sees)
 
     def _newest(
-        self, where: str, values: Sequence[object], sees: Callable[[str, float], bool]
+        self, where: str, values: Sequence[object], sees: Callable[[str, int], bool]
     ) -> list[Event]:
         query = f"SELECT * FROM events WHERE {where} ORDER BY number DESC"  # noqa: S608
         found: list[Event] = []
@@ -345,7 +366,7 @@ class Journal:
         left = MOST_BYTES
         with contextlib.closing(self.file.each(query, values)) as rows:
             for number, at, about, kind, text, by, m in itertools.islice(rows, MOST_LOOKED):
-                if not sees(about, at):
+                if not sees(about, number):
                     continue
                 if m is not None and m not in moves:
                     moves[m] = row = self.migration(m)

@@ -95,6 +95,8 @@ class SnapshotTables:
 
     def __init__(self, file: JournalFile) -> None:
         self._file = file
+        self._began = time.monotonic()
+        self._written: dict[int, float] = {}  # by number of a rewind of ours: monotonic seconds
 
     # ---- snapshots ----
 
@@ -191,6 +193,15 @@ class SnapshotTables:
         """Return all rewinds of a job, oldest first."""
         rows = self._file.rows("SELECT row FROM rewinds WHERE job = ? ORDER BY number", (job,))
         return [msgspec.msgpack.decode(row, type=RewindRow) for (row,) in rows]
+
+    def age(self, row: RewindRow) -> float:
+        """Return how many seconds ago a rewind was written. The clock may have been set since, in
+        either direction. That does not matter to a rewind of ours. One of an earlier orchestrator
+        may then seem older than it is, but never younger than this orchestrator."""
+        now = time.monotonic()
+        if (written := self._written.get(row.number)) is not None:
+            return now - written
+        return max(time.time() - row.time, now - self._began)
 
     def cut_off(self, job: str, after: int, until: int) -> RewindRow | None:
         """Return the first rewind of a job that has a count above ``after``, and up to ``until``:
@@ -317,6 +328,7 @@ class SnapshotTables:
             "INSERT INTO rewinds VALUES (?, ?, 'ending', ?)",
             (row.number, row.job, msgspec.msgpack.encode(row)),
         )
+        self._written[row.number] = time.monotonic()
 
     def before(self, job: str) -> list[str]:
         """Return the hosts of which one must end its earlier copies before the job may be restored;

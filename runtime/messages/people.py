@@ -46,7 +46,10 @@ class Named(Answer, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """Ask for the state of the cluster; answers Status."""
+    """Ask for the state of the cluster; answers Status. ``job``: only this job, its hosts and its
+    moves; with no job of that name, none."""
+
+    job: str = ""
 
 
 class Status(Answer, frozen=True):
@@ -335,10 +338,17 @@ class ResumptionOrdered(Answer, frozen=True):
 
 
 class EndUnknown(Message, frozen=True):
-    """End the capsules of a job that a host runs and the journal does not know; answers None."""
+    """End the capsules of a job that a host runs and the journal does not know; answers
+    UnknownEnded."""
 
     host: str
     job: str
+
+
+class UnknownEnded(Answer, frozen=True):
+    """``later``: the host is not up. What it still runs of the job is ended when it is back."""
+
+    later: bool
 
 
 class GetEvents(Message, frozen=True):

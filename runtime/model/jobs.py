@@ -66,7 +66,9 @@ class Job:
     paused it; 0 if that is not known. ``snapshot_cost``: what one costs; None before the first.
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
     was none. ``unprotected``: why there is no later snapshot, as text, or "".
-    ``end_asked``: when a person last sent a signal that asks for an end, in seconds since 1970.
+    ``end_asked``: when a person last sent a signal that asks for an end, in monotonic seconds; 0 if
+    none did since the boundary of ``newest``. ``since``: the number of the first event of its
+    history; earlier ones are of an earlier job of that name.
     ``ended``: the larger, the later it has ended; no time, as clocks are set. 0 before its end.
     """
 
@@ -86,6 +88,7 @@ class Job:
     rewind_s: float = 0.0
     unprotected: str = ""
     end_asked: float = 0.0
+    since: int = 0
     ended: int = 0
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[tuple[int, int], Book] | None = field(default=None, repr=False, compare=False)
@@ -97,6 +100,12 @@ class Job:
         for name, (host, epoch) in owners.items():
             capsule = self.capsules[name]
             capsule.host, capsule.epoch, capsule.granted, capsule.seen = host, epoch, False, None
+
+    def goes_on_from(self, boundary: float) -> None:
+        """Note that ``newest`` was taken at this boundary (monotonic seconds): the job has borne
+        what was asked before it."""
+        if self.end_asked <= boundary:
+            self.end_asked = 0.0
 
     def book(self) -> Book:
         """The job's address book; the same object until a capsule has another owner."""

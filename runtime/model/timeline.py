@@ -29,7 +29,7 @@ class Timeline:
     @classmethod
     def of(cls, row: MigrationRow) -> Timeline:
         """The timeline that an earlier orchestrator recorded. The time since then counts too."""
-        ago = time.time() - row.asked
+        ago = max(row.seconds, time.time() - row.asked)  # the clock may have been set back
         found = cls(time.monotonic() - ago, row.asked, None, list(row.phases))
         found.expected_bytes, found.image_bytes = row.expected_bytes, row.image_bytes
         if row.frozen_s:

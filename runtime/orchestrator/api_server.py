@@ -132,9 +132,12 @@ class ApiServer:
 
     # ---- what is known -----------------------------------------------------------------------
 
-    async def _get_status(self, who: Principal, _ask: messages.GetStatus) -> messages.Status:
+    async def _get_status(self, who: Principal, request: messages.GetStatus) -> messages.Status:
         return status(
-            self._fleet, lambda job: self._rights.sees(who, job), sees_all=who.may(Role.VIEW)
+            self._fleet,
+            lambda job: self._rights.sees(who, job),
+            sees_all=who.may(Role.VIEW),
+            only=request.job,
         )
 
     async def _get_events(self, who: Principal, request: messages.GetEvents) -> messages.Events:

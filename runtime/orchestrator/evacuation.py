@@ -148,10 +148,10 @@ class Evacuation:
         deadline = self._fleet.deadlines.get(host)
         if deadline is None:
             return None
-        left, plan = deadline - time.time(), self._plans.get(host)
+        plan = self._plans.get(host)
         if plan is not None and capsule in plan.until:
-            left -= plan.within - plan.until[capsule]
-        return time.monotonic() + left
+            return deadline - (plan.within - plan.until[capsule])
+        return deadline
 
     def leave(self, capsule: Capsule) -> None:
         """Leave a capsule alone until its host is tainted again: a person cancelled its move."""

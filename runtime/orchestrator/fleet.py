@@ -44,14 +44,18 @@ class HostState:
 
 
 class Fleet:
-    """The cluster as the orchestrator knows it now; what must survive is also in the journal."""
+    """The cluster as the orchestrator knows it now; what must survive is also in the journal.
+
+    ``deadlines``: when a tainted host must be empty, by host, in monotonic seconds.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.journal = Journal(cluster.paths.state / "journal.sqlite")
         self.hosts = {host.name: HostState() for host in cluster.hosts}
         self.taints = self.journal.taints()
-        self.deadlines = self.journal.deadlines()
+        ahead = time.monotonic() - time.time()  # so that a clock that is set later changes none
+        self.deadlines = {h: until + ahead for h, until in self.journal.deadlines().items()}
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.migrations: dict[str, Migration] = {}
@@ -195,7 +199,7 @@ class Fleet:
 
     def _load_jobs(self) -> dict[str, Job]:
         jobs: dict[str, Job] = {}
-        ends = self.journal.ends()
+        starts, ends = self.journal.starts(), self.journal.ends()
         for name, vni, subnet, spec, started, state, code in self.journal.jobs():
             run, uid = run_spec.decode(spec)
             capsules = {
@@ -214,5 +218,6 @@ class Fleet:
                 self.journal.snapshots.rewinds(name),
                 self.journal.snapshots.newest(name),
                 ended=ends.get(name, 0) if state == "ended" else 0,
+                since=starts.get(name, 0),
             )
         return jobs

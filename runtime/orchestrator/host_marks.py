@@ -36,13 +36,13 @@ class HostMarks:
         reason = shortened(request.reason)
         with self._fleet.journal.together():
             self._fleet.journal.set_taint(request.host, reason, who.shown)
-            until = time.time() + within if within else None
+            until = time.time() + within if within else None  # for a later orchestrator
             self._fleet.journal.set_deadline(request.host, until)
             self._fleet.journal.add_event(request.host, "tainted", f"tainted: {reason}", who.shown)
         self._fleet.taints[request.host] = (reason, who.shown)
         self._fleet.deadlines.pop(request.host, None)
-        if until is not None:
-            self._fleet.deadlines[request.host] = until
+        if within:
+            self._fleet.deadlines[request.host] = time.monotonic() + within
         self._evacuation.retry(request.host)
         return await self._evacuation.plan(request.host, within) if within else None
 

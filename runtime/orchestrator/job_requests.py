@@ -90,9 +90,10 @@ class JobRequests:
         with fleet.journal.together():
             started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
             fleet.journal.add_event(name, "started", f"started on {where}: {what}", who.shown)
+            since = fleet.journal.last_event()
         for capsule in capsules.values():
             capsule.epoch = first
-        job = Job(name, overlay, request, uid, started, capsules, rewinds=rewinds)
+        job = Job(name, overlay, request, uid, started, capsules, rewinds=rewinds, since=since)
         fleet.jobs[name] = job
         try:
             await self._start(job)
@@ -128,7 +129,8 @@ class JobRequests:
             self._rights.need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
         if sent not in (signal.SIGTERM, signal.SIGKILL):
             _check_not_suspended(job, f"{sent.name} reaches nothing of it")
-        self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
+        if job.state != "ended":  # it reaches nothing, and each note is a write to the disk
+            self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
         await self._stopping.signal(job, sent, who.shown)
 
     async def rewind(self, who: Principal, request: messages.RewindJob) -> messages.RewindOrdered:
@@ -188,8 +190,14 @@ class JobRequests:
             self._rights.need(who, Role.OPERATE, f"{what} {job.name}", job)
         return job
 
-    async def end_unknown(self, who: Principal, request: messages.EndUnknown) -> None:
-        """End a host's capsules of a job that the journal does not know; remove what they leave."""
+    async def end_unknown(
+        self, who: Principal, request: messages.EndUnknown
+    ) -> messages.UnknownEnded:
+        """End a host's capsules of a job that the journal does not know; remove what they leave.
+
+        A host that is not up may never come back, and must not keep all others from running jobs.
+        The journal then has the job as one that has ended: the host ends it when it is heard.
+        """
         if who.rules != request.host:
             self._rights.need(who, Role.OPERATE, f"end {request.job} on {request.host}")
         host = self._fleet.cluster.host(request.host).name
@@ -200,18 +208,25 @@ class JobRequests:
                 f"{host} runs nothing of {request.job} that the journal does not know",
                 hint="`liveshift status` shows what is unknown",
             )
-        limit = self._fleet.cluster.timeouts.prepare
-        for capsule in here:
-            await self._agents.request(host, messages.End(capsule.name, capsule.epoch), limit)
-        await self._agents.request(host, messages.Forget(request.job), limit)
+        journal, limit = self._fleet.journal, self._fleet.cluster.timeouts.prepare
+        later, epoch = not self._fleet.is_up(host), max(capsule.epoch for capsule in here)
+        if later:
+            journal.end_unknown(request.job, epoch)
+        else:
+            for capsule in here:
+                await self._agents.request(host, messages.End(capsule.name, capsule.epoch), limit)
+            await self._agents.request(host, messages.Forget(request.job), limit)
+            try:
+                journal.end_unknown(request.job, epoch)
+            except LiveshiftError as error:  # a full disk must not prevent the end
+                log.error("%s is ended; its name may be used again: %s", request.job, error)
         left = [c for c in self._fleet.unknown.get(host, ()) if c not in here]
         self._fleet.unknown[host] = left
-        journal = self._fleet.journal
-        try:
-            journal.end_unknown(request.job, max(capsule.epoch for capsule in here))
-        except LiveshiftError as error:  # a full disk must not prevent the end
-            log.error("%s is ended; its name may be used again: %s", request.job, error)
-        journal.note(host, "ended", f"ended {request.job}, which was unknown", who.shown)
+        text = f"ended {request.job}, which was unknown"
+        if later:
+            text += f"; {host} is not up: what it runs of it is ended when it is back"
+        journal.note(host, "ended", text, who.shown)
+        return messages.UnknownEnded(later)
 
     async def read_output(self, who: Principal, request: messages.ReadOutput) -> messages.Output:
         """Read output from the host that owns the capsule. Offsets stay valid across a move, so a

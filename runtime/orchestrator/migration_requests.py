@@ -86,7 +86,8 @@ class MigrationRequests:
                 raise NotFound(
                     f'no migration "{request.name}"', hint="`liveshift events` lists them"
                 )
-            if not self._rights.saw(who, row.capsule, row.asked):
+            begun = self._fleet.journal.begun_by(int(row.name.removeprefix("m")))
+            if not self._rights.saw(who, row.capsule, begun):
                 raise refusal(who, f"see {request.name}", Role.VIEW, f"it moved {row.capsule}")
             return messages.MigrationDetails(row)
         if not self._rights.sees(who, migration.job):

@@ -63,6 +63,10 @@ log = logging.getLogger("liveshift.orchestrator")
 BACKUP_S = 60.0
 """The orchestrator backs the journal up every BACKUP_S seconds, if it was changed meanwhile."""
 
+LIMIT_S, LIMIT_REST_S = 3600.0, 0.1
+"""The orchestrator looks for old events every LIMIT_S seconds, and rests LIMIT_REST_S seconds after
+each removal."""
+
 GIVE_BACK_S, GIVE_BACK_AT_MOST_S = 60.0, 600.0
 """The orchestrator gives freed memory back less often than agents do (daemon/heap.py): Python looks
 at every object for it, and one of a thousand hosts has many."""
@@ -155,7 +159,8 @@ class Orchestrator:
         parts = (self.protection.run, self.ordered.run, self.rewinds.run, self.suspensions.run)
         working = (self._evacuate(), *map(self._once_decided, parts))
         giving_back = heap.give_back(self.idle, GIVE_BACK_S, GIVE_BACK_AT_MOST_S)
-        await asyncio.gather(serving, *working, self._keep_backup(), giving_back)
+        limiting = self._once_decided(self._limit_history)
+        await asyncio.gather(serving, *working, self._keep_backup(), limiting, giving_back)
 
     def _start_deciding(self) -> None:
         self.stopping.resume()
@@ -183,6 +188,17 @@ class Orchestrator:
                 except LiveshiftError as error:
                     log.error("%s", error)
             await asyncio.sleep(BACKUP_S)
+
+    async def _limit_history(self) -> None:
+        """Remove what is older than the last ``jobs.keep_events`` events, every LIMIT_S seconds."""
+        journal, keep = self.fleet.journal, self.cluster.jobs.keep_events
+        while True:
+            try:
+                while journal.old_events.remove(keep):
+                    await asyncio.sleep(LIMIT_REST_S)
+            except LiveshiftError as error:
+                log.error("the history is not shortened: %s", error)
+            await asyncio.sleep(LIMIT_S)
 
     def idle(self) -> bool:
         """Whether no migration or rewind is under way, no job is paused for a snapshot and none is

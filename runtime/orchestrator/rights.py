@@ -22,17 +22,17 @@ class Rights:
         ruled = who.rules is not None and any(c.host == who.rules for c in job.capsules.values())
         return who.may(Role.VIEW) or who.owns(job.uid) or ruled
 
-    def saw(self, who: Principal, subject: str, when: float) -> bool:
-        """Whether ``who`` may see a past event or move: its job must be visible, and not a later
-        job of the same name. The journal does not know the owner of a forgotten job."""
+    def saw(self, who: Principal, subject: str, number: int) -> bool:
+        """Whether ``who`` may see the past event of this number: its job must be visible, and not a
+        later job of the same name. The journal does not know the owner of a forgotten job."""
         if who.may(Role.VIEW) or subject in self._fleet.hosts:
             return True
         job = self._fleet.jobs.get(subject.partition("/")[0])
-        return job is not None and when >= job.started and self.sees(who, job)
+        return job is not None and number >= job.since and self.sees(who, job)
 
-    def seen_by(self, who: Principal) -> Callable[[str, float], bool]:
+    def seen_by(self, who: Principal) -> Callable[[str, int], bool]:
         """Return :meth:`saw` of ``who``, for the journal to ask of each event."""
-        return lambda subject, when: self.saw(who, subject, when)
+        return lambda subject, number: self.saw(who, subject, number)
 
     def rules(self, who: Principal, capsule: str) -> bool:
         """Whether the capsule runs on the host whose root ``who`` is."""

@@ -125,7 +125,8 @@ class SavedJobs:
         of that name stays. With ``dry_run`` return instead where it would go on.
 
         Raises LiveshiftError, and changes nothing, if there is no such snapshot, if no trusted
-        cluster has signed it, if the name or its addresses are taken, or if there is no room.
+        cluster has signed it, if the name or its addresses are taken, or if there is no room. If
+        the journal cannot be written, the ended job may be gone, with its output.
         """
         found = await self._images.find(self._fleet.up(), directory, name, snapshot)
         saved = found.saved
@@ -178,8 +179,9 @@ class SavedJobs:
             # No earlier copy is anywhere: the job must not wait for the host named above.
             journal.snapshots.begin_restoring(row.number)
             journal.add_event(name, "adopted", text, who)
+            since = journal.last_event()
         capsules = {c: Capsule(c, index, host, first) for c, (index, host) in indexes.items()}
-        job = Job(name, overlay, run, uid, started, capsules, newest=generation)
+        job = Job(name, overlay, run, uid, started, capsules, newest=generation, since=since)
         job.enter(row.owners, row.rewinds, "suspended")
         for capsule in capsules.values():
             capsule.started = True

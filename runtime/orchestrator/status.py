@@ -20,17 +20,30 @@ def _trouble(fleet: Fleet) -> str:
     return fleet.journal.file.trouble
 
 
-def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Status:
-    """Return all hosts, and the jobs and current migrations that the caller may see."""
-    jobs = [job for job in fleet.jobs.values() if sees(job)]
+def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool, only: str = "") -> Status:
+    """Return all hosts, and the jobs and current migrations that the caller may see. ``only``: just
+    the job of that name, its migrations, and the hosts that its capsules belong to."""
+    visible = [job for job in fleet.jobs.values() if sees(job)]
+    jobs = [job for job in visible if only in ("", job.name)]
+    running = [job for job in jobs if job.state != "suspended"]
+    theirs = {capsule.host for job in running for capsule in job.capsules.values()}
     now, views = time.time(), fleet.views()  # once: there may be a thousand of hosts and of jobs
     seen = Seen(views)
     return Status(
         cluster=fleet.cluster.name,
         time=now,
         jobs=[_job(fleet, job, row(job, fleet.cluster, seen, now)) for job in jobs],
-        hosts=_hosts(fleet, views, {capsule for job in jobs for capsule in job.capsules}),
-        moving=[each.row() for each in fleet.under_way() if sees(each.job)],
+        hosts=_hosts(
+            fleet,
+            views,
+            {capsule for job in visible for capsule in job.capsules},
+            lambda host: not only or host in theirs,
+        ),
+        moving=[
+            each.row()
+            for each in fleet.under_way()
+            if only in ("", each.job.name) and sees(each.job)
+        ],
         trouble=_trouble(fleet),
         unknown=_unknown(fleet) if sees_all else [],
     )
@@ -91,9 +104,13 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
     )
 
 
-def _hosts(fleet: Fleet, views: list[HostView], shown: set[str]) -> list[HostRow]:
+def _hosts(
+    fleet: Fleet, views: list[HostView], shown: set[str], wanted: Callable[[str], bool]
+) -> list[HostRow]:
     rows, held = [], fleet.held()
     for view, host in zip(views, fleet.cluster.hosts, strict=True):
+        if not wanted(host.name):
+            continue
         reason, by = fleet.taints.get(host.name, (None, None))
         rows.append(
             HostRow(

@@ -230,4 +230,4 @@ class Stopping:
 def _note_asked(job: Job, signum: int) -> None:
     """Note that a person wants an end of the job from now on, if the signal asks for one."""
     if signum in ASKS_TO_END:
-        job.end_asked = time.time()
+        job.end_asked = time.monotonic()

@@ -50,7 +50,7 @@ class CommandEnds:
         if self._lookout.why(job) or self._lookout.suspects(job):
             return True  # it is the work of what is lost, or may be
         assert job.newest is not None
-        if job.end_asked > job.newest.time:
+        if job.end_asked:
             return False  # a person wanted it since the snapshot was taken
         # While the job is taken back, a rank may have waited for its peers in vain.
         wants = job.rewind_on(self._cluster) is RewindOn.ANY or job.state == "rewinding"
@@ -81,7 +81,7 @@ class CommandEnds:
     ) -> bool:
         """``broken``: which GPU of the job has failed, as text, or ""."""
         earlier, most = self._tables.history(job.name), job.max_rewinds(self._cluster)
-        if why := own_fault(end, newest, earlier, most, time.time()):
+        if why := own_fault(end, newest, earlier, most, self._tables.age):
             self._note(job, "not rewound", why)
             return False
         why = f"{words(end)}, and {broken}" if broken else words(end)

@@ -10,7 +10,7 @@ program. So :func:`own_fault` lets no job go round in circles.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..journal.snapshot_tables import RewindRow
 from ..messages import CapsuleEnded
@@ -54,13 +54,17 @@ def words(end: CapsuleEnded) -> str:
 
 
 def own_fault(
-    end: CapsuleEnded, newest: int, earlier: Sequence[RewindRow], most: int, now: float
+    end: CapsuleEnded,
+    newest: int,
+    earlier: Sequence[RewindRow],
+    most: int,
+    age: Callable[[RewindRow], float],
 ) -> str:
     """Why a job whose command has ended is not taken back (again), as text; "" if it is.
 
     ``newest``: the number of the snapshot that it would go back to. ``earlier``: its rewinds so
     far, oldest first. ``most``: how many of them deaths of its processes may have caused in an
-    hour; lost hosts and persons do not count. ``now``: time.time().
+    hour; lost hosts and persons do not count. ``age``: how many seconds ago a rewind was written.
     """
     deaths = [row for row in earlier if row.died]
     before = deaths[-1].died.get(end.capsule) if deaths else None
@@ -76,7 +80,7 @@ def own_fault(
                 f"{words(end)} twice in a row within one interval, before a snapshot later than"
                 f" s{newest}: the job does that by itself, and is not taken back again"
             )
-    recent = sum(now - row.time < HOUR_S for row in deaths)
+    recent = sum(age(row) < HOUR_S for row in deaths)
     if recent >= most:
         return (
             f"{words(end)}, and in the last hour the job was taken back {recent} times after such"

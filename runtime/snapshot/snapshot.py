@@ -41,6 +41,10 @@ from .context import SnapshotContext
 log = logging.getLogger("liveshift.snapshot")
 T = TypeVar("T")
 
+LAST_MOMENT_S = 1.0
+"""A job is not suspended if fewer seconds of its pause are left, or a tenth of a short pause: its
+sources thaw by themselves then, unless the order to end their copies comes first."""
+
 
 class Snapshot:
     """A snapshot that is under way or over; ``number`` is the one that the journal gave to it.
@@ -94,7 +98,9 @@ class Snapshot:
         ]
         self._rewinds = job.rewinds
         self._boundary = ""
-        self._time = 0.0
+        self._time = 0.0  # of the boundary, in seconds since 1970
+        self._boundary_at = 0.0  # the same in monotonic seconds
+        self._pause = 0.0  # the longest that is allowed, in seconds
         self._until = 0.0  # monotonic time at which the pause must be over
         self._work: asyncio.Future[None] | None = None  # what an abandon interrupts
         self._abandoned: Refused | None = None
@@ -182,12 +188,12 @@ class Snapshot:
         self._check_job()
         with self._timed("quiesce"):
             await self._close_gates()
-        pause = max_pause(self._context.cluster.precopy, self._limits)
-        self._until = time.monotonic() + pause
+        self._pause = max_pause(self._context.cluster.precopy, self._limits)
+        self._until = time.monotonic() + self._pause
         with self._timed("lock"):
             left = self._left()
             await self._all(lambda part: part.lock(left))
-        self._time = time.time()
+        self._time, self._boundary_at = time.time(), time.monotonic()
         with self._timed("dump"):
             rest = self._left()
             await self._all(lambda part: part.dump(rest, thaw=not self._suspends))
@@ -233,10 +239,13 @@ class Snapshot:
             carried=[part.name for part in self._parts if part.carries],
         )
         if self._suspends:
-            self._left()  # raises StepFailed if the time is over: then capsules have gone on
+            # With the time over, capsules have gone on by themselves; so they would have before
+            # their hosts learn of the suspension, if it was written now.
+            self._left(min(LAST_MOMENT_S, self._pause / 10))
             self._context.suspend(generation, self._suspends, self._to)
         else:
             self._context.complete(generation)
+        self.job.goes_on_from(self._boundary_at)
         self.generation = generation
         await reached("snapshot.complete")
 
@@ -302,10 +311,11 @@ class Snapshot:
             why = f"{self.job.name} has changed since {self.name} began"
             raise StepFailed("snapshot", why)
 
-    def _left(self) -> float:
-        """Seconds left of the longest pause; raises StepFailed if it is over."""
+    def _left(self, least: float = 0.0) -> float:
+        """Seconds left of the longest pause; raises StepFailed if these are no more than
+        ``least``."""
         left = self._until - time.monotonic()
-        if left <= 0:
+        if left <= least:
             raise StepFailed(
                 "snapshot",
                 f"{self.name} would pause {self.job.name} for too long",

@@ -261,7 +261,7 @@ class Orchestrator:
                 case messages.RunJob():
                     return self._run(ask)
                 case messages.GetStatus():
-                    return self._status()
+                    return self._status(ask.job)
                 case messages.ReadOutput():
                     return self._output(ask, line)
                 case messages.ReadRepeated():
@@ -284,7 +284,7 @@ class Orchestrator:
                         self._run(messages.RunJob(ask.job, 2, ["train"], {}, "/", 0, []))
                     return self.suspensions.resume(self._job(ask.job), ask, self._tell)
                 case messages.EndUnknown():
-                    return None
+                    return messages.UnknownEnded(self._host(ask.host).state == "lost")
                 case messages.SetTaint():
                     self._taint(ask)
                     return self.evacuating if ask.within or ask.severity else None
@@ -324,13 +324,17 @@ class Orchestrator:
         self._tell(name, "started", " ".join(ask.argv), "root")
         return messages.Named(name)
 
-    def _status(self) -> messages.Status:
+    def _status(self, only: str) -> messages.Status:
+        jobs = [job_row(job) for job in self.jobs.values() if only in ("", job.name)]
+        capsules = {each.name: each.host for job in jobs for each in job.capsules}
+        hosts = [host_row(host, self._running()) for host in self.hosts.values()]
+        moving = [row for row in self.moves.values() if row.state in UNDER_WAY]
         return messages.Status(
             cluster="double",
             time=time.time(),
-            jobs=[job_row(job) for job in self.jobs.values()],
-            hosts=[host_row(host, self._running()) for host in self.hosts.values()],
-            moving=[row for row in self.moves.values() if row.state in UNDER_WAY],
+            jobs=jobs,
+            hosts=[host for host in hosts if not only or host.name in capsules.values()],
+            moving=[row for row in moving if not only or row.capsule in capsules],
             trouble=self.trouble,
         )
 

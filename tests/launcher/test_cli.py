@@ -291,3 +291,47 @@ def test_ranks_are_shown_short() -> None:
 def test_host_words() -> None:
     assert taint.named(["host", "h1"]) == taint.named(["h1"]) == "h1"
     assert taint.named(["host"]) == "host"
+
+
+# ---- a stdout that cannot be written -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("status", "-o", "json"),
+        ("events", "gpt"),
+        ("logs", "gpt/0"),
+        ("--help",),
+        ("version",),
+        ("stop", "gpt", "--no-wait"),
+    ],
+)
+def test_a_full_disk_behind_stdout_is_named(
+    gpt: Any, start: Starter, words: tuple[str, ...]
+) -> None:
+    gpt.print("gpt/0", b"step 1\n")
+    gpt.end("gpt/0")
+    with Path("/dev/full").open("wb") as full:
+        process = start(*words, stdout=full)
+        _, err = process.communicate(timeout=DEADLINE)
+    assert err.decode().splitlines() == [
+        "error: stdout cannot be written: No space left on device",
+        "hint: redirect it elsewhere; what the command has changed is changed all the same",
+    ]
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("words", [("version",), ("status", "-o", "json")])
+def test_a_reader_that_is_gone_is_no_error(
+    gpt: Any, start: Starter, words: tuple[str, ...]
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        process = start(*words, stdout=writes)
+    finally:
+        os.close(writes)
+    assert process.communicate(timeout=DEADLINE)[1] == b""
+    assert process.returncode == 1

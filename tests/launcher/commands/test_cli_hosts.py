@@ -416,9 +416,19 @@ def test_what_no_journal_knows_is_ended_in_words_and_for_scripts(gpt: Any, call:
     assert json.loads(out) == {"job": "old", "state": "ended", "code": None}
 
 
+def test_stop_of_what_a_dead_host_ran_says_when_it_ends(gpt: Any, call: Call) -> None:
+    gpt.hosts["h1"].state = "lost"
+    assert call("stop", "old", "--unknown", "h1") == (
+        0,
+        "old is being ended\n",
+        "h1 is not up: what it runs of old is ended when it is back\n",
+    )
+
+
 def test_stop_waits_for_the_end(gpt: Any, call: Call) -> None:
     assert call("stop", "gpt") == (0, "gpt has ended with code 143\n", "")
     assert gpt.jobs["gpt"].signals == [signal.SIGTERM]
+    assert {ask.job for ask in gpt.asks if isinstance(ask, GetStatus)} == {"gpt"}
 
 
 def test_status_names_hosts_that_use_another_file(gpt: Any, call: Call) -> None:

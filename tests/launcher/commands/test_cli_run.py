@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
-from cli_harness import DEADLINE, Call, Starter, ended
+import msgspec
+from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
 from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.errors import LiveshiftError, NotPermitted, Refused
@@ -322,3 +324,31 @@ def test_run_says_which_of_the_callers_variables_are_in_the_way_of_moving(
     said = "RANK=3 of your environment is passed on: the command may take itself for one of"
     assert call("run", "-d", "--name", "alone", "--", "train", env=ranked)[2].startswith(said)
     assert call("run", "-d", "--name", "two", "--nnodes", "2", "--", "train", env=ranked)[2] == ""
+
+
+def test_run_asks_for_its_own_job_only(double: Any, start: Starter) -> None:
+    """The whole status of a cluster of a thousand hosts is a megabyte, each second."""
+    process = start("run", "--name", "gpt", "--", "train")
+    double.wait_for(GetStatus, 2)
+    double.end("gpt/0")
+    assert ended(process)[0] == 0
+    assert {ask.job for ask in double.asks if isinstance(ask, GetStatus)} == {"gpt"}
+
+
+def test_run_tells_of_its_own_job_also_after_the_clock_was_set_back(
+    double: Any, start: Starter, terminal: Terminal
+) -> None:
+    """An earlier job of that name has the later time then."""
+    double._run(RunJob("gpt", 1, ["train"], {}, "/", 0, []))
+    double._tell("gpt", "rewound", "goes on from s1", "root")
+    now = time.time()
+    double.events = [msgspec.structs.replace(event, time=now + 3600) for event in double.events]
+    process = start("run", "--name", "gpt", "--", "train", stderr=terminal.theirs)
+    double.wait_for(GetStatus, 1)
+    with double.changed:
+        double._tell("gpt", "rewound", "goes on from s2", "root")
+        double.events[-1] = msgspec.structs.replace(double.events[-1], time=now - 3600)
+    terminal.read_until(b"gpt: rewound: goes on from s2")
+    assert b"s1" not in terminal.seen
+    double.end("gpt/0")
+    assert process.wait(DEADLINE) == 0

@@ -67,6 +67,16 @@ def test_suspend_need_not_wait(gpt: Any, call: Call) -> None:
     assert found["state"] == "suspending"
 
 
+def test_a_job_that_somebody_resumes_before_its_copies_have_ended_was_not_suspended(
+    gpt: Any, call: Call
+) -> None:
+    """Nothing says afterwards that it is suspended."""
+    gpt.suspensions.suspends = [("resuming", "goes on from s7"), ("resumed", "goes on from step 9")]
+    code, out, err = call("suspend", "gpt")
+    assert (code, out) == (1, "")
+    assert "gpt was not suspended: it was resumed at once: it goes on from step 9" in err
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [("not suspended", "the job goes on: h2 has no room"), ("ended", "ended with code 1")],

@@ -13,6 +13,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.progress import Progress
 
+from liveshift.launcher import demo
+from liveshift.launcher.checks import doctor
+from liveshift.launcher.checks.finding import Finding, Verdict
 from liveshift.launcher.commands import events
 from liveshift.launcher.show import render
 from liveshift.runtime.messages import Event
@@ -66,3 +69,24 @@ def test_nor_by_what_is_printed_again_and_again(monkeypatch: pytest.MonkeyPatch)
     left = CURSOR.sub("", COLOURS.sub("", out.getvalue()))
     assert left.replace("\n", "").isprintable(), left
     assert left.count("owned") >= 3
+
+
+@pytest.mark.parametrize("made", [Terminal, io.StringIO])
+def test_nor_by_the_doctor_who_shows_what_programs_print(
+    monkeypatch: pytest.MonkeyPatch, made: type[io.StringIO]
+) -> None:
+    out = made()
+    monkeypatch.setattr(sys, "stdout", out)
+    doctor._print([Finding("CRIU", EVIL, EVIL, Verdict.FAIL, EVIL)])
+    left = COLOURS.sub("", out.getvalue())
+    assert left.replace("\n", "").isprintable(), left
+    assert left.count("owned") == 3
+
+
+def test_nor_by_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr(demo.console, "file", out)
+    demo.console.print(EVIL, style="red", markup=False)
+    left = COLOURS.sub("", out.getvalue())
+    assert left.replace("\n", "").isprintable(), left
+    assert "owned" in left

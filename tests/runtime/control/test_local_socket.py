@@ -22,6 +22,7 @@ from liveshift.errors import Refused
 from liveshift.runtime import messages
 from liveshift.runtime.control import local_socket
 from liveshift.runtime.messages import Message, RunJob
+from liveshift.runtime.model.jobs import MOST_CAPSULES
 
 NOBODY = 65534
 
@@ -217,6 +218,11 @@ def test_one_users_connections_leave_room_for_the_others(
             assert time.monotonic() < until, error
 
     served(path, talk)
+
+
+def test_neither_two_users_nor_four_large_jobs_take_all_connections() -> None:
+    assert 4 * local_socket.MOST_OF_A_USER < local_socket.MOST_CONNECTIONS
+    assert 4 * (MOST_CAPSULES + 1) < local_socket.MOST_CONNECTIONS
 
 
 def test_who_stops_in_the_middle_of_a_frame_is_hung_up_on(

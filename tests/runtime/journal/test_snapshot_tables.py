@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -375,3 +376,22 @@ def test_rows_of_a_later_field_are_read(journal: Journal) -> None:
     found = journal.snapshots.newest("gpt")
     assert found is not None
     assert (found.number, found.bytes) == (1, 0)
+
+
+def test_the_age_of_a_rewind_does_not_follow_a_clock_that_is_set(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is set back by a day after it must not make it younger than an hour for a day:
+    the job would be taken back no more."""
+    taken(journal)
+    row, now = journal.snapshots.rewind("gpt", 1, PLAN, "h0 is lost"), time.time()
+    for step in (-86_400.0, 86_400.0):
+        monkeypatch.setattr(time, "time", lambda: now + step)  # noqa: B023 - called in this turn only
+        assert 0 <= journal.snapshots.age(row) < 60
+    later = Journal(path).snapshots
+    (found,) = later.history("gpt")
+    assert later.age(found) >= 86_000, "an earlier orchestrator has written it: the clock says"
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 4000)
+    assert later.age(found) >= 4000, "it was there before this orchestrator"

@@ -209,7 +209,7 @@ def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> N
         here(brain, RUN)
     with pytest.raises(NotFound):
         here(brain, EndUnknown("h2", "old"))
-    here(brain, EndUnknown("h1", "old"))
+    assert here(brain, EndUnknown("h1", "old")) == messages.UnknownEnded(later=False)
     board: Any = brain.switchboard
     assert board.asked == [("h1", messages.End("old/0", 3)), ("h1", messages.Forget("old"))]
     says(brain, "h1", Heartbeat("h1", 1 << 30, []))
@@ -240,6 +240,29 @@ def test_one_unknown_job_is_ended_and_others_stay_unknown(tmp_path: Path) -> Non
     assert [row.capsule for row in here(brain, GetStatus()).unknown] == ["older/0"]
     with pytest.raises(Refused, match="h1 runs older/0"):
         here(brain, RUN)
+
+
+def test_what_a_dead_host_ran_keeps_nobody_from_running_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[str, str, int]] = []
+    brain = brain_on(tmp_path)
+    monkeypatch.setattr(brain.endings, "end_stray", lambda *stray: ended.append(stray))
+    register(brain, "h1", {"job5/0": 3})
+    beat = Heartbeat("h1", 1 << 30, [CapsuleState("job5/0", 3, 7, 10**9, 5, 0.0, [0], "x")])
+    says(brain, "h1", beat)
+    with pytest.raises(Refused, match="h1 runs job5/0"):
+        here(brain, RUN)
+    brain.fleet.hosts["h1"].heard = 0.0
+    assert here(brain, EndUnknown("h1", "job5")) == messages.UnknownEnded(later=True)
+    board: Any = brain.switchboard
+    assert board.asked == []
+    brain.fleet.refuse_unknown()
+    assert brain.fleet.journal.next_number() == 6, "its name is not used again"
+    assert ended == []
+    says(brain, "h1", beat)
+    assert ended == [("h1", "job5/0", 3)], "the host is back"
+    assert here(brain, GetStatus()).unknown == []
 
 
 def test_a_copy_of_a_forgotten_job_is_not_unknown_and_ends(

@@ -151,9 +151,27 @@ def test_a_job_that_a_person_has_signalled_ends_as_it_will(
 
 
 def test_a_signal_of_before_the_snapshot_was_borne(scene: RewindsScene) -> None:
-    scene.job.end_asked = time.time()
+    scene.job.end_asked = time.monotonic()
     scene.take_snapshot(scene.fleet)
     assert scene.report(scene.end("a/1", KILLED))
+
+
+@pytest.mark.parametrize("step", [-86_400.0, 86_400.0])
+def test_the_clock_may_be_set_between_the_snapshot_and_the_signal(
+    scene: RewindsScene, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    now = time.time()
+    scene.take_snapshot(scene.fleet)
+    monkeypatch.setattr(time, "time", lambda: now + step)
+
+    async def play() -> None:
+        async with scene.at_work():
+            await scene.stopping.signal(scene.job, signal.SIGINT, "root")
+            assert not scene.report(scene.end("a/1", KILLED)), "as it was asked to"
+            scene.take_snapshot(scene.fleet)
+            assert scene.report(scene.end("a/1", KILLED)), "it has borne the signal"
+
+    asyncio.run(play())
 
 
 def test_a_signal_that_is_delivered_after_a_snapshot_was_wished_after_it(

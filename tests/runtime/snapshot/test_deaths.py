@@ -23,7 +23,7 @@ def rewind(died: dict[str, int], ago: float = 60.0, generation: int = 7) -> Rewi
 
 
 def blame(ended: CapsuleEnded, *earlier: RewindRow, newest: int = 9, most: int = 5) -> str:
-    return own_fault(ended, newest, earlier, most, NOW)
+    return own_fault(ended, newest, earlier, most, lambda row: NOW - row.time)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from snapshot_stage import (
     BOUNDARY,
     CAPSULES,
+    CLUSTER,
     HOLDER,
     WAYS,
     Failure,
@@ -27,6 +28,7 @@ from snapshot_stage import (
 
 from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.cost.model import max_pause
 from liveshift.runtime.snapshot.snapshot import Snapshot
 
 WHY = "root wants it"
@@ -192,6 +194,31 @@ def test_a_job_whose_pause_lasts_too_long_is_not_suspended(
     assert_it_goes_on(stage, snapshot)
     assert "s17 would pause gpt for too long" in str(snapshot.error)
     assert "suspend" not in stage.said
+
+
+@pytest.mark.parametrize(("left", "suspended"), [(0.5, False), (5.0, True)])
+def test_a_job_is_not_suspended_in_the_last_moment_of_its_pause(
+    left: float, suspended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sources would thaw before they learn of it, and the resumed job would repeat that."""
+    stage, late = SnapshotStage(), [0.0]
+    real, began = time.monotonic, time.monotonic()
+    pause = max_pause(CLUSTER.precopy, CLUSTER.timeouts)
+    monkeypatch.setattr(
+        "liveshift.runtime.snapshot.snapshot.time.monotonic", lambda: real() + late[0]
+    )
+
+    def watch(line: str) -> None:
+        if line.startswith("CheckHeld"):
+            late[0] = pause - left - (real() - began)
+
+    stage.watch = watch
+    snapshot = the_last(stage)
+    asyncio.run(snapshot.run())
+    assert ("suspend" in stage.said) == suspended
+    if not suspended:
+        assert_it_goes_on(stage, snapshot)
+        assert "s17 would pause gpt for too long" in str(snapshot.error)
 
 
 def test_a_source_that_has_gone_on_by_itself_ends_the_attempt() -> None:

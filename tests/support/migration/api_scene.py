@@ -178,6 +178,7 @@ class Scene:
         overlay = Overlay(vni, f"10.99.{vni}.0/24")
         made = self.fleet.jobs[name] = Job(name, overlay, run, uid, started, capsules)
         self.fleet.journal.add_event(name, "started", "on its hosts", "its owner")
+        made.since = self.fleet.journal.last_event()
         self.fleet.journal.add_event(f"{name}/0", "moved", "h0 → h1", "somebody")
         return made
 

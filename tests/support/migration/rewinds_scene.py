@@ -88,6 +88,7 @@ class RewindsScene:
         number = tables.begin_snapshot("a")
         job.newest = Generation(number, "a", "step 9", time.time(), job.rewinds, owners, holders)
         tables.complete_snapshot(job.newest)
+        job.goes_on_from(time.monotonic())
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
