@@ -56,7 +56,7 @@ class Scene(MigrationRegistry):
         measures = Measures(cast(Any, self))
         copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
         self.destination = DestinationHandlers(
-            cast(Any, self), self, self.rulings, self.claimed, measures, copies
+            cast(Any, self), self, self.rulings, self.claimed, measures, copies, cast(Any, None)
         )
 
     def discard(self) -> None:
