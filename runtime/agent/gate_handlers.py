@@ -17,9 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from ...errors import NotFound, Refused
 from ...interposer.layout import WantedState
@@ -28,14 +26,14 @@ from ...interposer.page import PageError
 from .. import messages
 from ..model.collective_clock import ClockReport
 from ..quiesce import services
-from ..quiesce.host_gate import GateObstacle, HostGate, page_problem
+from ..quiesce.host_gate import HostGate, page_problem
+from .closed_gates import ClosedGates
 from .gpu.cuda_processes import has_cuda
 from .host.capsule_table import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.gates")
-T = TypeVar("T")
 
 POLL_S = 0.001
 HEARTBEAT_S = 0.5
@@ -46,43 +44,6 @@ MOST_PAGES = 512
 """A job may have at most this many processes with a page on a host, else no boundary is possible.
 Each page takes a descriptor of the agent, and the job's user can start as many processes as
 that user's limit allows."""
-
-
-@dataclass
-class ClosedGates:
-    """A job's gates, closed for one attempt; ``until`` is on the monotonic clock.
-
-    Access ``gate`` and ``pids`` only through :meth:`use`: a look at a job's pages may take long if
-    its user wants that, and the pages must stay open meanwhile.
-    """
-
-    attempt: int
-    gate: HostGate
-    pids: dict[OrderedPage, int]  # of the pages' processes, as the host sees them
-    until: float
-    unreadable: dict[Path, GateObstacle]
-    version: int = 0
-    arrived: bool = False  # they came closed with a capsule, and nothing is armed here
-    released: bool = False
-    kept: bool = False  # whether they are being given a sign of life
-    using: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def use(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on the gate, in a thread; raises NotFound if the attempt is over."""
-        async with self.using:
-            if self.released:
-                raise NotFound(f"attempt {self.attempt} is over")
-            return await asyncio.to_thread(work)
-
-    async def release(self) -> None:
-        async with self.using:
-            self.released = True
-            self.gate.release()
-
-    def fatal(self) -> list[str]:
-        """Why this attempt cannot succeed."""
-        found = [o for o in self.gate.obstacles() if o.fatal]
-        return [str(o) for o in [*self.unreadable.values(), *found]]
 
 
 class GateHandlers:
