@@ -80,10 +80,15 @@ class HoldingHandlers:
 
     @property
     def busy(self) -> bool:
-        """Whether an image comes, is sent on, or is saved. A restart of the agent loses that."""
+        """Whether an image comes, or is sent on, saved or loaded. A restart of the agent loses
+        that."""
         found = self._images.generations()
         comes = any(not generation.kept and not generation.note.own for generation in found)
-        at_work = (*self._forwarding.values(), *self._saving.values())
+        at_work = (
+            *self._forwarding.values(),
+            *self._saving.values(),
+            *self._preparing.values(),
+        )
         return comes or any(lock.locked() for lock in at_work)
 
     def held(self) -> list[str]:

@@ -209,6 +209,17 @@ def test_an_image_is_saved_found_and_loaded_again(scene: Scene, kept: Path) -> N
     assert facts.survey == SURVEY.in_place()
 
 
+def test_an_agent_that_loads_an_image_does_not_restart(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order would be lost with it, and the job would not be resumed."""
+    seen: list[bool] = []
+    monkeypatch.setattr(scene.handlers._images, "load", lambda *_: seen.append(scene.handlers.busy))
+    load = messages.LoadHeld("s3.1", "gpt/1", "/kept", "s17.1", "digest", 5, 2)
+    asyncio.run(scene.handlers.load(load))
+    assert (seen, scene.handlers.busy) == ([True], False)
+
+
 @pytest.mark.root
 def test_an_attempt_to_save_that_fails_late_harms_no_later_one(
     scene: Scene, kept: Path, monkeypatch: pytest.MonkeyPatch
