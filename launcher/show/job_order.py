@@ -35,6 +35,11 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
                     continue
                 if event.kind in ends:
                     raise LiveshiftError(f"{job} was not {done}: {event.text}")
+                if event.kind == "resumed" and done == "suspended":
+                    raise LiveshiftError(
+                        f"{job} was not suspended: somebody has resumed it meanwhile,"
+                        f" and it {event.text}"
+                    )
                 if event.kind == "not saved":
                     unsaved = event.text
                 if event.kind == done and unsaved:

@@ -80,6 +80,17 @@ def test_a_job_that_was_not_suspended_is_an_error_with_the_reason(
     assert f"error: gpt was not suspended: {text}" in err
 
 
+def test_a_job_that_somebody_resumes_before_it_is_suspended_is_not_waited_for(
+    gpt: Any, call: Call
+) -> None:
+    """As soon as the snapshot is written, before all its copies have ended."""
+    gpt.suspensions.suspends = [("resumed", "runs on h0 and h1")]
+    code, out, err = call("suspend", "gpt")
+    assert (code, out) == (1, "")
+    said = " ".join(err.split())
+    assert "gpt was not suspended: somebody has resumed it meanwhile, and it runs on h0" in said
+
+
 def test_what_happens_to_other_subjects_and_before_the_order_does_not_count(
     gpt: Any, call: Call
 ) -> None:
