@@ -37,7 +37,7 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
                     raise LiveshiftError(f"{job} was not {done}: {event.text}")
                 if event.kind == "resumed" and done == "suspended":
                     raise LiveshiftError(
-                        f"{job} was not suspended: somebody has resumed it meanwhile,"
+                        f"{job} was not suspended: another command has resumed it meanwhile,"
                         f" and it {event.text}"
                     )
                 if event.kind == "not saved":

@@ -88,7 +88,8 @@ def test_a_job_that_somebody_resumes_before_it_is_suspended_is_not_waited_for(
     code, out, err = call("suspend", "gpt")
     assert (code, out) == (1, "")
     said = " ".join(err.split())
-    assert "gpt was not suspended: somebody has resumed it meanwhile, and it runs on h0" in said
+    why = "another command has resumed it meanwhile, and it runs on h0 and h1"
+    assert f"gpt was not suspended: {why}" in said
 
 
 def test_what_happens_to_other_subjects_and_before_the_order_does_not_count(
