@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <linux/audit.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -19,22 +18,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#define NATIVE_ARCH AUDIT_ARCH_X86_64
-#elif defined(__aarch64__)
-#define NATIVE_ARCH AUDIT_ARCH_AARCH64
-#else
-#error "capsule-init knows x86-64 and aarch64"
-#endif
+// The number of io_uring_setup is the same on x86-64, i386, aarch64 and arm. x32 adds a bit to it.
+_Static_assert(SYS_io_uring_setup == 425, "another architecture's programs have another number");
+#define X32_BIT 0x40000000U
 
 // CRIU cannot dump an io_uring, but libuv (torch's TCPStore) opens one by default; since version
 // 1.49 it does so even against UV_USE_IO_URING. So the job sees a kernel without io_uring: every
-// user of io_uring has a fallback for ENOSYS. We are still root, so no_new_privs is not needed.
+// user of io_uring has a fallback for ENOSYS. 32-bit programs do not see it either. We are still
+// root, so no_new_privs is not needed.
 static void hide_io_uring(void) {
     struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 0, 3),
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, ~X32_BIT),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),

@@ -22,11 +22,13 @@ from ... import proc_text
 from ..capsule.mounts import Mounts, PathKind, Placement, mount_table
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors, in_order, inner_pid, tasks
+from ..files.rights import User
 from ..images import file_locks, pids
 from ..images.file_locks import FileLock
 from . import (
     databases,
     epoll_sets,
+    foreign_ids,
     gpu_tasks,
     lost_names,
     odd_sockets,
@@ -96,6 +98,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
     resident = 0
     init = psutil.Process(sandbox.init)
     own_pipes = {f"pipe:[{inode}]" for inode in sandbox.pipes()}
+    user = User(sandbox.plan.uid, sandbox.plan.gid, tuple(sandbox.plan.groups))
     for task in tasks(sandbox):
         try:
             inner = inner_pid(task.pid)
@@ -113,6 +116,7 @@ def _survey(sandbox: Sandbox, root_pid: int, placement: Placement) -> Survey:
                     "have the main thread wait for the others (pthread_join) before it ends",
                 ] = None
             _look_at_user_namespace(task.pid, who, init.pid, found)
+            found.problems |= dict.fromkeys(foreign_ids.of_task(task.pid, who, user))
             mounts = mount_table(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)

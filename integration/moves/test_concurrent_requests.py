@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from moving_job import OVER, Job, Seen
 from outside_server import OUTSIDE
 from reference_runs import References
 
+from liveshift.criu_glue.capsule.sandboxes import PAGES
+from liveshift.interposer.layout import WantedState
+from liveshift.interposer.page import opened
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import MigrationRow, SignalJob
@@ -330,6 +334,25 @@ def test_a_committed_move_is_not_cancelled(lab: LabSession, held: Held, long: Jo
         assert f"{name} is committed: too late to cancel it" in lab.refused("cancel", name)
         assert go_on()[0] == 0
     assert long.seen(1).host == "h2"
+
+
+@pytest.mark.long
+def test_a_rank_that_has_arrived_waits_for_one_that_is_still_frozen(
+    lab: LabSession, held: Held, long: Job
+) -> None:
+    """They share a boundary, so the gates of the first one are not opened before the second one has
+    arrived. They must not open by themselves either, after the lease of 10 s."""
+    with held_at(held, "orchestrator.frozen", long, "--to", "h2", capsule=1) as go_on:
+        lab.cli("migrate", "long/0", "--to", "h3")
+        time.sleep(12)
+        ((inner, pid),) = long.seen(0).tasks.items()
+        with opened(Path(f"/proc/{pid}/root{PAGES}/{inner}")) as page:
+            order, answer = page.order(), page.answer()
+        assert (order["want"], order["lease_ms"]) == (WantedState.CLOSED, 10_000)
+        assert answer["reopened"] != order["attempt"], "it has begun a collective alone"
+        code, said = go_on()
+    assert code == 0, said
+    assert [row.state for row in long.migrations()[-2:]] == ["done", "done"]
 
 
 @pytest.mark.long

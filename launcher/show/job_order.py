@@ -27,8 +27,6 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
     """
     under_way, unsaved = UNDER_WAY[done], ""
     ends = {f"not {done}"} if done == "saved" else {f"not {done}", "ended"}
-    if done == "suspended":  # somebody was faster than the end of its copies
-        ends.add("resumed")
     try:
         while True:
             for event in job_events.after(client, job, last):
@@ -36,8 +34,13 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
                 if event.subject != job:
                     continue
                 if event.kind in ends:
-                    why = "it was resumed at once: it " if event.kind == "resumed" else ""
-                    raise LiveshiftError(f"{job} was not {done}: {why}{event.text}")
+                    raise LiveshiftError(f"{job} was not {done}: {event.text}")
+                # Another command was faster than the end of the job's copies.
+                if event.kind == "resumed" and done == "suspended":
+                    raise LiveshiftError(
+                        f"{job} was not suspended: another command has resumed it meanwhile,"
+                        f" and it {event.text}"
+                    )
                 if event.kind == "not saved":
                     unsaved = event.text
                 if event.kind == done and unsaved:

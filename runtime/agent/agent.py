@@ -76,6 +76,7 @@ class Agent:
         self.source = SourceHandlers(
             self.capsule_table, self.registry, self.measures, report, self.holding.own_bytes
         )
+        self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
         self.destination = DestinationHandlers(
             self.capsule_table,
             self.registry,
@@ -83,6 +84,7 @@ class Agent:
             self._claim,
             self.measures,
             self.holding,
+            self.gates,
         )
         self.heartbeats = Heartbeats(
             cluster,
@@ -94,7 +96,6 @@ class Agent:
             self.holding,
         )
         self.swaps = GpuSwapHandlers(self.capsule_table, self.registry)
-        self.gates = GateHandlers(self.capsule_table, self.registry, self._silence)
         self.snapshots = SnapshotHandlers(
             self.capsule_table,
             self.registry,

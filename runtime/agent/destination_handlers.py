@@ -53,6 +53,12 @@ class OwnCopies(Protocol):
     def make_room(self, needed: int, besides: str) -> None: ...
 
 
+class ArrivingGates(Protocol):
+    """The gates of this host's ranks (gate_handlers.py)."""
+
+    async def arrive(self, job: str, hold: float) -> None: ...
+
+
 class DestinationHandlers:
     """Answers Reserve, Progress, RestoreCapsule, Forward and Resume."""
 
@@ -64,6 +70,7 @@ class DestinationHandlers:
         send_claim: SendClaim,
         measures: Measures,
         copies: OwnCopies,
+        gates: ArrivingGates,
     ) -> None:
         self._capsule_table = capsule_table
         self._registry = registry
@@ -71,6 +78,7 @@ class DestinationHandlers:
         self._send_claim = send_claim
         self._measures = measures
         self._copies = copies
+        self._gates = gates
         self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
 
@@ -212,6 +220,7 @@ class DestinationHandlers:
             self._capsule_table.admit(incoming.resident)
             del registry.incoming[migration]
         # In the background: the job is paused until its gates are opened here.
+        self._tasks.spawn(self._gates.arrive(incoming.resident.spec.job, request.hold))
         self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, incoming.resident))
         await reached("destination.running")
         registry.receiver.forget(migration)

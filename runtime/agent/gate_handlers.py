@@ -2,7 +2,8 @@
 """A host's part in quiescing jobs: it closes and opens the gates of its capsules' processes.
 
 The state is in the interposer pages. They say whether a gate is closed and whether communicators
-are down. So a restarted agent, or a host to which a closed capsule has moved, can open a gate.
+are down. So a restarted agent, or a host to which a closed capsule has moved, can open a gate. The
+latter also keeps it closed until then, since another move of the job may still hold the boundary.
 The agent opens a gate unasked when it was closed for longer than agreed, or when the orchestrator
 has been silent: a job whose communicators are up loses nothing by that. If communicators are down,
 no rank can go on alone, and the gate stays closed.
@@ -16,9 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from ...errors import NotFound, Refused
 from ...interposer.layout import WantedState
@@ -27,58 +26,24 @@ from ...interposer.page import PageError
 from .. import messages
 from ..model.collective_clock import ClockReport
 from ..quiesce import services
-from ..quiesce.host_gate import GateObstacle, HostGate, page_problem
+from ..quiesce.host_gate import HostGate, page_problem
+from .closed_gates import ClosedGates
 from .gpu.cuda_processes import has_cuda
 from .host.capsule_table import CapsuleTable
 from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
 from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.gates")
-T = TypeVar("T")
 
 POLL_S = 0.001
 HEARTBEAT_S = 0.5
 """The agent gives closed gates a sign of life every HEARTBEAT_S seconds."""
+NO_ATTEMPT = 0
+"""The number of no attempt: see attempt in interposer/gate/page.h."""
 MOST_PAGES = 512
 """A job may have at most this many processes with a page on a host, else no boundary is possible.
 Each page takes a descriptor of the agent, and the job's user can start as many processes as
 that user's limit allows."""
-
-
-@dataclass
-class ClosedGates:
-    """A job's gates, closed for one attempt; ``until`` is on the monotonic clock.
-
-    Access ``gate`` and ``pids`` only through :meth:`use`: a look at a job's pages may take long if
-    its user wants that, and the pages must stay open meanwhile.
-    """
-
-    attempt: int
-    gate: HostGate
-    pids: dict[OrderedPage, int]  # of the pages' processes, as the host sees them
-    until: float
-    unreadable: dict[Path, GateObstacle]
-    version: int = 0
-    released: bool = False
-    kept: bool = False  # whether they are being given a sign of life
-    using: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def use(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on the gate, in a thread; raises NotFound if the attempt is over."""
-        async with self.using:
-            if self.released:
-                raise NotFound(f"attempt {self.attempt} is over")
-            return await asyncio.to_thread(work)
-
-    async def release(self) -> None:
-        async with self.using:
-            self.released = True
-            self.gate.release()
-
-    def fatal(self) -> list[str]:
-        """Why this attempt cannot succeed."""
-        found = [o for o in self.gate.obstacles() if o.fatal]
-        return [str(o) for o in [*self.unreadable.values(), *found]]
 
 
 class GateHandlers:
@@ -130,13 +95,7 @@ class GateHandlers:
 
     def _close_gates(self, request: messages.Arm) -> ClosedGates:
         pids: dict[OrderedPage, int] = {}
-        lease = 2 * self._capsule_table.cluster.timeouts.suspicion
-        gate = HostGate(
-            request.attempt,
-            int(1000 * lease),
-            int(1000 * request.limit),
-            lambda page: lives(pids[page]) and not page.replaced,
-        )
+        gate = self._host_gate(pids, request.attempt, request.limit)
         closed = ClosedGates(request.attempt, gate, pids, time.monotonic() + request.hold, {})
         try:
             found = list(self._new_pages(request.job, closed))
@@ -151,6 +110,15 @@ class GateHandlers:
                 page.close()
             raise
         return closed
+
+    def _host_gate(self, pids: dict[OrderedPage, int], attempt: int, limit: float) -> HostGate:
+        lease = 2 * self._capsule_table.cluster.timeouts.suspicion
+        return HostGate(
+            attempt,
+            int(1000 * lease),
+            int(1000 * limit),
+            lambda page: lives(pids[page]) and not page.replaced,
+        )
 
     async def aim(self, request: messages.SetTargets) -> messages.TargetsSet:
         closed = self._of(request.job, request.attempt)
@@ -220,6 +188,41 @@ class GateHandlers:
             page.close()
         return messages.TornDown(down, 0.0)
 
+    async def arrive(self, job: str, hold: float) -> None:
+        """Give signs of life to the gates that have come here closed with a capsule of the job, as
+        the host did from which it came. ``hold``: as in Arm, from now on."""
+        try:
+            async with self._turns[job]:
+                if (closed := self._closed.get(job)) is None:
+                    closed = await asyncio.to_thread(self._closed_gates, job, hold)
+                    if closed.pids:
+                        self._closed[job] = closed
+                elif closed.arrived:
+                    await closed.use(lambda: self._adopt_new(job, closed))
+                else:
+                    await closed.use(lambda: self._admit_new(job, closed))
+        except Exception:  # they open by themselves after their lease
+            log.exception("the gates of %s have no sign of life", job)
+
+    def _closed_gates(self, job: str, hold: float) -> ClosedGates:
+        pids: dict[OrderedPage, int] = {}
+        gate, until = self._host_gate(pids, NO_ATTEMPT, 0.0), time.monotonic() + hold
+        closed = ClosedGates(NO_ATTEMPT, gate, pids, until, {}, arrived=True)
+        try:
+            self._adopt_new(job, closed)
+        except BaseException:
+            gate.release()
+            raise
+        return closed
+
+    def _adopt_new(self, job: str, closed: ClosedGates) -> None:
+        for page in self._new_pages(job, closed):
+            if _waits(page):
+                closed.gate.adopt(page)
+            else:
+                del closed.pids[page]
+                page.close()
+
     # ---- while it is closed --------------------------------------------------------------------
 
     async def keep(self) -> None:
@@ -251,10 +254,11 @@ class GateHandlers:
             await self.open(messages.OpenGate(job))
             return
         await closed.use(closed.gate.heartbeat)
-        await closed.use(lambda: self._admit_new(job, closed))
+        if not closed.arrived:
+            await closed.use(lambda: self._admit_new(job, closed))
         if closed.pids and not await closed.use(lambda: closed.gate.pages):
-            async with self._turns[job]:  # its processes went on elsewhere
-                if self._closed.get(job) is closed:
+            async with self._turns[job]:  # its processes went on elsewhere, and none came meanwhile
+                if not await closed.use(lambda: closed.gate.pages):
                     await self._release(job)
 
     def _admit_new(self, job: str, closed: ClosedGates) -> None:
@@ -331,6 +335,17 @@ def _down(page: OrderedPage) -> bool:
         return bool(page.answer()["down"])
     except PageError:
         return False  # the attempt reports the damaged page
+
+
+def _waits(page: OrderedPage) -> bool:
+    """Whether its threads would open the gate by themselves if they saw no sign of life."""
+    try:
+        order, answer = page.order(), page.answer()
+    except PageError as error:
+        log.warning("%s", error)
+        return False
+    opened = order["want"] == WantedState.OPEN or answer["reopened"] == order["attempt"]
+    return not (opened or answer["down"])
 
 
 def _aimed(seen: ClockReport, obstacles: list[str]) -> messages.TargetsSet:

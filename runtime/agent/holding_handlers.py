@@ -14,7 +14,11 @@ import logging
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ...criu_glue.files.rights import User
 from ...criu_glue.survey.found import Survey
@@ -41,6 +45,12 @@ from .migration_registry import MigrationRegistry
 
 log = logging.getLogger("liveshift.holding")
 
+T = TypeVar("T")
+
+DISK_THREADS = 32
+"""At most this many threads save images in directories, load them from there, or cut files back.
+What hosts share may hang as long as its server is away, and other work needs the other threads."""
+
 
 class HoldingHandlers:
     """Answers Hold, CheckHeld, GetHeld and ForwardHeld, and the requests about images in a
@@ -62,6 +72,7 @@ class HoldingHandlers:
         factory = capsule_table.factory
         carried = factory.placement.carried
         self._images = HeldImages(factory.images(HELD), factory.host, carried, budget)
+        self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")
         # By capsule. A repeated request waits for the first one.
         self._preparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._forwarding: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -80,10 +91,15 @@ class HoldingHandlers:
 
     @property
     def busy(self) -> bool:
-        """Whether an image comes, is sent on, or is saved. A restart of the agent loses that."""
+        """Whether an image comes, or is sent on, saved or loaded. A restart of the agent loses
+        that."""
         found = self._images.generations()
         comes = any(not generation.kept and not generation.note.own for generation in found)
-        at_work = (*self._forwarding.values(), *self._saving.values())
+        at_work = (
+            *self._forwarding.values(),
+            *self._saving.values(),
+            *self._preparing.values(),
+        )
         return comes or any(lock.locked() for lock in at_work)
 
     def held(self) -> list[str]:
@@ -189,7 +205,7 @@ class HoldingHandlers:
         # An answer means that no earlier request cuts any more: the job may write again then.
         until = time.monotonic() + request.deadline
         async with self._cutting[request.job]:
-            cut, left = await asyncio.to_thread(cut_back, user, request.sizes, until)
+            cut, left = await self._on_disk(partial(cut_back, user, request.sizes, until))
         return messages.CutBackDone(cut, left)
 
     async def forward(self, request: messages.ForwardHeld) -> messages.Frozen:
@@ -236,27 +252,31 @@ class HoldingHandlers:
 
         # One at a time: an earlier attempt that fails late removes what it finds there.
         async with self._saving[request.capsule]:
-            return await asyncio.to_thread(save)
+            return await self._on_disk(save)
 
     async def drop_saved(self, request: messages.DropSaved) -> None:
         directory, job = Path(request.directory), request.capsule.partition("/")[0]
         number = image_number(request.image)
         async with self._saving[request.capsule]:
             where = directory, job, f"s{number}"
-            await asyncio.to_thread(saved_manifests.drop, *where, request.image)
+            await self._on_disk(partial(saved_manifests.drop, *where, request.image))
 
     async def write_manifest(self, request: messages.WriteManifest) -> None:
         where = Path(request.directory), request.job, request.snapshot
-        await asyncio.to_thread(saved_manifests.write, *where, request.data)
+        await self._on_disk(partial(saved_manifests.write, *where, request.data))
 
     async def read_manifest(self, request: messages.ReadManifest) -> messages.SavedManifest:
         where = Path(request.directory), request.job, request.snapshot
-        return messages.SavedManifest(await asyncio.to_thread(saved_manifests.read, *where))
+        return messages.SavedManifest(await self._on_disk(partial(saved_manifests.read, *where)))
 
     async def load(self, request: messages.LoadHeld) -> None:
         source = Path(request.directory) / request.capsule.partition("/")[0] / request.saved
         async with self._preparing[request.capsule]:
-            await asyncio.to_thread(self._images.load, request, source, self._check_loaded)
+            load = partial(self._images.load, request, source, self._check_loaded)
+            await self._on_disk(load)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     def _check_loaded(self, note: HeldNote) -> None:
         """Raise Refused if this host could not restore the capsule."""

@@ -42,13 +42,16 @@ class Rulings:
         """Once per heartbeat, send a claim for each copy that this host holds."""
         while True:
             await asyncio.sleep(self._capsule_table.cluster.timeouts.heartbeat)
-            for name in self._registry.not_busy():
-                try:
-                    await self.claim(name)
-                except LiveshiftError as error:
-                    log.warning("%s is not settled yet: %s", name, error)
-                except Exception:
-                    log.exception("%s is not settled yet", name)
+            for name in self._registry.not_busy():  # each on its own: its disk may hang
+                self._tasks.spawn(self._settle(name))
+
+    async def _settle(self, name: str) -> None:
+        try:
+            await self.claim(name)
+        except LiveshiftError as error:
+            log.warning("%s is not settled yet: %s", name, error)
+        except Exception:
+            log.exception("%s is not settled yet", name)
 
     async def claim_now(self, request: messages.Settle) -> messages.Settled:
         """Claim on the orchestrator's order, after the work under way for that migration."""
@@ -152,6 +155,8 @@ class Rulings:
 
     async def _discard(self, incoming: IncomingMigration) -> None:
         self._registry.receiver.forget(incoming.migration)
+        # Before it takes its turn at the network: files of the image may wait for a disk.
+        await asyncio.to_thread(incoming.inbox.close)
         async with self._capsule_table.network:
             name = incoming.resident.spec.name
             await self._capsule_table.blocking(name, incoming.discard)

@@ -196,12 +196,16 @@ class RestoreCapsule(Message, frozen=True):
     The agent asks (Claim) before the tree runs. StepFailed means: nothing runs or has run here,
     and nothing will run before another RestoreCapsule. It may be repeated: if the capsule runs
     already, the agent answers Moved.
+
+    ``hold``: if gates that came closed with the capsule are not opened within so many seconds, the
+    agent opens them.
     """
 
     migration: str
     capsule: str
     epoch: int
     deadline: float
+    hold: float
 
 
 class Forward(Message, frozen=True):

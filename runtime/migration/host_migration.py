@@ -226,7 +226,7 @@ class HostMigration(BeforePause):
             began = time.monotonic()
             limit = self._restore_limit(ATTEMPTS - failed)
             restore = messages.RestoreCapsule(
-                self.name, self.capsule.name, self.capsule.epoch, limit
+                self.name, self.capsule.name, self.capsule.epoch, limit, self._limits.collective
             )
             try:
                 published = asyncio.ensure_future(self._context.publish(self.job))

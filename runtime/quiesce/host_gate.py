@@ -92,6 +92,10 @@ class HostGate:
             process.unidentified = int(page.answer()["unidentified"])
             page.arm(self._attempt, self._lease_ms, self._limit_ms)
 
+    def adopt(self, page: OrderedPage) -> None:
+        """Add a process whose gate was closed elsewhere, only to give it signs of life."""
+        self._processes.append(_Process(page))
+
     def announced(self) -> ClockReport | None:
         """Return the report with version 0, what has begun here; None while a group is being begun.
 

@@ -149,7 +149,9 @@ class RewoundCapsule:
         capsule, limit = self.capsule, self._limits.restore
         began = time.monotonic()
         while True:
-            restore = messages.RestoreCapsule(self._name, capsule.name, capsule.epoch, limit)
+            restore = messages.RestoreCapsule(
+                self._name, capsule.name, capsule.epoch, limit, self._limits.collective
+            )
             answer = self._limits.answer(limit)
             try:
                 await self._request(capsule.host, restore, answer, messages.Moved)

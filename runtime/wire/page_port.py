@@ -15,11 +15,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import zmq
@@ -30,6 +28,7 @@ from ...cores import threads
 from ...errors import LiveshiftError
 from ..control.keyring import KnownKeys
 from .announced import Announced
+from .answer_queue import AnswerQueue
 from .header import CHUNK, PageHeader, read_page_header
 from .page_lane import LANE_WINDOW
 from .seal import TAG
@@ -69,8 +68,6 @@ class PagePort:
             queue.Queue(LANE_WINDOW) for _ in range(threads(WORKERS))
         ]
         self._workers: list[threading.Thread] = []
-        self._answers: deque[tuple[bytes, bytes]] = deque()  # (receiver's identity, answer)
-        self._wake = -1
         self._complained = 0.0
 
     def start(self) -> None:
@@ -89,7 +86,7 @@ class PagePort:
             socket.bind(f"tcp://{self.address}")
         except zmq.ZMQError as error:
             raise LiveshiftError(f"cannot listen for pages on {self.address}: {error}") from error
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._answers = AnswerQueue()
         for number, chunks in enumerate(self._chunks):
             name = f"pages-{number}"
             worker = threading.Thread(target=self._work, args=(chunks,), name=name, daemon=True)
@@ -105,23 +102,19 @@ class PagePort:
     def _run(self, socket: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._answers.fd, zmq.POLLIN)
         try:
             while True:
                 ready = dict(poller.poll())
-                if self._wake in ready:
-                    os.eventfd_read(self._wake)
                 if socket in ready:
                     self._take(socket)
-                while self._answers:
-                    with contextlib.suppress(zmq.ZMQError):  # the sender is gone
-                        socket.send_multipart(self._answers.popleft())
+                self._answers.send(socket)
         except zmq.ContextTerminated:
             for chunks in self._chunks:
                 chunks.put(None)
             for worker in self._workers:  # they take all chunks that they were given
                 worker.join()
-            os.close(self._wake)
+            self._answers.close()
             socket.close()
 
     def _take(self, socket: zmq.Socket[bytes]) -> None:
@@ -158,8 +151,7 @@ class PagePort:
         except Exception:  # one peer's bad chunk must not stop the other migrations
             log.exception("dropped a chunk")
         else:
-            self._answers.append((frames[0].bytes, answer))
-            os.eventfd_write(self._wake, 1)
+            self._answers.put(frames[0].bytes, answer)
 
     def _answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> bytes:
         """Open and store one chunk; raises LiveshiftError where the port must not answer."""

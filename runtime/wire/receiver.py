@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination's end of the wire: takes the chunks of every migration announced to this host."""
+"""The destination's end of the wire: takes the chunks of every migration announced to this host.
+
+One thread owns the socket of lane 0. It gives each chunk to the thread of its image
+(image_worker.py), which stores it and makes the answer.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +23,9 @@ from ...errors import LiveshiftError
 from ..control import keys
 from ..control.keyring import NOBODY, KnownKeys
 from .announced import Announced, Answer, Inlet
+from .answer_queue import AnswerQueue
 from .header import CHUNK, LANES, OVERHEAD, SEAL, WANTS, Header, read_header
+from .image_worker import Chunk, ImageWorker
 from .ordered_lane import WINDOW
 from .page_port import PagePort
 from .page_streams import PageStreams
@@ -31,7 +37,7 @@ IO_THREADS = 4
 
 
 class Receiver:
-    """Lane 0 of all migrations that arrive here, with one socket and one thread, and a page port.
+    """Lane 0 of all migrations that arrive here, with one socket, and a page port.
 
     ``address`` and ``pages``: the addresses of lane 0 and of the page port, "ADDRESS:PORT".
     ``hosts``: the addresses that pages may come from. ``clear``: pages may come in clear
@@ -52,6 +58,7 @@ class Receiver:
         self._clear = clear
         self._key_directory, self._host = key_directory, host
         self._open: dict[str, Announced] = {}
+        self._workers: dict[str, ImageWorker] = {}
         self._complained = 0.0
         self._known = KnownKeys(key_directory)
         self.pages = PagePort(pages, hosts, self._open.get, self._known)
@@ -74,6 +81,7 @@ class Receiver:
         except zmq.ZMQError as error:
             raise LiveshiftError(f"cannot listen for images on {self.address}: {error}") from error
         self.pages.start()
+        self._answers = AnswerQueue()
         threading.Thread(target=self._run, args=(socket,), name="receive", daemon=True).start()
 
     def close(self) -> None:
@@ -99,12 +107,13 @@ class Receiver:
         restarted. It takes no more, but the receiver acknowledges its last chunks again.
         """
         assert lanes <= LANES
-        self._open[migration] = Announced(
-            migration, source, inlet, limit_bytes, pages, lanes, clear=self._clear
-        )
+        entry = Announced(migration, source, inlet, limit_bytes, pages, lanes, clear=self._clear)
+        self._workers[migration] = ImageWorker(partial(self._serve, entry))
+        self._open[migration] = entry
 
     def forget(self, migration: str) -> None:
         self._open.pop(migration, None)
+        self._workers.pop(migration, None)
 
     def received(self, migration: str) -> int:
         """Bytes of a migration's image taken so far, on all lanes."""
@@ -112,44 +121,78 @@ class Receiver:
         return entry.ordered + entry.paged if entry else 0
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
-        while True:
+        answers = self._answers
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(answers.fd, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if socket in ready:
+                    self._hand_on(socket)
+                answers.send(socket)
+        except zmq.ContextTerminated:
+            answers.close()
+            socket.close()
+
+    def _hand_on(self, socket: zmq.Socket[bytes]) -> None:
+        """Give at most WINDOW chunks to the threads of their images; answer what no image takes."""
+        for _ in range(WINDOW):
             try:
-                frames = socket.recv_multipart(copy=False)
-            except zmq.ContextTerminated:
-                socket.close()
+                frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
                 return
             try:
-                answer = self._answer(frames)
+                worker, header = self._worker(frames)
+            except LiveshiftError as error:
+                self._reply(frames, self._refusal(frames, error))
             except Exception:  # one peer's bad chunk must not stop the other migrations
                 log.exception("dropped a chunk")
-                continue
-            with contextlib.suppress(zmq.ZMQError):  # the sender is gone
-                socket.send_multipart([frames[0].bytes, msgspec.msgpack.encode(answer)])
+            else:
+                worker.put((header, frames))
 
-    def _answer(self, frames: list[zmq.Frame]) -> Answer:
+    def _worker(self, frames: list[zmq.Frame]) -> tuple[ImageWorker, Header]:
+        """Who takes a chunk; raises LiveshiftError for one that belongs to no image."""
         host = self._known.owner(frames[-1])
-        try:
-            if len(frames) != 3:
-                raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
-            if host == NOBODY:
-                raise LiveshiftError("a chunk came from a key that this host no longer knows")
-            header, data = read_header(frames[1].buffer), frames[2].buffer
-            entry = self._open.get(header.migration)
-            if entry is None or entry.source != host:
-                raise LiveshiftError(
-                    f"{host} sent an image for {header.migration}, which was not announced"
-                )
-            return self._take(entry, header, data, frames[-1])
-        except LiveshiftError as error:
-            self._complain(f"dropped a chunk from {host}: {error}")
-            return "refused", str(error)
+        if len(frames) != 3:
+            raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
+        if host == NOBODY:
+            raise LiveshiftError("a chunk came from a key that this host no longer knows")
+        header = read_header(frames[1].buffer)
+        entry, worker = self._open.get(header.migration), self._workers.get(header.migration)
+        if entry is None or worker is None or entry.source != host:
+            raise LiveshiftError(
+                f"{host} sent an image for {header.migration}, which was not announced"
+            )
+        return worker, header
 
-    def _take(self, entry: Announced, header: Header, data: memoryview, frame: zmq.Frame) -> Answer:
+    def _serve(self, entry: Announced, chunk: Chunk) -> None:
+        """Take one chunk, and let its answer be sent."""
+        header, frames = chunk
+        try:
+            answer = self._answer(entry, header, frames)
+        except Exception:
+            log.exception("dropped a chunk")
+        else:
+            self._reply(frames, answer)
+
+    def _reply(self, frames: list[zmq.Frame], answer: Answer) -> None:
+        self._answers.put(frames[0].bytes, msgspec.msgpack.encode(answer))
+
+    def _answer(self, entry: Announced, header: Header, frames: list[zmq.Frame]) -> Answer:
         if entry.refused is not None:
             return "refused", entry.refused
-        if header.stream in (WANTS, SEAL):
-            return entry.reply(header, data, str(frame.get("User-Id")))
-        return entry.take(header, data)
+        data = frames[2].buffer
+        if header.stream not in (WANTS, SEAL):
+            return entry.take(header, data)
+        try:
+            return entry.reply(header, data, str(frames[-1].get("User-Id")))
+        except LiveshiftError as error:
+            return self._refusal(frames, error)
+
+    def _refusal(self, frames: list[zmq.Frame], error: LiveshiftError) -> Answer:
+        self._complain(f"dropped a chunk from {self._known.owner(frames[-1])}: {error}")
+        return "refused", str(error)
 
     def _complain(self, text: str) -> None:
         """Log an error, at most once a second: a peer must not be able to fill the log."""

@@ -144,12 +144,17 @@ def chunks() -> Target:
         receiver = wire.Receiver("", "", Path(), "h1", [])
         receiver._known = SimpleNamespace(owner=lambda frame: "h0")  # type: ignore[assignment]
         receiver.expect("m1", "h0", inbox, 1 << 20)
+        entry = receiver._open["m1"]
         with no_descriptor_left():
             for number, (stream, chunk) in enumerate(seeds.cut_chunks(data)):
                 digest = xxhash.xxh3_64_intdigest(chunk)
                 raw = msgspec.msgpack.encode(Header("m1", number, stream, digest))
                 frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", raw, chunk)]
-                if receiver._answer(frames)[0] == "refused":
+                try:
+                    _, header = receiver._worker(frames)
+                except LiveshiftError:
+                    break
+                if receiver._answer(entry, header, frames)[0] == "refused":
                     break
             inbox.close()
         place.check()

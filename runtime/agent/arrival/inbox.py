@@ -87,7 +87,11 @@ class Inbox:
     """Receives the streams of pages from the lanes."""
     _closed: bool = False
     _adopted: bool = False  # whether all memory has come at once
+    _ordered: threading.Lock = field(default_factory=threading.Lock)
+    """Guards what comes in order, on lane 0. Its holder may wait for a disk."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Guards the memory. Page writers take it, which serve all images, so its holder waits for no
+    disk. A thread that needs both takes ``_ordered`` first."""
     _writers: int = 0  # threads that write pages into the store
     _no_writers: threading.Condition = field(default_factory=threading.Condition)
 
@@ -134,7 +138,7 @@ class Inbox:
 
         Raises StepFailed for a stream that no image has, OSError if there is no space.
         """
-        with self._lock:
+        with self._ordered:
             if self.complete or self._closed:
                 raise StepFailed("ship", "the image is closed and takes no more data")
             if stream in self._ended:
@@ -157,7 +161,7 @@ class Inbox:
     def adopt(self, memory: MemoryStore) -> None:
         """Take all memory at once, from a holder on this host: a store that has its table. Raises
         StepFailed if the image takes no memory, or has some already."""
-        with self._lock:
+        with self._ordered, self._lock:
             if self.complete or self._closed or not self.memory_limit or self.memory is not None:
                 raise StepFailed("restore", "this image cannot take over the memory of another one")
             self.memory, self._adopted = memory, True
@@ -166,6 +170,7 @@ class Inbox:
         """Take nothing more, and close all that is open. A second call does no harm."""
         with self._lock:
             self._closed = True
+        with self._ordered:
             for fd in self._files.values():
                 os.close(fd)
             self._files.clear()
@@ -183,7 +188,7 @@ class Inbox:
 
     def forget_memory(self) -> None:
         """Free the pages; the image's directory will be removed next."""
-        with self._lock:
+        with self._ordered, self._lock:
             if self.memory is not None:
                 self.memory.close()
             self.memory = None
@@ -208,7 +213,8 @@ class Inbox:
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
         if kind in ("image", small_images.STREAM) and self.ahead is not None:
-            self.ahead.halt()
+            with self._lock:
+                self.ahead.halt()
         if kind in (OUTPUT, "image"):
             file = self._files[stream] = create(self.path(kind, name))
             return partial(append, file), lambda: os.close(self._files.pop(stream))
@@ -323,10 +329,11 @@ class Inbox:
         """Raises StepFailed unless every page of the table has come. This is checked before the
         source promises."""
         table = read_table(bytes(self._page_table))
-        if not self._adopted:
-            self._store().end(table)  # no pages: memory is all zeros
-        elif self._store().table != table:
-            raise StepFailed("restore", "the memory that was taken over is of another image")
+        with self._lock:
+            if not self._adopted:
+                self._store().end(table)  # no pages: memory is all zeros
+            elif self._store().table != table:
+                raise StepFailed("restore", "the memory that was taken over is of another image")
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:
@@ -338,8 +345,9 @@ class Inbox:
         self._verify(found)
         if self.ahead is not None and (why := self.ahead.lost):
             raise StepFailed("ship", f"memory that was put in place in advance is lost: {why}")
-        if self.memory is not None:
-            self.memory.save()
+        with self._lock:
+            if self.memory is not None:
+                self.memory.save()
         came, written = self.place.came, self.place.written
         for tree, names in found.gone().items():  # names that came and were removed later
             came.get(tree.removeprefix("carried:"), set()).difference_update(names)

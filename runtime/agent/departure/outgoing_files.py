@@ -9,10 +9,15 @@ writable already, and a store to such a page changes neither mtime nor ctime. A 
 later shows by the mtime, since the first store to each page faults. On tmpfs it need not: a page
 that was read first can be written without a fault. So a file of a carried path on tmpfs that is
 mapped, read, written and unmapped between the passes would go unnoticed.
+
+So does a file that was written just before the first pass looked at it. Before Linux 6.13, and on
+some file systems still, file times are those of the last tick of the kernel's clock. A second write
+in the same tick, after the file was read, changes neither of them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -27,6 +32,9 @@ from ..host.running_capsule import CapsuleFactory, RunningCapsule
 
 Send = Callable[[str, bytes], None]
 """Sends bytes of a stream to the destination; empty bytes end the stream."""
+
+TICK_NS = 20_000_000
+"""The kernel's tick is 10 ms at most (CONFIG_HZ), in nanoseconds, and as much again."""
 
 
 def carried_trees(resident: RunningCapsule, factory: CapsuleFactory) -> list[Tree]:
@@ -48,18 +56,21 @@ class OutgoingFiles:
         self._factory = factory
         self._trees = carried_trees(resident, factory)
         self._listed: dict[str, dict[str, Stamp]] = {}  # tree → its files at the first pass
-        self._mapped: dict[str, set[str]] = {}  # tree → those of them that were mapped writable
+        self._unsure: dict[str, set[str]] = {}  # tree → those of them that count as changed
         self._taken: dict[str, dict[str, Stamp]] = {}  # carried path → its files when it left
         self._output = OutputSender(resident.sandbox)
 
     def send_ahead(self, send: Send) -> None:
         """First pass: all directories but /dev/shm, and the output so far."""
         for tree in self._trees[:-1]:
+            began = time.time_ns()
             now = trees.listing(tree)
+            fresh = {name for name, (*_, ctime, _) in now.items() if ctime > began - TICK_NS}
             # After the stamps were taken and before anything is read: a mapping that was there at a
             # file's stamp, and through which the job still writes once the file was read, is there
             # in between too.
-            self._mapped[tree.name] = _relative(mapped_writable(self._resident.sandbox), tree)
+            mapped = _relative(mapped_writable(self._resident.sandbox), tree)
+            self._unsure[tree.name] = fresh | mapped
             _pack(send, tree, now, 1)
             self._listed[tree.name] = now
         self.send_output(send)
@@ -92,7 +103,7 @@ class OutgoingFiles:
         for tree in [*self._trees, *_single_files(found)]:
             before = self._listed.get(tree.name, {})
             now = trees.listing(tree)
-            always = _relative(found.mapped_writable, tree) | self._mapped.get(tree.name, set())
+            always = _relative(found.mapped_writable, tree) | self._unsure.get(tree.name, set())
             again = trees.changed(before, now, always)
             # Also other names that they had before: the name of a mapping may be gone meanwhile.
             forced = trees.all_names(always, now) | trees.all_names(always, before)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ....errors import NotFound, Refused, StepFailed
+from .saved_image import SUMS
 from .trusted_directory import check_trusted, write_last
 
 _NAME = re.compile(r"s[0-9]{1,18}\.json")
@@ -21,6 +22,14 @@ _NAME = re.compile(r"s[0-9]{1,18}\.json")
 
 class _Time(msgspec.Struct):
     time: float
+
+
+class _Capsule(msgspec.Struct):
+    image: str
+
+
+class _Snapshot(msgspec.Struct):
+    capsules: dict[str, _Capsule] = msgspec.field(default_factory=dict)
 
 
 def path_of(directory: Path, job: str, snapshot: str) -> Path:
@@ -54,10 +63,17 @@ def drop(directory: Path, job: str, snapshot: str, image: str) -> None:
 
 def write(directory: Path, job: str, snapshot: str, data: bytes) -> None:
     """Say that a snapshot is whole. Raises Refused if one of that name is, StepFailed if the file
-    cannot be written."""
+    cannot be written, or if the images have been removed meanwhile: the directory may have hung
+    until the orchestrator gave this snapshot up, and it goes on when it is back."""
     check_trusted(directory)
+    path = path_of(directory, job, snapshot)
+    found = msgspec.json.decode(data.partition(b"\n")[0], type=_Snapshot)
+    lists = [directory / job / each.image / SUMS for each in found.capsules.values()]
     try:
-        write_last(path_of(directory, job, snapshot), data)
+        write_last(path, data)
+        if lacking := [each for each in lists if not each.exists()]:
+            path.unlink()
+            raise StepFailed("hold", f"there is no {lacking[0]} any more")
     except FileExistsError:
         check_free(directory, job, snapshot)
         raise

@@ -2,12 +2,13 @@
 """Notices how the ranks of a capsule end, since their command may not say it: torchrun ends with 1,
 whether a rank was killed or has failed.
 
-A rank is here a process that has finished a collective. What counts is the first one that ended
-badly: torchrun then ends the others, by signals too. That end is forgotten in two cases. If a rank
-trains that was started later, torchrun has put it in the place of the dead one. And if the command
-outlives the end by OUTLIVED_S seconds, the program itself has wanted it: of a helper, say. A rank
-that ends before the agent's next heartbeat has seen it, or while no agent runs, is missed; then the
-command's code is all that is known.
+A rank is here a process that has finished a collective, as a page says that it has mapped: the page
+of an ended rank stays, and another process may get that rank's pid. What counts is the first one
+that ended badly: torchrun then ends the others, by signals too. That end is forgotten in two cases.
+If a rank trains that was started later, torchrun has put it in the place of the dead one. And if
+the command outlives the end by OUTLIVED_S seconds, the program itself has wanted it: of a helper,
+say. A rank that ends before the agent's next heartbeat has seen it, or while no agent runs, is
+missed; then the command's code is all that is known.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class RankDeaths:
                     self._open(pid, inner, open_page)
 
     def _open(self, pid: int, inner: int, open_page: OpenPage) -> None:
-        pidfd = os.pidfd_open(pid)
-        try:
+        with contextlib.ExitStack() as undo:
+            pidfd = os.pidfd_open(pid)
+            undo.callback(os.close, pidfd)
             if inner_pid(pid) != inner:  # the pid belonged to another process before
                 raise ProcessLookupError
-            page = open_page(inner)
-        except BaseException:
-            os.close(pidfd)
-            raise
+            page = open_page(pid, inner)
+            undo.callback(page.close)
+            began = started(pid) / TICKS
+            signal.pidfd_send_signal(pidfd, 0)  # fails if the pid belongs to another one by now
+            undo.pop_all()
         self._known[pid] = inner
-        self._new.append((pid, pidfd, page, started(pid) / TICKS))
+        self._new.append((pid, pidfd, page, began))
 
     def follow(self) -> None:
         """Follow the ranks that :meth:`find` has found, in this thread's event loop. Called with
@@ -116,5 +119,6 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-OpenPage = Callable[[int], PageFile]
-"""Opens the page of a process of the capsule, by its pid there. Raises OSError or PageError."""
+OpenPage = Callable[[int, int], PageFile]
+"""Opens the page of a process of the capsule, by its pids on the host and in the capsule. Raises
+OSError or PageError, also if the process has not mapped it."""

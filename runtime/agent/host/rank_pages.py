@@ -18,6 +18,7 @@ from ....interposer.layout import CommunicatorState
 from ....interposer.orders import OrderedPage, open_ordered
 from ....interposer.page import PageError
 from ...messages import Member
+from .mapped_pages import maps
 from .running_capsule import RunningCapsule
 
 log = logging.getLogger("liveshift.gates")
@@ -85,7 +86,7 @@ def _open_mapped(
         return None
     page = open_ordered(path, directory)
     try:
-        if _maps(pid, page):
+        if maps(pid, page):
             if page.pid != inner:
                 raise PageError(f"{path} is damaged: it is the page of process {page.pid}")
             return page
@@ -124,33 +125,6 @@ def states(
         finally:
             page.close()
     return found
-
-
-def _maps(pid: int, page: OrderedPage) -> bool:
-    """Whether the process has the page mapped. False if the process has ended; raises PageError if
-    it cannot be said."""
-    seen = os.fstat(page.fd)
-    wanted = f" {os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x} {seen.st_ino} "
-    try:
-        # Not of the process: where the main thread has exited, only the others' files say it.
-        threads = (f"/proc/{pid}/task/{tid}/maps" for tid in os.listdir(f"/proc/{pid}/task"))
-        mappings = next(filter(None, map(_mappings, threads)), "")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except OSError as error:
-        raise PageError(
-            f"cannot read whether process {pid} has mapped {page.path}: {error.strerror}"
-        ) from error
-    return wanted in mappings
-
-
-def _mappings(path: str) -> str:
-    """The text of a thread's proc_pid_maps(5); "" if it has exited. It depends on the kernel's
-    version whether the file is empty then, or there is an error."""
-    try:
-        return proc_text.read(path)
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def members(page: OrderedPage) -> list[Member]:

@@ -25,12 +25,13 @@ from ....criu_glue.network import fence, network, network_lock
 from ....criu_glue.network.fence import Surroundings
 from ....criu_glue.network.overlay import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
-from ....interposer.page import PageFile, open_page
+from ....interposer.page import PageError, PageFile, open_page
 from ...config.cluster import Cluster
 from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
 from ...model.snapshots import is_restore_name
 from . import run_time, sandbox_owner
 from .finished_operations import finished_by_pid, pages_of
+from .mapped_pages import maps
 from .rank_deaths import RankDeaths
 from .run_time import RunTime
 from .usual_rate import UsualRate
@@ -128,8 +129,17 @@ class RunningCapsule:
             device_memory=sum(gpus.values()),
         )
 
-    def _open_page(self, pid: int) -> PageFile:
-        return open_page(self.sandbox.root / sandboxes.PAGES.lstrip("/") / str(pid))
+    def _open_page(self, pid: int, inner: int) -> PageFile:
+        path = self.sandbox.root / sandboxes.PAGES.lstrip("/") / str(inner)
+        page = open_page(path)
+        try:
+            if maps(pid, page):
+                return page
+        except BaseException:
+            page.close()
+            raise
+        page.close()
+        raise PageError(f"{path} is the page of a process that has ended")
 
     def ran_s(self) -> float:
         """Seconds on a core, summed over all threads that the capsule has now."""

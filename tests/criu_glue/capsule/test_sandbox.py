@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -196,6 +199,35 @@ def test_io_uring_is_not_there(start: Start) -> None:
     assert said(stands).split("\n")[:2] == ["-1", "-1 Function not implemented"] or said(
         stands
     ).split("\n")[:2] == ["-1 Function not implemented", "-1"]
+
+
+I386_CALL = """
+import ctypes, mmap
+code = "53 b8a9010000 bb08000000 31c9 cd80 5b c3"  # io_uring_setup(8, NULL) by int 0x80
+memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory.write(bytes.fromhex(code))
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))())
+"""
+X32_CALL = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.syscall(0x40000000 | 425, 8, 0) * ctypes.get_errno())
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "program", [I386_CALL, X32_CALL] if platform.machine() == "x86_64" else [X32_CALL]
+)
+def test_io_uring_is_not_there_for_programs_of_another_kind_of_processor(
+    start: Start, program: str
+) -> None:
+    """A 64-bit kernel also has the system calls of 32-bit programs, if it was built so."""
+    stands = start(PYTHON, "-Sc", program)
+    assert (ended(stands), said(stands)) in [
+        ("exit 0", f"{-errno.ENOSYS}\n"),
+        (f"signal {int(signal.SIGSEGV)}", ""),  # it has none of them
+    ]
 
 
 @pytest.mark.root

@@ -69,7 +69,7 @@ def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
     monkeypatch.setattr(preflight, "check", lambda *_, **__: [])
     monkeypatch.setattr(host_facts, "memory_offered", lambda *_: 0)
     copies = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
-    parts: list[Any] = [table, registry, None, None, None, copies]
+    parts: list[Any] = [table, registry, None, None, None, copies, None]
     handlers = DestinationHandlers(*parts)
     monkeypatch.setattr(handlers, "_take_away_stale", nothing)
     request = SimpleNamespace(

@@ -7,8 +7,10 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,8 @@ from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
 from liveshift.runtime import messages
 from liveshift.runtime.agent import gate_handlers
-from liveshift.runtime.agent.gate_handlers import ClosedGates, GateHandlers
+from liveshift.runtime.agent.closed_gates import ClosedGates
+from liveshift.runtime.agent.gate_handlers import GateHandlers
 from liveshift.runtime.agent.host.rank_pages import lives, unknown
 from liveshift.runtime.quiesce import services
 from liveshift.runtime.quiesce.host_gate import HostGate
@@ -279,6 +282,33 @@ def test_a_job_that_waits_for_its_teardown_keeps_no_sign_from_another(
         await keeper._release("other")
 
     host.play(lambda: keeper.arm(ARM), both)
+
+
+def test_signs_of_life_need_no_thread_that_images_have_taken(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each image that is saved, loaded or compared takes a thread of the agent for seconds."""
+    monkeypatch.setattr(gate_handlers, "HEARTBEAT_S", 0.01)
+    page, saved = host.start().ordered(), threading.Event()
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        await host.keeper.arm(ARM)
+        saving = [asyncio.ensure_future(asyncio.to_thread(saved.wait, 20)) for _ in range(3)]
+        keeping = asyncio.ensure_future(host.keeper.keep())
+        enough = page.order()["heartbeat"] + 5
+        try:
+            async with asyncio.timeout(5):
+                while page.order()["heartbeat"] < enough:
+                    await asyncio.sleep(0.01)
+        finally:
+            saved.set()
+            keeping.cancel()
+            await asyncio.gather(*saving, keeping, return_exceptions=True)
+
+    asyncio.run(story())
+    page.close()
 
 
 def test_more_processes_than_there_is_room_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from wire_ends import LIMIT, key_directory
 from liveshift.errors import LiveshiftError, NotFound, Refused, SourceRefused, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.agent import holding_handlers
-from liveshift.runtime.agent.holding import saved_file, saved_image
+from liveshift.runtime.agent.holding import saved_file, saved_image, saved_manifests
 from liveshift.runtime.wire import LANES
 
 __all__ = ["key_directory", "scene"]
@@ -207,6 +208,53 @@ def test_an_image_is_saved_found_and_loaded_again(scene: Scene, kept: Path) -> N
     assert (scene.numbers, scene.checked) == ([(3, True)], checked + 1)
     facts = asyncio.run(scene.handlers.facts(messages.GetHeld("s3.1", "gpt/1")))
     assert facts.survey == SURVEY.in_place()
+
+
+def test_a_directory_that_hangs_takes_no_thread_from_other_work(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = threading.Event()
+    monkeypatch.setattr(saved_manifests, "read", lambda *_: back.wait(20))
+    monkeypatch.setattr(saved_manifests, "drop", lambda *_: back.wait(20))
+    monkeypatch.setattr(saved_manifests, "write", lambda *_: back.wait(20))
+    monkeypatch.setattr(saved_manifests, "check_free", lambda *_: back.wait(20))
+    monkeypatch.setattr(scene.handlers._images, "load", lambda *_: back.wait(20))
+    monkeypatch.setattr(holding_handlers, "cut_back", lambda *_: back.wait(20))
+    scene.keep(17)
+    here = scene.handlers
+    asked: list[Any] = [
+        here.read_manifest(messages.ReadManifest("gpt", "", "/kept")),
+        here.write_manifest(messages.WriteManifest("gpt", "s17", "/kept", b"")),
+        here.load(messages.LoadHeld("s3.1", "gpt/1", "/kept", "s17.1", "digest", 5, 2)),
+        here.save(messages.SaveHeld("s17.1", "gpt/1", "/kept")),
+        here.drop_saved(messages.DropSaved("s17.2", "gpt/2", "/kept")),
+        here.cut_back(messages.CutBack("gpt", 0, 0, [], {}, 60.0)),
+    ]
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        hanging = [asyncio.ensure_future(each) for each in asked]
+        try:
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(5):
+                await here.facts(messages.GetHeld("s17.1", "gpt/1"))
+            assert not any(each.done() for each in hanging)
+        finally:
+            back.set()
+            await asyncio.gather(*hanging, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_loads_an_image_does_not_restart(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order would be lost with it, and the job would not be resumed."""
+    seen: list[bool] = []
+    monkeypatch.setattr(scene.handlers._images, "load", lambda *_: seen.append(scene.handlers.busy))
+    load = messages.LoadHeld("s3.1", "gpt/1", "/kept", "s17.1", "digest", 5, 2)
+    asyncio.run(scene.handlers.load(load))
+    assert (seen, scene.handlers.busy) == ([True], False)
 
 
 @pytest.mark.root

@@ -25,7 +25,7 @@ PRECOPY: Any = SimpleNamespace(
     capsule="gpt/1", migration="m1", destination="h2", endpoint="", verify=False, plain=""
 )
 FREEZE = messages.Freeze("m1", "gpt/1", 10.0)
-RESTORE: Any = SimpleNamespace(capsule="gpt/1", migration="m1", epoch=9, deadline=10.0)
+RESTORE: Any = SimpleNamespace(capsule="gpt/1", migration="m1", epoch=9, deadline=10.0, hold=60.0)
 
 
 class Migration:
@@ -97,7 +97,7 @@ class Scene(MigrationRegistry):
         self.made = Migration(self)
         self.source = SourceHandlers(me, self, me, lambda _report: None, lambda: 90)
         copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
-        self.destination = DestinationHandlers(me, self, me, me, me, copies)
+        self.destination = DestinationHandlers(me, self, me, me, me, copies, me)
         monkeypatch.setattr(self.source, "_breaks", lambda _resident: ["one connection"])
         monkeypatch.setattr(source_handlers, "OutgoingMigration", lambda *_: self.made)
         monkeypatch.setattr(destination_handlers, "RestoreAttempt", lambda *_: self.made)
@@ -134,6 +134,9 @@ class Scene(MigrationRegistry):
 
     def runs(self, _migration: str, _resident: object) -> None:
         self.done.append("measured")
+
+    async def arrive(self, job: str, hold: float) -> None:
+        self.done.append(f"gates of {job} kept for {hold:g} s")
 
 
 @pytest.fixture
@@ -290,7 +293,12 @@ def test_a_restored_capsule_is_admitted_and_its_image_freed(scene: Scene) -> Non
     assert asyncio.run(restore(scene)).bytes == 14
     assert scene.incoming == {}
     assert scene.done[:2] == ["restore", "admitted"]
-    assert sorted(scene.done[2:]) == ["forget", "images freed", "measured"]
+    assert sorted(scene.done[2:]) == [
+        "forget",
+        "gates of gpt kept for 60 s",
+        "images freed",
+        "measured",
+    ]
 
 
 def test_an_attempt_that_fails_keeps_the_image(scene: Scene) -> None:

@@ -5,6 +5,7 @@ earlier agent. Migrations, capsules and the orchestrator are stand-ins."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ class Migration:
         self.promised = promised
         for name in ("thaw", "finish", "discard", "abandon"):
             setattr(self, name, scene.note(name))
+        self.inbox = SimpleNamespace(close=lambda: None)
 
 
 class Scene(MigrationRegistry):
@@ -316,6 +318,36 @@ def test_it_claims_with_every_heartbeat_whatever_happens(
         work.cancel()
 
     asyncio.run(asyncio.wait_for(claim(), 20))
+
+
+def test_a_migration_whose_disk_hangs_keeps_no_other_one_waiting(scene: Scene) -> None:
+    """Neither for its ruling nor for the network of this host."""
+    back, stuck = threading.Event(), scene.comes()
+    stuck.inbox = SimpleNamespace(close=lambda: back.wait(20))
+    scene.ruled = messages.Ruled("end", 5)
+
+    async def story() -> None:
+        work = asyncio.create_task(scene.rulings.keep_claiming())
+        while not scene.is_busy("m1"):
+            await asyncio.sleep(0.005)
+        other = Migration(scene)
+        other.migration = "m2"
+        scene.incoming["m2"] = cast(Any, other)
+        async with asyncio.timeout(5):
+            while "m2" in scene.incoming:
+                await asyncio.sleep(0.005)
+        assert list(scene.incoming) == ["m1"]
+        back.set()
+        async with asyncio.timeout(5):
+            while scene.incoming:
+                await asyncio.sleep(0.005)
+        work.cancel()
+
+    try:
+        asyncio.run(story())
+    finally:
+        back.set()
+    assert [claim.migration for claim in scene.claims] == ["m1", "m2"]
 
 
 # ---- after a rewind ----------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Scene(MigrationRegistry):
         overlay = SimpleNamespace(rewinds=0)
         resident = SimpleNamespace(spec=SimpleNamespace(name="gpt/0"), epoch=15, overlay=overlay)
         left = SimpleNamespace(migration="m16", resident=resident, discard=self.discard)
+        left.inbox = SimpleNamespace(close=lambda: None)
         self.incoming = {"m16": cast(Any, left)}
         self.outgoing = {}
         self.receiver = cast(Any, SimpleNamespace(forget=lambda migration: None))
@@ -56,7 +57,7 @@ class Scene(MigrationRegistry):
         measures = Measures(cast(Any, self))
         copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
         self.destination = DestinationHandlers(
-            cast(Any, self), self, self.rulings, self.claimed, measures, copies
+            cast(Any, self), self, self.rulings, self.claimed, measures, copies, cast(Any, None)
         )
 
     def discard(self) -> None:

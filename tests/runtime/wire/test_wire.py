@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waits import until
 from wire_ends import (
     LIMIT,
     Inbox,
@@ -31,7 +33,7 @@ from wire_ends import (
 from wire_mishaps import FATES, Fate, MiddleMan, Proxy, unanswered
 
 from liveshift.errors import StepFailed
-from liveshift.runtime.wire import Sender, lane
+from liveshift.runtime.wire import Sender, image_worker, lane
 from liveshift.runtime.wire.ordered_lane import WINDOW
 
 __all__ = ["impatient", "key_directory", "quick", "senders", "unanswered"]
@@ -79,6 +81,68 @@ def test_two_migrations_at_once_do_not_mix(
         thread.join(30)
     for name, (_, chunks) in jobs.items():
         assert inboxes[name].streams == expected(chunks)
+
+
+def test_an_image_whose_disk_hangs_keeps_no_other_image_waiting(
+    key_directory: Path, senders: Callable[..., Sender], impatient: None
+) -> None:
+    """Its own source gives up, and no chunk of it is lost that was taken."""
+    here, endpoint = receiver(key_directory)
+    hangs, well = Inbox(), Inbox()
+    hangs.open.clear()
+    here.expect("m1", "h0", hangs, LIMIT)
+    here.expect("m2", "h2", well, LIMIT)
+    stuck = senders("m1", endpoint, key_directory, "h0", "h1")
+    last = WINDOW - 1  # more wait for an acknowledgement
+    for n in range(last):
+        stuck.send("tree:1:tmp", bytes([n]))
+    until(lambda: hangs.writes == 1)
+    chunks = traffic(1)
+    send_all(senders("m2", endpoint, key_directory, "h2", "h1"), chunks)
+    assert well.streams == expected(chunks)
+    with pytest.raises(StepFailed, match="h1 has taken no image bytes for 1 s"):
+        stuck.finish()
+    assert hangs.writes == 1
+    hangs.open.set()
+    until(lambda: hangs.writes == last)
+    assert hangs.streams == {"tree:1:tmp": bytes(range(last))}
+
+
+def test_more_chunks_than_a_source_has_in_flight_do_not_wait(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_worker, "WAITING", 2)
+    taken: list[Any] = []
+    may_go, at_work = threading.Event(), threading.Event()
+
+    def take(chunk: Any) -> None:
+        at_work.set()
+        may_go.wait(20)
+        taken.append(chunk)
+
+    worker = image_worker.ImageWorker(take)
+    chunks: Any = range(5)
+    worker.put(chunks[0])
+    assert at_work.wait(20)
+    for chunk in chunks[1:]:
+        worker.put(chunk)
+    may_go.set()
+    until(lambda: len(taken) == 3)
+    assert taken == [0, 1, 2], "what is dropped is sent again"
+
+
+def test_an_image_without_work_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder expects hundreds of images, for as long as their jobs run."""
+    monkeypatch.setattr(image_worker, "IDLE_S", 0.05)
+    taken: list[Any] = []
+    worker = image_worker.ImageWorker(taken.append)
+    chunk: Any = "chunk"
+    before = set(threading.enumerate())
+    for _ in range(2):
+        taken.clear()
+        worker.put(chunk)
+        until(lambda: taken)
+        until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_no_more_than_the_credit_is_in_flight(

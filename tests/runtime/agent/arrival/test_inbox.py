@@ -20,6 +20,7 @@ from inbox_scene import Host, host
 from memory_parts import BASE, PAGE, page
 from waits import until
 
+from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.memory.store.store import PAGES_FILE, MemoryStore
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import inbox as inboxes
@@ -281,6 +282,25 @@ def test_no_more_room_is_made_than_the_host_has_memory_for(
     host.inbox.make_room(STOP)
     until(lambda: not host.inbox.make_room(STOP))
     assert (host.images / PAGES_FILE).stat().st_blocks * 512 == 32 << 20
+
+
+def test_pages_do_not_wait_for_a_disk(in_memory: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that store them serve all images of this host."""
+    host, may_go = in_memory, threading.Event()
+    host.inbox.memory_limit = 1 << 30
+    monkeypatch.setattr(Unpacker, "write", lambda *_: may_go.wait(20))
+    with ThreadPoolExecutor(2) as threads:
+        files = threads.submit(host.send, "tree:1:tmp", b"x", False)
+        until(host.inbox._ordered.locked)
+        threads.submit(host.inbox.pages.write, 1, pages(100), b"tag").result(10)
+        assert not files.done()
+        closing = threads.submit(host.inbox.close)
+        until(lambda: host.inbox._closed)
+        with pytest.raises(StepFailed, match="takes no pages"):
+            host.inbox.pages.write(1, pages(100), b"tag")
+        may_go.set()
+        files.result(10)
+        closing.result(10)
 
 
 def test_pages_of_two_lanes_are_stored_at_the_same_time(

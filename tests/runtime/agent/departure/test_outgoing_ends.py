@@ -340,6 +340,7 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
     for top in (gone.resident.sandbox.plan.tmp, gone.resident.sandbox.root / "dev/shm", carried):
         top.mkdir(parents=True)
         (top / "file").write_text(f"in {top.name}")
+    time.sleep(2 * outgoing_files.TICK_NS / 1e9)  # what is younger counts as changed
     gone._factory.placement.carried = [str(carried)]
     gone._files._trees = outgoing_files.carried_trees(gone.resident, gone._factory)
     gone._files._output.send_new = lambda _send: scene.done.append("output")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from liveshift.criu_glue.files import trees
 from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.survey.survey import Changing, mapped_writable
 from liveshift.runtime.agent.departure import outgoing_files
@@ -101,6 +103,29 @@ def test_what_is_written_through_a_mapping_that_is_gone_before_the_freeze_is_sen
     assert (carried.there / "mapped").read_bytes().startswith(b"second")
     assert (carried.there / "not mapped").read_bytes() == b"another job's"
     assert removed[f"carried:{carried.here}"] == ["deleted"]
+
+
+def test_what_is_written_twice_in_one_tick_of_the_kernel_is_sent(
+    carried: Carried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time after pass one has read it. Before Linux 6.13 its times do not tell."""
+    (carried.here / "old").write_bytes(b"some day")
+    time.sleep(2 * outgoing_files.TICK_NS / 1e9)
+    file = carried.here / "file"
+    file.write_bytes(b"before")
+    carried.first()
+    seen = file.stat()
+    file.write_bytes(b"second")
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    stamps = carried.files._listed[f"carried:{carried.here}"]
+    real = trees.listing
+    monkeypatch.setattr(
+        trees, "listing", lambda tree: stamps if tree.source == carried.here else real(tree)
+    )
+    (carried.there / "old").unlink()
+    carried.second()
+    assert (carried.there / "file").read_bytes() == b"second"
+    assert not (carried.there / "old").exists(), "what is older is not sent again"
 
 
 def test_a_file_that_was_mapped_and_is_deleted_before_the_freeze_is_removed(

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed
-from liveshift.runtime.agent.holding import saved_manifests
+from liveshift.runtime.agent.holding import saved_manifests, trusted_directory
 
 pytestmark = pytest.mark.root
 
@@ -55,6 +55,35 @@ def test_what_an_attempt_has_left_is_removed_but_nothing_of_a_whole_snapshot(kep
     (kept / "other" / "s1.0").mkdir(parents=True)
     saved_manifests.drop(kept, "other", "s1", "s1.0")
     assert not (kept / "other").exists(), "nothing else was in it"
+
+
+def test_a_manifest_that_comes_after_its_images_were_removed_is_none(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory hangs while it is written; the orchestrator gives the snapshot up, and another
+    host removes its image. Then the directory is back."""
+    data = b'{"time":5,"capsules":{"gpt/0":{"image":"s7.0"},"gpt/1":{"image":"s7.1"}}}\nsigned\n'
+    images = [kept / "gpt" / image for image in ("s7.0", "s7.1")]
+    real = trusted_directory.write_last
+
+    def slow(path: Path, data: bytes) -> None:
+        saved_manifests.drop(kept, "gpt", "s7", "s7.1")
+        real(path, data)
+
+    for image in images:
+        image.mkdir(parents=True)
+        (image / "image.json").write_bytes(b"{}")
+    with monkeypatch.context() as hangs:
+        hangs.setattr(saved_manifests, "write_last", slow)
+        with pytest.raises(StepFailed, match=r"there is no .*/s7\.1/image\.json any more"):
+            write(kept, "s7", data)
+    assert not list(kept.rglob("s7.json*"))
+    with pytest.raises(NotFound, match="has no whole snapshot of gpt"):
+        saved_manifests.read(kept, "gpt", "")
+    images[1].mkdir()
+    (images[1] / "image.json").write_bytes(b"{}")
+    write(kept, "s7", data)
+    assert saved_manifests.read(kept, "gpt", "") == data
 
 
 def test_images_without_a_manifest_are_no_snapshot(kept: Path) -> None:

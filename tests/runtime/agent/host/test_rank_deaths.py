@@ -55,8 +55,12 @@ class Scene:
     def heartbeat(self) -> None:
         living = [each.pid for each in self.processes if each.returncode is None]
         pages = [self.pages[pid] for pid in living]
-        self.deaths.find(living, cast(Any, pages), cast(Any, self.pages.__getitem__))
+        self.deaths.find(living, cast(Any, pages), self.open_page)
         self.deaths.follow()
+
+    def open_page(self, pid: int, inner: int) -> Any:
+        assert pid == inner, "they are children of this process"
+        return self.pages[inner]
 
     async def end(
         self, process: subprocess.Popen[bytes], *, code: int = 0, kill: int = 0, wait: bool = True

@@ -3,26 +3,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from page_bytes import page_bytes
 
 from liveshift import proc_text
 from liveshift.criu_glue.capsule import sandboxes
+from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.interposer import layout
 from liveshift.interposer.library import library_path
 from liveshift.interposer.page import PageError
-from liveshift.runtime.agent.host import rank_pages
+from liveshift.runtime.agent.host import mapped_pages
+from liveshift.runtime.agent.host.finished_operations import pages_of
+from liveshift.runtime.agent.host.rank_deaths import RankEnd
 from liveshift.runtime.agent.host.rank_pages import ordered_pages
+from liveshift.runtime.agent.host.running_capsule import RunningCapsule
 
 RANK = """
 import ctypes, mmap, platform, sys, threading
@@ -114,11 +120,37 @@ def test_the_page_of_an_ended_rank_is_not_that_of_a_stranger_with_its_pid(
     assert not capsule.trouble
 
 
+@pytest.mark.parametrize("fate", ["rank", "stranger"])
+def test_the_end_of_a_stranger_is_not_that_of_the_rank_whose_pid_it_has(
+    capsule: Capsule, fate: str
+) -> None:
+    pid = capsule.start(fate)
+    sandbox: Any = SimpleNamespace(root=capsule.root, init=os.getpid())
+    resident = RunningCapsule(cast(Any, None), 1, cast(Any, None), sandbox)
+    resident.exit_code = lambda: None  # type: ignore[method-assign]
+
+    async def story() -> None:
+        seen = pages_of(sandbox, tasks(sandbox))
+        assert [page.finished for page in seen] == [8]
+        before = len(os.listdir("/proc/self/fd"))
+        resident.deaths.find([pid], seen, resident._open_page)
+        resident.deaths.follow()
+        os.kill(pid, signal.SIGKILL)
+        if fate == "stranger":
+            assert len(os.listdir("/proc/self/fd")) == before
+        async with asyncio.timeout(20):
+            while fate == "rank" and resident.deaths.first is None:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+    assert resident.deaths.first == (RankEnd(signal.SIGKILL, 8) if fate == "rank" else None)
+
+
 def test_a_rank_whose_main_thread_has_exited_is_found(capsule: Capsule) -> None:
     rank = capsule.start("without-its-main-thread")
     while proc_text.read(f"/proc/{rank}/stat").rpartition(")")[2].split()[0] != "Z":
         pass
-    assert not rank_pages._mappings(f"/proc/{rank}/maps"), "the kernel says nothing there"
+    assert not mapped_pages._mappings(f"/proc/{rank}/maps"), "the kernel says nothing there"
     assert capsule.found() == [rank]
 
 
