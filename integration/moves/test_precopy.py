@@ -4,28 +4,18 @@ job goes; where that cannot be, or fails, the job loses nothing by it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy
 import pytest
-from lab_session import AS_EVER, JOBS, LabSession, NewLab, eventually
+from cold_job import COLD, assert_memory_is_what_it_wrote, assert_same_as_never_moved, start
+from lab_session import AS_EVER, LabSession, NewLab, eventually
 from moving_job import Job
 from phases import phase
 from reference_runs import References
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
-
-COLD = 192 << 20
-STEPS = 420
-
-
-def command(steps: int = STEPS, *more: str) -> tuple[str, ...]:
-    words = ("python", str(JOBS / "cold.py"), "--out", "{out}", "--cold", str(COLD))
-    return (*words, "--steps", str(steps), "--pace", "0.05", *more)
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +23,10 @@ def lab(new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "3", "--slots", "2", *AS_EVER)
 
 
-def cold_digests(job: Job) -> list[str]:
-    return [json.loads((job.out / f"final{rank}.json").read_text())["cold"] for rank in (0, 1)]
-
-
 def test_cold_memory_goes_ahead_three_times_in_a_row(
     lab: LabSession, references: References
 ) -> None:
-    job = lab.start("cold", command(700), nnodes=2)  # three moves long, whatever else runs
-    job.wait_step(20)
+    job = start(lab, "cold")
     rows = [job.migrate(1) for _ in range(3)]
     for row in rows:
         ahead, memory = phase(row, "pre-copy"), phase(row, "memory")
@@ -52,24 +37,20 @@ def test_cold_memory_goes_ahead_three_times_in_a_row(
         assert (phase(row, "restore").bytes or 0) > COLD, "and yet all of it was put in place"
         assert row.precopy is not None
         assert row.precopy.round >= 2
-    job.assert_same_as_never_moved(references, 2)
-    reference = references.directory(job.argv, 2)
-    for rank, found in enumerate(cold_digests(job)):
-        assert found == json.loads((reference / f"final{rank}.json").read_text())["cold"]
+    assert_same_as_never_moved(job, references)
 
 
 @pytest.mark.long
 def test_memory_that_processes_share_goes_with_a_full_dump_and_stays_shared(
     lab: LabSession, references: References
 ) -> None:
-    job = lab.start("shared", command(STEPS, "--sharers", "2"), nnodes=2)
-    job.wait_step(20)
+    job = start(lab, "shared", "--sharers", "2")
     row = job.migrate(1)
     assert re.search(r"share \d{3} MB copy on write", phase(row, "pre-copy").detail)
     assert row.image_bytes > COLD
     told = " ".join(lab.cli("events", "shared/1").out.split())
     assert "copies all memory while paused (full dump): its processes share" in told
-    job.assert_same_as_never_moved(references, 2)
+    assert_same_as_never_moved(job, references)
 
 
 @contextmanager
@@ -98,9 +79,7 @@ def in_precopy(lab: LabSession, job: Job, to: str) -> Iterator[Callable[[], str]
 
 @pytest.fixture(scope="module")
 def endless(lab: LabSession) -> Job:
-    job = lab.start("endless", command(100_000, "--enough", "{out}/enough"), nnodes=2)
-    job.wait_step(10)
-    return job
+    return start(lab, "endless")
 
 
 @pytest.mark.parametrize(
@@ -136,15 +115,6 @@ def test_a_pre_copy_that_fails_leaves_the_job_alone(
 
 
 def test_its_memory_is_what_it_wrote(endless: Job) -> None:
-    """Played again here, as jobs/cold.py does it."""
     endless.stop()
-    steps = len(endless.steps(0))
-    assert steps > 60
-    for rank, found in enumerate(cold_digests(endless)):
-        cold = numpy.random.Generator(numpy.random.SFC64(rank)).integers(
-            0, 1 << 63, COLD // 8, numpy.int64
-        )
-        for step in range(1, steps + 1):
-            at = step * 7919 * 512 % (len(cold) - (1 << 16))
-            cold[at : at + 512] += step
-        assert hashlib.sha256(cold.data).hexdigest() == found
+    assert len(endless.steps(0)) > 60
+    assert_memory_is_what_it_wrote(endless)

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
-from lab_session import AUTO, JOBS, LabSession, NewLab
+from cold_job import COLD, assert_same_as_never_moved, start
+from lab_session import AUTO, LabSession, NewLab
 from moving_job import Job, Seen
+from phases import phase
 from reference_runs import References
 
 from liveshift.runtime.cost import model as cost
-from liveshift.runtime.messages import MigrationRow, Phase
+from liveshift.runtime.messages import MigrationRow
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.alone]
-
-COLD = 192 << 20
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -26,27 +26,16 @@ def lab(new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "3", "--slots", "2", *AUTO)
 
 
-def start(lab: LabSession, name: str, steps: int) -> Job:
-    words = ("python", str(JOBS / "cold.py"), "--out", "{out}", "--cold", str(COLD))
-    job = lab.start(name, (*words, "--steps", str(steps), "--pace", "0.05"), nnodes=2)
-    job.wait_step(20)
-    return job
-
-
 @contextmanager
 def unharmed(lab: LabSession, references: References, name: str) -> Iterator[tuple[Job, Seen]]:
     """A job, and where its second rank is; in the end it must be what a job is that never moved."""
-    job = start(lab, name, 1500)
+    job = start(lab, name)
     yield job, job.seen(1)
-    job.assert_same_as_never_moved(references, 2)
-
-
-def phase(row: MigrationRow, name: str) -> Phase:
-    return next(found for found in row.phases if found.name == name)
+    assert_same_as_never_moved(job, references)
 
 
 def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: References) -> None:
-    job = start(lab, "ways", 900)
+    job = start(lab, "ways")
     stopped, once, more = (
         job.migrate(1, options=("--way", w)) for w in ("stop", "round", "rounds")
     )
@@ -67,14 +56,14 @@ def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: Referen
     assert phase(once, "pre-copy").detail.startswith("1 round,")
     assert more.precopy is not None
     assert more.precopy.round >= 2
-    job.assert_same_as_never_moved(references, 2)
+    assert_same_as_never_moved(job, references)
 
 
 @pytest.mark.long
 def test_a_small_rank_on_busy_cores_is_stopped_and_the_plan_says_so_before(
     lab: LabSession, references: References
 ) -> None:
-    job = start(lab, "auto", 500)
+    job = start(lab, "auto")
     planned = lab.json("migrate", f"{job.name}/1", "--dry-run")["prediction"]
     assert planned["how"] in ("stop", "round", "rounds")
     assert {each["way"] for each in planned["weighed"]} == {"stop", "round", "rounds"}
@@ -89,7 +78,7 @@ def test_a_small_rank_on_busy_cores_is_stopped_and_the_plan_says_so_before(
     best = min(each.lost_s for each in row.predicted.weighed)
     taken = min(e.lost_s for e in row.predicted.weighed if e.way == row.predicted.how)
     assert taken <= cost.SIMPLER * best + 0.02
-    job.assert_same_as_never_moved(references, 2)
+    assert_same_as_never_moved(job, references)
 
 
 def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
@@ -112,7 +101,7 @@ def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
 def test_a_host_is_empty_in_time_and_says_so_before(
     lab: LabSession, references: References, capsules: int
 ) -> None:
-    jobs = [start(lab, f"soon{capsules}{n}", 1500) for n in range(capsules)]
+    jobs = [start(lab, f"soon{capsules}{n}") for n in range(capsules)]
     host = max(lab.status().hosts, key=lambda row: len(row.capsules))
     assert len(host.capsules) == capsules
     leaving = [(j, rank) for j in jobs for rank in (0, 1) if f"{j.name}/{rank}" in host.capsules]
@@ -128,7 +117,7 @@ def test_a_host_is_empty_in_time_and_says_so_before(
     for (job, _), seen in zip(leaving, before, strict=True):
         job.assert_moved(seen, job.migration_after(0))
     for job, _ in leaving:
-        job.assert_same_as_never_moved(references, 2)
+        assert_same_as_never_moved(job, references)
 
 
 @pytest.mark.long

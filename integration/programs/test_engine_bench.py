@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data path by itself, with one thread at each end and with two."""
+"""The data path by itself, with one thread at each end and with two. How fast it is is for
+``make bench-engine``."""
 
 from __future__ import annotations
 
 import pytest
 from engine_bench.source import measure
-
-pytestmark = pytest.mark.alone
 
 SIZE = 128 << 20
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of ``make bench-gate``: what a collective costs, and boundaries of real ranks."""
+"""The short form of ``make bench-gate``: what a collective costs, and boundaries of real ranks.
+Valgrind counts instructions, which are as many beside other tests."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from gate_bench import cost, device_cost, quiesce, step_time
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.needs("valgrind")
@@ -30,6 +31,7 @@ def test_allocations_and_nccl_collectives_are_measured_on_the_doubles() -> None:
     assert 20 < seen["instructions_per_nccl_collective"] <= cost.GOAL + 10, "8 are NCCL's question"
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_step_with_the_library_takes_no_more_instructions() -> None:
     """Not time: other tests run meanwhile. Processes differ by a percent from launch to launch.
@@ -40,6 +42,7 @@ def test_a_step_with_the_library_takes_no_more_instructions() -> None:
     assert ratio is None or ratio < 1.05
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_real_ranks_come_to_a_boundary(ranks: int) -> None:
     seen = quiesce.run(ranks, boundaries=6)

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator's side of a boundary with more ranks than there are here; its time is for
-``make bench-gate``, whose load this machine does not carry beside other tests."""
+"""The orchestrator's side of a boundary with more ranks than there are here; messages are
+counted here. Its time is for ``make bench-gate``."""
 
 from __future__ import annotations
 
-import pytest
 from gate_bench import scale
-
-pytestmark = pytest.mark.alone
 
 
 def test_messages_grow_no_faster_than_ranks() -> None:

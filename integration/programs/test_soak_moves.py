@@ -19,8 +19,6 @@ from soak.story import soak
 
 from liveshift.runtime.messages import MigrationRow, Phase
 
-pytestmark = pytest.mark.alone
-
 FROZEN = [
     Phase("pre-copy", 0.0, 1.0),
     Phase("dump", 1.0, 0.2, frozen=True),
@@ -78,6 +76,7 @@ def test_a_note_of_each_capsule_may_remain_and_no_more() -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_short_soak_while_hosts_lose_their_power(
@@ -91,6 +90,7 @@ def test_a_short_soak_while_hosts_lose_their_power(
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_short_soak_beside_small_jobs(place: Path, new_lab_name: Callable[[], str]) -> None:

@@ -34,8 +34,9 @@ def gpu(place: Path) -> Device:
     return Device.built(place / "doubles")
 
 
-def started(lab: LabSession, gpu: Device, name: str, steps: int = 200) -> Job:
-    """Data-parallel training on two hosts' simulated GPUs, under way."""
+def started(lab: LabSession, gpu: Device, name: str, steps: int = 600) -> Job:
+    """Data-parallel training on two hosts' simulated GPUs, under way. It trains through three moves
+    on a busy machine too."""
     job = lab.start(name, gpu.ddp(steps), nnodes=2)
     job.wait_step(10)
     return job
@@ -90,9 +91,7 @@ def test_both_ranks_move_at_once(lab: LabSession, gpu: Device, references: Refer
 def test_a_move_that_fails_leaves_communicators_rebuilt(
     lab: LabSession, gpu: Device, references: References
 ) -> None:
-    job = started(
-        lab, gpu, "fails", steps=600
-    )  # it trains through both moves on a busy machine too
+    job = started(lab, gpu, "fails")
     lab.cli("lab", "link", "h2", "--rate", "300mbit")  # some seconds in which to do harm
     try:
         with lab.popen("migrate", "fails/1", "--to", "h2") as moving:

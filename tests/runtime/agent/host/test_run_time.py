@@ -47,15 +47,23 @@ def running(script: str, core: int | None = None) -> Iterator[int]:
 
 def shares(*groups: tuple[int, ...], seconds: float = WATCHED_S) -> list[float]:
     """Of groups of processes, watched at once: the part of some seconds in which each got on."""
-    times = [RunTime(lambda pids=pids: pids) for pids in groups]  # type: ignore[misc]
-    began = time.monotonic()
-    assert [each.progress() for each in times] == [0] * len(groups)
-    while time.monotonic() - began < seconds:
+    now = time.monotonic()
+    times = [RunTime(lambda pids=pids: pids, lambda: now) for pids in groups]  # type: ignore[misc]
+
+    def look() -> list[int]:
+        # One moment for all groups. On a busy machine this process may wait for a core between two
+        # lines, and that is no time of the groups.
+        nonlocal now
+        now = time.monotonic()
+        return [each.progress() for each in times]
+
+    assert look() == [0] * len(groups)
+    began = now
+    while now - began < seconds:
         time.sleep(LOOK_S / 2)
-        for each in times:
-            each.progress()
+        look()
     time.sleep(LOOK_S)
-    return [each.progress() / 1000 / (time.monotonic() - began) for each in times]
+    return [progress / 1000 / (now - began) for progress in look()]
 
 
 def test_one_that_sleeps_is_not_held_up() -> None:
