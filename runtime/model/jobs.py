@@ -57,6 +57,15 @@ class Capsule:
         return Owner(self.host, self.epoch, self.granted)
 
 
+@dataclass(frozen=True)
+class LastRewind:
+    """Where a job's last rewind led. ``boundary``: the time of the snapshot, in seconds since 1970
+    (time.time()). ``repeated_s``: the seconds of training from there on that were repeated."""
+
+    boundary: float
+    repeated_s: float
+
+
 @dataclass
 class Job:
     """A job. ``state``: running, rewinding, suspended, ending or ended.
@@ -65,7 +74,8 @@ class Job:
     number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
     paused it; 0 if that is not known. ``snapshot_cost``: what one costs; None before the first.
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
-    was none. ``unprotected``: why there is no later snapshot, as text, or "".
+    was none. ``last_rewind``: None if there was none. ``unprotected``: why there is no later
+    snapshot, as text, or "".
     ``end_asked``: when a person last sent a signal that asks for an end, in monotonic seconds; 0 if
     none did since the boundary of ``newest``. ``since``: the number of the first event of its
     history; earlier ones are of an earlier job of that name.
@@ -86,6 +96,7 @@ class Job:
     pause_s: float = 0.0
     snapshot_cost: SnapshotCost | None = None
     rewind_s: float = 0.0
+    last_rewind: LastRewind | None = None
     unprotected: str = ""
     end_asked: float = 0.0
     since: int = 0

@@ -219,5 +219,6 @@ class Fleet:
                 self.journal.snapshots.newest(name),
                 ended=ends.get(name, 0) if state == "ended" else 0,
                 since=starts.get(name, 0),
+                last_rewind=self.journal.snapshots.last_rewind(name),
             )
         return jobs

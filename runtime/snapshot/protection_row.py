@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
+
 from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
 from ..model.jobs import Job
@@ -24,6 +26,13 @@ def row(job: Job, cluster: Cluster, seen: Seen, now: float) -> ProtectionRow | N
     """What `status` shows; ``now``: seconds since 1970. None for a job that has ended."""
     if job.state == "ended":
         return None
+    found = _row(job, cluster, seen, now)
+    if (last := job.last_rewind) is None:
+        return found
+    return msgspec.structs.replace(found, rewound_to=last.boundary, repeated_s=last.repeated_s)
+
+
+def _row(job: Job, cluster: Cluster, seen: Seen, now: float) -> ProtectionRow:
     every, auto, newest = job.snapshot_every(cluster), job.snapshots_auto(cluster), job.newest
     if newest is None:
         why = (job.unprotected or NOT_YET) if every else ""

@@ -10,7 +10,7 @@ import pytest
 from snapshot_stage import CLUSTER, a_job
 
 from liveshift.runtime.messages import SNAPSHOTS_OFF, ProtectionRow
-from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.model.jobs import Job, LastRewind
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import HostView
 from liveshift.runtime.snapshot import protection_row
@@ -53,6 +53,17 @@ def test_a_failure_costs_what_is_trained_again_and_the_rewind() -> None:
     job.rewind_s = 5.0
     seen = row(job, HOSTS)
     assert (seen.rewind_s, seen.rewind_measured, seen.failure_s) == (5.0, True, 17.0)
+
+
+def test_it_says_where_the_last_rewind_led_also_without_a_snapshot() -> None:
+    job = protected()
+    assert (row(job, HOSTS).rewound_to, row(job, HOSTS).repeated_s) == (0.0, 0.0)
+    job.last_rewind = LastRewind(MADE - 60.0, 22.0)
+    seen = row(job, HOSTS)
+    assert (seen.newest, seen.rewound_to, seen.repeated_s) == ("s17", MADE - 60.0, 22.0)
+    job.newest = None
+    seen = row(job, HOSTS)
+    assert (seen.newest, seen.rewound_to, seen.repeated_s) == ("", MADE - 60.0, 22.0)
 
 
 def test_it_names_what_goes_back_in_place_and_who_would_wait() -> None:
