@@ -96,6 +96,18 @@ def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None
         assert part in text
 
 
+def test_what_may_fail_on_a_host_is_noted_once() -> None:
+    """For example: the image is of a host with another kernel."""
+    scene = RewindScene()
+    scene.warnings = ["the restore may fail"]
+    scene.fails = {"ForwardHeld h2": [Unreachable("lost")]}
+    assert_runs_again(scene, play(scene))
+    noted = [text for kind, text in scene.notes if "may fail" in text]
+    assert sorted(noted) == [
+        f"gpt/{n} on {h}: the restore may fail" for n, h in ((0, "h0"), (1, "h2"))
+    ]
+
+
 @pytest.mark.parametrize("error", [Refused("no"), Unreachable("lost"), StepFailed("it", "failed")])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_fails_once_is_done_again(step: str, error: LiveshiftError) -> None:
