@@ -66,7 +66,10 @@ def _snapshot(row: ProtectionRow) -> str:
     if row.pause_s:
         parts.append(f"the job was paused for {q.pause(row.pause_s)}")
     every = f"a snapshot every {render.clock(row.every)}" if row.every else "no further snapshots"
-    return "; ".join([*parts, f"{every} (auto)" if row.auto else every])
+    if row.auto:
+        rate = f"; a failure every {render.clock(row.mttf_s)}: {row.mttf_from}"
+        every += f" (auto{rate if row.mttf_s else ''})"
+    return "; ".join([*parts, every])
 
 
 def _failure(row: ProtectionRow) -> str:

@@ -22,7 +22,8 @@ from ..config.timeouts import Timeouts
 from ..config.values import LEAST_INTERVAL_S
 from ..messages import SNAPSHOTS_AUTO, Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
-from .interval import SnapshotCost, expected_cost, interval, mean_time_to_failure
+from .failures import NOTHING_SEEN, FailuresSeen, mean_time_to_failure
+from .interval import SnapshotCost, expected_cost, interval
 from .ownership import Owner
 from .snapshots import Generation
 
@@ -148,9 +149,9 @@ class Job:
         """The index of each capsule, by its name."""
         return {capsule.name: capsule.index for capsule in self.capsules.values()}
 
-    def snapshot_every(self, cluster: Cluster) -> float:
+    def snapshot_every(self, cluster: Cluster, failures: FailuresSeen = NOTHING_SEEN) -> float:
         """Seconds between two snapshots of the job; 0 if none are taken. What one costs and how
-        often hosts fail decides if the orchestrator chooses (interval.py)."""
+        often hosts fail decides if the orchestrator chooses (interval.py, failures.py)."""
         own, settings = self.request.snapshot_every, cluster.snapshots
         if not self.snapshots_auto(cluster):
             if own:
@@ -161,9 +162,15 @@ class Job:
         largest = max((s.resident for s in seen), default=0)
         devices = max((s.device_memory for s in seen), default=0)
         cost = self.snapshot_cost or expected_cost(largest, devices)
-        hosts, gpus = len({c.host for c in running}), sum(len(s.gpus) for s in seen)
-        mttf = mean_time_to_failure(max(1, hosts), gpus, settings.mttf)
+        mttf = self.mean_time_to_failure(cluster, failures)
         return interval(cost, mttf, settings.cost, LEAST_INTERVAL_S)
+
+    def mean_time_to_failure(self, cluster: Cluster, failures: FailuresSeen) -> float:
+        """Seconds until one of the job's hosts fails, on average."""
+        running = [c for c in self.capsules.values() if c.code is None]
+        hosts = len({c.host for c in running})
+        gpus = sum(len(c.seen.gpus) for c in running if c.seen is not None)
+        return mean_time_to_failure(max(1, hosts), gpus, cluster.snapshots.mttf, failures)
 
     def snapshots_auto(self, cluster: Cluster) -> bool:
         """Whether the orchestrator chooses how often a snapshot of the job is taken."""

@@ -37,6 +37,8 @@ def test_a_dead_host_s_capsule_goes_to_its_holder_and_all_go_back(scene: Rewinds
     newest = scene.job.newest
     assert newest is not None
     (row,) = scene.fleet.journal.snapshots.history("a")
+    assert scene.fleet.failures.seen.losses == 1
+    assert scene.fleet.journal.failures.seen().losses == 1
     assert scene.job.last_rewind == LastRewind(newest.time, row.time - newest.time)
     assert again.last_rewind == scene.job.last_rewind, "status shows it after a restart too"
 
