@@ -30,6 +30,12 @@ def moment(value: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
 
 
+def day_time(value: float) -> str:
+    """Write a time as :func:`moment` does; of one of today only the time of day: ``14:03:12``."""
+    day, written = moment(time.time()).partition(" ")[0], moment(value)
+    return written.removeprefix(f"{day} ")
+
+
 def figures(value: float) -> str:
     """Write a number with three significant figures, never in exponent form."""
     if value == 0 or not math.isfinite(value):

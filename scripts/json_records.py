@@ -89,7 +89,8 @@ class Rewound:
 @dataclass
 class Saved:
     """`state` is saved; saving with `--no-wait`; running with `--dry-run`. `holders` names the host
-    whose memory the image of each capsule goes through. `text` says what was done."""
+    whose memory the image of each capsule goes through; it is empty if a move went first. `text`
+    says what was done."""
 
     job: str
     directory: str
@@ -101,7 +102,8 @@ class Saved:
 @dataclass
 class Suspended:
     """`state` is suspended; suspending with `--no-wait`; running with `--dry-run`. `holders` names
-    the host that holds the image of each capsule. `text` says what was done."""
+    the host that holds the image of each capsule, as far as it was chosen when the suspension was
+    ordered: it is empty if a move went first. `text` says what was done."""
 
     job: str
     holders: dict[str, str]

@@ -45,6 +45,9 @@ def snapshot(
     disk. `liveshift resume JOB --from DIR` lets the job go on from there, also after its end, after
     all machines were switched off, or in another cluster that trusts this one.
 
+    It waits for the job's moves; a move that begins meanwhile goes first. Ctrl-C takes the order
+    back while it waits.
+
     This takes the role operate. Exit code 5 if no snapshot can be taken now, 1 if it fails: the job
     trains on then, and the directory has nothing of it.
     """
@@ -59,6 +62,8 @@ def snapshot(
             holders = ", ".join(dict.fromkeys(ordered.holders.values()))
             would = f"can be saved: its images would go through the memory of {holders}"
             text, state = (would, "running") if dry_run else ("is being saved", "saving")
+            if after := job_order.waiting(ordered.waits_for):
+                text = f"can be saved{after}" if dry_run else f"is saved{after}"
             job_order.say(about, state, text, as_json=as_json)
             return
         text = job_order.follow(client, job, last, "saved", quiet=as_json)

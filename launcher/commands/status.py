@@ -52,12 +52,12 @@ def status(
     ones the last few. On a terminal --watch shows what fits on it."""
     with open_client() as client:
         if not watch:
-            _print(_get_status(client, job), output, every)
+            _print(_get_status(client, job), output, every, one=bool(job))
         elif output is not Layout.JSON and sys.stdout.isatty():
             _live(client, job, output, every)
         else:
             while True:
-                _print(_get_status(client, job), output, every)
+                _print(_get_status(client, job), output, every, one=bool(job))
                 time.sleep(EVERY_S)
 
 
@@ -77,7 +77,7 @@ def _get_status(client: Client, job: str | None) -> Status:
     return msgspec.structs.replace(status, moving=current)
 
 
-def _print(status: Status, output: Layout, every: bool) -> None:
+def _print(status: Status, output: Layout, every: bool, *, one: bool) -> None:
     if output is Layout.JSON:
         render.print_json(status)
         return
@@ -85,7 +85,7 @@ def _print(status: Status, output: Layout, every: bool) -> None:
     from ..show.status_view import chosen
 
     shown, hidden = chosen(status, every=every)
-    render.show(*parts(shown, wide=output is Layout.WIDE, hidden=hidden))
+    render.show(*parts(shown, wide=output is Layout.WIDE, hidden=hidden, one=one))
 
 
 def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
@@ -100,7 +100,8 @@ def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
     console, wide = render.out(), output is Layout.WIDE
 
     def render_now() -> RenderableType:
-        return fitting(*chosen(_get_status(client, job), every=every), console, wide=wide)
+        found = chosen(_get_status(client, job), every=every)
+        return fitting(*found, console, wide=wide, one=bool(job))
 
     picture = render_now()
     with Live(picture, console=console, auto_refresh=False) as live:

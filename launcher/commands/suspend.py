@@ -62,6 +62,9 @@ def suspend(
     that hold it run: `liveshift status JOB -o wide` names them. With --to it is saved in a
     directory, and outlives them. For a job that is suspended already, --to saves its image.
 
+    It waits for the job's moves; a move that begins before its image is whole goes first. Ctrl-C
+    takes the order back while it waits.
+
     Exit code 5 if it cannot be suspended now, or if no host can hold it; 1 if it is suspended, but
     could not be saved.
     """
@@ -75,6 +78,8 @@ def suspend(
         if dry_run or not wait:
             holders = ", ".join(dict.fromkeys(ordered.holders.values()))
             text = f"would go into the memory of {holders}" if dry_run else "is being suspended"
+            if after := job_order.waiting(ordered.waits_for):
+                text = f"would be suspended{after}" if dry_run else f"is suspended{after}"
             job_order.say(about, "running" if dry_run else "suspending", text, as_json=as_json)
             return
         text = job_order.follow(client, job, last, "suspended", quiet=as_json)

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...errors import LiveshiftError
+from ...units import some
 from . import job_events, render
 
 if TYPE_CHECKING:
     from ..client.client import Client
 
 LOOK_S = 0.2
+MOVES_SHOWN = 3
 
 UNDER_WAY = {"suspended": "suspending", "resumed": "resuming", "saved": "saving"}
 """For the kind of the event that says that an order was carried out, the kind of those before."""
@@ -53,8 +55,26 @@ def follow(client: Client, job: str, last: int, done: str, *, quiet: bool) -> st
                     render.note(f"{job}: {event.text}")
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
-        render.note(f"{job} is {under_way} all the same: `liveshift events {job}` shows it")
+        if done != "resumed" and _withdraw(client, job):
+            render.note(f"{job} is not {done}: the order is taken back")
+        else:
+            render.note(f"{job} is {under_way} all the same: `liveshift events {job}` shows it")
         raise
+
+
+def waiting(moves: list[str]) -> str:
+    """Say what an order waits for; "" if these are no moves."""
+    return f" after the end of {some(moves, MOVES_SHOWN)}" if moves else ""
+
+
+def _withdraw(client: Client, job: str) -> bool:
+    """Take an order back that waits still; return whether it is void."""
+    from ...runtime.messages import Withdrawn, WithdrawOrder
+
+    try:
+        return client.get(Withdrawn, WithdrawOrder(job)).done
+    except LiveshiftError:  # then it stands, as far as is known here
+        return False
 
 
 def say(about: Mapping[str, object], state: str, text: str, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ...units import some
+from ...units import day_time, some
 from ..report import quantities as q
 from . import render
 
@@ -31,10 +31,14 @@ def cell(row: ProtectionRow | None) -> Text:
     return Text(f"no: {text}" if row.why_not else text, style="yellow" if row.why_not else "")
 
 
-def lines(jobs: Iterable[JobRow], *, wide: bool) -> Iterator[Text]:
-    """Yield what the cells have no room for. If not ``wide``, only why a job is not protected."""
+def lines(jobs: Iterable[JobRow], *, wide: bool, rewinds: bool = False) -> Iterator[Text]:
+    """Yield what the cells have no room for. If not ``wide``, only why a job is not protected, and
+    with ``rewinds`` where its last rewind led."""
     for job in jobs:
         row = job.protection
+        if row is not None and row.rewound_to and (wide or rewinds):
+            to, again = day_time(row.rewound_to), render.clock(row.repeated_s)
+            yield Text(f"{job.name}: rewound to boundary of {to}, {again} of training repeated")
         if row is None or not (row.every or row.newest):
             continue
         if job.state == "suspended" and row.newest:
@@ -62,7 +66,10 @@ def _snapshot(row: ProtectionRow) -> str:
     if row.pause_s:
         parts.append(f"the job was paused for {q.pause(row.pause_s)}")
     every = f"a snapshot every {render.clock(row.every)}" if row.every else "no further snapshots"
-    return "; ".join([*parts, f"{every} (auto)" if row.auto else every])
+    if row.auto:
+        rate = f"; a failure every {render.clock(row.mttf_s)}: {row.mttf_from}"
+        every += f" (auto{rate if row.mttf_s else ''})"
+    return "; ".join([*parts, every])
 
 
 def _failure(row: ProtectionRow) -> str:

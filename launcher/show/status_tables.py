@@ -66,11 +66,12 @@ def parts(
     wide: bool = False,
     hidden: int = 0,
     most: Most = ALL,
+    one: bool = False,
 ) -> list[RenderableType]:
     """Return the journal's trouble, jobs with their capsules, moves under way and hosts, to be
     shown one below the other.
 
-    ``hidden``: the number of ended jobs that are left out.
+    ``hidden``: the number of ended jobs that are left out. ``one``: a person has asked for one job.
     """
     found: list[RenderableType] = []
     if status.trouble:
@@ -78,7 +79,7 @@ def parts(
     if status.jobs:
         there = sum(1 + len(job.capsules) for job in status.jobs)
         found += [jobs(status, wide=wide, most=most.jobs), *_cut(there, most.jobs)]
-        found += protection.lines(status.jobs, wide=wide)
+        found += protection.lines(status.jobs, wide=wide, rewinds=one)
     elif not hidden:
         found.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
     if hidden:

@@ -33,12 +33,15 @@ def chosen(status: Status, *, every: bool = False) -> tuple[Status, int]:
     return msgspec.structs.replace(status, jobs=jobs), len(ended) - len(shown)
 
 
-def fitting(status: Status, hidden: int, console: Console, *, wide: bool) -> RenderableType:
+def fitting(
+    status: Status, hidden: int, console: Console, *, wide: bool, one: bool = False
+) -> RenderableType:
     """Return as much as the console has lines for. Jobs are cut first, then hosts, then moves, each
-    at their end. The jobs and hosts that need the least attention come last."""
+    at their end. The jobs and hosts that need the least attention come last. ``one``: as in
+    :func:`.status_tables.parts`."""
 
     def picture(most: Most) -> Group:
-        return Group(*parts(status, wide=wide, hidden=hidden, most=most))
+        return Group(*parts(status, wide=wide, hidden=hidden, most=most, one=one))
 
     status = msgspec.structs.replace(status, hosts=sorted(status.hosts, key=_calm(status)))
     jobs = sum(1 + len(job.capsules) for job in status.jobs)

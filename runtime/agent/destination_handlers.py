@@ -20,6 +20,7 @@ from .. import messages
 from ..cost.model import LEAST_IDLE
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
+from ..model import host_versions
 from ..model.stopwatch import Stopwatch
 from ..wire import LANES
 from . import preflight
@@ -117,9 +118,12 @@ class DestinationHandlers:
             images=None if here else images,
             gives_way=gives_way,
         )
+        warnings = host_versions.warnings(request.facts, facts, self._capsule_table.host)
         if request.dry_run:
             cores = await asyncio.to_thread(self._capsule_table.idle.cores)
-            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)
+            return messages.Reserved(
+                rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores, warnings=warnings
+            )
         name = request.spec.name
         self._capsule_table.refuse_older(request)
         if name in self._capsule_table.capsules and self._capsule_table.capsules[name].code is None:
@@ -171,7 +175,9 @@ class DestinationHandlers:
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, incoming.gpus_promised)
         endpoint = f"tcp://{self._own.data}"
-        return messages.Reserved(rows, endpoint, gpus.pairs, plain, full_dump, cores)
+        return messages.Reserved(
+            rows, endpoint, gpus.pairs, plain, full_dump, cores=cores, warnings=warnings
+        )
 
     async def _take_away_stale(self, name: str) -> None:
         """Remove what earlier migrations left of the capsule; raises Refused if one is not over.

@@ -19,6 +19,7 @@ from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
 from ...units import size, some
 from ..messages import HostFacts
+from ..model import host_versions
 from ..model.preflight_findings import PreflightFinding, refuse
 from . import files_along
 from .files_along import SHOWN
@@ -74,6 +75,8 @@ def check(
         rows.append((what, found))
         if finding:
             against.append(finding)
+    against += host_versions.findings(source, here, host)
+    rows += [("warning", text) for text in host_versions.warnings(source, here, host)]
     row, findings = files_along.check(survey.along, capsules, host, survey.output)
     rows += [row, *files_along.while_paused(survey), *gpus.rows]
     against += [*findings, *gpus.findings]

@@ -184,7 +184,7 @@ class SnapshotSettings:
 
     every: Interval = "auto"  # seconds between two snapshots of a job; None: there are none
     cost: Cost = 0.005  # with "auto", snapshots may take this share of a job's speed
-    mttf: Lifetime | None = None  # seconds until a host fails, on average; None: interval.py
+    mttf: Lifetime | None = None  # seconds until a host fails, on average; None: failures.py
     memory: Size | None = None  # bytes that each host offers to images; None: half of its memory
     rewind_on: RewindOn = RewindOn.FAULT
     max_rewinds: Annotated[int, Meta(ge=0, le=1000)] = 5  # in an hour, after deaths of processes

@@ -24,7 +24,7 @@ from ...errors import LiveshiftError
 from ...texts import shortened
 from ..messages import Event, MigrationRow
 from ..model.steps import ENDS, MigrationStep
-from . import command_table, old_events, snapshot_tables
+from . import command_table, failures_table, old_events, snapshot_tables
 from .journal_file import JournalError, JournalFile
 
 log = logging.getLogger("liveshift.journal")
@@ -80,6 +80,7 @@ CREATE TABLE IF NOT EXISTS events (
     + old_events.INDEXES
     + snapshot_tables.SCHEMA
     + command_table.SCHEMA
+    + failures_table.SCHEMA
 )
 
 
@@ -92,6 +93,7 @@ class Journal:
         self.snapshots = snapshot_tables.SnapshotTables(self.file)
         self.old_events = old_events.OldEvents(self.file)
         self.commands = command_table.CommandTable(self.file)
+        self.failures = failures_table.FailuresTable(self.file)
 
     # ---- jobs ----
 

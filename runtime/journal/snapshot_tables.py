@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...errors import LiveshiftError
+from ..model.jobs import LastRewind
 from ..model.ownership import REWIND_EPOCHS, Owner, last_whole
 from ..model.snapshots import Generation
 from .journal_file import JournalFile
@@ -63,7 +64,8 @@ class RewindRow:
     it, each with how many collectives it had finished, 0 if not known.
     ``to``: the directory in which the images of a suspension are saved then, or "".
     ``left``: the host of each capsule that might run there until this write. ``lost``: the hosts
-    that were lost, also those of rewinds that this one replaces.
+    that were lost, also those of rewinds that this one replaces. ``boundary``: the time of the
+    snapshot, in seconds since 1970; 0 in rows of an earlier version.
     """
 
     number: int
@@ -79,6 +81,11 @@ class RewindRow:
     to: str = ""
     left: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    boundary: float = 0.0
+
+    @property
+    def led_to(self) -> LastRewind:
+        return LastRewind(self.boundary, max(0.0, self.time - self.boundary))
 
 
 class SavedRow(NamedTuple):
@@ -194,6 +201,15 @@ class SnapshotTables:
         rows = self._file.rows("SELECT row FROM rewinds WHERE job = ? ORDER BY number", (job,))
         return [msgspec.msgpack.decode(row, type=RewindRow) for (row,) in rows]
 
+    def last_rewind(self, job: str) -> LastRewind | None:
+        """Return where the last rewind of a job led that has ended, resumptions left out."""
+        query = "SELECT row FROM rewinds WHERE job = ? AND state = 'done' ORDER BY number DESC"
+        for (found,) in self._file.rows(query, (job,)):
+            row = msgspec.msgpack.decode(found, type=RewindRow)
+            if row.kind is RewindKind.REWIND and row.boundary:
+                return row.led_to
+        return None
+
     def age(self, row: RewindRow) -> float:
         """Return how many seconds ago a rewind was written. The clock may have been set since, in
         either direction. That does not matter to a rewind of ours. One of an earlier orchestrator
@@ -305,6 +321,7 @@ class SnapshotTables:
             why=why,
             time=time.time(),
             died=dict(died),
+            boundary=newest.time,
             kind=kind,
             left=self._may_run(job),
         )

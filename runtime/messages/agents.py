@@ -108,7 +108,8 @@ class Reserved(Answer, frozen=True):
     ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty if the capsule
     holds none. ``plain``: why device memory cannot be streamed to this host, in words, else empty.
     ``full_dump``: why this host cannot take memory of the capsule while it trains, else empty.
-    ``cores``: how many cores of this host are idle.
+    ``cores``: how many cores of this host are idle. ``warnings``: which versions here may make the
+    restore fail, for the history; ``checks`` has them too.
     """
 
     checks: list[tuple[str, str]]
@@ -117,6 +118,7 @@ class Reserved(Answer, frozen=True):
     plain: str = ""
     full_dump: str = ""
     cores: Cores | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class StartPrecopy(Message, frozen=True):

@@ -289,10 +289,12 @@ class SnapshotJob(Message, frozen=True):
 
 class SnapshotOrdered(Answer, frozen=True):
     """A snapshot that is taken now, or would be. ``holders``: the host that is to hold the image of
-    each capsule until it is saved."""
+    each capsule until it is saved. ``waits_for``: the moves of the job that go first; then
+    ``holders`` is empty, since none are chosen before their end."""
 
     job: str
     holders: dict[str, str]
+    waits_for: list[str] = msgspec.field(default_factory=list)
 
 
 class SuspendJob(Message, frozen=True):
@@ -307,10 +309,23 @@ class SuspendJob(Message, frozen=True):
 
 class SuspensionOrdered(Answer, frozen=True):
     """A suspension that begins now, or would. ``holders``: the host that is to hold the image of
-    each capsule."""
+    each capsule. ``waits_for``: as in SnapshotOrdered."""
 
     job: str
     holders: dict[str, str]
+    waits_for: list[str] = msgspec.field(default_factory=list)
+
+
+class WithdrawOrder(Message, frozen=True):
+    """Take back the caller's order to suspend a job or to save it; answers Withdrawn."""
+
+    job: str
+
+
+class Withdrawn(Answer, frozen=True):
+    """``done``: whether the order is void. It is not if its snapshot had begun already."""
+
+    done: bool
 
 
 class ResumeJob(Message, frozen=True):

@@ -130,6 +130,13 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     holder, as their own host keeps no copy. ``would_wait``: which host's death would leave the
     job waiting until a slot is free, as text; else empty. ``directory``: where the images of a
     suspended job are saved; else empty. All these are only set with ``newest``.
+
+    ``rewound_to``: the time of the boundary to which the job's last rewind led, in seconds since
+    1970, 0 if there was none. ``repeated_s``: seconds of training that were repeated then.
+
+    ``mttf_s``: seconds until one of the job's hosts fails, on average; 0 if the interval does not
+    follow from it. ``mttf_from``: where that comes from, as text: given in the cluster file,
+    assumed, or learnt from what was seen.
     """
 
     every: float = 0.0
@@ -148,6 +155,10 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     would_wait: str = ""
     directory: str = ""
     sent: list[str] = msgspec.field(default_factory=list)
+    rewound_to: float = 0.0
+    repeated_s: float = 0.0
+    mttf_s: float = 0.0
+    mttf_from: str = ""
 
 
 class JobRow(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ TEXTS = {
     "RewindJob": "rewind a job",
     "SnapshotJob": "save a snapshot of a job",
     "SuspendJob": "suspend a job",
+    "WithdrawOrder": "take an order back",
     "ResumeJob": "resume a job",
     "EndUnknown": "end an unknown job",
     "SetTaint": "taint a host",

@@ -94,6 +94,8 @@ class BeforePause(Migration):
             self._inspected = inspected
             self.predicted = self._context.predict(self.order, inspected, reserved, self._within())
             self._note_if_late(self.predicted)
+            for warning in reserved.warnings:
+                self._context.note(self, warning)
             tasks = len(inspected.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
         if breaks := what_breaks(inspected.outside):

@@ -2,7 +2,8 @@
 """How often a snapshot of a job is worth its cost: the arithmetic of ``snapshots.every = "auto"``.
 
 A snapshot costs the job C seconds of training. A failure comes every M seconds on average, and
-repeats half an interval of training. With an interval of T seconds the job loses the share
+repeats half an interval of training (failures.py has M). With an interval of T seconds the job
+loses the share
 
     C / T + T / (2 M)
 
@@ -20,14 +21,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-GPU_MTTF_S = 7.9 * 3600 * 1024
-"""Mean seconds until one GPU's failure ends a job: 7.9 hours for jobs of 1,024 GPUs (A. Kokolis et
-al., "Revisiting reliability in large-scale machine learning research clusters", HPCA 2025)."""
-
-GPUS_PER_HOST = 8
-"""The machines of that study have so many. It counts failures of whole machines, too. So a host of
-a job without GPUs is taken to fail as often as one of these machines."""
 
 SMOOTHING = 0.3
 """The weight of the newest measurement. One that is far off changes the interval, which goes with
@@ -89,14 +82,6 @@ def expected_cost(largest: int, devices: int = 0) -> SnapshotCost:
     seconds = BEFORE_S + largest / BYTES_PER_S if largest else UNKNOWN_S
     seconds += devices / BYTES_PER_S + devices / DEVICE_BYTES_PER_S
     return SnapshotCost(seconds, takes_s=seconds)
-
-
-def mean_time_to_failure(hosts: int, gpus: int, of_a_host: float | None) -> float:
-    """Seconds until one of a job's hosts fails, on average. ``hosts``: their number; ``gpus``: how
-    many the job uses; ``of_a_host``: the same for a single host, if the cluster file says so."""
-    if of_a_host is not None:
-        return of_a_host / hosts
-    return GPU_MTTF_S / (gpus or GPUS_PER_HOST * hosts)
 
 
 def interval(cost: SnapshotCost, mttf_s: float, share: float, least_s: float) -> float:

@@ -22,7 +22,8 @@ from ..config.timeouts import Timeouts
 from ..config.values import LEAST_INTERVAL_S
 from ..messages import SNAPSHOTS_AUTO, Book, CapsuleSpec, CapsuleState, RunJob
 from .deadlines import for_job
-from .interval import SnapshotCost, expected_cost, interval, mean_time_to_failure
+from .failures import NOTHING_SEEN, FailuresSeen, mean_time_to_failure
+from .interval import SnapshotCost, expected_cost, interval
 from .ownership import Owner
 from .snapshots import Generation
 
@@ -57,6 +58,15 @@ class Capsule:
         return Owner(self.host, self.epoch, self.granted)
 
 
+@dataclass(frozen=True)
+class LastRewind:
+    """Where a job's last rewind led. ``boundary``: the time of the snapshot, in seconds since 1970
+    (time.time()). ``repeated_s``: the seconds of training from there on that were repeated."""
+
+    boundary: float
+    repeated_s: float
+
+
 @dataclass
 class Job:
     """A job. ``state``: running, rewinding, suspended, ending or ended.
@@ -65,7 +75,8 @@ class Job:
     number of the snapshot that is being taken, 0 for none. ``pause_s``: how long the newest one
     paused it; 0 if that is not known. ``snapshot_cost``: what one costs; None before the first.
     ``rewind_s``: how long the last rewind took, from the last sign of the lost host on; 0 if there
-    was none. ``unprotected``: why there is no later snapshot, as text, or "".
+    was none. ``last_rewind``: None if there was none. ``unprotected``: why there is no later
+    snapshot, as text, or "".
     ``end_asked``: when a person last sent a signal that asks for an end, in monotonic seconds; 0 if
     none did since the boundary of ``newest``. ``since``: the number of the first event of its
     history; earlier ones are of an earlier job of that name.
@@ -86,6 +97,7 @@ class Job:
     pause_s: float = 0.0
     snapshot_cost: SnapshotCost | None = None
     rewind_s: float = 0.0
+    last_rewind: LastRewind | None = None
     unprotected: str = ""
     end_asked: float = 0.0
     since: int = 0
@@ -137,9 +149,9 @@ class Job:
         """The index of each capsule, by its name."""
         return {capsule.name: capsule.index for capsule in self.capsules.values()}
 
-    def snapshot_every(self, cluster: Cluster) -> float:
+    def snapshot_every(self, cluster: Cluster, failures: FailuresSeen = NOTHING_SEEN) -> float:
         """Seconds between two snapshots of the job; 0 if none are taken. What one costs and how
-        often hosts fail decides if the orchestrator chooses (interval.py)."""
+        often hosts fail decides if the orchestrator chooses (interval.py, failures.py)."""
         own, settings = self.request.snapshot_every, cluster.snapshots
         if not self.snapshots_auto(cluster):
             if own:
@@ -150,9 +162,15 @@ class Job:
         largest = max((s.resident for s in seen), default=0)
         devices = max((s.device_memory for s in seen), default=0)
         cost = self.snapshot_cost or expected_cost(largest, devices)
-        hosts, gpus = len({c.host for c in running}), sum(len(s.gpus) for s in seen)
-        mttf = mean_time_to_failure(max(1, hosts), gpus, settings.mttf)
+        mttf = self.mean_time_to_failure(cluster, failures)
         return interval(cost, mttf, settings.cost, LEAST_INTERVAL_S)
+
+    def mean_time_to_failure(self, cluster: Cluster, failures: FailuresSeen) -> float:
+        """Seconds until one of the job's hosts fails, on average."""
+        running = [c for c in self.capsules.values() if c.code is None]
+        hosts = len({c.host for c in running})
+        gpus = sum(len(c.seen.gpus) for c in running if c.seen is not None)
+        return mean_time_to_failure(max(1, hosts), gpus, cluster.snapshots.mttf, failures)
 
     def snapshots_auto(self, cluster: Cluster) -> bool:
         """Whether the orchestrator chooses how often a snapshot of the job is taken."""

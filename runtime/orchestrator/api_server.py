@@ -97,6 +97,7 @@ class ApiServer:
             messages.RewindJob: jobs.rewind,
             messages.SnapshotJob: jobs.snapshot,
             messages.SuspendJob: jobs.suspend,
+            messages.WithdrawOrder: jobs.withdraw,
             messages.ResumeJob: jobs.resume,
             messages.GetEvents: self._get_events,
             messages.WhoAmI: self._who_am_i,

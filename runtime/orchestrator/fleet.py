@@ -19,6 +19,7 @@ from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.spares import NO_GPUS, GpuNeed, HostView
 from ..model.steps import ENDS
+from ..snapshot.failure_count import FailureCount
 from ..snapshot.snapshot import Snapshot
 
 
@@ -58,6 +59,7 @@ class Fleet:
         self.deadlines = {h: until + ahead for h, until in self.journal.deadlines().items()}
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
+        self.failures = FailureCount(self.journal.failures, lambda: self.jobs.values(), self.is_up)
         self.migrations: dict[str, Migration] = {}
         self.snapshots: dict[str, Snapshot] = {}  # by job; only those under way
         self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up
@@ -219,5 +221,6 @@ class Fleet:
                 self.journal.snapshots.newest(name),
                 ended=ends.get(name, 0) if state == "ended" else 0,
                 since=starts.get(name, 0),
+                last_rewind=self.journal.snapshots.last_rewind(name),
             )
         return jobs

@@ -157,6 +157,10 @@ class JobRequests:
         self._check_directory(who, request.to)
         return self._suspensions.suspend(who.shown, job, to=request.to, dry_run=request.dry_run)
 
+    async def withdraw(self, who: Principal, request: messages.WithdrawOrder) -> messages.Withdrawn:
+        job = self._own(who, request.job, "take back an order for")
+        return messages.Withdrawn(self._ordered.withdraw(who.shown, job))
+
     async def resume(
         self, who: Principal, request: messages.ResumeJob
     ) -> messages.ResumptionOrdered:

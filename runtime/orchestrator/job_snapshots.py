@@ -3,8 +3,9 @@
 earlier orchestrator has left.
 
 A job has one snapshot under way at most, and none while one of its capsules moves: both need the
-tracker of the capsule's memory. A move that begins meanwhile ends the snapshot. None is taken
-either while the images of the one before are written into a directory: its holders must keep it.
+tracker of the capsule's memory. A move that begins meanwhile ends the snapshot; one that a person
+has ordered is tried again after the move (ordered_snapshots.py). None is taken either while the
+images of the one before are written into a directory: its holders must keep it.
 """
 
 from __future__ import annotations
@@ -58,14 +59,22 @@ class JobSnapshots:
             or job.name in self._images.busy
         )
 
+    def moves(self, job: Job) -> list[str]:
+        """The names of the moves that a snapshot of the job waits for."""
+        return [each.name for each in self._fleet.moves_of(job)]
+
+    def ended(self, job: Job) -> str:
+        """Return a lasting reason why no snapshot of the job can be taken; "" if there is none."""
+        over = [capsule.name for capsule in job.capsules.values() if capsule.code is not None]
+        return f"{over[0]} has ended" if over else ""
+
     def hindrance(self, job: Job) -> str:
         """Return a passing reason why no snapshot can be taken now; "" if one can."""
-        moving = [each.name for each in self._fleet.moves_of(job)]
-        if moving:
+        if moving := self.moves(job):
             return f"{', '.join(moving)} is under way: the next snapshot is taken after it"
+        if ended := self.ended(job):
+            return ended
         for capsule in job.capsules.values():
-            if capsule.code is not None:
-                return f"{capsule.name} has ended"
             if not (capsule.started and capsule.granted):
                 return f"{capsule.name} does not run yet"
             if not self._fleet.is_up(capsule.host):

@@ -81,7 +81,8 @@ class MigrationService:
     def _run(self, migration: Migration, work: Awaitable[None]) -> None:
         migration.capsule.migration = migration.name
         if (snapshot := self._fleet.snapshots.get(migration.job.name)) is not None:
-            snapshot.abandon(f"{migration.name} of {migration.capsule.name} began")
+            why = f"{migration.name} of {migration.capsule.name} began"
+            snapshot.abandon(why, to_a_move=True)
         self._fleet.migrations[migration.name] = migration
         self._tasks.spawn(self._follow(migration, work))
 

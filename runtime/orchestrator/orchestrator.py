@@ -156,7 +156,13 @@ class Orchestrator:
 
     async def run(self) -> None:
         serving = self.switchboard.serve(self._handle_agent, self.api.handle_operator)
-        parts = (self.protection.run, self.ordered.run, self.rewinds.run, self.suspensions.run)
+        parts = (
+            self.protection.run,
+            self.ordered.run,
+            self.rewinds.run,
+            self.suspensions.run,
+            self.fleet.failures.run,
+        )
         working = (self._evacuate(), *map(self._once_decided, parts))
         giving_back = heap.give_back(self.idle, GIVE_BACK_S, GIVE_BACK_AT_MOST_S)
         limiting = self._once_decided(self._limit_history)

@@ -2,8 +2,12 @@
 """The snapshots that people order: the last one of a job that is suspended, and one that is saved
 in a directory while the job trains on.
 
-An order is tried once, as soon as nothing hinders it, and the job's history says what came of it.
-It is not in the journal: an orchestrator that is restarted says that the order is void.
+An order is carried out as soon as nothing hinders it, and the job's history says what came of it.
+It waits for the moves of the job. A move that begins while its snapshot is taken goes first: the
+snapshot is given up, and taken again after the move. Any other failure ends the order. Until its
+snapshot begins, the person who gave the order can take it back.
+
+An order is not in the journal: an orchestrator that is restarted says that the order is void.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ from ..messages import SnapshotOrdered, SuspensionOrdered
 from ..model.jobs import Job
 from ..snapshot.directory_images import DirectoryImages
 from ..snapshot.protection_notes import words
+from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
 from .job_snapshots import JobSnapshots
 
 log = logging.getLogger("liveshift.protection")
 
 TICK_S = 0.1
+MOVES_SHOWN = 3
+"""The history names so many of the moves that an order waits for."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,11 @@ class _Order:
     who: str
     to: str
     suspends: bool
+
+    @property
+    def begun(self) -> str:
+        """The kind of the events that say how far it is."""
+        return "suspending" if self.suspends else "saving"
 
     @property
     def failed(self) -> str:
@@ -64,13 +76,13 @@ class OrderedSnapshots:
         """Order that the job's next snapshot suspends the job. ``to``: see RewindRow. Raises
         Refused."""
         holders = self._check(job, "suspended")
+        moves = self._snapshots.moves(job)
         if not dry_run:
-            self._order(_Order(job, who, to, suspends=True), "suspended")
             text = "a last snapshot is taken, then it ends everywhere"
             if to:
                 text += f", and is saved in {to}"
-            self._fleet.journal.note(job.name, "suspending", text, who)
-        return SuspensionOrdered(job.name, holders)
+            self._order(_Order(job, who, to, suspends=True), "suspended", text)
+        return SuspensionOrdered(job.name, holders, moves)
 
     def save(self, who: str, job: Job, to: str, *, dry_run: bool) -> SnapshotOrdered:
         """Order a snapshot that is saved in the directory ``to``. The job trains on. Raises
@@ -79,14 +91,28 @@ class OrderedSnapshots:
             hint = f"`liveshift suspend {job.name} --to {to}`" if job.state == "suspended" else ""
             raise _cannot(job, "saved", f"it is {job.state}", hint)
         holders = self._check(job, "saved")
+        moves = self._snapshots.moves(job)
         if not dry_run:
-            self._order(_Order(job, who, to, suspends=False), "saved")
             text = f"a snapshot is taken, and saved in {to}"
-            self._fleet.journal.note(job.name, "saving", text, who)
-        return SnapshotOrdered(job.name, holders)
+            self._order(_Order(job, who, to, suspends=False), "saved", text)
+        return SnapshotOrdered(job.name, holders, moves)
+
+    def withdraw(self, who: str, job: Job) -> bool:
+        """Take back the order that ``who`` gave for the job, and return whether that was possible:
+        not once its snapshot has begun."""
+        order = self._orders.get(job.name)
+        if order is None or order.job is not job or order.who != who:
+            return False
+        self._failed(order, f"{who} took the order back")
+        return True
 
     def _check(self, job: Job, what: str) -> dict[str, str]:
-        """The hosts that would hold the images. Raises Refused if no snapshot is possible now."""
+        """The hosts that would hold the images; none are chosen before the job's moves are over.
+        Raises Refused if no snapshot is possible now, nor after these moves."""
+        if self._snapshots.moves(job):
+            if ended := self._snapshots.ended(job):
+                raise _cannot(job, what, ended)
+            return {}
         if hindrance := self._snapshots.hindrance(job):
             raise _cannot(job, what, hindrance)
         holders = self._snapshots.holders(job)
@@ -94,13 +120,21 @@ class OrderedSnapshots:
             raise _cannot(job, what, holders)
         return holders
 
-    def _order(self, order: _Order, what: str) -> None:
+    def _order(self, order: _Order, what: str, text: str) -> None:
+        """Enter the order, and note ``text``: what is to be done."""
         job = order.job
         waits = self._orders.get(job.name)
         if (waits is not None and waits.job is job) or job.name in self._under_way:
             raise _cannot(job, what, "an ordered snapshot of it is under way already")
-        self._orders[job.name] = order
-        self._snapshots.ordered.add(job.name)
+        self._enter(order)
+        moves = self._snapshots.moves(job)
+        if moves:
+            text = f"waits for the end of {units.some(moves, MOVES_SHOWN)}; then {text}"
+        self._fleet.journal.note(job.name, order.begun, text, order.who)
+
+    def _enter(self, order: _Order) -> None:
+        self._orders[order.job.name] = order
+        self._snapshots.ordered.add(order.job.name)
 
     # ---- carried out ---------------------------------------------------------------------------
 
@@ -115,7 +149,11 @@ class OrderedSnapshots:
             await asyncio.sleep(TICK_S)
 
     def _free(self, job: Job) -> bool:
-        return job.name not in self._fleet.snapshots and job.name not in self._images.busy
+        return (
+            job.name not in self._fleet.snapshots
+            and job.name not in self._images.busy
+            and not self._snapshots.moves(job)
+        )
 
     def _done(self, order: _Order) -> None:
         self._orders.pop(order.job.name, None)
@@ -142,7 +180,9 @@ class OrderedSnapshots:
                 await snapshot.run()
                 self._snapshots.end(snapshot)
                 if snapshot.generation is None:
-                    if not order.suspends or job.state != "ended":
+                    if snapshot.gave_way and job.state == "running":
+                        self._try_again(order, snapshot)
+                    elif not order.suspends or job.state != "ended":
                         self._failed(order, words(snapshot.error))
                     return
                 job.pause_s, job.unprotected = 0.0 if order.suspends else snapshot.pause_s, ""
@@ -155,6 +195,13 @@ class OrderedSnapshots:
                 self._under_way.discard(job.name)
 
         self._tasks.spawn(follow())
+
+    def _try_again(self, order: _Order, snapshot: Snapshot) -> None:
+        """Let an order wait again whose snapshot a move has ended."""
+        self._enter(order)
+        moves = units.some(self._snapshots.moves(order.job), MOVES_SHOWN) or "the move"
+        text = f"{words(snapshot.error)}; it is tried again after the end of {moves}"
+        self._fleet.journal.note(order.job.name, order.begun, text, order.who)
 
     async def _save(self, order: _Order, pause_s: float) -> None:
         """Save the newest snapshot of a job. No other one is taken meanwhile, so its holders keep

@@ -95,7 +95,7 @@ class Protection:
 
     def _look(self, job: Job, now: float) -> None:
         """Begin a snapshot of the job if one is due and possible."""
-        every = job.snapshot_every(self._fleet.cluster)
+        every = self._every(job)
         if not every:
             self._drop(job, "snapshots are off")  # it would only grow older
             return
@@ -136,6 +136,9 @@ class Protection:
             return
         self._tasks.spawn(self._follow(snapshot, state, now))
 
+    def _every(self, job: Job) -> float:
+        return job.snapshot_every(self._fleet.cluster, self._fleet.failures.seen)
+
     def _drop(self, job: Job, why: str) -> None:
         """Let go of the job's snapshot. The holders then learn from their claims that they need not
         keep it."""
@@ -155,7 +158,7 @@ class Protection:
 
     async def _follow(self, snapshot: Snapshot, state: _State, begun: float) -> None:
         job, cluster = snapshot.job, self._fleet.cluster
-        measured = job.snapshots_auto(cluster) and job.snapshot_every(cluster) > 2 * TAKES_S
+        measured = job.snapshots_auto(cluster) and self._every(job) > 2 * TAKES_S
         slowness = Slowness(self._context, snapshot.name, next(iter(job.capsules.values())))
         if measured:
             await slowness.begin()
@@ -171,7 +174,7 @@ class Protection:
             job.pause_s, job.unprotected = snapshot.pause_s, ""
             cost = job.snapshot_cost or expected_cost(0)  # which the first one replaces
             job.snapshot_cost = cost.after(snapshot.pause_s, time.monotonic() - begun)
-            every = job.snapshot_every(cluster)
+            every = self._every(job)
             rested = time.monotonic() + REST * snapshot.pause_s
             state.failures, state.failed, state.due = 0, "", max(begun + every, rested)
             hosts = ", ".join(holders_of(job))
@@ -196,14 +199,14 @@ class Protection:
         if job.taking or job.newest is None or job.newest.name != name:
             return  # what was measured was not this snapshot alone
         job.snapshot_cost = job.snapshot_cost.slowed(seconds)
-        state.due = begun + job.snapshot_every(self._fleet.cluster)
+        state.due = begun + self._every(job)
         log.info("%s of %s: slowed it down by %.2f s besides the pause", name, job.name, seconds)
 
     def _failed(self, state: _State, why: str, name: str, paused: float = 0.0) -> None:
         """Wait for the next attempt, and note why there was none or why ``name`` failed.
         ``paused``: seconds for which the attempt has paused the job, for nothing."""
         cluster = self._fleet.cluster
-        every = state.job.snapshot_every(cluster)
+        every = self._every(state.job)
         wait = min(min(every, RETRY_S) * 2**state.failures, max(every, AT_MOST_S))
         rest = paused / cluster.snapshots.cost if state.job.snapshots_auto(cluster) else 0.0
         state.due = time.monotonic() + max(wait, rest)

@@ -257,6 +257,8 @@ class Rewinds:
         noticed = self._lookout.silence(job)
         where = {c: place.host for c, place in plan.items()}
         hosts = {owners[capsule] for capsule in lost}
+        # Several ranks may die of one fault. What a person orders is none.
+        faulty = set(hosts) or {owners[capsule] for capsule in list(died)[:1]}
         if job.state == "rewinding" and last:
             hosts.update(last.lost)
         back = LiveshiftError(f"{job.name} goes back to {generation.name}: {why}")
@@ -266,6 +268,7 @@ class Rewinds:
                 job.name, generation.number, where, why, died, kind, hosts
             )
             write_rewound(self._fleet.journal, moves, back)
+        self._fleet.failures.lost(faulty)
         self._enter(job, row)
         for move in moves:  # with no await since the write: none of them does anything after it
             move.overtake(back)
@@ -409,6 +412,8 @@ class Rewinds:
         self._rows.pop(row.job, None)
         if job is not None and job.state == "rewinding":
             job.state = "running"
+            if row.kind is RewindKind.REWIND:
+                job.last_rewind = row.led_to
 
     def another_host(self, capsule: Capsule, avoid: Collection[str]) -> str:
         found = self._fleet.find(capsule.name)

@@ -28,11 +28,11 @@ def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool, only: s
     running = [job for job in jobs if job.state != "suspended"]
     theirs = {capsule.host for job in running for capsule in job.capsules.values()}
     now, views = time.time(), fleet.views()  # once: there may be a thousand of hosts and of jobs
-    seen = Seen(views)
+    seen, failures = Seen(views), fleet.failures.seen
     return Status(
         cluster=fleet.cluster.name,
         time=now,
-        jobs=[_job(fleet, job, row(job, fleet.cluster, seen, now)) for job in jobs],
+        jobs=[_job(fleet, job, row(job, fleet.cluster, seen, now, failures)) for job in jobs],
         hosts=_hosts(
             fleet,
             views,

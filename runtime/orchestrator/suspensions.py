@@ -87,9 +87,6 @@ class Suspensions:
             return messages.SuspensionOrdered(job.name, held)
         if job.state != "running":
             raise _cannot(job, "suspended", f"it is {job.state}", "")
-        if moving := [each.name for each in self._fleet.moves_of(job)]:
-            hint = f"`liveshift cancel {moving[0]}`, or wait for its end"
-            raise _cannot(job, "suspended", f"{moving[0]} is under way", hint)
         return self._ordered.suspend(who, job, to, dry_run=dry_run)
 
     async def resume(

@@ -8,8 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
+
 from ..config.cluster import Cluster
 from ..messages import NOT_YET, ProtectionRow
+from ..model.failures import NOTHING_SEEN, FailuresSeen, source
 from ..model.jobs import Job
 from ..model.snapshots import SHORT, Generation, HostSeen, Room, rewind_plan
 
@@ -20,11 +23,26 @@ as long as the largest image takes at one of these rates: if it is read at its h
 restored, and if it is on the host that restores it."""
 
 
-def row(job: Job, cluster: Cluster, seen: Seen, now: float) -> ProtectionRow | None:
+def row(
+    job: Job, cluster: Cluster, seen: Seen, now: float, failures: FailuresSeen = NOTHING_SEEN
+) -> ProtectionRow | None:
     """What `status` shows; ``now``: seconds since 1970. None for a job that has ended."""
     if job.state == "ended":
         return None
-    every, auto, newest = job.snapshot_every(cluster), job.snapshots_auto(cluster), job.newest
+    found = _row(job, cluster, seen, now, job.snapshot_every(cluster, failures))
+    if found.every and found.auto:
+        found = msgspec.structs.replace(
+            found,
+            mttf_s=job.mean_time_to_failure(cluster, failures),
+            mttf_from=source(cluster.snapshots.mttf, failures),
+        )
+    if (last := job.last_rewind) is None:
+        return found
+    return msgspec.structs.replace(found, rewound_to=last.boundary, repeated_s=last.repeated_s)
+
+
+def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> ProtectionRow:
+    auto, newest = job.snapshots_auto(cluster), job.newest
     if newest is None:
         why = (job.unprotected or NOT_YET) if every else ""
         return ProtectionRow(every, why_not=why, auto=auto)

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+from ... import units
 from ...errors import LiveshiftError
 from ..config.timeouts import Timeouts
 from ..journal.snapshot_tables import RewindKind, RewindRow
@@ -217,6 +218,7 @@ class Rewind:
             if self._generation.saved:  # it was adopted, and may have trained on since
                 then = f"its snapshot was {gone:.1f} s old"
         else:
-            then = f"{gone:.1f} s of training are repeated"
+            boundary = units.day_time(self._generation.time)
+            then = f"{gone:.1f} s of training are repeated, from the boundary of {boundary} on"
         where = ", ".join(f"{c.name} on {c.host}" for c in self._job.capsules.values())
         return f"runs again from {self._generation.name}: {where}; {laps}; {then}"

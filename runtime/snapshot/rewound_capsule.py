@@ -131,6 +131,8 @@ class RewoundCapsule:
             # Perhaps for want of memory. From a holder the image comes if the copy gives way.
             self._own_failed = own
             raise
+        for warning in reserved.warnings:
+            self._note_once(f"{capsule.name} on {host}: {warning}")
         forward = messages.ForwardHeld(
             self._image, self._name, capsule.name, host, reserved.endpoint
         )
@@ -235,7 +237,9 @@ class RewoundCapsule:
     def _note(self, error: LiveshiftError) -> None:
         """Note in the history why the capsule is not back yet, each reason once: it may have to be
         tried for days, on one host after the other."""
-        text = f"{self.capsule.name} is not back on {self.capsule.host} yet: {error}"
+        self._note_once(f"{self.capsule.name} is not back on {self.capsule.host} yet: {error}")
+
+    def _note_once(self, text: str) -> None:
         if text not in self._noted and len(self._noted) < MOST_NOTED:
             self._noted.add(text)
             log.warning("%s: %s", self._name, text)

@@ -104,6 +104,8 @@ class Snapshot:
         self._until = 0.0  # monotonic time at which the pause must be over
         self._work: asyncio.Future[None] | None = None  # what an abandon interrupts
         self._abandoned: Refused | None = None
+        self.gave_way = False
+        """Whether a move of the job began before this snapshot was over."""
 
     @property
     def pause_s(self) -> float:
@@ -164,9 +166,10 @@ class Snapshot:
                 hint="`liveshift run --snapshot-every auto` asks for them",
             )
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, why: str, *, to_a_move: bool = False) -> None:
         """Give the snapshot up, unless all its capsules have been dumped already. It ends a little
-        later, as a failed one does."""
+        later, as a failed one does. ``to_a_move``: because a move of the job begins."""
+        self.gave_way |= to_a_move
         if self.error is not None or self._abandoned is not None:
             return
         if self._work is None or self._work.cancel():

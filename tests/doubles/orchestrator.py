@@ -279,6 +279,8 @@ class Orchestrator:
                     return self.suspensions.snapshot(self._job(ask.job), ask, self._tell)
                 case messages.SuspendJob():
                     return self.suspensions.suspend(self._job(ask.job), ask, self._tell)
+                case messages.WithdrawOrder():
+                    return self.suspensions.withdraw()
                 case messages.ResumeJob():
                     if ask.source and ask.job not in self.jobs:
                         self._run(messages.RunJob(ask.job, 2, ["train"], {}, "/", 0, []))

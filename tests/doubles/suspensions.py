@@ -23,18 +23,21 @@ AGAIN = "runs again from s7: gpt/0 on h2, gpt/1 on h2; it was suspended for 61.5
 @dataclass
 class Suspensions:
     """``saves``, ``suspends``, ``resumes``: the kinds and texts of the events that follow an
-    order."""
+    order. ``waits_for``: the moves that go first. ``withdraws``: whether orders can be taken
+    back."""
 
     saves: list[tuple[str, str]] = field(default_factory=lambda: [("saved", SAVED)])
     suspends: list[tuple[str, str]] = field(default_factory=lambda: [("suspended", NOWHERE)])
     resumes: list[tuple[str, str]] = field(default_factory=lambda: [("resumed", AGAIN)])
+    waits_for: list[str] = field(default_factory=list)
+    withdraws: bool = False
 
     def snapshot(self, job: Job, ask: messages.SnapshotJob, tell: Tell) -> messages.SnapshotOrdered:
         if not ask.dry_run:
             tell(job.name, "saving", f"a snapshot is taken, and saved in {ask.to}", "root")
             for kind, text in self.saves:
                 tell(job.name, kind, text, "")
-        return messages.SnapshotOrdered(job.name, dict.fromkeys(job.capsules, "h2"))
+        return messages.SnapshotOrdered(job.name, self._holders(job), self.waits_for)
 
     def suspend(self, job: Job, ask: messages.SuspendJob, tell: Tell) -> messages.SuspensionOrdered:
         if not ask.dry_run:
@@ -42,7 +45,13 @@ class Suspensions:
             for kind, text in self.suspends:
                 tell(job.name, kind, text, "")
                 job.suspended = job.suspended or kind == "suspended"
-        return messages.SuspensionOrdered(job.name, dict.fromkeys(job.capsules, "h2"))
+        return messages.SuspensionOrdered(job.name, self._holders(job), self.waits_for)
+
+    def withdraw(self) -> messages.Withdrawn:
+        return messages.Withdrawn(self.withdraws)
+
+    def _holders(self, job: Job) -> dict[str, str]:
+        return {} if self.waits_for else dict.fromkeys(job.capsules, "h2")
 
     def resume(self, job: Job, ask: messages.ResumeJob, tell: Tell) -> messages.ResumptionOrdered:
         if not ask.dry_run:

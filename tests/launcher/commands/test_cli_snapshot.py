@@ -54,7 +54,7 @@ def test_a_dry_run_only_says_through_which_hosts_it_would_go(gpt: Any, call: Cal
     found = json.loads(call("snapshot", "gpt", *TO, "--dry-run", "-o", "json")[1])
     assert (found["state"], found["holders"]) == ("running", HOLDERS)
     assert asked(gpt, SnapshotJob) == [SnapshotJob("gpt", "/nfs", dry_run=True)] * 2
-    assert gpt._status().jobs[0].name == "gpt"
+    assert gpt._status("").jobs[0].name == "gpt"
 
 
 def test_snapshot_need_not_wait(gpt: Any, call: Call) -> None:

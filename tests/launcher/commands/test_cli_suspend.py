@@ -12,7 +12,7 @@ from cli_harness import Call, Starter, ended
 from doubles.suspensions import AGAIN, NOWHERE
 
 from liveshift.errors import Refused
-from liveshift.runtime.messages import ProtectionRow, ResumeJob, RunJob, SuspendJob
+from liveshift.runtime.messages import ProtectionRow, ResumeJob, RunJob, SuspendJob, WithdrawOrder
 
 KEPT = ProtectionRow(0.0, "s7", 61.5, 500_000_000, ["h2"])
 
@@ -139,6 +139,42 @@ def test_an_interrupted_suspend_says_that_it_goes_on(gpt: Any, start: Starter) -
     assert code == 130
     said = " ".join(err.split())
     assert "gpt is suspending all the same: `liveshift events gpt` shows it" in said
+
+
+@pytest.mark.parametrize("withdraws", [True, False])
+def test_an_interrupted_suspend_takes_an_order_back_that_waits(
+    gpt: Any, start: Starter, withdraws: bool
+) -> None:
+    gpt.suspensions.suspends = []
+    gpt.suspensions.withdraws = withdraws
+    process = start("suspend", "gpt")
+    gpt.wait_for(SuspendJob)
+    assert process.stderr is not None
+    assert b"a last snapshot" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == 130
+    assert gpt.asks[-1] == WithdrawOrder("gpt")
+    said = " ".join(err.split())
+    assert ("gpt is not suspended: the order is taken back" in said) is withdraws
+    assert ("gpt is suspending all the same" in said) is not withdraws
+
+
+@pytest.mark.parametrize(
+    ("verb", "option", "text"),
+    [
+        (("suspend",), "--no-wait", "gpt is suspended after the end of m3, m4"),
+        (("suspend",), "--dry-run", "gpt would be suspended after the end of m3, m4"),
+        (("snapshot", "--to", "/nfs"), "--no-wait", "gpt is saved after the end of m3, m4"),
+        (("snapshot", "--to", "/nfs"), "--dry-run", "gpt can be saved after the end of m3, m4"),
+    ],
+)
+def test_an_order_during_a_move_says_that_it_waits(
+    gpt: Any, call: Call, verb: tuple[str, ...], option: str, text: str
+) -> None:
+    gpt.suspensions.waits_for = ["m3", "m4"]
+    gpt.suspensions.suspends = gpt.suspensions.saves = []
+    assert call(*verb, "gpt", option) == (0, text + "\n", "")
 
 
 # ---- resume ----------------------------------------------------------------------------------

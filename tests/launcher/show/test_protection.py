@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from io import StringIO
 
 import msgspec
@@ -54,6 +55,24 @@ def test_that_a_job_has_only_begun_is_no_warning() -> None:
     assert said(NOT_YET, wide=False) == []
     assert said(NOT_YET, wide=True) == [f"gpt: unprotected: {NOT_YET}"]
     assert said("h2 has no room", wide=False) == ["gpt: unprotected: h2 has no room"]
+
+
+@pytest.mark.parametrize("state", ["running", "suspended"])
+@pytest.mark.parametrize("row", [ProtectionRow(), KEPT])
+def test_where_the_last_rewind_led_is_shown_of_one_job_and_in_wide(
+    row: ProtectionRow, state: str
+) -> None:
+    at = time.mktime(time.strptime("2026-11-02 14:03:12", "%Y-%m-%d %H:%M:%S"))
+    back = msgspec.structs.replace(row, rewound_to=at, repeated_s=22.4)
+    job = msgspec.structs.replace(suspended(back), state=state)
+    said = "gpt: rewound to boundary of 2026-11-02 14:03:12, 22 s of training repeated"
+    for wide, one, count in ((False, False, 0), (True, False, 1), (False, True, 1)):
+        found = [line.plain for line in protection.lines([job], wide=wide, rewinds=one)]
+        assert found.count(said) == count
+        for part in (Status("c", 1.0, [job], [], []),):
+            written = StringIO()
+            Console(width=300, file=written).print(*status_tables.parts(part, wide=wide, one=one))
+            assert written.getvalue().count(said) == count
 
 
 @pytest.mark.parametrize("wide", [False, True])

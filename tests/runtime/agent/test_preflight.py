@@ -68,6 +68,23 @@ def test_a_tree_that_fits_is_told_what_was_found(criu: Criu) -> None:
     }
 
 
+def test_an_image_of_a_later_criu_is_refused_with_both_versions(criu: Criu) -> None:
+    later = msgspec.structs.replace(HERE, criu="4.3.0")
+    refused = refusal(source=later, criu=criu)
+    assert str(refused).startswith("the image is of CRIU 4.3.0, and the destination has CRIU 4.2.1")
+    assert refused.hint == ("install CRIU 4.3 or later on the destination, or choose another host")
+
+
+def test_an_image_of_another_kernel_is_let_pass_with_a_warning(criu: Criu) -> None:
+    rows = preflight.check(
+        NOTHING, msgspec.structs.replace(HERE, kernel="6.12.9"), HERE, criu, PLENTY
+    )
+    assert [text for what, text in rows if what == "warning"] == [
+        "the image is of a host with Linux 6.12.9, and the destination has 6.1.0: the restore may"
+        " fail"
+    ]
+
+
 def test_files_without_a_name_need_memory_once_for_the_image(criu: Criu) -> None:
     rows = dict(preflight.check(replace(NOTHING, nameless=10**9), HERE, HERE, criu, PLENTY))
     assert rows["memory"] == f"{size(PLENTY)} offered, 1.36 GB needed"

@@ -71,6 +71,14 @@ def test_connections_that_will_break_are_told_before_anything_is_done() -> None:
     assert said.count("203.0.113.5") == MOST_NAMED == 64
 
 
+def test_versions_that_may_make_the_restore_fail_are_noted() -> None:
+    stage = Stage()
+    warnings = ["the image is of a host with Linux 6.12, and h2 has 6.1: the restore may fail"]
+    stage.fail("Reserve", messages.Reserved([], "tcp://10.88.0.12:7401", warnings=warnings))
+    play(stage)
+    assert [line for line in stage.told if "may fail" in line] == warnings
+
+
 def test_connections_that_were_opened_during_the_pre_copy_are_told_before_the_freeze() -> None:
     stage = Stage()
     stage.fail("Inspect", messages.Inspected(SURVEY, FACTS, 5, outside=["203.0.113.5:443"]))

@@ -9,19 +9,9 @@ from liveshift.runtime.model.interval import (
     SnapshotCost,
     expected_cost,
     interval,
-    mean_time_to_failure,
 )
 
 HOUR = 3600.0
-
-
-def test_the_mean_time_to_failure_is_that_of_the_jobs_gpus_or_hosts() -> None:
-    assert mean_time_to_failure(128, 1024, None) == pytest.approx(7.9 * HOUR)
-    assert mean_time_to_failure(2, 16, None) == pytest.approx(505.6 * HOUR)
-    # A host without GPUs counts as one with eight: 7.9 h * 1024 / (8 * 2).
-    assert mean_time_to_failure(2, 0, None) == pytest.approx(505.6 * HOUR)
-    assert mean_time_to_failure(2, 0, 16 * HOUR) == 8 * HOUR
-    assert mean_time_to_failure(2, 16, 16 * HOUR) == 8 * HOUR, "the cluster file knows better"
 
 
 @pytest.mark.parametrize(

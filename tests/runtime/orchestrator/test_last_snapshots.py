@@ -14,6 +14,7 @@ from liveshift.runtime.journal.journal_file import JournalError
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.order import Order
 from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.model.steps import MigrationStep
 
 __all__ = ["scene"]
 
@@ -21,11 +22,18 @@ STEPS = ["Inspect", "Hold", "StartSnapshot", "LockCapsule", "DumpCapsule", "Seal
 
 
 def a_move(scene: SuspensionsScene) -> HostMigration:
-    """A move of a/1 that is under way, of which nothing has been done yet."""
+    """A move of a/1 that begins as moves do, and does nothing by itself."""
     order = Order(scene.job, scene.job.capsules["a/1"], "h2", "a test", "root")
     move = HostMigration(scene.parts.context, 3, order)
+    if (snapshot := scene.fleet.snapshots.get("a")) is not None:
+        snapshot.abandon(f"{move.name} of a/1 began", to_a_move=True)
     scene.fleet.migrations[move.name] = move
     return move
+
+
+def end_move(scene: SuspensionsScene, move: HostMigration) -> None:
+    move.step = MigrationStep.FAILED
+    assert scene.fleet.moves_of(scene.job) == []
 
 
 def not_started(scene: SuspensionsScene) -> None:
@@ -48,10 +56,6 @@ def no_holder(scene: SuspensionsScene) -> None:
     scene.fleet.hosts["h2"].heard = 0.0
 
 
-def moves(scene: SuspensionsScene) -> None:
-    a_move(scene)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -60,7 +64,6 @@ def moves(scene: SuspensionsScene) -> None:
         (one_ended, "a/1 has ended"),
         (one_down, "h1, which runs a/1, is not up"),
         (no_holder, "no host can hold its snapshots: h0 runs a capsule of the job "),
-        (moves, "m3 is under way"),
     ],
 )
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -159,21 +162,134 @@ def test_a_write_that_fails_is_noted_and_the_job_goes_on(
     assert "open" in scene.said
 
 
-def test_a_move_that_began_before_the_write_keeps_the_job_running(
-    scene: SuspensionsScene,
-) -> None:
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_order_waits_for_the_end_of_a_move(scene: SuspensionsScene, dry_run: bool) -> None:
     async def play() -> None:
-        writes = scene.held["CheckHeld"] = asyncio.Event()
+        move = a_move(scene)
+        async with scene.at_work():
+            ordered = scene.suspensions.suspend("root", scene.job, dry_run=dry_run)
+            assert (ordered.holders, ordered.waits_for) == ({}, ["m3"])
+            await asyncio.sleep(0.1)
+            assert not scene.asked("SealSnapshot")
+            assert scene.job.state == "running"
+            if dry_run:
+                assert scene.kinds() == []
+                return
+            (text,) = scene.history("suspending")
+            assert text.startswith("waits for the end of m3; then a last snapshot is taken")
+            end_move(scene, move)
+            await scene.until(lambda: bool(scene.history("suspended")))
+
+    asyncio.run(play())
+    assert scene.job.state == ("running" if dry_run else "suspended")
+    assert not scene.history("not suspended")
+    assert len(scene.asked("SealSnapshot")) == (0 if dry_run else 2), "once, and no more"
+
+
+def test_a_job_of_which_a_part_has_ended_waits_for_no_move(scene: SuspensionsScene) -> None:
+    a_move(scene)
+    one_ended(scene)
+    with pytest.raises(Refused, match="a cannot be suspended: a/1 has ended"):
+        scene.order()
+
+
+@pytest.mark.parametrize("step", ["Inspect", "StartSnapshot", "CheckHeld"])
+def test_a_move_that_begins_before_the_write_goes_first(scene: SuspensionsScene, step: str) -> None:
+    """The suspension is tried again after its end, and the person sees why it waits."""
+
+    async def play() -> None:
+        held = scene.held[step] = asyncio.Event()
         async with scene.at_work():
             scene.order()
-            await scene.until(lambda: "CheckHeld h2" in scene.said)
-            a_move(scene)
-            writes.set()
+            await scene.until(lambda: bool(scene.asked(step)))
+            move = a_move(scene)
+            held.set()
+            scene.held.clear()
+            await scene.until(lambda: len(scene.history("suspending")) == 2)
+            with pytest.raises(Refused, match="an ordered snapshot of it is under way already"):
+                scene.order()
+            assert scene.job.state == "running"
+            end_move(scene, move)
+            await scene.until(lambda: bool(scene.history("suspended")))
+
+    asyncio.run(play())
+    assert scene.history("suspending")[1].endswith("it is tried again after the end of m3")
+    assert "m3" in scene.history("suspending")[1].partition(";")[0]
+    assert scene.kinds() == ["suspending", "suspended"]
+    assert scene.job.state == "suspended"
+
+
+def test_what_is_wrong_after_the_move_ends_the_order(scene: SuspensionsScene) -> None:
+    async def play() -> None:
+        move = a_move(scene)
+        async with scene.at_work():
+            scene.order()
+            scene.cut("h2")
+            await scene.until(lambda: not scene.fleet.is_up("h2"))
+            end_move(scene, move)
             await scene.until(lambda: bool(scene.history("not suspended")))
 
     asyncio.run(play())
     (text,) = scene.history("not suspended")
-    assert text == "the job goes on: m3 is under way: a is not suspended in a move"
+    assert text.startswith("the job goes on: no host can hold its snapshots: ")
+
+
+def test_a_job_that_is_stopped_while_its_order_waits_ends(scene: SuspensionsScene) -> None:
+    async def play() -> None:
+        move = a_move(scene)
+        async with scene.at_work():
+            scene.order()
+            await scene.stopping.signal(scene.job, 15, "root")
+            for capsule in scene.job.capsules.values():
+                scene.endings.capsule_ended(scene.job, capsule, 143)
+            end_move(scene, move)
+            await scene.until(lambda: bool(scene.history("not suspended")))
+
+    asyncio.run(play())
+    assert scene.history("not suspended") == ["the job has ended"]
+    assert (scene.job.state, scene.job.code) == ("ended", 143)
+
+
+def test_an_order_that_waits_can_be_taken_back_by_whom_it_is_from(
+    scene: SuspensionsScene,
+) -> None:
+    async def play() -> None:
+        move = a_move(scene)
+        async with scene.at_work():
+            assert not scene.ordered.withdraw("root", scene.job), "there is none"
+            scene.order()
+            assert not scene.ordered.withdraw("alice", scene.job)
+            assert scene.ordered.withdraw("root", scene.job)
+            end_move(scene, move)
+            await asyncio.sleep(0.1)
+            assert scene.job.state == "running"
+            held = scene.held["SealSnapshot"] = asyncio.Event()
+            scene.order()
+            await scene.until(lambda: bool(scene.asked("SealSnapshot")))
+            assert not scene.ordered.withdraw("root", scene.job), "its snapshot has begun"
+            held.set()
+            await scene.until(lambda: bool(scene.history("suspended")))
+
+    asyncio.run(play())
+    assert scene.history("not suspended") == ["the job goes on: root took the order back"]
+
+
+def test_a_restarted_orchestrator_says_that_an_order_that_waited_is_void(
+    scene: SuspensionsScene,
+) -> None:
+    """Else `liveshift suspend` would wait without end; and no job is suspended by surprise."""
+
+    async def goes_on() -> None:
+        async with scene.at_work():
+            await scene.until(lambda: bool(scene.history("not suspended")))
+            await asyncio.sleep(0.2)
+
+    a_move(scene)
+    scene.order()
+    for _ in range(2):
+        scene.restart()
+        asyncio.run(goes_on())
+    assert scene.history("not suspended") == ["the job goes on: the orchestrator was restarted"]
     assert scene.job.state == "running"
 
 

@@ -106,6 +106,27 @@ def test_an_order_waits_for_a_snapshot_that_is_under_way(saving: SavedScene) -> 
     assert scene.on_disk().snapshot == "s3", "the one before it was completed"
 
 
+def test_a_snapshot_that_a_move_has_ended_is_taken_again(saving: SavedScene) -> None:
+    scene = saving
+
+    async def play() -> None:
+        held = scene.held["Inspect"] = asyncio.Event()
+        async with scene.at_work():
+            order(scene)
+            await scene.until(lambda: bool(scene.asked("Inspect")))
+            scene.fleet.snapshots["a"].abandon("m3 of a/1 began", to_a_move=True)
+            scene.held.clear()
+            held.set()
+            await scene.until(lambda: bool(scene.history("saved")))
+
+    asyncio.run(play())
+    assert scene.history("saving")[1] == (
+        "given up: m3 of a/1 began; it is tried again after the end of the move"
+    )
+    assert scene.kinds() == ["saving", "saved"]
+    assert scene.on_disk().snapshot == "s3"
+
+
 @pytest.mark.parametrize("at", ["Inspect", "SaveHeld h2", "WriteManifest"])
 def test_there_is_one_order_at_a_time(saving: SavedScene, at: str) -> None:
     scene = saving

@@ -12,7 +12,7 @@ from rewinds_scene import RewindsScene, ended, scene
 
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.messages import CapsuleState
-from liveshift.runtime.model.jobs import KILLED
+from liveshift.runtime.model.jobs import KILLED, LastRewind
 from liveshift.runtime.orchestrator.fleet import Fleet
 
 __all__ = ["scene"]
@@ -34,6 +34,13 @@ def test_a_dead_host_s_capsule_goes_to_its_holder_and_all_go_back(scene: Rewinds
     assert scene.fleet.journal.snapshots.rewinds_under_way() == []
     again = Fleet(scene.fleet.cluster).jobs["a"]
     assert (again.state, again.rewinds) == ("running", 1)
+    newest = scene.job.newest
+    assert newest is not None
+    (row,) = scene.fleet.journal.snapshots.history("a")
+    assert scene.fleet.failures.seen.losses == 1
+    assert scene.fleet.journal.failures.seen().losses == 1
+    assert scene.job.last_rewind == LastRewind(newest.time, row.time - newest.time)
+    assert again.last_rewind == scene.job.last_rewind, "status shows it after a restart too"
 
 
 def test_an_agent_that_is_away_leads_to_nothing(scene: RewindsScene) -> None:

@@ -135,7 +135,7 @@ def waits_for_a_snapshot(scene: Scene) -> HostMigration:
         name = "s7"
         released = asyncio.Event()
 
-        def abandon(self, why: str) -> None:
+        def abandon(self, why: str, *, to_a_move: bool = False) -> None:
             self.why = why
 
     scene.fleet.snapshots["a"] = Taken()  # type: ignore[assignment]  # what a move needs of it

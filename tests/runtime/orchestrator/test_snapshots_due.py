@@ -271,7 +271,7 @@ def test_an_interval_that_is_chosen_anew_is_not_noted_each_time(
 ) -> None:
     scene = Scene(tmp_path, OFTEN.replace("every = 1", 'every = "auto"'))
     intervals = iter([1.0, 0.05, 0.07, 0.06] + [0.05] * 1000)
-    monkeypatch.setattr(Job, "snapshot_every", lambda _job, _cluster: next(intervals, 0.05))
+    monkeypatch.setattr(Job, "snapshot_every", lambda _job, _cluster, _seen: next(intervals, 0.05))
     scene.run(lambda: len(scene.stage.completed) == 4)
     assert [kind for kind, _ in scene.events()] == ["protected"]
 

@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import msgspec
 import pytest
 from snapshot_stage import CLUSTER, a_job
 
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import SNAPSHOTS_OFF, ProtectionRow
-from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.model.failures import NOTHING_SEEN, FailuresSeen
+from liveshift.runtime.model.jobs import Job, LastRewind
 from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.spares import HostView
 from liveshift.runtime.snapshot import protection_row
 
 MADE = 1000.0
+SMALL = """
+[cluster]
+name = "small"
+orchestrator = "10.88.0.2:7400"
+overlay = "10.99.0.0/16"
+[hosts.h0]
+address = "10.88.0.10"
+"""
 
 
 def a_host(name: str, used: int, *, up: bool = True) -> HostView:
@@ -53,6 +64,37 @@ def test_a_failure_costs_what_is_trained_again_and_the_rewind() -> None:
     job.rewind_s = 5.0
     seen = row(job, HOSTS)
     assert (seen.rewind_s, seen.rewind_measured, seen.failure_s) == (5.0, True, 17.0)
+
+
+def test_it_says_where_the_last_rewind_led_also_without_a_snapshot() -> None:
+    job = protected()
+    assert (row(job, HOSTS).rewound_to, row(job, HOSTS).repeated_s) == (0.0, 0.0)
+    job.last_rewind = LastRewind(MADE - 60.0, 22.0)
+    seen = row(job, HOSTS)
+    assert (seen.newest, seen.rewound_to, seen.repeated_s) == ("s17", MADE - 60.0, 22.0)
+    job.newest = None
+    seen = row(job, HOSTS)
+    assert (seen.newest, seen.rewound_to, seen.repeated_s) == ("", MADE - 60.0, 22.0)
+
+
+def test_it_says_how_often_a_host_fails_and_from_where_that_is_known() -> None:
+    def rate(text: str, seen: FailuresSeen = NOTHING_SEEN) -> tuple[float, float, str]:
+        cluster = dataclasses.replace(CLUSTER, snapshots=config.parse(text).cluster.snapshots)
+        found = protection_row.row(protected(), cluster, protection_row.Seen(HOSTS), MADE, seen)
+        assert found is not None
+        return found.every, found.mttf_s, found.mttf_from
+
+    auto = f'{SMALL}[snapshots]\nevery = "auto"\n'
+    often = FailuresSeen(99, 1011.2)  # fifty times as often as assumed
+    every, mttf, source = rate(auto)
+    assert mttf == pytest.approx(1011.2 * 3600 / 3)
+    assert source == "assumed"
+    shorter, learnt, source = rate(auto, often)
+    assert learnt == pytest.approx(mttf / 50)
+    assert source == "learnt from 99 losses in 1011 host-hours"
+    assert shorter < every
+    assert rate(auto + 'mttf = "30h"\n', often)[1:] == (10 * 3600.0, "given")
+    assert rate(f"{SMALL}[snapshots]\nevery = 30\n", often) == (30.0, 0.0, "")
 
 
 def test_it_names_what_goes_back_in_place_and_who_would_wait() -> None:

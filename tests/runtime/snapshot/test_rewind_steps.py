@@ -90,10 +90,22 @@ def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None
     (text,) = [text for kind, text in scene.notes if kind == "rewound"]
     assert "runs again from s17: gpt/0 on h0, gpt/1 on h2" in text
     assert "1.25 s until noticed" in text
-    assert "12.5 s of training are repeated" in text
+    assert "12.5 s of training are repeated, from the boundary of 19" in text
     assert 1.25 < scene.job.rewind_s < 10, "status says that the next one takes as long"
     for part in ("earlier copies had ended", "send the images", "restore", "go on"):
         assert part in text
+
+
+def test_what_may_fail_on_a_host_is_noted_once() -> None:
+    """For example: the image is of a host with another kernel."""
+    scene = RewindScene()
+    scene.warnings = ["the restore may fail"]
+    scene.fails = {"ForwardHeld h2": [Unreachable("lost")]}
+    assert_runs_again(scene, play(scene))
+    noted = [text for kind, text in scene.notes if "may fail" in text]
+    assert sorted(noted) == [
+        f"gpt/{n} on {h}: the restore may fail" for n, h in ((0, "h0"), (1, "h2"))
+    ]
 
 
 @pytest.mark.parametrize("error", [Refused("no"), Unreachable("lost"), StepFailed("it", "failed")])

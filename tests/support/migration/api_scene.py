@@ -123,6 +123,10 @@ class Stubs:
         self.told.append(f"save {job.name} in {to} for {who}{' dry' if dry_run else ''}")
         return messages.SnapshotOrdered(job.name, {})
 
+    def withdraw(self, who: str, job: Job) -> bool:
+        self.told.append(f"withdraw {job.name} for {who}")
+        return True
+
     async def resume_saved(
         self, who: str, name: str, source: str, snapshot: str, *, dry_run: bool
     ) -> Message:

@@ -70,6 +70,7 @@ class RewindScene:
         self.up = {"h0", "h2", "h3"}
         self.own_copies: set[str] = set()  # hosts that have kept a copy of their own capsule
         self.again = ""
+        self.warnings: list[str] = []  # what a destination finds
         self.restoring = self.done = False
         self.ended: set[str] = set()
         self.said: list[str] = []
@@ -116,7 +117,7 @@ class RewindScene:
             assert (host, message.epoch) == (capsule.host, capsule.epoch)
             assert not capsule.granted
             assert host in self.ended or host == "h3", "an earlier copy may be left there"
-            return messages.Reserved([], f"tcp://{host}:7401")
+            return messages.Reserved([], f"tcp://{host}:7401", warnings=self.warnings)
         if isinstance(message, messages.ForwardHeld):
             assert (message.destination, message.endpoint[6:8]) == (capsule.host, capsule.host)
             return messages.Frozen(1000, [])

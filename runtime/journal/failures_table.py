@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the journal about how often hosts have failed (model/failures.py)."""
+
+from __future__ import annotations
+
+from ..model.failures import FailuresSeen
+from .journal_file import JournalFile
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS failures (
+    one INTEGER PRIMARY KEY CHECK (one = 1), losses REAL, hours REAL);
+"""
+"""One row at most."""
+
+
+class FailuresTable:
+    def __init__(self, file: JournalFile) -> None:
+        self._file = file
+
+    def seen(self) -> FailuresSeen:
+        rows = self._file.rows("SELECT losses, hours FROM failures")
+        return FailuresSeen(*rows[0]) if rows else FailuresSeen()
+
+    def write(self, seen: FailuresSeen) -> None:
+        """Replace what was seen. Raises LiveshiftError."""
+        self._file.write(
+            "INSERT OR REPLACE INTO failures VALUES (1, ?, ?)", (seen.losses, seen.hours)
+        )
