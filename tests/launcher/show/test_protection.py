@@ -69,10 +69,9 @@ def test_where_the_last_rewind_led_is_shown_of_one_job_and_in_wide(
     for wide, one, count in ((False, False, 0), (True, False, 1), (False, True, 1)):
         found = [line.plain for line in protection.lines([job], wide=wide, rewinds=one)]
         assert found.count(said) == count
-        for part in (Status("c", 1.0, [job], [], []),):
-            written = StringIO()
-            Console(width=300, file=written).print(*status_tables.parts(part, wide=wide, one=one))
-            assert written.getvalue().count(said) == count
+        written, status = StringIO(), Status("c", 1.0, [job], [], [])
+        Console(width=300, file=written).print(*status_tables.parts(status, wide=wide, one=one))
+        assert written.getvalue().count(said) == count
 
 
 @pytest.mark.parametrize("wide", [False, True])
