@@ -227,10 +227,9 @@ def talk_over_a_terminal() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--server", required=True, help="ADDRESS:PORT")
+    parser.add_argument("--server", default="", help="ADDRESS:PORT; else it talks to none")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    address, port = args.server.split(":")
 
     def heard(*_: object) -> None:
         report["signals"] += 1
@@ -255,7 +254,9 @@ def main() -> None:
     threads.append(threading.Thread(target=talk_over_a_terminal))
     methods = ("spawn", "forkserver")
     threads += [threading.Thread(target=question, args=(method,)) for method in methods]
-    threads.append(threading.Thread(target=converse, args=(address, int(port))))
+    if args.server:
+        address, port = args.server.split(":")
+        threads.append(threading.Thread(target=converse, args=(address, int(port))))
     for thread in threads:
         thread.start()
     armed = False

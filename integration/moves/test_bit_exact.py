@@ -9,26 +9,18 @@ without liveshift (where only Python starts the ranks, of the same run under tor
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from kernel_job import KERNEL_OBJECTS, KernelJob, counting_server
 from lab_session import (
     BRISK,
     CHAIN,
     GPT,
-    JOBS,
     LONG,
-    SUPPORT,
     TORCHRUN,
     LabSession,
     NewLab,
@@ -38,19 +30,16 @@ from lab_session import (
 from moving_job import AFTER, Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
+from scenarios import CARRIED, FSDP, LOADER, PLAIN_GPT, TRAIN_GPT
 
 from liveshift.interposer.library import library_path
 from liveshift.launcher import demo
-from liveshift.launcher import lab as labs
 from liveshift.launcher.client.client import Client
 from liveshift.launcher.report import gaps
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 GPT_OF = (str(GPT), "--batch", "8", "--out", "{out}", "--steps")
-PACED_GPT = (str(SUPPORT / "paced_gpt.py"), "--pace", "0.2", "--batch", "4", "--block", "16")
-TRAIN_GPT = (*TORCHRUN, *PACED_GPT, "--out", "{out}", "--steps", "160")
-PLAIN_GPT = ("python", *PACED_GPT, "--out", "{out}", "--steps", "160")
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +111,7 @@ def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> No
 
 
 def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: References) -> None:
-    argv = (
-        *("torchrun", "--nproc-per-node", "2", str(JOBS / "loader.py")),
-        *("--steps", "240", "--pace", "0.09", "--out", "{out}", "--contexts", "fork", "spawn"),
-    )
-    job = lab.start("c-loader", argv)
+    job = lab.start("c-loader", LOADER)
     job.wait_step(50)  # in the second epoch
     processes = 1 + 2 + 2 + 2
     assert len(job.seen(0).tasks) == processes, "torchrun, ranks, two workers, one with its tracker"
@@ -172,8 +157,7 @@ def test_f_plain_python_under_rank(lab: LabSession, references: References) -> N
 
 @pytest.mark.long
 def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
-    argv = (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "240", "--pace", "0.05", "--out", "{out}")
-    job = lab.start("g-fsdp", argv, nnodes=2)
+    job = lab.start("g-fsdp", FSDP, nnodes=2)
     job.wait_step(10)
     job.migrate(1)
     job.assert_same_as_never_moved(references, ranks=2)
@@ -183,11 +167,7 @@ def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
 def test_h_log_and_checkpoints_on_a_carried_path(
     lab: LabSession, references: References, place: Path
 ) -> None:
-    argv = (
-        *("python", str(JOBS / "carried.py"), "--out", "{out}"),
-        *("--steps", "900", "--pace", "0.05"),  # two moves long, also on a machine with other work
-    )
-    job = lab.start("h-carried", (*argv, "--own", "/var/tmp/h-carried"))
+    job = lab.start("h-carried", (*CARRIED, "--own", "/var/tmp/h-carried"))
     job.wait_step(25)
     source = job.seen(0).host
     own = {h: lab.lab.directory / h / "var-tmp" / "h-carried" for h in lab.lab.hosts}
@@ -201,7 +181,7 @@ def test_h_log_and_checkpoints_on_a_carried_path(
     back = job.migrate(0, to=source)  # and home again, to where old copies of the files lie
     job.go_on(5)
     assert back.destination == source
-    elsewhere = (*argv, "--own", str(place / "h-carried-reference"))
+    elsewhere = (*CARRIED, "--own", str(place / "h-carried-reference"))
     job.assert_same_as_never_moved(references, ranks=1, argv=elsewhere)
     kept = sorted(path.name for path in own[source].iterdir())
     assert kept == ["checkpoint-890.pt", "checkpoint-900.pt", "train.log"]
@@ -258,73 +238,16 @@ def test_i_unprivileged_user(
 
 
 def test_j_kernel_objects_and_a_connection(lab: LabSession, place: Path) -> None:
-    server_report = place / "j-server.json"
-    server_host = lab.lab.hosts["h0"]
-    serve = [sys.executable, str(JOBS / "counting_server.py"), server_host.address, "7070"]
-    with subprocess.Popen(
-        [*labs.entry(server_host), *serve, str(server_report)], stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"listening\n"
-        try:
-            _move_kernel_objects(lab, f"{server_host.address}:7070")
-        finally:
-            server.terminate()
-    talked = json.loads(server_report.read_text())
-    assert talked["trouble"] == "none"
-    assert talked["peer"].startswith("10.99."), "seen under its mobile address"
-
-
-def _move_kernel_objects(lab: LabSession, server: str) -> None:
-    argv = ("python", str(JOBS / "kernel_objects.py"), "--server", server, "--out", "{out}")
-    lab.cli("taint", "h0", "--reason", "the server is there")
-    job = lab.start("j-objects", argv)
-    lab.cli("untaint", "h0")
-
-    def progress() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((job.out / "progress.json").read_text())
-        return found
-
-    def beyond(what: str, value: int) -> bool:
-        return bool(progress()[what] > value)
-
-    eventually((job.out / "progress.json").exists, "the job's first progress")
-    (job.out / "arm").touch()
-    contexts = ("echoed by spawn", "echoed by forkserver")
-    eventually(lambda: {"armed", *contexts, "typed"} <= progress().keys(), "the timers")
-    before = progress()
-    row = job.migrate(0, to="h3")
-    main = min(job.seen(0).tasks.values())
-    for _ in range(3):
-        had = progress()["signals"]
-        os.kill(main, signal.SIGUSR1)
-        eventually(partial(beyond, "signals", had), "the signal handler", 10)
-    after = progress()
-    for counter in ("counted", "shared", "blocks", *contexts, "typed"):
-        assert before[counter] > 0
-        eventually(partial(beyond, counter, after[counter]), f"{counter} to go on", 10)
-    eventually(lambda: len(progress()["fired"]) == 7, "the timers to fire", 20)
-    job.stop()
-
-    report = json.loads((job.out / "report.json").read_text())
-    assert report["jump"] <= row.frozen_s + 0.2, "CLOCK_MONOTONIC stood still or leapt"
+    with counting_server(lab, "h0", place / "j-server.json") as server:
+        lab.cli("taint", "h0", "--reason", "the server is there")
+        job = lab.start("j-objects", (*KERNEL_OBJECTS, "--server", server))
+        lab.cli("untaint", "h0")
+        objects = KernelJob(job, server=True)
+        objects.arm()
+        row = job.migrate(0, to="h3")
+        objects.goes_on()
+        report = objects.assert_whole(row.frozen_s)
     assert report["drift"] <= row.frozen_s + 0.05, "the two clocks went apart"
-    assert report["armed"] < report["deadline"]
-    for what, fired in report["fired"].items():
-        late = fired - report["deadline"]
-        early = -1.0 if what == "timerfd, absolute" else -0.02  # CRIU drops its nanoseconds
-        assert early <= late < row.frozen_s + 0.5, f"{what} fired {late:+.3f} s off its deadline"
-    assert report["signals"] == 3
-    assert report["conversation"] == "whole"
-    assert len(set(report["counters"])) == 1
-    assert report["shm_after"] == report["shm"]
-    assert report["epoll"] == [True], "the set holds a file that only a child has open"
-    assert report["unlinked"] == "never had a name"
-    assert report["tmp"] == "private to this capsule"
-    assert (report["pipe"], report["socketpair"]) == ("in flight", "in a socket")
-    assert report["half closed after"] == report["half closed"], "no error is reported of them"
-    assert report["rest"] == ["", "sent before the close"]
-    assert report["reserved"] == 1 << 40
 
 
 @pytest.mark.long

@@ -10,36 +10,38 @@ replaced.
 from __future__ import annotations
 
 import random
+import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from lab_session import GPT, JOBS, LONG, TORCHRUN, LabSession, NewLab, eventually
+from kernel_job import KERNEL_OBJECTS, KernelJob
+from lab_session import (
+    BRISK,
+    GPT,
+    JOBS,
+    LONG,
+    TORCHRUN,
+    LabSession,
+    NewLab,
+    a_lab,
+    eventually,
+)
 from moving_job import AFTER, Job
+from open_python import NOBODY, OpenPython
 from protected_job import events, wait_protected
 from reference_runs import References
+from scenarios import CARRIED, PACED_GPT, SMALL_GPT, Scenario
 
 from liveshift.launcher import lab as labs
 
 pytestmark = [pytest.mark.lab]
 
 EVERY_S = 1.0
+OFTEN = ("--hosts", "4", "--snapshots", f"every={EVERY_S:g}", "--timeouts", "suspicion=1")
 SHORT, LONG_FORM = 6, 50
 """How many moments `make test` has, and how many all tests here have at least."""
-
-SMALL_GPT = (str(GPT), "--batch", "8", "--block", "32", "--out", "{out}", "--steps")
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """``ranks``: of all capsules. ``ends``: after so many steps, which it takes minutes for."""
-
-    argv: Sequence[str]
-    nnodes: int
-    ranks: int
-    ends: bool = True
-
 
 DDP = Scenario(LONG, 2, 2, ends=False)
 SCENARIOS = {
@@ -65,7 +67,7 @@ SCENARIOS = {
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
     """At most two hosts run the job, the others may hold its images."""
-    return new_lab("--hosts", "4", "--snapshots", f"every={EVERY_S:g}", "--timeouts", "suspicion=1")
+    return new_lab(*OFTEN)
 
 
 def lose(job: Job, chance: random.Random) -> None:
@@ -77,9 +79,12 @@ def lose(job: Job, chance: random.Random) -> None:
     time.sleep(chance.uniform(0, 2 * EVERY_S))
     labs.kill_host(lab.lab, victim)
     print(f"{job.name}: {victim} dies, which {'runs it' if victim in runs else 'holds images'}")
+    if runs == {victim}:  # no other host can show that the job does not train, cut off from us
+        lab.boot(victim)
     if victim in runs:
         eventually(lambda: len(events(job, "rewound")) > before, "the job to run again")
-    lab.boot(victim)
+    if runs != {victim}:
+        lab.boot(victim)
     wait_protected(job)
 
 
@@ -87,16 +92,23 @@ def finish(job: Job, scenario: Scenario, references: References) -> None:
     """End the job; all that it has computed is what the same command computes untouched."""
     if scenario.ends:
         result = job.result(scenario.ranks)
-        result.assert_equals(references.of(scenario.argv, scenario.nnodes, scenario.ranks))
+        untouched = scenario.untouched or scenario.argv
+        result.assert_equals(references.of(untouched, scenario.nnodes, scenario.ranks))
     else:
         job.go_on(AFTER)
         job.assert_begins_like_never_moved(references)
 
 
 def play(
-    lab: LabSession, name: str, scenario: Scenario, moments: int, seed: int, references: References
+    lab: LabSession,
+    name: str,
+    scenario: Scenario,
+    moments: int,
+    seed: int,
+    references: References,
+    user: int | None = None,
 ) -> None:
-    job = lab.start(name, scenario.argv, nnodes=scenario.nnodes)
+    job = lab.start(name, scenario.argv, nnodes=scenario.nnodes, user=user)
     job.wait_step(10)
     wait_protected(job)
     chance = random.Random(seed)
@@ -122,6 +134,109 @@ def test_hosts_of_other_jobs_die_at_random_moments(
     play(lab, f"{kind}{seed}", SCENARIOS[kind], 4, seed, references)
 
 
+FEW = 3
+"""Moments of each further scenario of test_bit_exact.py."""
+
+
+def meanwhile(job: Job, chance: random.Random, *words: str) -> None:
+    """Cut the power of a random host while a command moves the job, or just before or after. The
+    host comes back, and the job is protected and trains."""
+    lab = job.session
+    with lab.popen(*words) as moving:
+        time.sleep(chance.uniform(0, 2 * EVERY_S))
+        victim = chance.choice(sorted(lab.lab.hosts))
+        labs.kill_host(lab.lab, victim)
+        print(f"{job.name}: {victim} dies during {' '.join(words)}")
+        time.sleep(chance.uniform(0, 2 * EVERY_S))
+        lab.boot(victim)
+        said = moving.communicate(timeout=120)
+        print(moving.returncode, *(each.decode() for each in said))
+    wait_protected(job)
+    job.go_on(AFTER)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_d_e_hosts_die_while_the_job_is_moved_or_its_hosts_are_drained(
+    lab: LabSession, references: References
+) -> None:
+    job = lab.start("restless", LONG, nnodes=2)
+    job.wait_step(10)
+    wait_protected(job)
+    chance = random.Random(11)
+    for number in range(2 * FEW):
+        rank = number % 2
+        if number < FEW:
+            meanwhile(job, chance, "migrate", f"{job.name}/{rank}")
+        else:
+            host = job.capsule(rank).host
+            meanwhile(job, chance, "drain", host)
+            lab.cli("uncordon", host)
+    assert events(job, "rewound"), "a host that ran it was among them"
+    finish(job, DDP, references)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_h_log_and_checkpoints_on_a_carried_path(
+    lab: LabSession, references: References, place: Path
+) -> None:
+    """Two ranks, and each host that comes back has the files of before."""
+    own = "/var/tmp/unlucky-h"
+    untouched = (*CARRIED, "--own", str(place / "unlucky-h-reference-RANK"))
+    slow = (*CARRIED, "--pace", "0.2", "--own", own)  # three minutes, unless it is hurried
+    scenario = Scenario(slow, 2, 2, untouched=untouched)
+    play(lab, "unlucky-h", scenario, FEW, 12, references)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_i_unprivileged_user(
+    new_lab_name: Callable[[], str], open_python: OpenPython, references: References, place: Path
+) -> None:
+    files = open_python.files
+    shutil.copy(PACED_GPT[0], files)
+    shutil.copy(GPT, files)
+    paced = (str(files / Path(PACED_GPT[0]).name), *PACED_GPT[1:], "--out", "{out}")
+    argv = (open_python.python, *paced, "--steps", "600")
+    untouched = (*TORCHRUN, *PACED_GPT, "--out", "{out}", "--steps", "600")
+    scenario = Scenario(argv, 2, 2, untouched=untouched)
+    name = new_lab_name()
+    with a_lab(name, place, *OFTEN, *BRISK, python=open_python.python) as lab:
+        play(lab, "unlucky-i", scenario, FEW, 13, references, user=NOBODY)
+        out = lab.jobs[-1].out
+        theirs = [path for path in out.iterdir() if path.name != "hurry"]  # which is the test's
+        assert {path.stat().st_uid for path in theirs} == {NOBODY}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_j_kernel_objects(lab: LabSession) -> None:
+    """Its timers are armed at a random moment too, and so perhaps twice."""
+    job = lab.start("unlucky-j", KERNEL_OBJECTS)
+    objects = KernelJob(job, server=False)
+    wait_protected(job)
+    chance = random.Random(14)
+    lose(job, chance)
+    objects.arm()
+    for _ in range(FEW - 1):
+        lose(job, chance)
+    objects.goes_on()
+    objects.assert_whole(stood_s=2.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:
+    try:
+        for host in lab.lab.hosts:
+            lab.cli("lab", "link", host, "--rate", "200mbit", "--loss", "1")
+        play(lab, "unlucky-k", DDP, FEW, 15, references)
+    finally:
+        for host in lab.lab.hosts:
+            lab.cli("lab", "link", host, "--rate", "none", "--loss", "0")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_job_is_suspended_at_random_moments_and_its_hosts_die_meanwhile(
@@ -144,5 +259,5 @@ def test_a_job_is_suspended_at_random_moments_and_its_hosts_die_meanwhile(
 
 
 def test_there_are_as_many_moments_as_promised() -> None:
-    ddp, others = 4 * SHORT, len(SCENARIOS) * 2 * 4
-    assert ddp + others + SHORT >= LONG_FORM
+    ddp, others, further = 4 * SHORT, len(SCENARIOS) * 2 * 4, 6 * FEW
+    assert ddp + others + further + SHORT >= LONG_FORM

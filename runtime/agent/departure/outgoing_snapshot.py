@@ -216,11 +216,13 @@ class OutgoingSnapshot:
             return Frozen(dump.sent, watch.phases)
 
     def seal(self) -> bytes:
-        """Make the digest of a dumped capsule, which stays frozen. Raises StepFailed if it does not
-        stay so, or if the image is not whole. May be repeated."""
+        """Make the digest of a dumped capsule, which stays frozen: it is about to leave this host,
+        so what it takes along from carried paths is noted. Raises StepFailed if it does not stay
+        frozen, or if the image is not whole. May be repeated."""
         with self._turn:
             with self._step(SnapshotPhase.DUMPED):
                 if not self.digest:
+                    self._files.remember_taken()
                     self._make_digest()
                 if not self.digest:
                     name = self.resident.spec.name

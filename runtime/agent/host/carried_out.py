@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent remembers which files a capsule took along from this host's carried paths.
 
-A carried path may also hold files of other jobs, so an outgoing migration deletes nothing in it.
+A carried path may also hold files of other jobs, so a capsule that leaves deletes nothing in it.
 When the same capsule returns, files that it took away then and has deleted since must not reappear.
 These are the remembered files that did not come back with it and have not changed on this host.
 """
