@@ -60,12 +60,22 @@ class OutputSender:
     def _open(self, begins: list[int]) -> bool:
         """Open the first segment that was not sent; return False if there is none."""
         for start in begins:
-            if start >= self._at and start > self._ended:
+            if start >= self._at and start > self._ended and not self._in_vain(start, begins[-1]):
                 with contextlib.suppress(FileNotFoundError):  # rotated away just now
                     self._file = output.segment(self._log, start).open("rb")
                     self._begins = self._at = start
                     return True
         return False
+
+    def _in_vain(self, start: int, last: int) -> bool:
+        """Whether a rewind has begun this segment, and nothing was printed until the next one. A
+        job may be rewound for weeks, and would get a file for each time."""
+        if start == last or start % output.REWIND:
+            return False
+        try:
+            return output.segment(self._log, start).stat().st_size == 0
+        except FileNotFoundError:  # rotated away just now
+            return True
 
     def _send_segment(self, send: Send, last: bool) -> None:
         assert self._file is not None

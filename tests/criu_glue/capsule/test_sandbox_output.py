@@ -317,7 +317,8 @@ def test_a_gap_at_the_end_moves_too(tiny_disk: Path, start: Start) -> None:
 def test_a_log_moves_though_nothing_was_printed_between_two_rewinds(
     start: Start, plan: SandboxPlan
 ) -> None:
-    """Each rewind has begun a segment, and both are empty. Each is sent once."""
+    """Each rewind has begun a segment, and both are empty. Only the last one may still grow: the
+    other is not sent, so a job that is rewound often and prints little has no more files for it."""
     for rewinds in (1, 2):
         output.begin_after_rewind(plan.log, rewinds)
     before = packed([OutputRecord(1, STDOUT, b"before\n")])
@@ -327,5 +328,5 @@ def test_a_log_moves_though_nothing_was_printed_between_two_rewinds(
     sender = OutputSender(stands)
     sender.send_new(lambda stream, data: sent.append((stream, data)))
     sender.finish(lambda stream, data: sent.append((stream, data)))
-    first, second, third = (f"output:{n * output.REWIND:020}" for n in range(3))
-    assert sent == [(first, before), (first, b""), (second, b""), (third, b"")]
+    first, last = (f"output:{n * output.REWIND:020}" for n in (0, 2))
+    assert sent == [(first, before), (first, b""), (last, b"")]
