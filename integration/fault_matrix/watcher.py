@@ -44,8 +44,8 @@ OLD = "running, though old"
 IMAGE = "image"
 
 PERIOD_S = 0.008
-MEAN_GAP_S = 5 * PERIOD_S
-"""Between samples, on an average, at most; else a cell has shown nothing."""
+MEAN_GAP = 5
+"""Periods between samples, on an average, at most; else a cell has shown nothing."""
 
 _SIGKILL, _SIGSTOP = (1 << signum - 1 for signum in (signal.SIGKILL, signal.SIGSTOP))
 _PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h; proc(5), stat field 9
@@ -96,6 +96,8 @@ class Watcher(threading.Thread):
     an invariant did not hold; :meth:`may_vanish` is told when the capsule is about to be killed.
     ``longest_gap_s``: for how long it may not look; nothing that is wrong may be over sooner.
     """
+
+    period_s = PERIOD_S
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class Watcher(threading.Thread):
     @property
     def starved(self) -> str:
         """Why the samples show nothing, once the watch is over; "" if they do."""
-        enough = int(self._watched / MEAN_GAP_S)
+        enough = int(self._watched / (MEAN_GAP * self.period_s))
         if self.samples >= enough and self.longest_gap <= self._allowed_gap:
             return ""
         return (
@@ -195,7 +197,7 @@ class Watcher(threading.Thread):
         try:
             over = False
             while not over:
-                over = self._over.wait(PERIOD_S)  # and looks a last time
+                over = self._over.wait(self.period_s)  # and looks a last time
                 self._look()
                 now = time.monotonic()
                 self.longest_gap = max(self.longest_gap, now - last)

@@ -4,6 +4,9 @@
 Rank 1 is the one that is harmed: the *owner* runs it, the *holder* has its image. A daemon is held
 at a point (runtime/daemon/faultpoints.py), the harm is done, the daemon goes on, and the harm is
 healed. Then the job must train, protected by a later snapshot, each step as if nothing had been.
+
+Meanwhile each capsule is watched from outside: an earlier copy may run beside its successor only on
+a host that is cut off, and makes no progress there (fault_matrix/successors.py).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 import pytest
 from fault_matrix import held
 from fault_matrix.held import Held
+from fault_matrix.successors import Successors
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import Job
 from protected_job import events, wait_protected
@@ -264,24 +268,58 @@ def test_cell(scene: Scene, cell: Cell) -> None:
 def play(scene: Scene, cell: Cell) -> None:
     job = scene.job()
     owner, holder = job.seen(HARMED).host, job.protection().holders[-1]
-    if cell.during == "suspend":
-        trigger(scene, job, cell, owner)  # the order waits for a snapshot that is under way
-        eventually(lambda: events(job, "suspending"), "the order")
-    scene.held.arm(cell.point)
-    if cell.during != "suspend":
-        trigger(scene, job, cell, owner)
-    scene.held.wait(cell.point)
-    with HARMS[cell.harm](scene.lab, owner, holder):
-        scene.held.release(cell.point)
-    scene.held.clear()
-    eventually(lambda: all_up(scene), "all hosts to be up")
-    eventually(lambda: at_rest(scene, job), "the job to have come to rest", 90)
-    if cell.expected == LOST or (cell.expected == EITHER and state(job) == "ended"):
-        eventually(lambda: job.code() == 137, "the job to be lost")
-        return
-    wait_protected(job)
-    assert state(job) == "running"
-    scene.assert_right(job)
+    with watched(scene, job) as copies:
+        if cell.during == "suspend":
+            trigger(scene, job, cell, owner)  # the order waits for a snapshot that is under way
+            eventually(lambda: events(job, "suspending"), "the order")
+        scene.held.arm(cell.point)
+        if cell.during != "suspend":
+            trigger(scene, job, cell, owner)
+        scene.held.wait(cell.point)
+        if cell.harm in CUT_OFF:
+            for each in copies:
+                each.cut_off(owner if cell.harm == "owner-cut-off" else holder)
+        with HARMS[cell.harm](scene.lab, owner, holder):
+            scene.held.release(cell.point)
+        scene.held.clear()
+        eventually(lambda: all_up(scene), "all hosts to be up")
+        eventually(lambda: at_rest(scene, job), "the job to have come to rest", 90)
+        for each in copies:
+            each.heard_again()
+        if cell.expected == LOST or (cell.expected == EITHER and state(job) == "ended"):
+            eventually(lambda: job.code() == 137, "the job to be lost")
+            return
+        wait_protected(job)
+        assert state(job) == "running"
+        scene.assert_right(job)
+
+
+CUT_OFF = ("owner-cut-off", "holder-cut-off")
+
+
+@contextmanager
+def watched(scene: Scene, job: Job) -> Iterator[list[Successors]]:
+    """Watch the copies of all capsules. At the end none may have run that must not."""
+    with ExitStack() as stack:
+        copies = [
+            stack.enter_context(
+                Successors(
+                    lambda: scene.lab.lab,
+                    f"{job.name}/{rank}",
+                    job.seen(rank).tasks,
+                    longest_gap_s=SUSPICION_S,
+                )
+            )
+            for rank in range(2)
+        ]
+        try:
+            yield copies
+        finally:
+            for rank, each in enumerate(copies):
+                print(f"copies of rank {rank}, two at once: {each.overlapped}\n{each.story()}")
+    for each in copies:
+        assert not each.broken, "; ".join(each.broken)
+        assert not each.starved, each.starved
 
 
 def test_a_host_that_only_the_orchestrator_does_not_hear_leads_to_no_rewind(scene: Scene) -> None:
