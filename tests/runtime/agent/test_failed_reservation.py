@@ -21,9 +21,10 @@ from liveshift.runtime.agent.destination_handlers import DestinationHandlers
 from liveshift.runtime.agent.host import host_facts
 from liveshift.runtime.agent.host.running_capsule import CapsuleFactory
 from liveshift.runtime.config.cluster import Files, Logs, Paths
-from liveshift.runtime.messages import Book, CapsuleSpec
+from liveshift.runtime.messages import Book, CapsuleSpec, HostFacts
 
 SPEC = CapsuleSpec("gpt/1", "gpt", 1, ["train"], {}, "/", 1000, 1000, [], "")
+FACTS = HostFacts("6.1", "x86_64", "cpu", [], "4.2.1", "0.1")
 
 
 def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
@@ -61,7 +62,7 @@ def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
     )
     registry = SimpleNamespace(
         reservations=SimpleNamespace(making=making),
-        facts=None,
+        facts=FACTS,
         criu=None,
         devices=SimpleNamespace(tree=no_helper),
         incoming={},
@@ -77,7 +78,7 @@ def test_sandbox_and_image_go_where_the_gpu_helper_has_died(
         source="h0",
         survey=SimpleNamespace(resident=0, shared_memory=0),
         full_dump=False,
-        facts=None,
+        facts=FACTS,
         spec=SPEC,
         book=None,
         gpu=object(),
