@@ -52,21 +52,24 @@ def of_case(result: Result, cores: int) -> Iterable[Goal]:
         worst = f"the longest {max(result.pauses):.2f} s"
         name = f"pause of a snapshot, ranks of up to {PAUSE_GB:g} GB, median"
         yield at_most(name, result.pause_s, PAUSE_S, " s", worst)
-        every = math.sqrt(2 * result.pause_s * FAILURE_S)  # the optimum of Young and Daly
-        name = "pauses at one failure in 8 h and the best interval, of the speed"
-        share = 100 * result.pause_s / every
-        yield at_most(name, share, COST, " %", f"a snapshot every {every:.0f} s")
+        yield _steady("pauses at one failure in 8 h", result.pause_s)
         if result.snapshot_cpu_s is not None:
-            name = "pauses and CPU time then, of the speed of a job that uses all cores"
-            share = 100 * (result.pause_s + result.snapshot_cpu_s / cores) / every
-            words = f"{result.snapshot_cpu_s:.2f} CPU s a snapshot, {cores} cores"
-            yield at_most(name, share, COST, " %", words)
+            name = "pauses and CPU time at one failure in 8 h, of a job that uses all cores"
+            yield _steady(name, result.pause_s + result.snapshot_cpu_s / cores)
     if result.alarm_lost_s is not None:
         name = "lost by a false alarm: a host cut off for a second longer than the suspicion"
         yield Goal(name, "–", f"{result.alarm_lost_s:.2f} s", None)
     if result.identical is not None:
         seen = "yes" if result.identical else "no"
         yield Goal("equal to the bit", "yes", seen, result.identical, result.difference)
+
+
+def _steady(name: str, cost: float) -> Goal:
+    """``cost``: seconds of training that one snapshot takes. The interval is the best one for it
+    (Young and Daly), as ``snapshots.every = "auto"`` chooses it."""
+    every = math.sqrt(2 * cost * FAILURE_S)
+    words = f"{cost:.2f} s for a snapshot every {every:.0f} s"
+    return at_most(f"{name}, of the speed", 100 * cost / every, COST, " %", words)
 
 
 def _where(result: Result) -> str:
