@@ -159,7 +159,8 @@ def _take_cpu_time(result: Result, job: Way, last: int) -> None:
     history, ours = job.history, job if isinstance(job, Rewinding) else None
 
     def first() -> bool:
-        return history.reached() >= WARM and (ours is None or bool(ours.pauses))
+        snapshot = ours is None or ours.pauses or history.reached() >= last  # a short run has none
+        return history.reached() >= WARM and bool(snapshot)
 
     history.wait(first, "its speed, and a snapshot", kills.PATIENCE_S, job.alive)
     begun, spent, seen = history.reached(), _busy(), len(ours.pauses) if ours else 0
