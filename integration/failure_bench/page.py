@@ -20,6 +20,7 @@ from .record import Result, Run
 
 FILE = "bench-failure.html"
 HURT = (Kind.PROCESS, Kind.HOST)
+FALSE = ", false alarm"
 _BODY = Template("""<section>
 <h2>Lost by the loss of a host</h2>
 $bars
@@ -197,7 +198,7 @@ def _kills(cases: Sequence[Result]) -> str:
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     rows = []
     for result in cases:
-        shown = [*((each, "") for each in result.kills), *((e, ", false") for e in result.alarms)]
+        shown = [*((each, "") for each in result.kills), *((e, FALSE) for e in result.alarms)]
         for each, what in shown:
             cells = [
                 *(str(each.step), str(each.rank), escape(each.host), escape(each.to)),
