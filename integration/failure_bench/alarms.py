@@ -16,11 +16,12 @@ from .cases import Case, Effort
 from .history import WARM
 from .kills import PATIENCE_S, Tell
 from .ours import Rewinding
-from .record import Kill
+from .record import Kill, kill
 
-OUT_S, SOONEST = 1.0, 0.8
-"""A host is cut off for OUT_S seconds more than it may be silent. Before SOONEST of the time that
-it may, nobody counts it as lost."""
+OUT_S = 1.0
+"""A host is cut off for OUT_S seconds longer than it may be silent."""
+SOONEST = 0.8
+"""The orchestrator counts no host as lost before this share of the suspicion is over."""
 MOST = 3
 """Silences in which one false alarm must be seen."""
 
@@ -61,17 +62,5 @@ def _alarm(way: Rewinding, case: Case, rank: int) -> Kill | None:
     if not way.taken_back(cut):
         return None
     noticed, told = way.noticed(cut)
-    return Kill(
-        step=reached,
-        rank=rank,
-        host=victim,
-        to=way.job.capsule(rank).host,
-        late_s=0.0,
-        noticed_s=None if noticed is None else noticed - cut,
-        first_step_s=seen.first_step_s,
-        lost_s=seen.lost_s,
-        new_step_s=seen.new_step_s,
-        repeated=seen.repeated,
-        repeated_s=seen.lost_s - seen.first_step_s,
-        told=told,
-    )
+    to = way.job.capsule(rank).host
+    return kill(seen, cut, reached, rank, victim, to, 0.0, noticed, told)

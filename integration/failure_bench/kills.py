@@ -16,7 +16,7 @@ from liveshift.launcher.lab import Lab
 from .cases import Case, Effort, Moment, moments
 from .failures import Failure, Kind, schedule
 from .history import History, Loss
-from .record import Kill, Met
+from .record import Kill, Met, kill
 
 PATIENCE_S = 90.0
 """Without any step: a restart takes half of it on a busy machine."""
@@ -93,9 +93,9 @@ def _kill(way: Way, moment: Moment, effort: Effort) -> Kill:
     _wait(way, lambda: way.history.reached() >= moment.step, f"step {moment.step}")
     time.sleep(moment.late * effort.pace)
     due = time.time()
-    late = due + READY_S
+    until = due + READY_S
     over = f"it was not ready to lose a host within {READY_S:g} s, or before its end"
-    _wait(way, lambda: way.ready() or way.ended() or time.time() > late, over)
+    _wait(way, lambda: way.ready() or way.ended() or time.time() > until, over)
     assert way.ready(), over
     victim = way.host_of(moment.rank)
     cut = time.time()
@@ -107,20 +107,8 @@ def _kill(way: Way, moment: Moment, effort: Effort) -> Kill:
     to = way.host_of(moment.rank)
     assert to != victim, f"rank {moment.rank} trains on {victim}, which has no power"
     way.replace(victim)
-    return Kill(
-        step=moment.step,
-        rank=moment.rank,
-        host=victim,
-        to=to,
-        late_s=max(0.0, cut - due),
-        noticed_s=None if noticed is None else noticed - cut,
-        first_step_s=seen.first_step_s,
-        lost_s=seen.lost_s,
-        new_step_s=seen.new_step_s,
-        repeated=seen.repeated,
-        repeated_s=seen.lost_s - seen.first_step_s,
-        told=told,
-    )
+    late = max(0.0, cut - due)
+    return kill(seen, cut, moment.step, moment.rank, victim, to, late, noticed, told)
 
 
 def _meet(way: Way, failure: Failure, last: int) -> Met | None:

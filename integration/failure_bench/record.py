@@ -13,6 +13,7 @@ from bench_record import ALIKE, Goal, Record, middle
 
 from .cases import Case, Effort
 from .failures import Kind
+from .history import Loss
 
 FILE = "bench-failure.json"
 
@@ -39,6 +40,34 @@ class Kill(msgspec.Struct, frozen=True):
     repeated: int
     repeated_s: float
     told: str = ""
+
+
+def kill(
+    seen: Loss,
+    cut: float,
+    step: int,
+    rank: int,
+    host: str,
+    to: str,
+    late: float,
+    noticed: float | None,
+    told: str,
+) -> Kill:
+    """What the records tell of a host. ``cut``, ``noticed``: in seconds since the epoch."""
+    return Kill(
+        step=step,
+        rank=rank,
+        host=host,
+        to=to,
+        late_s=late,
+        noticed_s=None if noticed is None else noticed - cut,
+        first_step_s=seen.first_step_s,
+        lost_s=seen.lost_s,
+        new_step_s=seen.new_step_s,
+        repeated=seen.repeated,
+        repeated_s=seen.lost_s - seen.first_step_s,
+        told=told,
+    )
 
 
 class Met(msgspec.Struct, frozen=True):
