@@ -85,7 +85,7 @@ def test_nor_by_the_doctor_who_shows_what_programs_print(
 
 def test_nor_by_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
-    monkeypatch.setattr(sys, "stderr", out)  # the console's own file would stay what it is put back to
+    monkeypatch.setattr(sys, "stderr", out)  # a file set to the console itself would stay set
     demo.console.print(EVIL, style="red", markup=False)
     left = COLOURS.sub("", out.getvalue())
     assert left.replace("\n", "").isprintable(), left
