@@ -36,7 +36,7 @@ from functools import cached_property
 
 from ...errors import LiveshiftError
 from .iproute import run
-from .netlink import netlink
+from .sockets_inside import netlink
 
 LOCK_TABLE = "liveshift_lock"
 

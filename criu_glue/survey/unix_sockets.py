@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ... import proc_text
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
-from ..network.netlink import netlink
+from ..network.sockets_inside import netlink
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
 _BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300

@@ -8,14 +8,12 @@ rank's steps back to what it was, and the rank writes on from there. The file ma
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import re
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +21,16 @@ import pytest
 from fault_matrix import held
 from fault_matrix.held import Held
 from lab_session import LONG, LabSession, NewLab, eventually
-from moving_job import AFTER, Job, Step
-from protected_job import events, wait_protected, wait_rewound
+from moving_job import AFTER, Job
+from protected_job import (
+    events,
+    steps,
+    steps_since,
+    wait_past,
+    wait_protected,
+    wait_rewound,
+    wait_steps,
+)
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
@@ -76,35 +82,6 @@ def job(lab: LabSession) -> Iterator[Job]:
 
 def suspicion(lab: LabSession) -> float:
     return load(lab.lab.config).timeouts.suspicion
-
-
-def steps(job: Job, rank: int) -> list[Step]:
-    """The steps that are whole in the rank's file."""
-    found = []
-    for line in (job.out / f"rank{rank}.jsonl").read_text(errors="replace").splitlines():
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [step for step in found if isinstance(step, dict) and "sha256" in step]
-
-
-def steps_since(job: Job, rank: int, since: float) -> list[float]:
-    """When the steps of after that time were made, in order."""
-    return sorted(step["time"] for step in steps(job, rank) if step["time"] > since)
-
-
-def wait_steps(job: Job, since: float, count: int) -> None:
-    """Wait until both ranks have made so many steps after that time."""
-    for rank in range(2):
-        eventually(partial(_has_steps, job, rank, since, count), f"steps of rank {rank}")
-
-
-def _has_steps(job: Job, rank: int, since: float, count: int) -> bool:
-    return len(steps_since(job, rank, since)) >= count
-
-
-def wait_past(job: Job, before: int) -> None:
-    """Wait until the job is further than it was before the rewind, at ``before`` steps."""
-    eventually(lambda: len(steps(job, 0)) > before + 2 * AFTER, "the job to be further than ever")
 
 
 def printed(job: Job, rank: int, *options: str) -> tuple[list[int], list[int], str]:

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job with snapshots: what is known of them, and what it takes to have lost nothing."""
+"""A job with snapshots: what is known of them, the steps that it repeats, and what it takes to have
+lost nothing."""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from functools import partial
+
 from lab_session import eventually
-from moving_job import Job
+from moving_job import AFTER, Job, Step
 
 from liveshift.runtime.messages import Event
 
@@ -26,3 +31,32 @@ def wait_protected(job: Job) -> None:
 
 def wait_rewound(job: Job, times: int) -> None:
     eventually(lambda: len(events(job, "rewound")) == times, f"rewind {times}")
+
+
+def steps(job: Job, rank: int) -> list[Step]:
+    """The steps that are whole in the rank's file."""
+    found = []
+    for line in (job.out / f"rank{rank}.jsonl").read_text(errors="replace").splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [step for step in found if isinstance(step, dict) and "sha256" in step]
+
+
+def steps_since(job: Job, rank: int, since: float) -> list[float]:
+    """When the steps of after that time were made, in order."""
+    return sorted(step["time"] for step in steps(job, rank) if step["time"] > since)
+
+
+def wait_steps(job: Job, since: float, count: int) -> None:
+    """Wait until both ranks have made so many steps after that time."""
+    for rank in range(2):
+        eventually(partial(_has_steps, job, rank, since, count), f"steps of rank {rank}")
+
+
+def _has_steps(job: Job, rank: int, since: float, count: int) -> bool:
+    return len(steps_since(job, rank, since)) >= count
+
+
+def wait_past(job: Job, before: int) -> None:
+    """Wait until the job is further than it was before the rewind, at ``before`` steps."""
+    eventually(lambda: len(steps(job, 0)) > before + 2 * AFTER, "the job to be further than ever")

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,7 @@ from .migration_registry import MigrationRegistry
 from .rulings import Rulings
 from .snapshot_handlers import SnapshotHandlers
 from .source_handlers import SourceHandlers
+from .try_hosts import try_hosts
 
 log = logging.getLogger("liveshift.agent")
 
@@ -118,6 +120,7 @@ class Agent:
             messages.ReadOutput: capsule_table.read_output,
             messages.ReadRepeated: capsule_table.read_repeated,
             messages.GetInspection: capsule_table.get_inspection,
+            messages.TryHosts: partial(try_hosts, cluster),
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
             messages.StartPrecopy: source.precopy,

@@ -48,6 +48,19 @@ class Locate(Message, frozen=True):
     book: Book
 
 
+class TryHosts(Message, frozen=True):
+    """Try to connect to the kernels of other hosts, for ``limit`` seconds; answers HostsReached."""
+
+    hosts: list[str]
+    limit: float
+
+
+class HostsReached(Answer, frozen=True):
+    """Which hosts have accepted or refused a TCP connection from this one."""
+
+    hosts: list[str]
+
+
 class Inspect(Message, frozen=True):
     """Survey a capsule while it runs; answers Inspected. ``watch``: also measure for one second
     how much it writes. ``snapshot``: for a snapshot, which has no full dump to fall back on."""

@@ -57,7 +57,8 @@ class CapsuleState(msgspec.Struct, frozen=True):
     ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them, and
     ``device_memory`` the bytes that they have there.
     ``output_trouble``: which part of its output could not be kept, in words. ``rewinds``: how often
-    its job had been rewound when this copy was made.
+    its job had been rewound when this copy was made. ``unanswered``: by address of a peer of its
+    job that answers nothing, the seconds for which it has not.
     """
 
     name: str
@@ -72,6 +73,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     output_trouble: str = ""
     rewinds: int = 0
     device_memory: int = 0
+    unanswered: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class HostFacts(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ TEXTS = {
     "End": "end a capsule",
     "Forget": "forget a job",
     "Locate": "enter a job's addresses",
+    "TryHosts": "try other hosts",
     "Inspect": "look at a capsule",
     "Reserve": "make room for a capsule",
     "StartPrecopy": "copy a running capsule",

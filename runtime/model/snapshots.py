@@ -198,6 +198,7 @@ def rewind_plan(
     generation: Generation,
     owners: Mapping[str, str],
     lost: Collection[str],
+    avoid: Collection[str] = (),
 ) -> dict[str, Place] | str:
     """Return where each capsule goes back to, or a text that says why it cannot.
 
@@ -206,7 +207,8 @@ def rewind_plan(
     that its image does not cross the network, else where a move would go. A host that came back
     without a capsule has that one's slot free, though the journal still has the capsule there. A
     capsule that used GPUs goes only to a host with as many free ones of the same models. Files on
-    carried paths may have the same names in two capsules, so these go to different hosts.
+    carried paths may have the same names in two capsules, so these go to different hosts. No
+    capsule goes to a host in ``avoid``.
     """
     known = {host.name: host for host in hosts}
     freed = Counter(owners[capsule] for capsule in lost)
@@ -228,7 +230,8 @@ def rewind_plan(
             plan[capsule] = Place(owner, up[0])
             continue
         need = generation.gpus.get(capsule, NO_GPUS)
-        roomy = [host for host in known.values() if _receives(host) and left[host.name] > 0]
+        ready = [host for host in known.values() if _receives(host) and host.name not in avoid]
+        roomy = [host for host in ready if left[host.name] > 0]
         lacking = {host.name: lacks(seats[host.name], need) for host in roomy}
         if capsule in generation.carried:
             lacking |= {h: _carries(other) for h, other in carrying.items() if h in lacking}

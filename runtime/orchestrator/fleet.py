@@ -19,6 +19,7 @@ from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.spares import NO_GPUS, GpuNeed, HostView
 from ..model.steps import ENDS
+from ..snapshot.cut_links import LeftHosts
 from ..snapshot.failure_count import FailureCount
 from ..snapshot.snapshot import Snapshot
 
@@ -60,6 +61,7 @@ class Fleet:
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.failures = FailureCount(self.journal.failures, lambda: self.jobs.values(), self.is_up)
+        self.left_hosts = LeftHosts()
         self.migrations: dict[str, Migration] = {}
         self.snapshots: dict[str, Snapshot] = {}  # by job; only those under way
         self.reports: dict[str, Register] = {}  # by host; only while a restored journal catches up

@@ -19,6 +19,7 @@ from ..daemon.tasks import Tasks
 from ..model.jobs import Job
 from ..model.snapshots import choose_holders
 from ..snapshot.context import SnapshotContext
+from ..snapshot.cut_links import silences
 from ..snapshot.directory_images import DirectoryImages
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
@@ -79,21 +80,24 @@ class JobSnapshots:
                 return f"{capsule.name} does not run yet"
             if not self._fleet.is_up(capsule.host):
                 return f"{capsule.host}, which runs {capsule.name}, is not up"
+        if cut := next(iter(silences(job)), None):
+            return f"{cut.capsule.name} gets no answer from {cut.peer.name}"
         return ""
 
     def holders(self, job: Job) -> dict[str, str] | str:
         """Return a holder for each capsule's image, or a text that says why there is none. A host
         that has refused an image, did not answer or damaged one comes last: it may do better by
-        now."""
+        now. So does one that a job has left because of its links."""
         cluster, views = self._fleet.cluster, self._fleet.views()
         owners = job.owners
         newest = job.newest.holders if job.newest else {}
         before = {c: hosts[0] for c, hosts in newest.items() if hosts}
         refused = self._refused.get(job.name, set())
-        willing = [view for view in views if view.name not in refused]
+        last = refused | self._fleet.left_hosts.recent()
+        willing = [view for view in views if view.name not in last]
         gpus = {c.name: self._fleet.gpu_need(c, c.host) for c in job.capsules.values()}
         chosen = choose_holders(willing, owners, cluster.domains, before, gpus)
-        if isinstance(chosen, str) and refused:
+        if isinstance(chosen, str) and last:
             refused.clear()
             chosen = choose_holders(views, owners, cluster.domains, before, gpus)
         return chosen

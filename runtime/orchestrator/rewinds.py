@@ -75,7 +75,12 @@ class Rewinds:
         self._tasks = Tasks()
         self._commands = RewindCommands(fleet.cluster, fleet.journal)
         self._lookout = lookout = Lookout(
-            fleet.cluster, self._heard, self._paused, gates.opened, self._wake.set
+            fleet.cluster,
+            self._heard,
+            self._paused,
+            gates.opened,
+            self._wake.set,
+            agents.request,
         )
         self._ends = CommandEnds(fleet.cluster, lookout, self._protection, self.note)
         self.note_heartbeat = lookout.note_heartbeat
@@ -122,7 +127,7 @@ class Rewinds:
             hint = "--lost HOST says that you know one of them to be dead"
             raise cannot(job, f"none of its hosts is heard ({silent}): it may train there", hint)
         away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
-        plan = rewind_plan(self._fleet.views(job), generation, job.owners, away)
+        plan = self._plan(job, generation, away)
         if isinstance(plan, str):
             raise cannot(job, plan)
         within = 0.0 if lost else self.cluster.timeouts.prepare
@@ -233,9 +238,11 @@ class Rewinds:
             self._give_up(job, f"{over} has ended")
             return
         why, owners = self.why_again(job), job.owners
-        plan = rewind_plan(self._fleet.views(job), generation, owners, lost)
+        plan = self._plan(job, generation, lost)
         if isinstance(plan, str):
-            raise LiveshiftError(plan + self._offer(job, generation))
+            cut = "; ".join(self._lookout.leaves(job).values())
+            text = f"{cut}, and {plan}" if cut else plan
+            raise LiveshiftError(text + self._offer(job, generation))
         gone = await self._images_gone(job, generation.number, plan)
         if job.newest is not generation or not self.protected(job):
             return  # a later snapshot is complete, so the holders may have dropped this one
@@ -249,12 +256,12 @@ class Rewinds:
             self._gone.add(generation.number)
             self._give_up(job, gone)
             return
-        again = rewind_plan(self._fleet.views(job), generation, owners, self._lookout.lost(job))
+        again = self._plan(job, generation, self._lookout.lost(job))
         if again != plan or job.newest is not generation or not self.why_again(job):
             return  # something has changed meanwhile: look again
         if not self.protected(job) or self._going_on(job) or job.owners != owners:
             return
-        noticed = self._lookout.silence(job)
+        noticed, leaves = self._lookout.silence(job), self._lookout.leaves(job)
         where = {c: place.host for c, place in plan.items()}
         hosts = {owners[capsule] for capsule in lost}
         # Several ranks may die of one fault. What a person orders is none.
@@ -274,9 +281,22 @@ class Rewinds:
             move.overtake(back)
         self.note(job, row.kind.under_way, f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
+        self._fleet.left_hosts.note(leaves)
         await reached("rewind.committed")
         before = {*owners.values(), *(h for m in moves for h in (m.source, m.destination))}
         await self._carry_out(job, Rewind(self, job, generation, row, before, noticed))
+
+    def _plan(
+        self, job: Job, generation: Generation, lost: Collection[str]
+    ) -> dict[str, Place] | str:
+        """As rewind_plan. No capsule goes to a host that the job leaves, nor, if another one has
+        room, to one that a job has lately left."""
+        views, leaves = self._fleet.views(job), self._lookout.leaves(job).keys()
+        avoid = self._fleet.left_hosts.recent() | leaves
+        plan = rewind_plan(views, generation, job.owners, lost, avoid)
+        if isinstance(plan, str) and avoid > leaves:
+            return rewind_plan(views, generation, job.owners, lost, leaves)
+        return plan
 
     async def _carry_out(self, job: Job, rewind: Rewind) -> None:
         self._ended(job, rewind, await rewind.run())

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps what is known of lost hosts and lost capsules: heartbeats, attempts to reach a kernel, what
-hosts have reported to lack, and what persons say. watch.py judges hosts by it."""
+hosts have reported to lack, and what persons say. watch.py judges hosts by it, and cut_links.py the
+links between them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..config.cluster import Cluster
 from ..control import reach
 from ..daemon.tasks import Tasks
-from ..messages import CapsuleState, DeviceError
+from ..messages import CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
+from .cut_links import CutLinks
 from .watch import MISSED, HostSeen, lost_hosts, suspected
 
 
@@ -37,6 +39,7 @@ class Lookout:
     """``heard``: for each host of the cluster, when its agent was last heard, in monotonic seconds;
     0 for never. ``paused``: whether the ranks of a job are held at their gates. ``opened``: when
     all hosts of a job last said that they are not. ``wake`` is called when something new is known.
+    ``request`` sends a request to a host's agent.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Lookout:
         paused: Callable[[Job], bool],
         opened: Callable[[Job], float],
         wake: Callable[[], None],
+        request: Callable[[str, Message, float], Awaitable[Message | None]],
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.timeouts
@@ -64,6 +68,7 @@ class Lookout:
         self._vouched: dict[tuple[str, str], tuple[float, str]] = {}  # by job and host
         self._ordered: dict[str, tuple[int, float, str]] = {}  # by job: its rewinds, until, why
         self._tasks = Tasks()
+        self._cut_links = CutLinks(cluster.timeouts, heard, request, wake)
 
     # ---- what is reported ----------------------------------------------------------------------
 
@@ -109,8 +114,9 @@ class Lookout:
         caller does so several times per heartbeat."""
         now, seen, hosts = time.monotonic(), self._seen(), set[str]()
         for job in jobs:
-            if self._is_paused(job):
+            if paused := self._is_paused(job):
                 self._paused[job.name] = now
+            self._cut_links.look(job, paused=paused)
             hosts.update(suspected(job, seen, now, self._limits))
         self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}
         for host in (hosts & seen.keys()) - self._probing:
@@ -132,11 +138,15 @@ class Lookout:
 
     def lost(self, job: Job) -> set[str]:
         """The capsules of a job that need another host: their hosts are lost, or came back without
-        them, or their GPUs have just failed."""
-        silent, lacking = self.silent(job), self.lacking(job)
+        them, or have links that are cut, or their GPUs have just failed."""
+        silent, lacking = {*self.silent(job), *self.leaves(job)}, self.lacking(job)
         gone = {name for name, lack in lacking.items() if not lack.stays}
         gone |= self._device_faults(job).keys()
         return {c.name for c in job.capsules.values() if c.host in silent} | gone
+
+    def leaves(self, job: Job) -> dict[str, str]:
+        """The hosts that a job must leave because of their links, and why, as text."""
+        return self._cut_links.leaves(job, self._progress)
 
     def lacking(self, job: Job) -> dict[str, Lack]:
         """The capsules that are certainly lost: their hosts have reported without them, or that
@@ -171,6 +181,7 @@ class Lookout:
         for host in self.silent(job):
             says = f"{host} is dead, says {vouched.get(host)}"
             reasons.append(says if host in vouched else f"{host} is silent, and so is its kernel")
+        reasons += self.leaves(job).values()
         rewinds, until, why = self._ordered.get(job.name, (-1, 0.0, ""))
         if rewinds == job.rewinds and time.monotonic() < until:
             reasons.append(why)
@@ -183,20 +194,22 @@ class Lookout:
         return time.monotonic() - min(heard) if heard else None
 
     def suspects(self, job: Job) -> bool:
-        """Whether a host of a job may be lost. One whose kernel answers only has no agent now."""
+        """Whether a host or a link of a job may be lost. A host whose kernel answers only has no
+        agent now."""
         seen = self._seen()
         late = suspected(job, seen, time.monotonic(), self._limits)
-        return any(host in seen and seen[host].answers is not True for host in late)
+        gone = any(host in seen and seen[host].answers is not True for host in late)
+        return gone or self._cut_links.suspects(job)
 
     def fault_before(self, job: Job) -> str:
         """Which host of a job was silent within the last ``timeouts.fault`` seconds, and its kernel
-        too, as text; "" if none was."""
+        too, or which link was cut, as text; "" if there was none."""
         now = time.monotonic()
         for host in dict.fromkeys(capsule.host for capsule in job.capsules.values()):
             since = now - self._faults.get(host, float("-inf"))
             if since < self._limits.fault:
                 return f"{host} and its kernel were silent until {since:.1f} s before"
-        return ""
+        return self._cut_links.fault_before(job)
 
     def device_fault_before(self, job: Job) -> str:
         """Which GPU of a job had an error within the last ``timeouts.fault`` seconds, as text; ""

@@ -32,6 +32,7 @@ from ...model.snapshots import is_restore_name
 from . import run_time, sandbox_owner
 from .finished_operations import finished_by_pid, pages_of
 from .mapped_pages import maps
+from .peer_links import PeerLinks
 from .rank_deaths import RankDeaths
 from .run_time import RunTime
 from .usual_rate import UsualRate
@@ -77,6 +78,7 @@ class RunningCapsule:
     def __post_init__(self) -> None:
         self.run_time = RunTime(lambda: [task.pid for task in tasks(self.sandbox)])
         self.deaths = RankDeaths(ROOT_PID, lambda: self.exit_code() is not None)
+        self.links = PeerLinks()
 
     @property
     def netns(self) -> str:
@@ -114,6 +116,7 @@ class RunningCapsule:
         if not collectives:
             self.computes.heartbeat(time.monotonic(), self.run_time.progress())
         gpus = gpus_of({task.pid for task in found})
+        cut = self.links.heartbeat(self.sandbox.init, self.overlay.subnet, still=self.still)
         return CapsuleState(
             name=self.spec.name,
             epoch=self.epoch,
@@ -127,6 +130,7 @@ class RunningCapsule:
             output_trouble=self.output_trouble(),
             rewinds=self.overlay.rewinds,
             device_memory=sum(gpus.values()),
+            unanswered=cut,
         )
 
     def _open_page(self, pid: int, inner: int) -> PageFile:
@@ -215,6 +219,7 @@ class RunningCapsule:
 
     def unplug(self) -> None:
         """Remove the capsule's network, unless a later sandbox has it. May be repeated."""
+        self.links.close()
         if not self.removed and sandbox_owner.owns(self.sandbox):
             network.unplug(self.overlay, self.netns, self.spec.index)
 
@@ -223,6 +228,7 @@ class RunningCapsule:
         capsule has them. A second call does no harm."""
         if self.code is None:  # else its process 1 has ended, and its pid may be in use again
             sandboxes.end(self.sandbox)
+        self.links.close()
         if not self.removed and sandbox_owner.owns(self.sandbox):
             network.unplug(self.overlay, self.netns, self.spec.index)
             shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)

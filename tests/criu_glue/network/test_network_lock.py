@@ -15,8 +15,8 @@ import pytest
 
 from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.network.iproute import run
-from liveshift.criu_glue.network.netlink import _enter
 from liveshift.criu_glue.network.network_lock import _Table
+from liveshift.criu_glue.network.sockets_inside import _enter
 
 ERROR, NEW_TABLE, FLAGS, USE = 2, 10 << 8, 2, 3
 

@@ -175,6 +175,15 @@ def test_where_the_holder_cannot_take_it_a_spare_does(full: HostView) -> None:
     assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h3", "h2"), "gpt/1": Place("h1", "h2")}
 
 
+def test_no_capsule_goes_to_a_host_that_is_to_be_avoided() -> None:
+    """Not back to its own host either, which is up: its links are cut."""
+    hosts = [host("h0", used=1), LEFT, host("h2"), host("h3")]
+    found = rewind_plan(hosts, generation(a="h2", b="h2"), OWNERS, ["gpt/0"], ["h0", "h2"])
+    assert found == {"gpt/0": Place("h3", "h2"), "gpt/1": Place("h1", "h2")}
+    few = rewind_plan(hosts[:3], generation(a="h2", b="h2"), OWNERS, ["gpt/0"], ["h0", "h2"])
+    assert few == {"gpt/0": Place("h1", "h2"), "gpt/1": Place("h1", "h2")}
+
+
 def test_a_survivor_stays_on_a_tainted_host() -> None:
     hosts = [LOST, host("h1", used=2, tainted=True), host("h2")]
     assert plan(hosts, ["gpt/0"]) == {"gpt/0": Place("h2", "h2"), "gpt/1": Place("h1", "h2")}

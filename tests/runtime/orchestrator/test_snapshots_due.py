@@ -362,6 +362,33 @@ def test_a_holder_that_was_switched_off_and_is_back_gets_the_next_snapshot_at_on
     assert [kind for kind, _ in scene.events()] == ["protected", "unprotected", "protected"]
 
 
+def test_a_host_that_a_job_has_left_for_its_links_holds_only_if_no_other_can(
+    tmp_path: Path,
+) -> None:
+    scene = both_may_hold(tmp_path)
+    snapshots = scene.snapshots
+    for held in scene.fleet.hosts.values():
+        held.heard = time.monotonic()
+    assert snapshots.holders(scene.job) == {"a/0": "h1", "a/1": "h2"}
+    scene.fleet.left_hosts.note(["h1"])
+    assert snapshots.holders(scene.job) == {"a/0": "h2", "a/1": "h2"}
+    scene.fleet.left_hosts.note(["h2"])
+    assert snapshots.holders(scene.job) == {"a/0": "h1", "a/1": "h2"}
+
+
+def test_none_is_taken_while_a_link_of_the_job_is_cut(tmp_path: Path) -> None:
+    """It would find no boundary, and hold the ranks at their gates until it knows."""
+    scene = Scene(tmp_path)
+    for held in scene.fleet.hosts.values():
+        held.heard = time.monotonic()
+    assert scene.snapshots.hindrance(scene.job) == ""
+    first, second = scene.job.capsules.values()
+    silent = {scene.job.overlay.address(second.index): 3.0}
+    state = messages.CapsuleState("a/0", first.epoch, 2, 0, 9, 1.0, [0], "true", unanswered=silent)
+    first.seen = state
+    assert scene.snapshots.hindrance(scene.job) == "a/0 gets no answer from a/1"
+
+
 def test_a_holder_that_is_short_of_memory_is_replaced_at_once(tmp_path: Path) -> None:
     scene = both_may_hold(tmp_path)
     scene.run(lambda: scene.stage.completed)

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from rewind_scene import CLUSTER, RewindScene
 
+from liveshift.errors import Unreachable
 from liveshift.runtime.control import reach
-from liveshift.runtime.messages import CapsuleState, DeviceError
+from liveshift.runtime.messages import CapsuleState, DeviceError, Message
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.snapshot import lookout
 from liveshift.runtime.snapshot.lookout import Lookout
@@ -39,9 +40,13 @@ class Scene:
             lambda _job: self.paused,
             lambda _job: self.opened,
             lambda: None,
+            self._request,
         )
         self.now += 2 * SUSPICION  # an orchestrator that was just started calls no host lost
         self.hear("h0", "h2")
+
+    async def _request(self, host: str, _request: Message, _limit: float) -> Message | None:
+        raise Unreachable(f"{host} does not answer")
 
     def hear(self, *hosts: str) -> None:
         self.heard |= dict.fromkeys(hosts, self.now)

@@ -164,6 +164,8 @@ class RewindsScene:
             if not self.images or host not in holders:  # no host keeps a copy of its own capsule
                 raise NotFound(f"{host} has no {message.image}")
             return messages.HeldFacts(SURVEY, FACTS, 1000)
+        if isinstance(message, messages.TryHosts):
+            return messages.HostsReached([each for each in message.hosts if each in self.kernels])
         if isinstance(message, messages.Reserve):
             return messages.Reserved([], f"tcp://{host}:7401")
         if isinstance(message, messages.ForwardHeld):

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The link between two hosts of a job is cut, and the orchestrator hears both: the job leaves one
+of them and goes on from its newest snapshot, bit for bit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from lab_session import LONG, LabSession, NewLab, eventually
+from moving_job import AFTER, Job
+from protected_job import events, steps, steps_since, wait_past, wait_protected, wait_steps
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+SUSPICION_S = 1.5
+GOES_ON_S = 3.0
+"""From the suspicion to the first new step."""
+OTHERS = {"h0": ["h1", "h2", "h3"], "h1": ["h0"]}
+"""The hosts from which h0 or h1 is cut off."""
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    timeouts = f"collective=120,heartbeat=0.3,suspicion={SUSPICION_S},grace=1"
+    return new_lab("--hosts", "4", "--snapshots", "every=3", "--timeouts", timeouts)
+
+
+@pytest.fixture
+def job(lab: LabSession, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """A DDP job of two on h0 and h1, protected. No link is cut afterwards."""
+    started = lab.start(f"cut-{request.node.callspec.id}", LONG, nnodes=2)
+    started.wait_step(10)
+    wait_protected(started)
+    assert {started.seen(rank).host for rank in range(2)} == {"h0", "h1"}
+    yield started
+    for host in lab.lab.hosts:
+        for other in labs.cut_off_from(lab.lab, host):
+            labs.rejoin(lab.lab, host, other)
+    started.stop()
+
+
+@pytest.mark.parametrize("left", ["h1", pytest.param("h0", marks=pytest.mark.long)])
+def test_the_job_leaves_a_host_that_its_peer_does_not_reach(
+    lab: LabSession, job: Job, references: References, left: str
+) -> None:
+    """h1 is not reached by h0 alone; h0 is not reached by any host, so it is the one to leave."""
+    stays = {"h0": "h1", "h1": "h0"}[left]
+    rank = next(rank for rank in range(2) if job.seen(rank).host == left)
+    cut = time.time()
+    for other in OTHERS[left]:
+        labs.separate(lab.lab, left, other)
+    before = len(steps(job, 0))
+    (written,) = eventually(
+        lambda: [e for e in events(job, "rewinding") if "goes back" in e.text], "the rewind", 30
+    )
+    assert "h0 and h1 do not reach each other" in written.text
+    eventually(lambda: events(job, "rewound"), "the job to run again", 60)
+    wait_steps(job, written.time, AFTER)
+    went_on = max(steps_since(job, each, written.time)[0] for each in range(2))
+    print(f"{left}: {written.time - cut:.2f} s to the decision, {went_on - cut:.2f} s to a step")
+    assert went_on - cut < SUSPICION_S + GOES_ON_S
+    assert job.seen(1 - rank).host == stays, "it is restored in place"
+    assert job.seen(rank).host in ("h2", "h3")
+    assert all(lab.host(host).state == "up" for host in ("h0", "h1"))
+    wait_protected(job)
+    wait_past(job, before)
+    assert len(events(job, "rewound")) == 1
+    job.assert_begins_like_never_moved(references)
