@@ -50,30 +50,45 @@ BESIDE = 2_500_000_000
 
 
 class Case(msgspec.Struct, frozen=True):
+    """``gb``: resident, of each rank. ``others``: of all ranks but the first, if that is another
+    number; then only the first one's host dies. So one large rank can be lost where the memory does
+    not suffice for several."""
+
     way: str
     gb: float
     suspicion: float = 0.0
     ranks: int = RANKS[0]
+    others: float = 0.0
 
     @property
     def name(self) -> str:
         ranks = f"-{self.ranks}ranks" if self.ranks != RANKS[0] else ""
         after = f"-{self.suspicion:g}s" if self.suspicion else ""
-        return f"{self.way}-{self.gb:g}{ranks}{after}"
+        return f"{self.way}-{self.each}{ranks}{after}"
 
     @property
-    def job(self) -> tuple[float, int]:
+    def each(self) -> str:
+        """The sizes, as text: "4", or "4+0.25"."""
+        return f"{self.gb:g}+{self.others:g}" if self.others else f"{self.gb:g}"
+
+    @property
+    def job(self) -> tuple[str, int]:
         """What it has in common with the untouched run that it is compared with."""
-        return self.gb, self.ranks
+        return self.each, self.ranks
+
+    @property
+    def mortal(self) -> int:
+        """So many ranks, the first ones, may lose their hosts."""
+        return 1 if self.others else self.ranks
 
     @property
     def hosts(self) -> int:
         return self.ranks + STANDING_BY
 
     @property
-    def size(self) -> int:
-        """Bytes resident, of each rank."""
-        return round(self.gb * 1e9)
+    def total(self) -> int:
+        """Bytes resident, of all ranks together."""
+        return round((self.gb + (self.ranks - 1) * (self.others or self.gb)) * 1e9)
 
 
 class Effort(msgspec.Struct, frozen=True):
@@ -139,8 +154,10 @@ def compared_steps(effort: Effort) -> int:
 
 def training(case: Case, steps: int, pace: float) -> list[str]:
     """The command of a rank; ``{out}`` in it is the job's directory."""
-    words = ["python", str(JOBS / "resumable.py"), "--out", "{out}", "--size", str(case.size)]
-    return [*words, "--steps", str(steps), *(("--pace", f"{pace:g}") if pace else ())]
+    words = ["python", str(JOBS / "resumable.py"), "--out", "{out}"]
+    words += ["--size", str(round(case.gb * 1e9)), "--steps", str(steps)]
+    words += ["--others", str(round(case.others * 1e9))] if case.others else []
+    return [*words, "--pace", f"{pace:g}"] if pace else words
 
 
 def chosen(ways: str, sizes: str, ranks: str) -> list[Case]:
@@ -151,31 +168,38 @@ def chosen(ways: str, sizes: str, ranks: str) -> list[Case]:
             raise Refused(f'no way "{name}"', hint=f"there are: {', '.join(WAYS)}")
     words = [word for word in re.split(r"[,\s]+", sizes) if word]
     try:
-        found = [float(word) for word in words] or list(SIZES)
+        found = [_sizes(word) for word in words] or [(size, 0.0) for size in SIZES]
     except ValueError:
-        raise Refused(f'"{sizes}" are no sizes', hint="such as 0.25,0.5 (GB)") from None
+        hint = "such as 0.25,0.5 (GB), or 4+0.25 for a first rank of 4"
+        raise Refused(f'"{sizes}" are no sizes', hint=hint) from None
     numbers = [word for word in re.split(r"[,\s]+", ranks) if word]
     if not all(word.isdecimal() and 2 <= int(word) <= MOST_RANKS for word in numbers):
         raise Refused(f'"{ranks}" are no numbers of ranks', hint=f"2 to {MOST_RANKS}, such as 2,4")
-    if not all(0.25 <= size <= 100 for size in found):
+    if not all(0.25 <= size <= 100 for pair in found for size in pair if size):
         raise Refused(f"sizes {sizes}", hint="0.25 GB at least: torch itself needs 0.24")
     if UNTOUCHED not in names:
         names.insert(0, UNTOUCHED)  # what the others are compared with
     return [
-        Case(way, size, suspicion, count)
-        for size in found
+        Case(way, size, suspicion, count, others)
+        for size, others in found
         for count in (list(map(int, numbers)) or list(RANKS))
         for way in sorted(names, key=list(WAYS).index)
+        if not (others and way == "torchft")  # each replica must be able to train every share
         for suspicion in SUSPICIONS[way]
     ]
+
+
+def _sizes(word: str) -> tuple[float, float]:
+    """The two sizes of a case, in GB; raises ValueError."""
+    first, _, others = word.partition("+")
+    return float(first), float(others) if others else 0.0
 
 
 def lacking(case: Case, available: int | None = None) -> str:
     """Why the machine's memory does not suffice, in words; "" when it does."""
     have = psutil.virtual_memory().available if available is None else available
     # Ranks, or replicas with the spare; two snapshots of each rank, and what is restored from them.
-    copies = case.ranks * 4 if case.way == "rewind" else case.hosts
-    need = copies * case.size + BESIDE
+    need = BESIDE + (4 * case.total if case.way == "rewind" else case.total + round(case.gb * 1e9))
     if have >= need:
         return ""
     return f"needs {need / 1e9:.1f} GB of memory, there are {have / 1e9:.1f} GB"

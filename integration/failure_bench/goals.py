@@ -87,9 +87,9 @@ def against_others(cases: Sequence[Result]) -> Iterable[Goal]:
         for job in dict.fromkeys(r.case.job for r in cases):
             ours, theirs = (_slowest(cases, way, job) for way in ("rewind", other))
             if ours and theirs and ours.lost_s and theirs.lost_s:
-                gb, ranks = job
+                each, ranks = job
                 ratio = theirs.lost_s / ours.lost_s
-                ratios.append(f"{ranks} ranks of {gb:g} GB: {ratio:.1f} ×")
+                ratios.append(f"{ranks} ranks of {each} GB: {ratio:.1f} ×")
         if ratios:
             yield Goal(f"lost by {other} against rewind", "–", ", ".join(ratios), None)
 
@@ -103,12 +103,12 @@ def under_failures(cases: Sequence[Result]) -> Iterable[Goal]:
             if r.case.job == job and r.met and r.job_ratio
         ]
         if found:
-            gb, ranks = job
-            name = f"time of a job under failures, {ranks} ranks of {gb:g} GB, against untouched"
+            each, ranks = job
+            name = f"time of a job under failures, {ranks} ranks of {each} GB, against untouched"
             yield Goal(name, "–", ", ".join(found), None)
 
 
-def _slowest(cases: Sequence[Result], way: str, job: tuple[float, int]) -> Result | None:
+def _slowest(cases: Sequence[Result], way: str, job: tuple[str, int]) -> Result | None:
     """The case with the way's default suspicion."""
     found = [r for r in cases if r.case.way == way and r.case.job == job and r.kills]
     return max(found, key=lambda r: r.case.suspicion, default=None)

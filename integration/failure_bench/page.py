@@ -101,7 +101,7 @@ def called(result: Result) -> str:
     case = result.case
     after = f", {case.suspicion:g} s of silence" if case.suspicion else ""
     ranks = f"{case.ranks} ranks of " if case.ranks != RANKS[0] else ""
-    return escape(f"{case.way}, {ranks}{case.gb:g} GB{after}")
+    return escape(f"{case.way}, {ranks}{case.each} GB{after}")
 
 
 def _bars(cases: Sequence[Result]) -> str:

@@ -38,7 +38,7 @@ START_S, END_S = 240.0, 60.0
 """How long a job may take to its first step on a busy machine, and to its end after the last."""
 
 Tell = Callable[[str], None]
-References = dict[tuple[float, int], History]
+References = dict[tuple[str, int], History]
 """The untouched runs, by Case.job."""
 
 
@@ -133,7 +133,7 @@ def _kills(result: Result, effort: Effort, out: Path, tell: Tell) -> History:
     tell("starts")
     last = last_step(effort)
     with _job(result.case, effort, last, effort.pace, out) as job:
-        result.kills = kills.measure(job, result.case.ranks, effort, tell)
+        result.kills = kills.measure(job, result.case.mortal, effort, tell)
         _to_its_end(job, last)
         _take_pauses(result, job)
         return job.history

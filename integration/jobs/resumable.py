@@ -49,7 +49,8 @@ class Share:
         self._log = StepLog(args.out, rank, append=True)
         self._log.note(began=began(), pid=os.getpid(), host=socket.gethostname())
         self._pace = args.pace
-        self.data = noise(max(args.size - BARE, LEAST))
+        size = args.others if rank and args.others else args.size
+        self.data = noise(max(size - BARE, LEAST))
         self.net = GPT(LETTERS, LENGTH, width=64, depth=2)
 
     def rows(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -139,6 +140,7 @@ def replicate(args: argparse.Namespace, group: int) -> None:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--size", type=int, required=True, help="bytes, the interpreter's with it")
+    parser.add_argument("--others", type=int, help="the same of all ranks but the first")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--torchft", type=float, help="seconds that a collective may take")

@@ -12,7 +12,17 @@ import pytest
 from bench_record import kept
 from failure_bench import page
 from failure_bench.__main__ import fresh
-from failure_bench.cases import APART, Case, Effort, chosen, estimate, lacking, last_step, moments
+from failure_bench.cases import (
+    APART,
+    Case,
+    Effort,
+    chosen,
+    estimate,
+    lacking,
+    last_step,
+    moments,
+    training,
+)
 from failure_bench.failures import CAUSES, Kind, schedule
 from failure_bench.goals import judge
 from failure_bench.history import History
@@ -155,6 +165,17 @@ def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
         chosen("", "0.1", "")
     assert "needs 6.5 GB" in lacking(Case("rewind", 0.5, 1.0), available=5 << 30)
     assert lacking(Case("rewind", 0.5, 1.0), available=7 << 30) == ""
+    unequal = chosen("", "4+0.25", "")
+    assert {case.way for case in unequal} == {"untouched", "rewind", "checkpoint-restart"}
+    assert unequal[1].name == "rewind-4+0.25-1s"
+    assert "needs 19.5 GB" in lacking(unequal[1], available=19 << 30 >> 1)
+    assert lacking(unequal[1], available=19_500_000_000) == ""
+    assert (unequal[1].mortal, chosen("", "4", "")[1].mortal) == (1, 2)
+    assert training(unequal[1], 9, 0.0)[4:] == [
+        *("--size", "4000000000", "--steps", "9", "--others", "250000000")
+    ]
+    with pytest.raises(Refused, match="sizes"):
+        chosen("", "4+0.1", "")
     few, many = Effort(kills=1), Effort(kills=5)
     assert 60 < estimate(chosen("", "0.5", ""), few) < estimate(chosen("", "0.5", ""), many)
 
