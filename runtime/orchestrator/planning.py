@@ -51,7 +51,7 @@ class MigrationPlanner:
             capsule.name,
             capsule.host,
             order.destination,
-            avoid=self._failed_at(capsule),
+            avoid=self._failed_at(capsule) | self._fleet.left_hosts.recent(),
             gpus=self._fleet.gpu_need(capsule, capsule.host),
         )
         uuid = replace(gpu, gpu=self._uuid(gpu)) if gpu is not None else None
@@ -61,8 +61,8 @@ class MigrationPlanner:
         """Return a host that the migration has not tried. Raises Refused if there is none."""
         capsule, source = migration.capsule, migration.source
         views = [view for view in self._fleet.views() if view.name not in migration.tried]
-        need = self._fleet.gpu_need(capsule, source)
-        return choose_destination(views, capsule.name, source, "", gpus=need)[0].name
+        need, last = self._fleet.gpu_need(capsule, source), self._fleet.left_hosts.recent()
+        return choose_destination(views, capsule.name, source, "", last, need)[0].name
 
     async def plan(
         self, order: Order, within: float | None = None, watch: bool = True

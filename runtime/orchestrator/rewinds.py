@@ -443,7 +443,8 @@ class Rewinds:
         if found is not None and newest is not None and capsule.name in newest.carried:
             avoid |= {found[0].capsules[name].host for name in newest.carried} - {capsule.host}
         views = [view for view in self._fleet.views() if view.name not in avoid]
-        return choose_destination(views, capsule.name, capsule.host, "", gpus=need)[0].name
+        last = self._fleet.left_hosts.recent()
+        return choose_destination(views, capsule.name, capsule.host, "", last, need)[0].name
 
     async def open_gates(self, job: Job) -> str:
         return await self._gates.open(job, self.cluster.timeouts)

@@ -26,7 +26,7 @@ ASKED = 3
 """So many other hosts are asked which of the hosts they reach."""
 AVOIDED_S = 600.0
 """A host that a job has left because of its links comes last for so many seconds where capsules are
-to be restored or images held: nothing says when its links are mended."""
+to go or images to be held: nothing says when its links are mended."""
 
 Pair = tuple[str, str]
 """Two hosts, in the order of their names."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from migration_stage import FACTS, SURVEY
@@ -57,3 +58,17 @@ def test_the_next_plan_warns_of_it_until_a_move_has_come_about(
         assert await warnings() == []
 
     asyncio.run(story())
+
+
+def test_a_host_that_a_job_has_left_for_its_links_is_the_last_choice(parts: Parts) -> None:
+    fleet = parts.fleet
+    for host in fleet.hosts.values():
+        host.heard = time.monotonic()
+    job = fleet.jobs["gpt"]
+    order = Order(job, job.capsules["gpt/1"])
+    first = parts.planner.resolve(order)[0].destination
+    fleet.left_hosts.note([first])
+    second = parts.planner.resolve(order)[0].destination
+    assert second not in ("", first)
+    fleet.left_hosts.note(fleet.hosts)
+    assert parts.planner.resolve(order)[0].destination == first, "it is better than none"

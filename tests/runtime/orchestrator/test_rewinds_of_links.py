@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from rewinds_scene import RewindsScene, scene
@@ -88,6 +89,16 @@ def test_a_host_that_was_left_is_taken_only_if_there_is_no_other(scene: RewindsS
 
     asyncio.run(play())
     assert scene.owners()["a/1"][0] == "h2", "it is better than none"
+
+
+def test_another_attempt_to_restore_goes_to_a_host_that_was_left_last(scene: RewindsScene) -> None:
+    for host in scene.fleet.hosts.values():
+        host.heard = time.monotonic()
+    capsule = scene.job.capsules["a/1"]
+    assert scene.rewinds.another_host(capsule, ["h1"]) == "h2", "it is empty"
+    scene.fleet.left_hosts.note(["h2"])
+    assert scene.rewinds.another_host(capsule, ["h1"]) == "h0"
+    assert scene.rewinds.another_host(capsule, ["h1", "h0"]) == "h2"
 
 
 def test_a_host_that_was_left_comes_after_one_that_was_not(scene: RewindsScene) -> None:
