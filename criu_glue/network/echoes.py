@@ -18,6 +18,9 @@ from .sockets_inside import socket_inside
 _ECHO, _REPLY = 8, 0
 _HEAD = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence
 _MOST = 2048
+_SOL_RAW, _ICMP_FILTER = 255, 1  # linux/icmp.h; a bit for each type that is not to be received
+_AT_ONCE = 4096
+"""Number of messages that are read at one call."""
 
 
 class Echoes:
@@ -26,6 +29,9 @@ class Echoes:
     def __init__(self, pid: int) -> None:
         self._socket = socket_inside(pid, socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         self._socket.setblocking(False)
+        # A locked network answers each frame with an ICMP error, which would fill the buffer.
+        only_replies = struct.pack("=I", 0xFFFFFFFF & ~(1 << _REPLY))
+        self._socket.setsockopt(_SOL_RAW, _ICMP_FILTER, only_replies)
         self._id = os.getpid() & 0xFFFF
         self._sent = 0
 
@@ -43,11 +49,11 @@ class Echoes:
     def answered(self) -> set[str]:
         """The addresses from which answers have come since the last call. Raises OSError."""
         found = set[str]()
-        while True:
+        for _ in range(_AT_ONCE):
             try:
                 packet, (address, _) = self._socket.recvfrom(_MOST)
             except BlockingIOError:
-                return found
+                break
             except OSError as error:
                 if error.errno == errno.EBADF:
                     raise
@@ -55,6 +61,7 @@ class Echoes:
             body = packet[(packet[0] & 0xF) * 4 :]
             if len(body) >= _HEAD.size and self._answers(body):
                 found.add(address)
+        return found
 
     def close(self) -> None:
         self._socket.close()

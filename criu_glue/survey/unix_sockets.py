@@ -21,14 +21,11 @@ from dataclasses import dataclass, field
 from ... import proc_text
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
-from ..network.sockets_inside import netlink
+from .socket_diag import attributes, sockets_of
 
-_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
-_BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300
 _SHOWN = 0x04 | 0x08  # UDIAG_SHOW_PEER, UDIAG_SHOW_ICONS of linux/unix_diag.h
 _PEER, _ICONS, _SHUTDOWN = 2, 3, 6
 _BOTH_WAYS = 3  # shut down in both directions, also because the peer is gone
-_HEAD = struct.Struct("=IHHII")
 _ASKED = struct.Struct("=BBHIIIII")
 _SOCKET = struct.Struct("=BBBBIII")
 
@@ -105,37 +102,22 @@ def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
 
 def _look(sandbox: Sandbox) -> _Seen:
     found = _Seen()
-    with netlink(sandbox.init, _SOCK_DIAG) as diagnostics:
-        asked = _ASKED.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
-        size = _HEAD.size + len(asked)
-        diagnostics.send(_HEAD.pack(size, _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + asked)
-        while _read(diagnostics.recv(1 << 16), found):
-            pass
+    asked = _ASKED.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
+    for entry in sockets_of(sandbox.init, asked):
+        _read(entry, found)
     return found
 
 
-def _read(raw: bytes, found: _Seen) -> bool:
-    """Read the messages of one answer into ``found``; returns False after the last message."""
-    at = 0
-    while at + _HEAD.size <= len(raw):
-        size, kind, *_ = _HEAD.unpack_from(raw, at)
-        if kind != _BY_FAMILY:
-            return False
-        inode = _SOCKET.unpack_from(raw, at + _HEAD.size)[4]
-        found.every.add(inode)
-        field_, end = at + _HEAD.size + _SOCKET.size, at + size
-        while field_ + 4 <= end:
-            length, number = struct.unpack_from("=HH", raw, field_)
-            value = raw[field_ + 4 : field_ + length]
-            if number == _PEER:
-                (found.peers[inode],) = struct.unpack("=I", value)
-            elif number == _ICONS:
-                waiting = struct.unpack(f"={len(value) // 4}I", value)
-                found.waiting.update(waiting)
-                if 0 in waiting:
-                    found.left.add(inode)
-            elif number == _SHUTDOWN and value[0] == _BOTH_WAYS:
-                found.ended.add(inode)
-            field_ += max(4, length + 3 & ~3)
-        at += max(_HEAD.size, size + 3 & ~3)
-    return True
+def _read(entry: bytes, found: _Seen) -> None:
+    inode = _SOCKET.unpack_from(entry)[4]
+    found.every.add(inode)
+    for kind, value in attributes(entry, _SOCKET.size):
+        if kind == _PEER:
+            (found.peers[inode],) = struct.unpack("=I", value)
+        elif kind == _ICONS:
+            waiting = struct.unpack(f"={len(value) // 4}I", value)
+            found.waiting.update(waiting)
+            if 0 in waiting:
+                found.left.add(inode)
+        elif kind == _SHUTDOWN and value[0] == _BOTH_WAYS:
+            found.ended.add(inode)

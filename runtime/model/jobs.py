@@ -40,7 +40,12 @@ KILLED = 137
 
 @dataclass
 class Capsule:
-    """A capsule as the orchestrator knows it. The journal holds its host, epoch and granted."""
+    """A capsule as the orchestrator knows it. The journal holds its host, epoch and granted.
+
+    ``seen``: what its host has last reported of it, and ``reported`` when. ``progressed``: when a
+    report last showed that it had finished another collective. Both in monotonic seconds, 0 for
+    never.
+    """
 
     name: str
     index: int
@@ -50,6 +55,8 @@ class Capsule:
     granted: bool = True
     started: bool = False  # its host has had it: if it is not there now, it is lost
     seen: CapsuleState | None = None
+    reported: float = 0.0
+    progressed: float = 0.0
     migration: str | None = None
     failed: str = ""  # why a dump or a restore failed in its last move
 

@@ -199,6 +199,7 @@ def rewind_plan(
     owners: Mapping[str, str],
     lost: Collection[str],
     avoid: Collection[str] = (),
+    last: Collection[str] = (),
 ) -> dict[str, Place] | str:
     """Return where each capsule goes back to, or a text that says why it cannot.
 
@@ -208,7 +209,7 @@ def rewind_plan(
     without a capsule has that one's slot free, though the journal still has the capsule there. A
     capsule that used GPUs goes only to a host with as many free ones of the same models. Files on
     carried paths may have the same names in two capsules, so these go to different hosts. No
-    capsule goes to a host in ``avoid``.
+    capsule goes to a host in ``avoid``. Hosts in ``last`` come last.
     """
     known = {host.name: host for host in hosts}
     freed = Counter(owners[capsule] for capsule in lost)
@@ -241,7 +242,12 @@ def rewind_plan(
             whys = f"; {reasons(lacking, each=NAMED_EACH)}" if lacking else ""
             return f"no host has room for {capsule}{was}{whys}"
         best = min(
-            able, key=lambda host: (host.name not in up, _rank(host, host.slots - left[host.name]))
+            able,
+            key=lambda host: (
+                host.name in last,
+                host.name not in up,
+                _rank(host, host.slots - left[host.name]),
+            ),
         )
         if capsule in generation.carried:
             carrying[best.name] = capsule

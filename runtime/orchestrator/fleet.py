@@ -19,8 +19,8 @@ from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.spares import NO_GPUS, GpuNeed, HostView
 from ..model.steps import ENDS
-from ..snapshot.cut_links import LeftHosts
 from ..snapshot.failure_count import FailureCount
+from ..snapshot.left_hosts import LeftHosts
 from ..snapshot.snapshot import Snapshot
 
 

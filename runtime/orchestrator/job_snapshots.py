@@ -19,7 +19,7 @@ from ..daemon.tasks import Tasks
 from ..model.jobs import Job
 from ..model.snapshots import choose_holders
 from ..snapshot.context import SnapshotContext
-from ..snapshot.cut_links import silences
+from ..snapshot.cut_links import EARLY, silences
 from ..snapshot.directory_images import DirectoryImages
 from ..snapshot.snapshot import Snapshot
 from .fleet import Fleet
@@ -80,8 +80,9 @@ class JobSnapshots:
                 return f"{capsule.name} does not run yet"
             if not self._fleet.is_up(capsule.host):
                 return f"{capsule.host}, which runs {capsule.name}, is not up"
-        if cut := next(iter(silences(job)), None):
-            return f"{cut.capsule.name} gets no answer from {cut.peer.name}"
+        limits = self._fleet.cluster.timeouts
+        for one, other in silences(job, time.monotonic(), limits, EARLY * limits.heartbeat):
+            return f"{one} and {other} do not reach each other"
         return ""
 
     def holders(self, job: Job) -> dict[str, str] | str:
@@ -93,11 +94,15 @@ class JobSnapshots:
         newest = job.newest.holders if job.newest else {}
         before = {c: hosts[0] for c, hosts in newest.items() if hosts}
         refused = self._refused.get(job.name, set())
-        last = refused | self._fleet.left_hosts.recent()
-        willing = [view for view in views if view.name not in last]
+        # What such a host holds already stays there: elsewhere all memory would have to go.
+        last = self._fleet.left_hosts.recent() - {*before.values()}
         gpus = {c.name: self._fleet.gpu_need(c, c.host) for c in job.capsules.values()}
-        chosen = choose_holders(willing, owners, cluster.domains, before, gpus)
-        if isinstance(chosen, str) and last:
+        for others in ({*refused, *last}, refused):
+            willing = [view for view in views if view.name not in others]
+            chosen = choose_holders(willing, owners, cluster.domains, before, gpus)
+            if not isinstance(chosen, str):
+                return chosen
+        if refused:
             refused.clear()
             chosen = choose_holders(views, owners, cluster.domains, before, gpus)
         return chosen

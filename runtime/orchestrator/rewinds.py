@@ -81,6 +81,7 @@ class Rewinds:
             gates.opened,
             self._wake.set,
             agents.request,
+            fleet.left_hosts,
         )
         self._ends = CommandEnds(fleet.cluster, lookout, self._protection, self.note)
         self.note_heartbeat = lookout.note_heartbeat
@@ -194,6 +195,8 @@ class Rewinds:
         elif not self._going_on(job):
             if self.why_again(job):
                 self._spawn(job, self._follow(job))
+            elif waits := self._lookout.links(job).waits:
+                self._wait(job, waits)
             else:
                 self._noted.pop(job.name, None)
 
@@ -240,7 +243,7 @@ class Rewinds:
         why, owners = self.why_again(job), job.owners
         plan = self._plan(job, generation, lost)
         if isinstance(plan, str):
-            cut = "; ".join(self._lookout.leaves(job).values())
+            cut = "; ".join(dict.fromkeys(self._lookout.links(job).leaves.values()))
             text = f"{cut}, and {plan}" if cut else plan
             raise LiveshiftError(text + self._offer(job, generation))
         gone = await self._images_gone(job, generation.number, plan)
@@ -261,7 +264,7 @@ class Rewinds:
             return  # something has changed meanwhile: look again
         if not self.protected(job) or self._going_on(job) or job.owners != owners:
             return
-        noticed, leaves = self._lookout.silence(job), self._lookout.leaves(job)
+        noticed, links = self._lookout.silence(job), self._lookout.links(job)
         where = {c: place.host for c, place in plan.items()}
         hosts = {owners[capsule] for capsule in lost}
         # Several ranks may die of one fault. What a person orders is none.
@@ -281,7 +284,7 @@ class Rewinds:
             move.overtake(back)
         self.note(job, row.kind.under_way, f"goes back to {generation.name}: {why}")
         log.warning("%s goes back to %s: %s", job.name, generation.name, why)
-        self._fleet.left_hosts.note(leaves)
+        self._fleet.left_hosts.note(links.leaves, links.pairs)
         await reached("rewind.committed")
         before = {*owners.values(), *(h for m in moves for h in (m.source, m.destination))}
         await self._carry_out(job, Rewind(self, job, generation, row, before, noticed))
@@ -289,14 +292,10 @@ class Rewinds:
     def _plan(
         self, job: Job, generation: Generation, lost: Collection[str]
     ) -> dict[str, Place] | str:
-        """As rewind_plan. No capsule goes to a host that the job leaves, nor, if another one has
-        room, to one that a job has lately left."""
-        views, leaves = self._fleet.views(job), self._lookout.leaves(job).keys()
-        avoid = self._fleet.left_hosts.recent() | leaves
-        plan = rewind_plan(views, generation, job.owners, lost, avoid)
-        if isinstance(plan, str) and avoid > leaves:
-            return rewind_plan(views, generation, job.owners, lost, leaves)
-        return plan
+        """As rewind_plan, with what is known of links."""
+        views, links = self._fleet.views(job), self._lookout.links(job)
+        avoid, last = links.leaves.keys() | links.avoid, self._fleet.left_hosts.recent()
+        return rewind_plan(views, generation, job.owners, lost, avoid, last)
 
     async def _carry_out(self, job: Job, rewind: Rewind) -> None:
         self._ended(job, rewind, await rewind.run())

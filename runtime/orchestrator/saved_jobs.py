@@ -141,7 +141,8 @@ class SavedJobs:
             gpus=saved.gpus,
             carried=saved.carried,
         )
-        plan = rewind_plan(self._fleet.views(), seen, names, names)
+        last = self._fleet.left_hosts.recent()
+        plan = rewind_plan(self._fleet.views(), seen, names, names, last=last)
         if isinstance(plan, str):
             raise Refused(f"{name} cannot be resumed: {plan}", hint="`liveshift status -o wide`")
         if dry_run:

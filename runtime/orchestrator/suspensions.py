@@ -114,7 +114,9 @@ class Suspensions:
         # From a directory any host can take an image.
         there = dict.fromkeys(names, up) if directory else generation.holders
         views = self._fleet.views()
-        plan = rewind_plan(views, dataclasses.replace(generation, holders=there), names, names)
+        last = self._fleet.left_hosts.recent()
+        images = dataclasses.replace(generation, holders=there)
+        plan = rewind_plan(views, images, names, names, last=last)
         if isinstance(plan, str):
             raise _cannot(job, "resumed", plan, "it stays suspended until then")
         where = {name: place.host for name, place in plan.items()}
@@ -135,7 +137,7 @@ class Suspensions:
             limit = self._fleet.cluster.timeouts.prepare
             await self._rewinds.request(place.holder, look, limit)
         self._saved.check_free(job, "resumed")  # they may be being saved since
-        again = rewind_plan(self._fleet.views(), generation, names, names)
+        again = rewind_plan(self._fleet.views(), generation, names, names, last=last)
         if again != plan:  # for example because another job has taken a slot
             why_not = again if isinstance(again, str) else "its hosts have changed meanwhile"
             raise _cannot(job, "resumed", why_not, "try again")

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+import time
+from collections.abc import Awaitable, Callable, Collection
 
 from ...errors import LiveshiftError
 from .. import messages
@@ -26,6 +27,7 @@ class EarlierCopies:
         check: Callable[[], None],
     ) -> None:
         self._context = context
+        self._limits = context.cluster.timeouts
         self._job = job
         self._before = frozenset(before)
         self._note = note
@@ -38,33 +40,47 @@ class EarlierCopies:
     ) -> None:
         """Let all hosts end what they have. Await ``then`` and return once the hosts ``targets()``
         have done so, and one of those on which the job last ran as a whole (ownership.may_restore).
+        Others that are up have ``timeouts.suspicion`` more: their copies are fenced already.
         """
-        while True:
-            needed, whole = targets(), set(self._context.before(self._job))
-            asked = needed | whole | self._before
-            await self._order([h for h in sorted(asked - self._ended) if self._context.is_up(h)])
-            if needed <= self._ended:
-                if may_restore(whole, self._ended):
-                    await then()
-                    return
-                where = ", ".join(sorted(whole))
-                waits = f"waits until one of {where} has ended its copy: the job may train there"
-                self._note_once("", waits)
-            self._check()
-            await asyncio.sleep(self._context.cluster.timeouts.heartbeat)
+        orders: dict[str, asyncio.Task[None]] = {}
+        beat, suspicion = self._limits.heartbeat, self._limits.suspicion
+        enough: float | None = None  # when those had done so that are needed
+        try:
+            while True:
+                needed, whole = targets(), set(self._context.before(self._job))
+                for host in sorted((needed | whole | self._before) - self._ended - orders.keys()):
+                    if self._context.is_up(host):
+                        orders[host] = asyncio.ensure_future(self._order(host))
+                if orders:
+                    await asyncio.wait(orders.values(), timeout=beat)
+                for host in [host for host, order in orders.items() if order.done()]:
+                    orders.pop(host).result()
+                if needed <= self._ended and may_restore(whole, self._ended):
+                    enough = time.monotonic() if enough is None else enough
+                    # One that is up and slow writes to shared files for a little longer.
+                    if not orders or time.monotonic() - enough > suspicion:
+                        await then()
+                        return
+                elif needed <= self._ended:
+                    self._note_once("", self._waits(whole))
+                self._check()
+                if not orders:
+                    await asyncio.sleep(beat)
+        finally:
+            for order in orders.values():
+                order.cancel()
 
-    async def _order(self, hosts: Iterable[str]) -> None:
-        limit = self._context.cluster.timeouts.prepare
+    def _waits(self, whole: set[str]) -> str:
+        where = ", ".join(sorted(whole))
+        return f"waits until one of {where} has ended its copy: the job may train there"
+
+    async def _order(self, host: str) -> None:
         end = messages.EndEarlier(self._job.book())
-
-        async def order(host: str) -> None:
-            try:
-                await self._context.request(host, end, limit)
-                self._ended.add(host)
-            except LiveshiftError as error:
-                self._note_once(host, f"earlier copies are left on {host}: {error}")
-
-        await asyncio.gather(*map(order, hosts))
+        try:
+            await self._context.request(host, end, self._limits.prepare)
+            self._ended.add(host)
+        except LiveshiftError as error:
+            self._note_once(host, f"earlier copies are left on {host}: {error}")
 
     def _note_once(self, about: str, text: str) -> None:
         if self._noted.get(about) != text:

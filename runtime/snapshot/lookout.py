@@ -15,7 +15,8 @@ from ..control import reach
 from ..daemon.tasks import Tasks
 from ..messages import CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
-from .cut_links import CutLinks
+from .cut_links import CutLinks, Verdict
+from .left_hosts import LeftHosts
 from .watch import MISSED, HostSeen, lost_hosts, suspected
 
 
@@ -39,7 +40,8 @@ class Lookout:
     """``heard``: for each host of the cluster, when its agent was last heard, in monotonic seconds;
     0 for never. ``paused``: whether the ranks of a job are held at their gates. ``opened``: when
     all hosts of a job last said that they are not. ``wake`` is called when something new is known.
-    ``request`` sends a request to a host's agent.
+    ``request`` sends a request to a host's agent. ``left``: the hosts that jobs have left because
+    of their links.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Lookout:
         opened: Callable[[Job], float],
         wake: Callable[[], None],
         request: Callable[[str, Message, float], Awaitable[Message | None]],
+        left: LeftHosts,
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.timeouts
@@ -62,20 +65,20 @@ class Lookout:
         self._probing: set[str] = set()
         self._faults: dict[str, float] = {}  # by host: when it and its kernel were last silent
         self._device_errors: dict[str, list[tuple[float, DeviceError]]] = {}  # by host: when, what
-        self._progress: dict[str, float] = {}  # by capsule; see watch.lost_hosts
         self._paused: dict[str, float] = {}  # by job: when it was last seen paused
         self._missing: dict[str, Lack] = {}  # by capsule
         self._vouched: dict[tuple[str, str], tuple[float, str]] = {}  # by job and host
         self._ordered: dict[str, tuple[int, float, str]] = {}  # by job: its rewinds, until, why
         self._tasks = Tasks()
-        self._cut_links = CutLinks(cluster.timeouts, heard, request, wake)
+        self._cut_links = CutLinks(cluster.timeouts, heard, request, wake, left)
 
     # ---- what is reported ----------------------------------------------------------------------
 
     def note_heartbeat(self, capsule: Capsule, seen: CapsuleState) -> None:
         """Take the owner's report on a capsule, before ``capsule.seen`` becomes it."""
+        capsule.reported = time.monotonic()
         if capsule.seen is not None and seen.collectives > capsule.seen.collectives:
-            self._progress[capsule.name] = time.monotonic()
+            capsule.progressed = capsule.reported
 
     def note_device_errors(self, host: str, errors: Sequence[DeviceError]) -> None:
         """Take a host's report on errors of its GPUs; each one replaces the one before."""
@@ -107,12 +110,13 @@ class Lookout:
 
     def begin_anew(self, capsule: Capsule) -> None:
         """Forget how far a capsule had come: it goes back to a snapshot."""
-        self._progress.pop(capsule.name, None)
+        capsule.progressed = 0.0
 
     def look(self, jobs: Iterable[Job]) -> None:
         """Look which of the jobs are paused, and begin to try the kernels of suspected hosts. The
         caller does so several times per heartbeat."""
-        now, seen, hosts = time.monotonic(), self._seen(), set[str]()
+        now, seen, hosts, jobs = time.monotonic(), self._seen(), set[str](), list(jobs)
+        self._cut_links.forget_all_but(job.name for job in jobs)
         for job in jobs:
             if paused := self._is_paused(job):
                 self._paused[job.name] = now
@@ -139,14 +143,14 @@ class Lookout:
     def lost(self, job: Job) -> set[str]:
         """The capsules of a job that need another host: their hosts are lost, or came back without
         them, or have links that are cut, or their GPUs have just failed."""
-        silent, lacking = {*self.silent(job), *self.leaves(job)}, self.lacking(job)
+        silent, lacking = {*self.silent(job), *self.links(job).leaves}, self.lacking(job)
         gone = {name for name, lack in lacking.items() if not lack.stays}
         gone |= self._device_faults(job).keys()
         return {c.name for c in job.capsules.values() if c.host in silent} | gone
 
-    def leaves(self, job: Job) -> dict[str, str]:
-        """The hosts that a job must leave because of their links, and why, as text."""
-        return self._cut_links.leaves(job, self._progress)
+    def links(self, job: Job) -> Verdict:
+        """Which hosts a job must leave because they do not reach each other."""
+        return self._cut_links.verdict(job)
 
     def lacking(self, job: Job) -> dict[str, Lack]:
         """The capsules that are certainly lost: their hosts have reported without them, or that
@@ -171,7 +175,8 @@ class Lookout:
         if paused <= self._opened(job):  # a host that fell silent since can show that it trains
             paused = 0.0
         vouched = self.vouched(job)
-        return lost_hosts(job, self._seen(), self._progress, now, self._limits, paused, vouched)
+        progress = {c.name: c.progressed for c in job.capsules.values()}
+        return lost_hosts(job, self._seen(), progress, now, self._limits, paused, vouched)
 
     def why(self, job: Job) -> str:
         """Why a job must be rewound, as text; "" if nothing of it is lost and nobody ordered
@@ -181,17 +186,19 @@ class Lookout:
         for host in self.silent(job):
             says = f"{host} is dead, says {vouched.get(host)}"
             reasons.append(says if host in vouched else f"{host} is silent, and so is its kernel")
-        reasons += self.leaves(job).values()
+        reasons += self.links(job).leaves.values()
         rewinds, until, why = self._ordered.get(job.name, (-1, 0.0, ""))
         if rewinds == job.rewinds and time.monotonic() < until:
             reasons.append(why)
         return "; ".join(dict.fromkeys(reasons))
 
     def silence(self, job: Job) -> float | None:
-        """Seconds since the first of a job's lost hosts was last heard; None if none is silent."""
-        seen = self._seen()
-        heard = [seen[host].heard for host in self.silent(job)]
-        return time.monotonic() - min(heard) if heard else None
+        """Seconds since the first of a job's lost hosts was last heard, or for which its links are
+        cut; None if none is silent and no link is cut."""
+        seen, now = self._seen(), time.monotonic()
+        since = [now - seen[host].heard for host in self.silent(job)]
+        since += [links.seconds] if (links := self.links(job)).leaves else []
+        return max(since, default=None)
 
     def suspects(self, job: Job) -> bool:
         """Whether a host or a link of a job may be lost. A host whose kernel answers only has no

@@ -8,69 +8,96 @@ not answer echoes either, from one heartbeat to the next.
 
 from __future__ import annotations
 
-import contextlib
+import heapq
+import logging
+import threading
 import time
+from dataclasses import dataclass
 
 from ....criu_glue.network.echoes import Echoes
-from ....criu_glue.survey.unanswered import timeouts, unanswered
+from ....criu_glue.survey.unanswered import missed_answers, unanswered
 
-LEAST = 2
-"""So many echoes in a row must be unanswered."""
-REST = 100
-"""A look at all connections that finds nothing is followed by a rest of so many times its duration:
-a program may lose packets all the time on its way to a host outside of the cluster."""
+log = logging.getLogger("liveshift.agent")
+
+LEAST_ECHOES = 2
+"""Number of consecutive unanswered echoes after which a peer counts as cut off."""
+MOST_PEERS = 16
+"""Number of peers that a capsule reports, those that have been silent for longest. In a partition
+each capsule may miss hundreds."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Number of echoes since the peer's last answer, and when it was first found silent."""
+
+    echoes: int
+    since: float
 
 
 class PeerLinks:
-    """The links of one capsule."""
+    """The links of one capsule. Methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._timeouts = -1  # as many as there had been at the last call
-        self._rests_until = 0.0
+        self._lock = threading.Lock()
+        self._ended = False
+        self._missed = -1  # as many as there had been at the last call; -1: not known
         self._echoes: Echoes | None = None
-        self._asked: dict[str, int] = {}  # by address: echoes since its last answer
+        self._asked: dict[str, _Asked] = {}  # by address of a peer
 
-    def heartbeat(self, init: int, subnet: str, *, still: bool) -> dict[str, float]:
+    def heartbeat(self, init: int, subnet: str, *, locked: bool) -> dict[str, float]:
         """By address of a peer that seems cut off: seconds for which it has answered nothing.
 
         ``init``: process 1 of the capsule, as the host sees it. ``subnet``: that of its job.
-        ``still``: its own network is locked, or about to be. An echo that was sent at one call has
-        until the next one to be answered.
+        ``locked``: its own network is locked, or about to be. An echo that was sent at one call has
+        until the next one to be answered. Never raises: a heartbeat says more than this.
         """
-        if still:
-            self.close()
+        with self._lock:
+            try:
+                if not (locked or self._ended):
+                    return self._silent_peers(init, subnet)
+            except OSError:
+                pass  # the capsule has just ended
+            except Exception:
+                log.exception("the links of process %d cannot be judged", init)
+            self._forget()
             return {}
-        began = time.monotonic()
-        if began < self._rests_until:
-            return {}
-        before, self._timeouts = self._timeouts, timeouts(init)
-        if self._timeouts == before and not self._asked:
+
+    def end(self) -> None:
+        """Close what is open in the capsule's network namespace, which would outlive the capsule.
+        May be repeated."""
+        with self._lock:
+            self._ended = True
+            self._forget()
+
+    def _silent_peers(self, init: int, subnet: str) -> dict[str, float]:
+        before, self._missed = self._missed, missed_answers(init)
+        if self._missed == before and not self._asked:
             return {}
         waiting = unanswered(init, subnet)
         if not waiting:
-            now = time.monotonic()
-            self._rests_until = now + REST * (now - began)
-            self.close()
+            self._close()
             return {}
-        try:
-            return self._ask(init, waiting)
-        except OSError:  # the capsule has just ended
-            return {}
-
-    def _ask(self, init: int, waiting: dict[str, float]) -> dict[str, float]:
+        now = time.monotonic()
         if self._echoes is None:
             self._echoes = Echoes(init)
         answered = self._echoes.answered()
-        before = {a: n for a, n in self._asked.items() if a in waiting and a not in answered}
+        known = {a: asked for a, asked in self._asked.items() if a not in answered}
+        earlier = {a: known.get(a, _Asked(0, now)) for a in waiting}
         self._echoes.ask(waiting)
-        self._asked = {address: before.get(address, 0) + 1 for address in waiting}
-        return {address: waiting[address] for address, n in before.items() if n >= LEAST}
+        self._asked = {a: _Asked(asked.echoes + 1, asked.since) for a, asked in earlier.items()}
+        silent = {
+            address: max(waiting[address], now - asked.since)
+            for address, asked in earlier.items()
+            if asked.echoes >= LEAST_ECHOES
+        }
+        return {a: silent[a] for a in heapq.nlargest(MOST_PEERS, silent, key=silent.__getitem__)}
 
-    def close(self) -> None:
-        """Close what is open in the capsule's network namespace, which would outlive the capsule.
-        May be repeated."""
+    def _forget(self) -> None:
+        self._missed = -1
+        self._close()
+
+    def _close(self) -> None:
         echoes, self._echoes = self._echoes, None
-        self._asked.clear()
+        self._asked = {}
         if echoes is not None:
-            with contextlib.suppress(OSError):
-                echoes.close()
+            echoes.close()

@@ -116,7 +116,7 @@ class RunningCapsule:
         if not collectives:
             self.computes.heartbeat(time.monotonic(), self.run_time.progress())
         gpus = gpus_of({task.pid for task in found})
-        cut = self.links.heartbeat(self.sandbox.init, self.overlay.subnet, still=self.still)
+        cut = self.links.heartbeat(self.sandbox.init, self.overlay.subnet, locked=self.still)
         return CapsuleState(
             name=self.spec.name,
             epoch=self.epoch,
@@ -219,7 +219,7 @@ class RunningCapsule:
 
     def unplug(self) -> None:
         """Remove the capsule's network, unless a later sandbox has it. May be repeated."""
-        self.links.close()
+        self.links.end()
         if not self.removed and sandbox_owner.owns(self.sandbox):
             network.unplug(self.overlay, self.netns, self.spec.index)
 
@@ -228,7 +228,7 @@ class RunningCapsule:
         capsule has them. A second call does no harm."""
         if self.code is None:  # else its process 1 has ended, and its pid may be in use again
             sandboxes.end(self.sandbox)
-        self.links.close()
+        self.links.end()
         if not self.removed and sandbox_owner.owns(self.sandbox):
             network.unplug(self.overlay, self.netns, self.spec.index)
             shutil.rmtree(self.sandbox.plan.directory, ignore_errors=True)

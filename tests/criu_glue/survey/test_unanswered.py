@@ -1,28 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which peers have not answered, and for how long, is read off the kernel's tables."""
+"""Which peers have not answered, and for how long, is read off the kernel's sockets."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
+import struct
 
 import pytest
 
-from liveshift.criu_glue.survey.unanswered import parse, timeouts, unanswered
+from liveshift.criu_glue.survey import unanswered as module
+from liveshift.criu_glue.survey.unanswered import missed_answers, unanswered
 
-HEAD = "  sl  local_address rem_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode"
-TICKS = os.sysconf("SC_CLK_TCK")
-AGAIN, FULL_WINDOW = "01", "04"  # what the kernel waits for
-
-
-def row(state: str, timer: str, left_s: float, times: int, timeout_s: float, peer: str = "") -> str:
-    left, timeout = round(left_s * TICKS), round(timeout_s * TICKS)
-    queue, waits = "00000640:00000000", f"{timer}:{left:08X}"
-    rest = f"{times:08X}     0        0 4711 2 0000000000000000 {timeout} 4 30 10 -1"
-    return f"   0: 0101630A:8E5C {peer or '0201630A:1388'} {state} {queue} {waits} {rest}"
+AGAIN, PROBE, KEEP_ALIVE = 1, 4, 2  # what the kernel's timer of a connection is for
+PEER = "10.99.1.2"
 
 
-def read(*rows: str) -> list[tuple[str, float]]:
-    return list(parse("\n".join((HEAD, *rows)) + "\n"))
+def entry(timer: int, times: int, left_s: float, timeout_s: float, peer: str = PEER) -> bytes:
+    """A connection, as the kernel describes it (inet_diag_msg, and tcp_info behind it)."""
+    address = ipaddress.ip_address(peer)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    ports = struct.pack("!HH", 4000, 5000)
+    own, raw = bytes(16), address.packed.ljust(16, bytes(1))
+    rest = struct.pack("=IIIIIIII", 0, 0, 0, round(left_s * 1000), 0, 1600, 0, 4711)
+    info = struct.pack("=8xI", round(timeout_s * 1e6)) + bytes(92)
+    head = struct.pack("=BBBB", family, 1, timer, times)
+    return head + ports + own + raw + rest + struct.pack("=HH", 4 + len(info), 2) + info
+
+
+def read(monkeypatch: pytest.MonkeyPatch, *entries: bytes) -> dict[str, float]:
+    def sockets_of(_pid: int, asked: bytes) -> list[bytes]:
+        return [each for each in entries if each[0] == asked[0]]
+
+    monkeypatch.setattr(module, "sockets_of", sockets_of)
+    return unanswered(os.getpid(), "10.99.1.0/24")
 
 
 @pytest.mark.parametrize(
@@ -30,28 +42,38 @@ def read(*rows: str) -> list[tuple[str, float]]:
     [(0.4, 1, 0.4, 0.2), (0.1, 1, 0.4, 0.5), (0.8, 2, 0.8, 0.6), (1.5, 4, 3.2, 4.7)],
 )
 def test_a_timeout_that_doubles_says_when_it_began(
-    left_s: float, times: int, timeout_s: float, waited_s: float
+    monkeypatch: pytest.MonkeyPatch, left_s: float, times: int, timeout_s: float, waited_s: float
 ) -> None:
-    ((peer, seconds),) = read(row("01", AGAIN, left_s, times, timeout_s))
-    assert peer == "10.99.1.2"
-    assert seconds == pytest.approx(waited_s)
+    found = read(monkeypatch, entry(AGAIN, times, left_s, timeout_s))
+    assert found == {PEER: pytest.approx(waited_s)}
 
 
-def test_only_what_was_sent_again_counts() -> None:
-    assert read(row("01", AGAIN, 0.1, 0, 0.2)) == [], "it was sent just now"
-    assert read(row("01", FULL_WINDOW, 0.1, 3, 1.6)) == [], "the peer's kernel answers"
-    assert read(row("02", AGAIN, 0.1, 3, 1.6)) == [], "it was never connected"
-    assert read("   0: 0101630A:8E5C 0201630A:1388 06 0:0 03:00000100 0 0 0 0 3 0") == []
+def test_only_what_was_sent_again_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, entry(AGAIN, 0, 0.1, 0.2)) == {}, "it was sent just now"
+    assert read(monkeypatch, entry(PROBE, 0, 0.1, 0.2)) == {}, "the peer's kernel answers"
+    assert read(monkeypatch, entry(KEEP_ALIVE, 1, 0.1, 0.2)) == {}
 
 
-def test_an_address_in_a_table_of_ipv6_is_read_too() -> None:
-    mapped = "0000000000000000FFFF00000201630A:1388"
-    ((peer, _),) = read(row("01", AGAIN, 0.1, 2, 0.8, mapped))
-    assert peer == "10.99.1.2"
+def test_probes_of_a_full_window_that_have_no_answer_count_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert read(monkeypatch, entry(PROBE, 2, 0.1, 0.2)) == {PEER: 0.0}
 
 
-def test_a_process_that_has_ended_waits_for_nobody() -> None:
+def test_the_longest_silence_of_a_peer_of_the_job_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(
+        monkeypatch,
+        entry(AGAIN, 1, 0.4, 0.4),
+        entry(AGAIN, 4, 1.5, 3.2),
+        entry(AGAIN, 4, 1.5, 3.2, "203.0.113.9"),
+        entry(AGAIN, 1, 0.4, 0.4, "::ffff:10.99.1.3"),
+    )
+    assert found == {PEER: pytest.approx(4.7), "10.99.1.3": pytest.approx(0.2)}
+
+
+def test_a_process_that_has_ended_missed_nothing() -> None:
     nobody = 2**22 + 1
-    assert unanswered(nobody, "10.99.1.0/24") == {}
-    assert timeouts(nobody) == 0
-    assert timeouts(os.getpid()) >= 0
+    assert missed_answers(nobody) == 0
+    with pytest.raises(FileNotFoundError):
+        unanswered(nobody, "10.99.1.0/24")
+    assert missed_answers(os.getpid()) >= 0

@@ -67,8 +67,8 @@ def test_a_host_that_a_job_has_left_for_its_links_is_the_last_choice(parts: Part
     job = fleet.jobs["gpt"]
     order = Order(job, job.capsules["gpt/1"])
     first = parts.planner.resolve(order)[0].destination
-    fleet.left_hosts.note([first])
+    fleet.left_hosts.note([first], [])
     second = parts.planner.resolve(order)[0].destination
     assert second not in ("", first)
-    fleet.left_hosts.note(fleet.hosts)
+    fleet.left_hosts.note(fleet.hosts, [])
     assert parts.planner.resolve(order)[0].destination == first, "it is better than none"

@@ -370,9 +370,9 @@ def test_a_host_that_a_job_has_left_for_its_links_holds_only_if_no_other_can(
     for held in scene.fleet.hosts.values():
         held.heard = time.monotonic()
     assert snapshots.holders(scene.job) == {"a/0": "h1", "a/1": "h2"}
-    scene.fleet.left_hosts.note(["h1"])
+    scene.fleet.left_hosts.note(["h1"], [])
     assert snapshots.holders(scene.job) == {"a/0": "h2", "a/1": "h2"}
-    scene.fleet.left_hosts.note(["h2"])
+    scene.fleet.left_hosts.note(["h2"], [])
     assert snapshots.holders(scene.job) == {"a/0": "h1", "a/1": "h2"}
 
 
@@ -385,8 +385,11 @@ def test_none_is_taken_while_a_link_of_the_job_is_cut(tmp_path: Path) -> None:
     first, second = scene.job.capsules.values()
     silent = {scene.job.overlay.address(second.index): 3.0}
     state = messages.CapsuleState("a/0", first.epoch, 2, 0, 9, 1.0, [0], "true", unanswered=silent)
-    first.seen = state
-    assert scene.snapshots.hindrance(scene.job) == "a/0 gets no answer from a/1"
+    first.seen = second.seen = state
+    first.reported = second.reported = time.monotonic()
+    assert scene.snapshots.hindrance(scene.job) == "h0 and h1 do not reach each other"
+    first.progressed = time.monotonic()
+    assert scene.snapshots.hindrance(scene.job) == "", "it trains all the same"
 
 
 def test_a_holder_that_is_short_of_memory_is_replaced_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from liveshift.runtime.control import reach
 from liveshift.runtime.messages import CapsuleState, DeviceError, Message
 from liveshift.runtime.model.jobs import Job
 from liveshift.runtime.snapshot import lookout
+from liveshift.runtime.snapshot.left_hosts import LeftHosts
 from liveshift.runtime.snapshot.lookout import Lookout
 from liveshift.runtime.snapshot.watch import PAUSED
 
@@ -41,6 +42,7 @@ class Scene:
             lambda _job: self.opened,
             lambda: None,
             self._request,
+            LeftHosts(),
         )
         self.now += 2 * SUSPICION  # an orchestrator that was just started calls no host lost
         self.hear("h0", "h2")

@@ -17,7 +17,7 @@ from three_hosts import OVERLAY, Net, asked, connected, ip
 
 from liveshift.criu_glue.network.echoes import Echoes
 from liveshift.runtime.agent.host import peer_links
-from liveshift.runtime.agent.host.peer_links import REST, PeerLinks
+from liveshift.runtime.agent.host.peer_links import MOST_PEERS, PeerLinks
 
 HEARTBEAT_S = 0.1
 PEER = "10.99.7.2"
@@ -27,7 +27,7 @@ PEER = "10.99.7.2"
 def links() -> Iterator[PeerLinks]:
     made = PeerLinks()
     yield made
-    made.close()
+    made.end()
 
 
 @pytest.mark.root
@@ -40,7 +40,7 @@ def test_a_peer_that_is_cut_off_is_noticed_until_it_is_back(
 
     def heartbeat() -> dict[str, float]:
         time.sleep(HEARTBEAT_S)
-        return links.heartbeat(init, OVERLAY.subnet, still=False)
+        return links.heartbeat(init, OVERLAY.subnet, locked=False)
 
     with connected(zero, PEER) as line:
         line.settimeout(100)  # after a cut the kernel waits twice as long before it sends again
@@ -55,7 +55,7 @@ def test_a_peer_that_is_cut_off_is_noticed_until_it_is_back(
         noticed = time.monotonic() - cut
         assert found.keys() == {PEER}
         assert 0.1 < found[PEER] <= noticed
-        assert links.heartbeat(init, OVERLAY.subnet, still=True) == {}, "its own network is locked"
+        assert links.heartbeat(init, OVERLAY.subnet, locked=True) == {}, "its own network is locked"
         while not (later := heartbeat()):
             assert time.monotonic() - cut < 20
         assert later[PEER] > found[PEER]
@@ -80,29 +80,31 @@ def test_a_peer_that_reads_nothing_is_not_cut_off(
                 sent += line.send(bytes(1 << 16))
         for _ in range(8):
             time.sleep(HEARTBEAT_S)
-            assert links.heartbeat(init, OVERLAY.subnet, still=False) == {}
+            assert links.heartbeat(init, OVERLAY.subnet, locked=False) == {}
     assert sent > 1 << 16
 
 
 class Scene:
-    """``waiting`` is what the connections show, and ``answers`` who answers the next echo. A look
-    at the connections takes ``cost`` seconds; the clock is a stand-in."""
+    """``waiting`` is what the connections show, and ``answers`` who answers the next echo. The
+    clock is a stand-in; a heartbeat comes each second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: dict[str, float] = {}
         self.answers: set[str] = set()
-        self.timeouts, self.looks, self.now, self.cost = 0, 0, 100.0, 0.0
+        self.missed, self.looks, self.now = 0, 0, 100.0
         self.asked: list[set[str]] = []
         self.open = 0
+        self.fails: Exception | None = None
         monkeypatch.setattr(peer_links, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(peer_links, "timeouts", lambda _pid: self.timeouts)
+        monkeypatch.setattr(peer_links, "missed_answers", lambda _pid: self.missed)
         monkeypatch.setattr(peer_links, "unanswered", self._look)
         monkeypatch.setattr(peer_links, "Echoes", self._echoes)
         self.links = PeerLinks()
 
     def _look(self, _pid: int, _subnet: str) -> dict[str, float]:
         self.looks += 1
-        self.now += self.cost
+        if self.fails is not None:
+            raise self.fails
         return self.waiting
 
     def _echoes(self, _pid: int) -> SimpleNamespace:
@@ -117,12 +119,14 @@ class Scene:
             close=close,
         )
 
-    def heartbeat(self, waiting: dict[str, float] | None = None) -> dict[str, float]:
+    def heartbeat(
+        self, waiting: dict[str, float] | None = None, *, locked: bool = False
+    ) -> dict[str, float]:
         if waiting is not None:
-            self.timeouts += 1
+            self.missed += 1
             self.waiting = waiting
         self.now += 1.0
-        return self.links.heartbeat(os.getpid(), OVERLAY.subnet, still=False)
+        return self.links.heartbeat(os.getpid(), OVERLAY.subnet, locked=locked)
 
 
 @pytest.fixture
@@ -148,6 +152,14 @@ def test_a_peer_that_answers_an_echo_begins_anew(scene: Scene) -> None:
     assert scene.heartbeat({PEER: 4.5}) == {PEER: 4.5}, "cut since"
 
 
+def test_a_full_window_is_silent_since_it_was_first_seen(scene: Scene) -> None:
+    """The kernel does not say for how long its probes have had no answer."""
+    scene.heartbeat({PEER: 0.0})
+    scene.heartbeat()
+    assert scene.heartbeat() == {PEER: 2.0}
+    assert scene.heartbeat() == {PEER: 3.0}
+
+
 def test_nobody_looks_at_connections_that_are_answered_in_time(scene: Scene) -> None:
     scene.heartbeat()
     for _ in range(10):
@@ -156,17 +168,35 @@ def test_nobody_looks_at_connections_that_are_answered_in_time(scene: Scene) -> 
     scene.heartbeat({PEER: 0.5})
     scene.waiting = {PEER: 1.5}
     scene.heartbeat()  # the kernel waits longer each time before it sends again
-    assert scene.heartbeat() == {PEER: 1.5}
+    assert scene.heartbeat() == {PEER: 2.0}
     assert scene.looks == 4
 
 
-def test_a_look_that_finds_nothing_is_not_repeated_at_once(scene: Scene) -> None:
-    """A program may lose packets all the time, on its way to somewhere else."""
-    scene.cost = 0.04
-    scene.heartbeat({})
-    for _ in range(20):
-        scene.heartbeat({})
-    assert scene.looks == 1 + 20 // int(REST * scene.cost + 1)
+def test_what_began_while_the_own_network_was_locked_is_found_after_it(scene: Scene) -> None:
+    scene.heartbeat()
+    scene.missed += 1
+    assert scene.heartbeat(locked=True) == {}
+    scene.waiting = {PEER: 1.0}
+    scene.heartbeat()
+    assert scene.asked == [{PEER}]
+
+
+def test_of_many_silent_peers_those_are_told_that_are_silent_for_longest(scene: Scene) -> None:
+    many = {f"10.99.7.{number}": 10.0 + number for number in range(2, 200)}
+    for _ in range(2):
+        scene.heartbeat(many)
+    found = scene.heartbeat(many)
+    assert found == {a: many[a] for a in list(many)[-MOST_PEERS:]}
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError(), ValueError("what is that?")])
+def test_whatever_fails_the_heartbeat_goes_on(scene: Scene, error: Exception) -> None:
+    scene.fails = error
+    assert scene.heartbeat({PEER: 0.5}) == {}
+    scene.fails = None
+    for _ in range(2):
+        scene.heartbeat()
+    assert scene.heartbeat() == {PEER: 2.0}
 
 
 def test_nothing_stays_open_in_the_namespace(scene: Scene) -> None:
@@ -174,13 +204,14 @@ def test_nothing_stays_open_in_the_namespace(scene: Scene) -> None:
     assert scene.open == 1
     scene.heartbeat({})
     assert scene.open == 0, "the peer answers"
-    scene.now += 100.0
     scene.heartbeat({PEER: 0.5})
-    scene.links.heartbeat(os.getpid(), OVERLAY.subnet, still=True)
+    scene.heartbeat(locked=True)
     assert scene.open == 0, "it is about to be dumped"
     scene.heartbeat({PEER: 0.5})
-    scene.links.close()
+    scene.links.end()
     assert scene.open == 0
+    assert scene.heartbeat({PEER: 0.5}) == {}
+    assert scene.open == 0, "a heartbeat that comes late opens nothing"
 
 
 @pytest.mark.root
