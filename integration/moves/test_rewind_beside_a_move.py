@@ -142,6 +142,7 @@ def test_nor_does_another_step(
         where = spare if point == "orchestrator.committed" else moved
         assert_goes_on(job, cut, within, where)
         code, said = go_on()
-    assert (code, job.migrations()[0].state in ends) == (1, True), said
+    assert code != 0
+    assert job.migrations()[0].state in ends, said
     job.wait_step(40)
     job.assert_begins_like_never_moved(references)
