@@ -27,8 +27,10 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 SLOW = "10mbit"
 """A process with torch needs minutes over such a link."""
-WITHIN_S = 3.0
-"""From the moment at which a host counts as lost to the first new step of each rank."""
+DECIDED_S, WITHIN_S = 1.5, 5.0
+"""From the moment at which a host counts as lost to the rewind, and to the first new step of each
+rank. The kernel repeats the first segment of a restored connection after 1 s, and again after 3 s:
+the peer, or the snapshot that is due at once, may have missed it."""
 _numbers = itertools.count()
 
 
@@ -75,8 +77,9 @@ def written(job: Job) -> float:
     return next((e.time for e in events(job, "rewinding") if "goes back" in e.text), 0.0)
 
 
-def assert_goes_on(job: Job, cut: float, within: float, moved: str) -> None:
-    """``cut``: when the host of rank 1 lost its power. ``moved``: the host of rank 0."""
+def assert_goes_on(job: Job, cut: float, silence: float, moved: str) -> None:
+    """``cut``: when the host of rank 1 lost its power. ``silence``: the seconds after which it
+    counts as lost. ``moved``: the host of rank 0."""
     wait_rewound(job, 1)
     back = written(job)
     news = [
@@ -85,7 +88,8 @@ def assert_goes_on(job: Job, cut: float, within: float, moved: str) -> None:
     ]
     first = max(times[0] for times in news)
     print(f"{back - cut:.2f} s to the decision, {first - cut:.2f} s to the first new step")
-    assert first - cut < within
+    assert back - cut < silence + DECIDED_S
+    assert first - cut < silence + WITHIN_S
     assert job.seen(0).host == moved, "it is restored in place"
     job.go_on(AFTER)
 
@@ -102,8 +106,7 @@ def test_a_long_precopy_of_another_capsule_delays_no_rewind(lab: LabSession, job
             labs.kill_host(lab.lab, victim)
             eventually(lambda: written(job), "the rewind", 30)
             labs.link(lab.lab, spare, rate="none")  # it may be a holder of the next snapshot
-            within = load(lab.lab.config).timeouts.suspicion + WITHIN_S
-            assert_goes_on(job, cut, within, moved)
+            assert_goes_on(job, cut, load(lab.lab.config).timeouts.suspicion, moved)
             assert moving.wait(20) == 1
         assert job.migrations()[0].state == "rewound"
     finally:
@@ -138,9 +141,9 @@ def test_nor_does_another_step(
         if point == "orchestrator.precopied":
             time.sleep(3 * load(lab.lab.config).timeouts.heartbeat)
             points.release(point)
-        within = silences * load(lab.lab.config).timeouts.suspicion + WITHIN_S
+        silence = silences * load(lab.lab.config).timeouts.suspicion
         where = spare if point == "orchestrator.committed" else moved
-        assert_goes_on(job, cut, within, where)
+        assert_goes_on(job, cut, silence, where)
         code, said = go_on()
     assert code != 0
     assert job.migrations()[0].state in ends, said
