@@ -17,7 +17,7 @@ from fault_matrix.held import Held
 from held_moves import HASTY, held_at
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job
-from protected_job import events, wait_rewound
+from protected_job import events, wait_protected, wait_rewound
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
@@ -27,10 +27,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 SLOW = "10mbit"
 """A process with torch needs minutes over such a link."""
-DECIDED_S, WITHIN_S = 1.5, 5.0
-"""From the moment at which a host counts as lost to the rewind, and to the first new step of each
-rank. The kernel repeats the first segment of a restored connection after 1 s, and again after 3 s:
-the peer, or the snapshot that is due at once, may have missed it."""
+WITHIN_S = 3.0
+"""From the moment at which a host counts as lost to the first new step of each rank."""
 _numbers = itertools.count()
 
 
@@ -50,10 +48,11 @@ def lab(new_lab: NewLab, points: Held) -> LabSession:
 
 @pytest.fixture
 def job(lab: LabSession) -> Iterator[Job]:
-    """A DDP job of two, in training, with a snapshot. All hosts run afterwards."""
+    """A DDP job of two, with a snapshot of its training: the import of torch is not repeated. All
+    hosts run afterwards."""
     started = lab.start(f"beside{next(_numbers)}", LONG, nnodes=2)
     started.wait_step(10)
-    eventually(lambda: events(started, "protected"), "the first snapshot", 30)
+    wait_protected(started)
     yield started
     started.stop()
     for host in lab.lab.hosts:
@@ -88,7 +87,6 @@ def assert_goes_on(job: Job, cut: float, silence: float, moved: str) -> None:
     ]
     first = max(times[0] for times in news)
     print(f"{back - cut:.2f} s to the decision, {first - cut:.2f} s to the first new step")
-    assert back - cut < silence + DECIDED_S
     assert first - cut < silence + WITHIN_S
     assert job.seen(0).host == moved, "it is restored in place"
     job.go_on(AFTER)
