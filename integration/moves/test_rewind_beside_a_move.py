@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fault_matrix import held
 from fault_matrix.held import Held
-from held_moves import HASTY, held_at
+from held_moves import held_at
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job
 from protected_job import events, wait_protected, wait_rewound
@@ -25,8 +25,9 @@ from liveshift.runtime.config.cluster import load
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
-SLOW = "10mbit"
-"""A process with torch needs minutes over such a link."""
+SLOW = "50mbit"
+"""A process with torch needs half a minute over such a link, and the link stays alive meanwhile."""
+TIMEOUTS = "collective=120,heartbeat=0.5,suspicion=2.5,grace=1"
 WITHIN_S = 3.0
 """From the moment at which a host counts as lost to the first new step of each rank."""
 _numbers = itertools.count()
@@ -43,7 +44,7 @@ def points(place: Path) -> Iterator[Held]:
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab, points: Held) -> LabSession:
     """Two hosts run the job, two hold its images, and the fifth one is where a capsule moves."""
-    return new_lab("--hosts", "5", "--snapshots", "every=2", *HASTY)
+    return new_lab("--hosts", "5", "--snapshots", "every=2", "--timeouts", TIMEOUTS)
 
 
 @pytest.fixture
