@@ -42,6 +42,10 @@ class MigrationContext(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
+    async def until_heard(self, job: Job) -> None:
+        """Return once no host of the job is late with its heartbeats. Raises Unreachable if one
+        is not up."""
+
     async def quiesce(self, migration: Migration) -> str:
         """Bring the job's ranks to a boundary; returns in words where it lies.
 

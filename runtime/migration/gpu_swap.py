@@ -45,6 +45,10 @@ class GpuSwap(Migration):
         return swap
 
     @property
+    def must_end(self) -> bool:
+        return self.step is MigrationStep.FREEZING
+
+    @property
     def way(self) -> tuple[str, str]:
         return self._way
 

@@ -12,8 +12,9 @@ ownership.rule alone decides what each side does with its copy: ``Settle`` only 
 its claim now. So a move may end while a host is out of reach: the host's agent does the rest by
 itself when it is back.
 
-A move that can only wait says for what (:attr:`.Migration.waits`). A job that has lost a host may
-then be rewound, which ends the move.
+A rewind of the job ends the move at once, unless the move may save the capsule whose host is lost
+(:attr:`.Migration.may_save`). One that can only wait says for what (:attr:`.Migration.waits`), and
+saves nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ...errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFaile
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..messages import MigrationRow
-from ..model.ownership import BEFORE_COMMIT
+from ..model.ownership import BEFORE_COMMIT, MAY_SAVE
 from ..model.steps import ALLOWED, MigrationStep
 from ..model.timeline import Timeline
 from . import second_look
@@ -54,6 +55,7 @@ class HostMigration(BeforePause):
         self.released = False  # the source got the ruling "run", so its promise is over
         self._answered = False  # the destination has said whether its image is complete
         self._closed = False  # the destination's image stays incomplete
+        self._may_be_complete = False  # the image, in a move that is rolled back
 
     @classmethod
     def from_row(cls, context: MigrationContext, order: Order, row: MigrationRow) -> HostMigration:
@@ -66,6 +68,12 @@ class HostMigration(BeforePause):
         before_gates = (MigrationStep.PREPARING, MigrationStep.PRECOPYING)
         here.holds_gates = here.step not in before_gates  # it may hold them
         return here
+
+    @property
+    def may_save(self) -> bool:
+        if self.step is MigrationStep.ROLLING_BACK:
+            return self._may_be_complete
+        return self.step in MAY_SAVE
 
     async def run(self) -> None:
         try:
@@ -296,7 +304,7 @@ class HostMigration(BeforePause):
         are silent, nothing is decided, unless the job is rewound. A cancelled move goes on only if
         its source is silent or has lost the capsule.
         """
-        self.error = error
+        self.error, self._may_be_complete = error, may_be_complete
         frozen = self.step is MigrationStep.FREEZING and isinstance(error, StepFailed)
         at_once = self.step is MigrationStep.FREEZING and self._cancelled is None
         if at_once and await self._commit_if_complete():

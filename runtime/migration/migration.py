@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import LiveshiftError, Refused
@@ -62,9 +62,7 @@ class Migration(ABC):
         self.step = MigrationStep.PREPARING
         self.error: LiveshiftError | None = None
         self.holds_gates = False  # whether it keeps the gates of all the job's ranks closed
-        # What it waits for, while it can do nothing else until that comes; "" while it goes on. A
-        # rewind of its job may end it then (:meth:`overtake`), and at no other time.
-        self.waits = ""
+        self.waits = ""  # for what, while it can do nothing else until that comes
         self.times = Timeline()
         self.precopy: Rounds | None = None
         self.predicted: Prediction | None = None
@@ -82,6 +80,16 @@ class Migration(ABC):
     @abstractmethod
     async def recover(self) -> None:
         """Go on after a restart of the orchestrator, from what its journal says."""
+
+    @property
+    def may_save(self) -> bool:
+        """Whether its capsule may yet go on by this migration though a host of it is lost."""
+        return False
+
+    @property
+    def must_end(self) -> bool:
+        """Whether not even a rewind may interrupt what it does now."""
+        return False
 
     @property
     def way(self) -> tuple[str, str]:
@@ -106,8 +114,11 @@ class Migration(ABC):
         if self._work is not None:  # else the work has not begun, or an error has just ended it
             self._work.cancel()
 
-    async def until_over(self, work: Awaitable[None]) -> None:
+    async def until_over(self, work: Coroutine[Any, Any, None]) -> None:
         """Do ``work``, which is :meth:`run` or :meth:`recover`, unless a rewind overtakes it."""
+        if self.step in ENDS:  # a rewind came before it had begun
+            work.close()
+            return
         self._whole = asyncio.ensure_future(work)
         try:
             await asyncio.wait({self._whole})
@@ -117,14 +128,14 @@ class Migration(ABC):
             self._whole.result()
 
     def overtake(self, why: LiveshiftError) -> None:
-        """End a migration that waits: a rewind of its job has just been written, which has this end
-        of it, too (:func:`.migration_records.write_rewound`).
+        """End the migration: a rewind of its job has just been written, which has this end of it,
+        too (:func:`.migration_records.write_rewound`).
 
         Nothing of the order of things is done after this. Whatever the hosts have of the migration
         was made under an earlier count of rewinds: it must end, and each claim for it is ruled so.
         The rewind opens the gates.
         """
-        assert self.waits, f"{self.name} goes on"
+        assert self.waits or not self.must_end, f"{self.name} goes on"
         self.error, self.holds_gates = why, False
         self.times.thaw()
         self.times.end()
@@ -179,6 +190,9 @@ class Migration(ABC):
 
         A job that talks over TCP only may be frozen without a boundary, because TCP itself waits.
         """
+        # While its gates are closed a job cannot show that it trains: the loss of a host would be
+        # noticed much later.
+        await self._context.until_heard(self.job)
         self._advance(MigrationStep.QUIESCING)
         self.holds_gates = True
         with self.times.phase("quiesce") as detail:

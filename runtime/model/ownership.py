@@ -74,6 +74,12 @@ BEFORE_RUNNING = frozenset(
 """In these steps of a migration the capsule may still return to the source's copy."""
 
 
+MAY_SAVE = BEFORE_RUNNING | {MigrationStep.FREEZING}
+"""In these steps of a migration the capsule may go on though one of the two hosts is lost: from the
+destination's complete image, or from the source's copy. So a rewind that only that loss needs
+waits. While a migration is rolled back, the destination's image may be complete, too."""
+
+
 ANNOUNCED = BEFORE_COMMIT | {MigrationStep.RESTORING}
 """In these steps of a migration a prepared destination may still get the capsule: the planned one,
 or another spare after that one failed."""

@@ -8,8 +8,8 @@ before COMMITTED, the migration ends too (JOB_ENDED). After a restart of the orc
 migration goes on with ROLLING_BACK, RESTORING or FINISHING. ROLLING_BACK leads to COMMITTED if the
 image is complete and the source has gone meanwhile.
 
-Where a migration can only wait for a host that does not answer, a rewind of its job may end it
-(REWOUND).
+A rewind of its job may end a migration in each step (REWOUND). migration/beside_rewinds.py says
+which ones it lets come to their end.
 
 A swap of GPUs inside a host has fewer steps: it sends nothing, and the owner of the capsule stays
 the same (:data:`ALLOWED_IN_SWAP`).
@@ -35,17 +35,23 @@ class MigrationStep(enum.Enum):
     FAILED = "failed"  # the source has the capsule, as if nothing had happened
     JOB_ENDED = "job ended"  # the command ended by itself at the source, before the commit
     LOST = "lost"  # no host has the capsule any more; the job has ended
-    REWOUND = "rewound"  # it waited for a lost host, and its job was taken back to a snapshot
+    REWOUND = "rewound"  # its job was taken back to a snapshot meanwhile
 
 
 ALLOWED: dict[MigrationStep, frozenset[MigrationStep]] = {
-    MigrationStep.PREPARING: frozenset({MigrationStep.PRECOPYING, MigrationStep.ROLLING_BACK}),
-    MigrationStep.PRECOPYING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.PREPARING: frozenset(
+        {MigrationStep.PRECOPYING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
+    ),
+    MigrationStep.PRECOPYING: frozenset(
+        {MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
+    ),
     MigrationStep.QUIESCING: frozenset(
         {MigrationStep.FREEZING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
     ),
-    MigrationStep.FREEZING: frozenset({MigrationStep.COMMITTED, MigrationStep.ROLLING_BACK}),
-    MigrationStep.COMMITTED: frozenset({MigrationStep.RESTORING}),
+    MigrationStep.FREEZING: frozenset(
+        {MigrationStep.COMMITTED, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
+    ),
+    MigrationStep.COMMITTED: frozenset({MigrationStep.RESTORING, MigrationStep.REWOUND}),
     MigrationStep.RESTORING: frozenset(
         {
             MigrationStep.RESUMING,
@@ -81,7 +87,9 @@ ALLOWED: dict[MigrationStep, frozenset[MigrationStep]] = {
 }
 
 ALLOWED_IN_SWAP: dict[MigrationStep, frozenset[MigrationStep]] = {
-    MigrationStep.PREPARING: frozenset({MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK}),
+    MigrationStep.PREPARING: frozenset(
+        {MigrationStep.QUIESCING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
+    ),
     MigrationStep.QUIESCING: frozenset(
         {MigrationStep.FREEZING, MigrationStep.ROLLING_BACK, MigrationStep.REWOUND}
     ),

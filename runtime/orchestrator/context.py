@@ -5,15 +5,17 @@ and SnapshotContext."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
-from ...errors import Refused
+from ...errors import Refused, Unreachable
 from ..migration.migration import Migration
 from ..migration.migration_records import MigrationRecords
 from ..model.jobs import Capsule, Job
 from ..model.ownership import may_pass
 from ..model.snapshots import Generation
-from ..quiesce.gates import Gates
+from ..quiesce.gates import Gates, hosts_of
+from ..snapshot.watch import MISSED
 from .address_book import AddressBook
 from .agents import Agents
 from .fleet import Fleet
@@ -69,6 +71,17 @@ class OrchestratorContext:
         self._gates.forget(job.name)
 
     # ---- the gates of the job ------------------------------------------------------------------
+
+    async def until_heard(self, job: Job) -> None:
+        limits = self.cluster.timeouts
+        while True:
+            hosts = hosts_of(job)
+            if silent := [host for host in hosts if not self.is_up(host)]:
+                raise Unreachable(f"{', '.join(silent)} stopped answering")
+            missed = time.monotonic() - MISSED * limits.heartbeat
+            if all(self._fleet.hosts[host].heard >= missed for host in hosts):
+                return
+            await asyncio.sleep(limits.heartbeat / 10)
 
     async def quiesce(self, migration: Migration) -> str:
         job = migration.job

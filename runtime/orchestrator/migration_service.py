@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -78,7 +79,7 @@ class MigrationService:
 
     # ---- one migration -------------------------------------------------------------------------
 
-    def _run(self, migration: Migration, work: Awaitable[None]) -> None:
+    def _run(self, migration: Migration, work: Coroutine[Any, Any, None]) -> None:
         migration.capsule.migration = migration.name
         if (snapshot := self._fleet.snapshots.get(migration.job.name)) is not None:
             why = f"{migration.name} of {migration.capsule.name} began"
@@ -86,7 +87,7 @@ class MigrationService:
         self._fleet.migrations[migration.name] = migration
         self._tasks.spawn(self._follow(migration, work))
 
-    async def _follow(self, migration: Migration, work: Awaitable[None]) -> None:
+    async def _follow(self, migration: Migration, work: Coroutine[Any, Any, None]) -> None:
         await migration.until_over(work)
         self._fleet.forget_migrations(KEPT_MIGRATIONS)
         if isinstance(migration, HostMigration):

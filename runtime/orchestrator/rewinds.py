@@ -23,6 +23,8 @@ from .. import messages
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
+from ..migration.beside_rewinds import going_on, not_waiting
+from ..migration.migration import Migration
 from ..migration.migration_records import write_rewound
 from ..model.jobs import KILLED, Capsule, Job
 from ..model.snapshots import Generation, Place, image_name, rewind_plan
@@ -119,15 +121,17 @@ class Rewinds:
         generation = job.newest
         if generation is None or not self.protected(job):
             raise cannot(job, "it has no complete snapshot" if job.state == "running" else "")
-        if moving := self._going_on(job):
-            raise cannot(job, f"{moving[0]} is under way", f"`liveshift cancel {moving[0]}`")
+        away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
+        # With no host lost, the person can wait for a move, or cancel it.
+        if moving := self._going_on(job, away) if lost else not_waiting(self._fleet.moves_of(job)):
+            name = moving[0].name
+            raise cannot(job, f"{name} is under way", f"`liveshift cancel {name}`")
         if not lost and job.state == "rewinding":
             raise cannot(job, "it is being rewound", f"`liveshift events {job.name}`")
         if not lost and not any(map(self.is_up, hosts)):
             silent = ", ".join(sorted(hosts))
             hint = "--lost HOST says that you know one of them to be dead"
             raise cannot(job, f"none of its hosts is heard ({silent}): it may train there", hint)
-        away = {c.name for c in job.capsules.values() if c.host == lost} | self._lookout.lost(job)
         plan = self._plan(job, generation, away)
         if isinstance(plan, str):
             raise cannot(job, plan)
@@ -200,10 +204,11 @@ class Rewinds:
             else:
                 self._noted.pop(job.name, None)
 
-    def _going_on(self, job: Job) -> list[str]:
-        """The names of the job's migrations that do not just wait. A rewind lets them come to their
-        end: they may save what a rewind would undo."""
-        return [each.name for each in self._fleet.moves_of(job) if not each.waits]
+    def _going_on(self, job: Job, away: Collection[str] = ()) -> list[Migration]:
+        """The job's migrations that a rewind lets come to their end. ``away``: capsules that count
+        as lost besides those that are."""
+        lost = {*away, *self._lookout.lost(job), *self._lookout.lacking(job)}
+        return going_on(self._fleet.moves_of(job), lost)
 
     def _spawn(self, job: Job, work: Coroutine[None, None, None]) -> None:
         self._following.add(job.name)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import zmq
 
 from ...errors import StepFailed
 from ..control.keys import KeyPair
+from .silence import Silence
 
 SEND_AGAIN_S = 2.0
 TICK_MS = 200
@@ -28,7 +29,8 @@ class ImageDestination:
     """The destination of a migration's image: its endpoint, and the keys of both sides.
 
     ``patience``: seconds for which a destination that owes acknowledgements may be silent. The job
-    may be frozen meanwhile, so this must be short.
+    may be frozen meanwhile, so this must be short. ``silence``: of all lanes together; a snapshot
+    limits it further.
     """
 
     migration: str
@@ -37,6 +39,7 @@ class ImageDestination:
     own: KeyPair
     public: bytes
     patience: float
+    silence: Silence = field(default_factory=Silence, compare=False)
 
 
 class Pending(NamedTuple):
@@ -101,7 +104,9 @@ class Lane:
             )
         patience = self._to.patience
         if now - self._heard > patience:
-            raise StepFailed("ship", f"{self._to.name} has taken no image bytes for {patience:g} s")
+            raise self._silent_for(patience)
+        if self._to.silence.too_long(self._heard):
+            raise self._silent_for(self._to.silence.limit)
         due = now - max(self._heard, self._sent_again) > min(SEND_AGAIN_S, patience / 4)
         if due:
             self._again(self.pending[0].number if self.pending else self._number)
@@ -115,8 +120,11 @@ class Lane:
         """Read one message, and pass its answer to :meth:`_answered`."""
         raise NotImplementedError
 
+    def _silent_for(self, seconds: float) -> StepFailed:
+        return StepFailed("ship", f"{self._to.name} has taken no image bytes for {seconds:.3g} s")
+
     def _answered(self, kind: str, value: int | str | bytes) -> None:
-        self._heard_now()
+        self._heard_answer()
         if kind == "ack" and isinstance(value, int):
             while self.pending and self.pending[0].number <= value:
                 self._settled(self.pending.popleft())
@@ -141,6 +149,10 @@ class Lane:
     def _begin_to_wait(self) -> None:
         if not self.waits:
             self._heard_now()
+
+    def _heard_answer(self) -> None:
+        self._to.silence.heard(self._heard)
+        self._heard_now()
 
     def _heard_now(self) -> None:
         self._heard = time.monotonic()

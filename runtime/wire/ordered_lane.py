@@ -77,6 +77,6 @@ class OrderedLane(Lane):
             self._answered(kind, value)
 
     def _replied(self, number: int, answer: int | bytes) -> None:
-        self._heard_now()
+        self._heard_answer()
         if self._question is not None and number == self._questions:
             self.answer, self._question = answer, None

@@ -15,6 +15,7 @@ from ..control import keys
 from .header import SEAL, WANTS
 from .lane import TICK_MS, ImageDestination
 from .ordered_lane import OrderedLane
+from .silence import Silence
 from .stream_sender import StreamSender
 from .wants import Wants, read_wants
 
@@ -60,6 +61,11 @@ class Sender(StreamSender):
     @property
     def migration(self) -> str:
         return self.to.migration
+
+    @property
+    def silence(self) -> Silence:
+        """That of the destination, on all lanes of the image."""
+        return self.to.silence
 
     def _send(self, stream: str, data: bytes) -> None:
         with self._turn:

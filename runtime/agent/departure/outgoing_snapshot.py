@@ -34,6 +34,7 @@ from ....errors import LiveshiftError, Refused, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved
 from ...model.stopwatch import Lap, Stopwatch
+from ...wire import CHUNK
 from ..gpu.devices import DeviceTree, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
@@ -335,8 +336,16 @@ class OutgoingSnapshot:
                 hint="use a faster link, or raise timeouts.precopy",
             )
 
+    def _limit_silence(self) -> None:
+        """The job is paused from now on. A snapshot that fails costs it less than a pause that
+        lasts, because a holder is starved or gone. A slow link needs its time for each chunk."""
+        rate = self._memory.lanes.rate if self._memory.lanes is not None else 0.0
+        chunks_s = 2 * CHUNK / rate if rate else 0.0
+        self._wire.sender.silence.begin(self._tracker.silence_s + chunks_s)
+
     def _lock(self, deadline_s: float) -> None:
         self._timer.within(deadline_s)
+        self._limit_silence()
         background.leave(self.snapshot)
         dump = self._dump = WireDump(
             self.resident,
@@ -372,6 +381,9 @@ class OutgoingSnapshot:
         """Only once, even if it fails: the next snapshot may have the tracker then."""
         generation, self._generation = self._generation, 0
         if generation:
+            silence = self._wire.sender.silence
+            if silence.broken or self.complete:
+                self._tracker.learn_silence(silence.longest, broken=silence.broken)
             self._tracker.returned(generation if self.complete else 0)
 
     def _make_digest(self) -> None:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rewind of its job overtakes a migration that waits: nothing of the order of things is done
-after that, wherever it waits and whatever comes then."""
+"""A rewind of its job overtakes a migration: nothing of the order of things is done after that,
+wherever it is and whatever comes then."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from migration_stage import HELD, NOT_DONE, Stage, a_move, a_swap
@@ -14,7 +13,7 @@ from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime.messages import Message
 from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.migration import Migration
-from liveshift.runtime.model.steps import ALLOWED, ENDS, MigrationStep
+from liveshift.runtime.model.steps import ALLOWED, ALLOWED_IN_SWAP, ENDS, MigrationStep
 
 BACK = LiveshiftError("gpt goes back to s1: h2 is silent")
 
@@ -75,11 +74,65 @@ def test_it_does_nothing_any_more(stage: Silent, waits: str, step: MigrationStep
 
 
 @pytest.mark.parametrize("step", [step for step in MigrationStep if step not in ENDS])
-def test_wherever_it_may_reopen_the_gates_a_rewind_may_overtake_it(step: MigrationStep) -> None:
-    """One that an earlier orchestrator has left may wait at the gates as it finishes, too."""
-    early = (MigrationStep.PREPARING, MigrationStep.PRECOPYING)  # they hold no gates
-    short = (MigrationStep.FREEZING, MigrationStep.COMMITTED)  # they wait for nothing
-    assert (MigrationStep.REWOUND in ALLOWED[step]) == (step not in early + short)
+def test_wherever_it_is_a_rewind_may_overtake_it(step: MigrationStep) -> None:
+    assert MigrationStep.REWOUND in ALLOWED[step]
+    assert MigrationStep.REWOUND in ALLOWED_IN_SWAP.get(step, {MigrationStep.REWOUND})
+
+
+class Stuck(Stage):
+    """It never answers what begins so, nor finds a boundary if that is "quiesce"."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.reached = asyncio.Event()
+
+    async def request(self, host: str, message: Message, timeout: float) -> Message | None:
+        answer = await super().request(host, message, timeout)
+        if self.said[-1] == self.what:
+            await self.hang()
+        return answer
+
+    async def quiesce(self, migration: Migration) -> str:
+        if self.what == "quiesce":
+            await self.hang()
+        return await super().quiesce(migration)
+
+    async def hang(self) -> None:
+        self.reached.set()
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [
+        ("Inspect h1", MigrationStep.PREPARING),
+        ("Reserve h2", MigrationStep.PREPARING),
+        ("StartPrecopy h1", MigrationStep.PRECOPYING),
+        ("quiesce", MigrationStep.QUIESCING),
+        ("Freeze h1", MigrationStep.FREEZING),
+        ("RestoreCapsule h2", MigrationStep.RESTORING),
+        ("Resume h2", MigrationStep.RESUMING),
+        ("Settle h1", MigrationStep.FINISHING),
+    ],
+)
+def test_one_that_goes_on_does_nothing_any_more_either(what: str, step: MigrationStep) -> None:
+    stage = Stuck(what)
+    move = a_move(stage)
+
+    async def play() -> None:
+        async with asyncio.timeout(20):
+            work = asyncio.ensure_future(move.until_over(move.run()))
+            await stage.reached.wait()
+            assert (move.step, move.waits) == (step, "")
+            said, gates = list(stage.said), list(stage.gates)
+            move.overtake(BACK)
+            await work
+            assert (stage.said, stage.gates) == (said, gates), "the rewind opens the gates"
+
+    asyncio.run(play())
+    assert stage.steps[-1] is MigrationStep.REWOUND
+    assert (move.holds_gates, move.row().error) == (False, str(BACK))
 
 
 def test_nor_does_a_swap() -> None:
@@ -132,10 +185,19 @@ def test_a_cancel_that_came_just_before_does_not_let_it_go_on() -> None:
     assert not [word for word in stage.said if word.startswith("Settle")]
 
 
-@pytest.mark.parametrize("made", [a_move, a_swap])
-def test_one_that_goes_on_is_not_overtaken(made: Callable[[Stage], Migration]) -> None:
+def test_one_that_is_overtaken_before_it_has_begun_never_begins() -> None:
+    stage = Stage()
+    move = a_move(stage)
+    move.overtake(BACK)
+    asyncio.run(move.until_over(move.run()))
+    assert (stage.said, stage.steps) == ([], [MigrationStep.REWOUND])
+
+
+def test_while_a_host_swaps_gpus_it_is_not_overtaken() -> None:
+    swap = a_swap(Stage())
+    swap.step = MigrationStep.FREEZING
     with pytest.raises(AssertionError, match="m7 goes on"):
-        made(Stage()).overtake(BACK)
+        swap.overtake(BACK)
 
 
 def test_it_passes_no_capsule_of_the_rewind_on() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from exploring import explore, follow, wander
 from rewind_model import RewindModel
-from rewind_state import Faults, Safeguards, at, initial, waiting
+from rewind_state import Faults, Safeguards, at, initial, precopying, waiting
 
 from liveshift.runtime.model.ownership import Owner, Ruling, Side, rule, rule_held
 from liveshift.runtime.model.steps import MigrationStep
@@ -95,6 +95,59 @@ def test_a_rewind_ends_a_move_that_waits_where_its_capsule_may_run(kinds: tuple[
     found = explore(RewindModel(Safeguards()), waiting(faults(*kinds)), MOST)
     assert found.violation is None, found
     assert found.states >= min(MOST, 500)
+
+
+MOVE = {
+    ("agents", "hosts"): 2_000,
+    ("cuts",): 1_000,
+    ("cuts", "hosts"): 2_000,
+    ("doubles", "hosts"): 2_000,
+    ("hosts",): 500,
+    ("hosts", "hosts"): 2_000,
+    ("hosts", "orchestrator"): 2_000,
+    ("hosts", "silences"): 2_000,
+}
+"""The same beside a move, from its pre-copy on."""
+
+
+@pytest.mark.parametrize(("kinds", "least"), MOVE.items(), ids=lambda v: str(v))
+def test_a_rewind_ends_a_move_in_each_of_its_steps(kinds: tuple[str, ...], least: int) -> None:
+    """A host of the job, or of the move, is lost at any moment."""
+    found = explore(RewindModel(Safeguards()), precopying(faults(*kinds)), MOST)
+    assert found.violation is None, found
+    assert found.states >= least
+
+
+def test_a_move_that_no_rewind_ends_comes_through_and_is_rewound_in_each_step() -> None:
+    """Else the exploration above shows nothing."""
+    model, seen, todo = RewindModel(Safeguards()), set(), [precopying(faults("hosts"))]
+    ended: set[tuple[MigrationStep | None, bool, bool, bool]] = set()
+    while todo:
+        state = todo.pop()
+        if state in seen:
+            continue
+        seen.add(state)
+        for label, after in model.changes(state):
+            todo.append(after)
+            if label.startswith("rewind"):
+                frozen = any(copy and copy.promised for host in state.hosts for copy in host.copies)
+                coming = at(state, "D").coming[1]
+                whole = coming is not None and coming.complete
+                ended.add((state.moving, frozen, whole, coming is not None and coming.ready))
+    steps = MigrationStep
+    assert {step for step, *_ in ended} >= {steps.PRECOPYING, steps.FREEZING, steps.RESTORING}
+    assert {(steps.FREEZING, True, True, False), (steps.RESTORING, True, True, True)} <= ended
+    assert any(s.owners[1].host == "D" and not s.moving and not s.rewinds for s in seen)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("overtakes", False), ("rule", "without_counts"), ("end_first", False)]
+)
+def test_without_it_a_rewind_may_not_end_a_move(part: str, value: Any) -> None:
+    value = without_counts if value == "without_counts" else value
+    start = precopying(faults("hosts"))
+    found = explore(RewindModel(Safeguards(**{part: value})), start, FOUND_AT_MOST)
+    assert found.violation is not None, found
 
 
 @pytest.mark.parametrize(("kinds", "least"), SUSPENSION.items(), ids=lambda v: str(v))

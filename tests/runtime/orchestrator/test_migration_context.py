@@ -5,6 +5,7 @@ is written down and when."""
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,6 +81,31 @@ def test_the_hosts_of_a_job_are_asked_to_open_their_gates(scene: Scene) -> None:
     async def act() -> None:
         assert await scene.context.reopen(move) == ""
         assert sorted(scene.hosts.said) == ["OpenGate h0", "OpenGate h1"]
+
+    play(act())
+
+
+def test_gates_wait_until_each_host_of_the_job_is_heard(scene: Scene) -> None:
+    """h2 has no capsule of it. A host that is silent for longer ends the move."""
+    hosts = scene.fleet.hosts
+
+    def heard(host: str, ago: float) -> None:
+        hosts[host].heard = time.monotonic() - ago
+
+    async def act() -> None:
+        heard("h0", 0.0)
+        heard("h1", 0.5)
+        heard("h2", 0.5)
+        waits = asyncio.ensure_future(scene.context.until_heard(scene.job))
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        heard("h0", 0.0)
+        heard("h1", 0.0)
+        await waits
+        heard("h0", -10.0)  # so long for this test
+        heard("h1", 0.9)
+        with pytest.raises(Unreachable, match="h1 stopped answering"):
+            await scene.context.until_heard(scene.job)
 
     play(act())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job loses a host while one of its capsules is moved: a move that can only wait for that host
-does not keep the job from going back to its snapshot, and one that goes on is not interrupted."""
+"""A job loses a host while one of its capsules is moved: the job goes back to its snapshot at once,
+unless the move may yet bring the lost capsule to run."""
 
 from __future__ import annotations
 
@@ -239,6 +239,63 @@ def test_an_image_that_is_gone_ends_no_capsule_that_a_move_may_still_bring(scene
     assert scene.job.state == "running"
 
 
+EARLY = [MigrationStep.PREPARING, MigrationStep.PRECOPYING, MigrationStep.QUIESCING]
+LATE = [
+    MigrationStep.FREEZING,
+    MigrationStep.COMMITTED,
+    MigrationStep.RESTORING,
+    MigrationStep.RESUMING,
+    MigrationStep.FINISHING,
+]
+
+
+@pytest.mark.parametrize(
+    ("capsule", "step"),
+    [
+        # Another host of the job is lost: what the move saves is undone all the same.
+        *(("a/0", step) for step in EARLY + LATE),
+        ("a/0", MigrationStep.ROLLING_BACK),
+        ("a/0", MigrationStep.RETURNING),
+        # Its source is lost: the destination has no complete image yet.
+        *(("a/1", step) for step in EARLY),
+    ],
+)
+def test_a_move_that_cannot_save_what_is_lost_ends_with_the_rewind(
+    scene: Scene, capsule: str, step: MigrationStep
+) -> None:
+    """It could go on for minutes yet: over a slow link, or to a boundary that never comes."""
+
+    async def play() -> HostMigration:
+        async with scene.at_work():
+            move = scene.move(capsule, step)
+            if step in LATE and step is not MigrationStep.FREEZING:
+                scene.grant_to("h3", capsule, granted=step not in LATE[1:3])
+            move.holds_gates = False  # else the host would have to be silent for longer
+            scene.follow(move, asyncio.sleep(3600))
+            scene.cut("h1")
+            await scene.until(lambda: bool(scene.history("rewound")))
+            return move
+
+    move = asyncio.run(play())
+    assert LOST in scene.history("rewinding")
+    assert (move.step, scene.state_of_the_move()) == (MigrationStep.REWOUND, "rewound")
+    assert (move.capsule.migration, scene.job.rewinds) == (None, 1)
+    assert {"EndEarlier h0", "EndEarlier h3"} <= set(scene.said), "on both sides of the move"
+    assert all(granted for _, _, granted in scene.owners().values())
+
+
+def test_a_rank_that_dies_ends_a_move_of_another_one_that_freezes(scene: Scene) -> None:
+    async def play() -> HostMigration:
+        async with scene.at_work():
+            move = scene.move("a/0", MigrationStep.FREEZING)
+            scene.follow(move, asyncio.sleep(3600))
+            assert scene.report(scene.end("a/1", 137, 9))
+            await scene.until(lambda: bool(scene.history("rewound")))
+            return move
+
+    assert asyncio.run(play()).step is MigrationStep.REWOUND
+
+
 def test_a_move_that_goes_on_comes_to_its_end_before_the_job_goes_back(scene: Scene) -> None:
     """Its source is silent, but still sends to the destination, say: then nothing is lost."""
 
@@ -322,6 +379,28 @@ def test_a_person_may_order_a_rewind_beside_a_move_that_waits(scene: Scene) -> N
                 scene.rewinds.order("bob", scene.job, "", dry_run=True)
             move.waits = "h1"
             scene.rewinds.order("bob", scene.job, "", dry_run=True)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("step", "refused"), [(MigrationStep.PRECOPYING, False), (MigrationStep.FREEZING, True)]
+)
+def test_a_person_who_knows_a_host_to_be_dead_need_not_wait_for_a_move_that_saves_nothing(
+    scene: Scene, step: MigrationStep, refused: bool
+) -> None:
+    scene.stuck = {"GetHeld"}  # no rewind begins by itself
+
+    async def play() -> None:
+        async with scene.at_work():
+            scene.follow(scene.move("a/1", step), asyncio.sleep(3600))
+            scene.cut("h1")
+            await scene.until(lambda: not scene.rewinds._lookout.answers("h1"))
+            if not refused:
+                scene.rewinds.order("bob", scene.job, "h1", dry_run=True)
+                return
+            with pytest.raises(LiveshiftError, match="m5 is under way"):
+                scene.rewinds.order("bob", scene.job, "h1", dry_run=True)
 
     asyncio.run(play())
 

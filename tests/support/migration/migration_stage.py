@@ -137,6 +137,9 @@ class Stage:
     def note(self, migration: Migration, text: str) -> None:
         self.told.append(text)
 
+    async def until_heard(self, job: Job) -> None:
+        self._maybe_fail("until_heard", None)
+
     async def quiesce(self, migration: Migration) -> str:
         self.gates.append(f"closed before {len(self.said)}")
         self._maybe_fail("quiesce", None)

@@ -30,6 +30,7 @@ from liveshift.runtime.agent.departure.outgoing_note import PROMISED
 from liveshift.runtime.agent.departure.outgoing_phase import OutgoingPhase
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.messages import Moved
+from liveshift.runtime.wire.silence import Silence
 
 INIT = 4711
 PREPARED, LOCKED, OPENED = f"prepare_lock {INIT}", f"lock {INIT}", f"unlock {INIT}"
@@ -69,6 +70,7 @@ class Scene:
             send_manifest=self.note("manifest"),
             close=self.note("wire closed"),
             until=float("inf"),
+            silence=Silence(),
         )
         self.passing: list[list[tuple[str, str]]] = []
         self.entries: list[object] = []

@@ -73,8 +73,9 @@ class Hosts:
     def asks(self, s: State, name: str, h: Host) -> Iterator[Change]:
         """What it learns when it reports or asks."""
         asked = (s.rewinding or s.suspended) and name in {*s.before, *(o.host for o in s.owners)}
-        if h.rewinds < s.rewinds and not asked:
-            book = tuple((o.host, o.epoch) for o in s.owners)
+        book = tuple((o.host, o.epoch) for o in s.owners)
+        moved = not s.rewinds and any(b[1] > k[1] for b, k in zip(book, h.book, strict=True))
+        if (h.rewinds < s.rewinds and not asked) or moved:
             yield f"{name} gets the book", self.learn(s, name, s.rewinds, book)
         for c in CAPSULES:
             copy, coming = h.copies[c], h.coming[c]
@@ -127,10 +128,10 @@ class Hosts:
 
     def move(self, s: State, c: int) -> MigrationStep:
         """The step of the move of a capsule, as the orchestrator has it."""
-        if not s.moving:
+        if s.moving is None:
             return MigrationStep.REWOUND if s.rewinds else MigrationStep.FAILED
-        runs = at(s, s.owners[c].host).copies[c] is not None
-        return MigrationStep.FINISHING if runs else MigrationStep.RESTORING
+        runs = at(s, "D").copies[c] is not None
+        return MigrationStep.FINISHING if runs else s.moving
 
     # ---- what both need ------------------------------------------------------------------------
 

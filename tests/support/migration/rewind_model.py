@@ -5,7 +5,7 @@ The rules are those of ownership.py themselves. What the orchestrator and the ho
 rewind_orchestrator.py, rewind_hosts.py and rewind_orders.py. What makes it sound can be switched
 off (:class:`Safeguards`).
 
-Not in the model: moves (only what a failed one leaves, and one that waits), the job's own end,
+A move of one capsule may be under way (rewind_moves.py). Not in the model: the job's own end,
 memory that runs out, and the choice of several holders: one host without a capsule of the job holds
 all images.
 """
@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterator
 
 from exploring import Violation
+from rewind_moves import Moves
 from rewind_orchestrator import Orchestrator
 from rewind_orders import Orders
 from rewind_state import (
@@ -39,7 +40,7 @@ from rewind_state import (
 )
 
 
-class RewindModel(Orchestrator, Orders):
+class RewindModel(Orchestrator, Orders, Moves):
     def __init__(self, safeguards: Safeguards) -> None:
         self.p = safeguards
         self.trying = ""
@@ -58,6 +59,7 @@ class RewindModel(Orchestrator, Orders):
     def _changes(self, s: State) -> Iterator[Change]:
         self.trying = "what the orchestrator does"
         yield from self.orchestrator(s)
+        yield from self.moves(s)
         for name, host in named(s):
             self.trying = f"what {name} does by itself"
             yield from self.host(s, name, host)
@@ -182,6 +184,7 @@ class RewindModel(Orchestrator, Orders):
         for name, h in named(s):
             yield from self.host(s, name, h)
         yield from self.orchestrator(s)
+        yield from self.moves(s)
         if not (self.protected(s) or s.forgiven):
             yield from self.begin(s._replace(faults=Faults(snapshots=1)))
 
@@ -192,6 +195,8 @@ class RewindModel(Orchestrator, Orders):
         """What is wrong with a state in which nothing happens any more."""
         if s.forgiven:
             return None
+        if s.moving:
+            return "its move is not over"
         if s.rewinding or s.taking or s.suspended:
             return "it stays in a rewind, in a snapshot or suspended"
         if len(running(s)) != len(CAPSULES) or s.rewinds not in self.progress(s):

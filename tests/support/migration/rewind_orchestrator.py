@@ -15,6 +15,7 @@ from rewind_state import (
     CAPSULES,
     CUT,
     DONE,
+    MOVED,
     REFUSED,
     SILENCE,
     UP,
@@ -77,7 +78,7 @@ class Orchestrator:
         job = {o.host for o in s.owners}
         ready = all(o.granted and self.is_up(s, o.host) for o in s.owners)
         free = [n for n, _ in named(s) if n not in job and self.is_up(s, n)]
-        if s.rewinding or not ready or not free:
+        if s.rewinding or s.moving or not ready or not free:
             return
         if s.faults.snapshots:
             yield from self.hold(spend(s, "snapshots"), free, suspends=False)
@@ -175,7 +176,10 @@ class Orchestrator:
     # ---- a rewind ------------------------------------------------------------------------------
 
     def lacks(self, s: State, c: int) -> bool:
-        """Whether a host has reported without a capsule that it was let run."""
+        """Whether a host has reported without a capsule that it was let run, or a move with none
+        left."""
+        if s.gone and c == MOVED:
+            return True
         name, h, owner = s.owners[c].host, at(s, s.owners[c].host), s.owners[c]
         there = h.copies[c] is not None or h.coming[c] is not None
         ruled = any(m[:4] == (name, h.life, "ruled", c) for m in s.net)
@@ -209,7 +213,8 @@ class Orchestrator:
             ended=frozenset(),
             done=("", ""),
             losses=s.losses | {hosts[c] for c in lost},
-            moving=False,
+            moving=None if self.p.overtakes else s.moving,
+            gone=False,
         )
         label = f"rewind {after.rewinds} to s{s.newest.number}: {[o.host for o in plan]}"
         yield label, after

@@ -21,6 +21,7 @@ from liveshift.runtime.model.steps import MigrationStep
 T = TypeVar("T")
 
 CAPSULES = (0, 1)
+MOVED = 1  # the one that may be in a move, from B to D
 NAMES = "ABCD"
 UP, CUT, DEAD = "up", "cut off", "dead"
 SILENCE = "silence"
@@ -66,6 +67,7 @@ class Safeguards:
     answers_when_removed: bool = True  # a host answers only once these are removed
     ends_by_count: bool = True  # a host ends only copies of an earlier count
     ends_by_itself: bool = True  # a host ends these before it takes part in the new count
+    overtakes: bool = True  # its write ends a move, which does nothing more
     wire_id: bool = True  # each count has its own VXLAN id
     never_lower: bool = True  # a host does not go back to an earlier count
     # a suspension
@@ -194,7 +196,8 @@ class State(NamedTuple):
     losses: frozenset[str] = frozenset()  # hosts lost since the newest snapshot
     forgiven: bool = False  # more than one of them: the job may be lost
     suspended: bool = False  # in the journal: no host may run a capsule
-    moving: bool = False  # a move of capsule 1 is under way, which D was let run; a rewind ends it
+    gone: bool = False  # a move has ended as no host has its capsule
+    moving: MigrationStep | None = None  # of capsule 1 from B to D; a rewind ends it
 
 
 def initial(faults: Faults, left: str = "", hosts: int = 3) -> State:
@@ -238,9 +241,15 @@ def waiting(faults: Faults) -> State:
     s = s._replace(
         owners=(s.owners[0], Owned("D", 2, True)),
         hosts=tuple(host._replace(book=book) for host in s.hosts),
-        moving=True,
+        moving=MigrationStep.RESTORING,
     )
     return put_coming(s, "D", 1, Coming(False, 0, 2, complete=True, ready=True))
+
+
+def precopying(faults: Faults) -> State:
+    """The same job in a move of capsule 1 to D, which has a sandbox: the job trains."""
+    s = initial(faults, hosts=4)._replace(moving=MigrationStep.PRECOPYING)
+    return put_coming(s, "D", 1, Coming(False, 0, 2))
 
 
 # ---- small steps -----------------------------------------------------------------------------

@@ -77,10 +77,15 @@ class SnapshotScene(Scene):
         resident: RunningCapsule = self.resident
         factory: CapsuleFactory = self.factory
         self.tracker: Any = SimpleNamespace(
-            lend=self._lend, returned=self._returned, sends_all=False
+            lend=self._lend,
+            returned=self._returned,
+            sends_all=False,
+            silence_s=1.0,
+            learn_silence=self._learn_silence,
         )
         tracker: Any = self.tracker
         no_lanes: Any = None
+        self.learnt: list[tuple[float, bool]] = []
         self.own: int | None = None
         self.gives_way = 0
         give_up = self.note("copy given up")
@@ -94,6 +99,9 @@ class SnapshotScene(Scene):
 
     def _lend(self, holder: str, stands: int, least: int) -> None:
         self.note(f"lent to {holder}, which stands at {stands} and knows {least}")()
+
+    def _learn_silence(self, longest: float, *, broken: bool) -> None:
+        self.learnt.append((longest, broken))
 
     def _returned(self, generation: int) -> None:
         self.note(f"returned {generation}")()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from liveshift.runtime.agent.departure.outgoing_migration import OutgoingMigrati
 from liveshift.runtime.agent.departure.outgoing_note import NOTE, OutgoingNote, has_promised
 from liveshift.runtime.agent.departure.outgoing_phase import SnapshotPhase
 from liveshift.runtime.agent.host import host_facts
+from liveshift.runtime.wire import CHUNK
 
 __all__ = ["snapshots"]
 
@@ -433,3 +435,48 @@ def test_a_capsule_that_was_killed_while_it_was_held_has_no_network(
     assert f"unlock {INIT}" not in snapshots.done
     assert "thaw" in snapshots.done
     assert phase(snapshots) is SnapshotPhase.OVER
+
+
+# ---- a holder that answers nothing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(None, 1.0), (0.0, 1.0), (CHUNK / 2.0, 5.0)])
+def test_the_pause_does_not_last_for_a_silent_holder(
+    snapshots: SnapshotScene, rate: float | None, limit: float
+) -> None:
+    """Over a slow link a chunk may take its time."""
+    scene = snapshots
+    memory: Any = scene.memory
+    memory.lanes = None if rate is None else SimpleNamespace(rate=rate)
+    scene.ahead()
+    assert scene.wire.silence.limit == float("inf"), "the job trains"
+    scene.lock()
+    assert scene.wire.silence.limit == limit
+    memory.lanes = None
+
+
+def test_how_long_a_holder_was_silent_counts_for_the_next_pause(snapshots: SnapshotScene) -> None:
+    scene = snapshots
+    scene.ahead()
+    scene.lock()
+    scene.wire.silence.longest = 0.4
+    scene.dump()
+    scene.snapshot.thaw()
+    scene.ends()
+    assert scene.learnt == [(0.4, False)]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_so_does_a_silence_that_has_ended_it(snapshots: SnapshotScene, broken: bool) -> None:
+    """But nothing is learnt from another failure."""
+    scene = snapshots
+    scene.ahead()
+    scene.lock()
+    scene.wire.silence.broken = broken
+    scene.fails = "all is there"
+    with pytest.raises(StepFailed):
+        scene.dump()
+    scene.fails = ""
+    scene.ends()
+    assert scene.learnt == ([(0.0, True)] if broken else [])
+    assert scene.goes_on()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host of a job loses its power while another capsule of the job is moved. The move cannot save
+what is lost, so the job does not wait for it: it goes back to its snapshot, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fault_matrix import held
+from fault_matrix.held import Held
+from held_moves import held_at
+from lab_session import LONG, LabSession, NewLab, eventually
+from moving_job import AFTER, Job
+from protected_job import events, wait_protected, wait_rewound
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+from liveshift.runtime.config.cluster import load
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+SLOW = "50mbit"
+"""A process with torch needs half a minute over such a link, and the link stays alive meanwhile."""
+TIMEOUTS = "collective=120,heartbeat=0.5,suspicion=2.5,grace=1"
+WITHIN_S = 3.0
+"""From the moment at which a host counts as lost to the first new step of each rank."""
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def points(place: Path) -> Iterator[Held]:
+    made = Held(place / "beside-moves-points")
+    yield made
+    made.clear()
+    os.environ.pop(held.VARIABLE)
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab, points: Held) -> LabSession:
+    """Two hosts run the job, two hold its images, and the fifth one is where a capsule moves."""
+    return new_lab("--hosts", "5", "--snapshots", "every=2", "--timeouts", TIMEOUTS)
+
+
+@pytest.fixture
+def job(lab: LabSession) -> Iterator[Job]:
+    """A DDP job of two, with a snapshot of its training: the import of torch is not repeated. All
+    hosts run afterwards."""
+    started = lab.start(f"beside{next(_numbers)}", LONG, nnodes=2)
+    started.wait_step(10)
+    wait_protected(started)
+    yield started
+    started.stop()
+    for host in lab.lab.hosts:
+        if lab.lab.machine(host).init is None:
+            lab.boot(host)
+
+
+def spare_of(job: Job) -> str:
+    """The host that has neither a capsule of the job nor an image."""
+    taken = {job.seen(0).host, job.seen(1).host, *job.protection().holders}
+    (spare,) = set(job.session.lab.hosts) - taken
+    return spare
+
+
+def steps_since(job: Job, since: float, rank: int) -> list[float]:
+    return [step["time"] for step in job.steps(rank) if step["time"] > since]
+
+
+def written(job: Job) -> float:
+    """When the rewind was written; 0.0 if it is not yet."""
+    return next((e.time for e in events(job, "rewinding") if "goes back" in e.text), 0.0)
+
+
+def assert_goes_on(job: Job, cut: float, silence: float, moved: str) -> None:
+    """``cut``: when the host of rank 1 lost its power. ``silence``: the seconds after which it
+    counts as lost. ``moved``: the host of rank 0."""
+    wait_rewound(job, 1)
+    back = written(job)
+    news = [
+        eventually(partial(steps_since, job, back, rank), f"a new step of rank {rank}")
+        for rank in range(2)
+    ]
+    first = max(times[0] for times in news)
+    print(f"{back - cut:.2f} s to the decision, {first - cut:.2f} s to the first new step")
+    assert first - cut < silence + WITHIN_S
+    assert job.seen(0).host == moved, "it is restored in place"
+    job.go_on(AFTER)
+
+
+def test_a_long_precopy_of_another_capsule_delays_no_rewind(lab: LabSession, job: Job) -> None:
+    moved, victim, spare = job.seen(0).host, job.seen(1).host, spare_of(job)
+    labs.link(lab.lab, spare, rate=SLOW)
+    try:
+        with lab.popen("migrate", f"{job.name}/0", "--to", spare) as moving:
+            eventually(lambda: job.migrations()[-1:], "the move to begin")
+            eventually(lambda: job.migrations()[-1].state == "pre-copying", "the pre-copy")
+            time.sleep(1.0)
+            cut = time.time()
+            labs.kill_host(lab.lab, victim)
+            eventually(lambda: written(job), "the rewind", 30)
+            labs.link(lab.lab, spare, rate="none")  # it may be a holder of the next snapshot
+            assert_goes_on(job, cut, load(lab.lab.config).timeouts.suspicion, moved)
+            assert moving.wait(20) == 1
+        assert job.migrations()[0].state == "rewound"
+    finally:
+        labs.link(lab.lab, spare, rate="none")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("point", "silences", "ends"),
+    [
+        ("orchestrator.prepared", 1, ("rewound",)),
+        ("orchestrator.precopied", 1, ("rewound", "failed")),  # by the same silence
+        ("orchestrator.frozen", 3, ("rewound",)),  # it cannot show that it trains: watch.PAUSED
+        ("orchestrator.committed", 3, ("rewound",)),
+    ],
+)
+def test_nor_does_another_step(
+    lab: LabSession,
+    job: Job,
+    points: Held,
+    references: References,
+    point: str,
+    silences: int,
+    ends: tuple[str, ...],
+) -> None:
+    """A move that has come to its gates waits there for a host that is not heard. Of one that is
+    frozen or committed, both sides hold a copy."""
+    moved, victim, spare = job.seen(0).host, job.seen(1).host, spare_of(job)
+    with held_at(points, point, job, "--to", spare) as go_on:
+        cut = time.time()
+        labs.kill_host(lab.lab, victim)
+        if point == "orchestrator.precopied":
+            time.sleep(3 * load(lab.lab.config).timeouts.heartbeat)
+            points.release(point)
+        silence = silences * load(lab.lab.config).timeouts.suspicion
+        where = spare if point == "orchestrator.committed" else moved
+        assert_goes_on(job, cut, silence, where)
+        code, said = go_on()
+    assert code != 0
+    assert job.migrations()[0].state in ends, said
+    job.wait_step(40)
+    job.assert_begins_like_never_moved(references)
