@@ -49,6 +49,8 @@ class EarlierCopies:
                     return
                 where = ", ".join(sorted(whole))
                 waits = f"waits until one of {where} has ended its copy: the job may train there"
+                if self._job.state == "rewinding":  # a suspension takes nobody's word
+                    waits += f". If one is dead: `liveshift rewind {self._job.name} --lost HOST`"
                 self._note_once("", waits)
             self._check()
             await asyncio.sleep(self._context.cluster.timeouts.heartbeat)
