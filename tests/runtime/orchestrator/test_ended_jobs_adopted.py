@@ -77,7 +77,7 @@ def test_a_job_that_takes_its_place_meanwhile_wins(saving: SavedScene) -> None:
     async def play() -> None:
         async with ended.forgetting:  # another request forgets it
             work = asyncio.ensure_future(scene.adopt())
-            await scene.until(lambda: bool(ended.forgetting._waiters))  # type: ignore[attr-defined]
+            await scene.until(lambda: bool(ended.forgetting._waiters))
             capsules = {"a/0": Capsule("a/0", 0, "h0", 9)}
             run = messages.RunJob("a", 1, ["true"], {}, "/", 0, [])
             scene.fleet.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
