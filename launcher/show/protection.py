@@ -48,6 +48,8 @@ def lines(jobs: Iterable[JobRow], *, wide: bool, rewinds: bool = False) -> Itera
             yield Text(f"{job.name}: {_snapshot(row)}")
             if not row.why_not:
                 yield Text(f"{job.name}: {_failure(row)}")
+        if row.silent:
+            yield Text(f"{job.name}: {row.silent}", style="bold red")
         for text in _warnings(row, wide=wide):
             yield Text(f"{job.name}: {text}", style="yellow")
 

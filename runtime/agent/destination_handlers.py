@@ -82,6 +82,7 @@ class DestinationHandlers:
         self._gates = gates
         self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
+        self._closing: dict[str, asyncio.Future[None]] = {}  # by migration
 
     def memory_offered(self, gives_way: int) -> int:
         """Bytes that an incoming capsule may use. ``gives_way``: bytes that copies of this host's
@@ -200,13 +201,23 @@ class DestinationHandlers:
             return messages.Arrived(0, 0, False)
         making_room = False
         if request.close and not incoming.complete:
-            await asyncio.to_thread(incoming.inbox.close)
+            await self._close(incoming)
         else:
             making_room = await asyncio.to_thread(incoming.inbox.make_room, request.stop)
         size = incoming.inbox.manifest.image_bytes if incoming.complete else 0
         received = self._registry.receiver.received(request.migration)
         placed, placing = incoming.placed
         return messages.Arrived(received, size, incoming.complete, placed, placing or making_room)
+
+    async def _close(self, incoming: IncomingMigration) -> None:
+        """Close an inbox. A repeated request waits for the first one: a disk that hangs in the
+        middle of a stream keeps a thread here, and the orchestrator asks every few seconds."""
+        name = incoming.migration
+        if (closing := self._closing.get(name)) is None:
+            closing = asyncio.ensure_future(asyncio.to_thread(incoming.inbox.close))
+            closing.add_done_callback(lambda _: self._closing.pop(name, None))
+            self._closing[name] = closing
+        await asyncio.shield(closing)
 
     async def restore(self, request: messages.RestoreCapsule) -> messages.Moved:
         """Restore, claim, run. A repeated request succeeds too if the capsule runs or soon will."""

@@ -63,7 +63,9 @@ class Heartbeats:
         states = [each for each in seen if each is not None]
         for capsule in running:
             capsule.deaths.follow()
-        gives_way = await self._in_thread(self._holding.own_bytes)
+        # Also what gives way in a moment: with hardly any memory left, a snapshot of another job
+        # that is held here would be dropped for good.
+        gives_way = await self._in_thread(self._holding.own_bytes_soon)
         memory = self._destination.memory_offered(gives_way)
         seats = self._gpus.seats(self._registry.gpus_taken())
         left = host_facts.memory_left(gives_way)  # this host drops its copies first

@@ -184,6 +184,10 @@ class HoldingHandlers:
         does not count."""
         return self._images.own_bytes(besides)
 
+    def own_bytes_soon(self) -> int:
+        """As HeldImages.own_bytes_soon."""
+        return self._images.own_bytes_soon()
+
     def make_room(self, needed: int, besides: str) -> None:
         """Let the copies give way, except that of the capsule ``besides``, unless ``needed`` bytes
         are available without that."""

@@ -123,7 +123,8 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     hosts that keep them. ``pause_s``: how long the job was paused for it, 0 if that is not known.
     ``why_not``: why the job could not be taken back if a host died now, as text; else empty.
     ``trouble``: why there is no later snapshot, as text, if the last attempt failed or has to
-    wait; else empty.
+    wait; else empty. ``silent``: if no host of the job is heard and one of them may be dead, which,
+    since when, and what a person can do, as text; else empty.
 
     ``rewind_s``: seconds that a rewind takes until the job runs again. It is what the last one took
     if ``rewind_measured``, else an estimate. ``failure_s``: what a host's death would cost now:
@@ -161,6 +162,7 @@ class ProtectionRow(msgspec.Struct, frozen=True):
     repeated_s: float = 0.0
     mttf_s: float = 0.0
     mttf_from: str = ""
+    silent: str = ""
 
 
 class JobRow(msgspec.Struct, frozen=True):

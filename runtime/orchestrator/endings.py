@@ -77,13 +77,17 @@ class Endings:
         async with job.forgetting:
             if self._fleet.jobs.get(name) is not job:
                 return  # another call forgot the job while this one waited
-            limit, forget = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
-            requests = [self._switchboard.request(host, forget, limit) for host in self._fleet.up()]
-            for answer in await asyncio.gather(*requests, return_exceptions=True):
-                if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
-                    raise answer
+            await self.forget_on_hosts(name)
             self._fleet.journal.remove_job(name)
             del self._fleet.jobs[name]
+
+    async def forget_on_hosts(self, name: str) -> None:
+        """Make all hosts that are up remove what a job that has ended has left there."""
+        limit, forget = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
+        requests = [self._switchboard.request(host, forget, limit) for host in self._fleet.up()]
+        for answer in await asyncio.gather(*requests, return_exceptions=True):
+            if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
+                raise answer
 
     async def _forget_old(self) -> None:
         """Forget the jobs that ended first. One that has trained for days has started before most

@@ -31,7 +31,8 @@ class HostState:
     ``heard``: when that message came, in monotonic seconds; 0 for never. ``books_current``: the
     agent has registered with this orchestrator and has missed no address book since. ``digest``:
     the digest of the cluster file that the agent uses. ``lost``: the names of images of newest
-    snapshots that the host had and has not any more.
+    snapshots that the host had and has not any more. ``lacking``: the capsules of jobs that are
+    being rewound which the host's last report lacked, though it may run them, with their epochs.
     """
 
     heard: float = 0.0
@@ -43,6 +44,7 @@ class HostState:
     link: DataLink | None = None
     digest: str = ""
     lost: frozenset[str] = frozenset()
+    lacking: frozenset[tuple[str, int]] = frozenset()
 
 
 class Fleet:

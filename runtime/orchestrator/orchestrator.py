@@ -288,14 +288,30 @@ class Orchestrator:
 
     def _end_lost(self, host: str, register: messages.Register) -> None:
         """End the capsules that a host owns but no longer has: the host was switched off, say. Take
-        those of protected jobs back instead."""
-        for job, capsule in self.fleet.living():
-            mine = capsule.host == host and capsule.started and capsule.granted
-            if mine and not capsule.migration and capsule.name not in register.epochs:
-                if self.rewinds.host_lost(host, job, capsule):
-                    continue
-                self.endings.capsule_ended(job, capsule, KILLED)
-                self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
+        those of protected jobs back instead.
+
+        Raises Unreachable if a capsule of a rewind may have been granted after the host has made
+        its list. Then the host reports again, and has had the grant before it does.
+        """
+        lacking = [
+            (job, capsule)
+            for job, capsule in self.fleet.living()
+            if capsule.host == host and capsule.started and capsule.granted
+            if not capsule.migration and capsule.name not in register.epochs
+        ]
+        state = self.fleet.hosts[host]
+        before = state.lacking
+        state.lacking = frozenset(
+            (each.name, each.epoch) for job, each in lacking if job.state == "rewinding"
+        )
+        if just := sorted(name for name, _ in state.lacking - before):
+            names = ", ".join(just)
+            raise Unreachable(f"{host} has no {names} yet, or not any more: it must report again")
+        for job, capsule in lacking:
+            if self.rewinds.host_lost(host, job, capsule):
+                continue
+            self.endings.capsule_ended(job, capsule, KILLED)
+            self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
 
     def _note_heartbeat(self, host: str, heartbeat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]

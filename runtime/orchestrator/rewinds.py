@@ -35,7 +35,7 @@ from ..snapshot.command_ends import CommandEnds
 from ..snapshot.lookout import Lookout
 from ..snapshot.on_rewind import RewindCommands
 from ..snapshot.orders import cannot, check_lost
-from ..snapshot.protection_notes import offer
+from ..snapshot.protection_notes import none_heard, offer
 from ..snapshot.rewind import Rewind, RewindEnd
 from .address_book import AddressBook
 from .agents import Agents
@@ -181,6 +181,8 @@ class Rewinds:
                     except LiveshiftError as error:  # a full disk, say: the next look tries again
                         self._wait(job, str(error))
             self._lookout.look(filter(self.protected, self._fleet.jobs.values()))
+            for job in self._fleet.jobs.values():
+                self._note_silence(job)
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.cluster.timeouts.heartbeat / 2):
@@ -402,6 +404,15 @@ class Rewinds:
             self._noted[job.name] = why
             log.warning("%s: %s", job.name, why)
             self.note(job, "rewinding", f"waits: {why}")
+
+    def _note_silence(self, job: Job) -> None:
+        """Say once per silence what a person can do for a job that is not taken back by itself, as
+        none of its hosts is heard; `status` says it as long as it lasts."""
+        hosts = self._lookout.perhaps_dead(job) if job.state == "running" else {}
+        before, job.silent = job.silent, none_heard(job.name, hosts) if hosts else ""
+        if job.silent and not before:
+            log.warning("%s: %s", job.name, job.silent)
+            self.note(job, "silent", job.silent)
 
     # ---- the rest of RewindContext -------------------------------------------------------------
 

@@ -9,15 +9,16 @@ journal as a job that is suspended at that snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 
 from ... import units
 from ...criu_glue.network.overlay import Overlay
 from ...errors import Refused
 from ..daemon.tasks import Tasks
-from ..messages import ResumptionOrdered
+from ..messages import ResumptionOrdered, RunJob
 from ..model import run_spec
 from ..model.jobs import Capsule, Job
 from ..model.snapshots import Generation, rewind_plan
@@ -33,6 +34,9 @@ class SavedJobs:
         self._images = images
         self._endings = endings
         self._tasks = Tasks()
+        self.forgetting: set[str] = set()
+        """The jobs whose hosts still remove what ended jobs have left, by name: nothing of them may
+        be on a host yet."""
 
     @property
     def busy(self) -> dict[str, str]:
@@ -125,12 +129,12 @@ class SavedJobs:
         of that name stays. With ``dry_run`` return instead where it would go on.
 
         Raises LiveshiftError, and changes nothing, if there is no such snapshot, if no trusted
-        cluster has signed it, if the name or its addresses are taken, or if there is no room. If
-        the journal cannot be written, the ended job may be gone, with its output.
+        cluster has signed it, if the name or its addresses are taken, if there is no room, or if
+        the journal cannot be written.
         """
         found = await self._images.find(self._fleet.up(), directory, name, snapshot)
         saved = found.saved
-        run, uid = saved.request()
+        asked = saved.request()
         overlay = overlay_of(saved, self._fleet.cluster)
         beside = self._in_the_way(name, overlay)
         names = dict.fromkeys(saved.capsules, "")
@@ -149,17 +153,46 @@ class SavedJobs:
             where = {capsule: place.host for capsule, place in plan.items()}
             ago = max(0.0, time.time() - saved.time)
             return ResumptionOrdered(name, saved.snapshot, saved.boundary, ago, where)
-        for ended in beside:
-            await self._endings.forget(ended)
-        if self._in_the_way(name, overlay):
-            raise Refused(f"{name} cannot be resumed: another job has taken its place meanwhile")
-        journal = self._fleet.journal
+        async with contextlib.AsyncExitStack() as locks:
+            for ended in beside:  # nobody else forgets them: the name may have another owner then
+                await locks.enter_async_context(ended.forgetting)
+            still = self._in_the_way(name, overlay)
+            if any(all(job is not ended for ended in beside) for job in still):
+                raise Refused(f"{name} cannot be resumed: another job took its place meanwhile")
+            job = self._enter(who, found, asked, directory, overlay, still)
+            self.forgetting.add(name)
+            self.busy[name] = "hosts still remove what the ended job has left"
+            try:
+                # After the write, which may fail: output goes, too. A host that is not reached now
+                # removes it when it reports again (Agent._register).
+                for ended in still:
+                    await self._endings.forget_on_hosts(ended.name)
+            finally:
+                self.busy.pop(name, None)
+                self.forgetting.discard(name)
+        return job
+
+    def _enter(
+        self,
+        who: str,
+        found: Found,
+        asked: tuple[RunJob, int],
+        directory: str,
+        overlay: Overlay,
+        ended: Iterable[Job],
+    ) -> Job:
+        """Record the job of a snapshot in the place of ended ones; all of it or nothing. ``asked``:
+        how it was started, and by whom."""
+        saved, journal = found.saved, self._fleet.journal
+        name, (run, uid) = saved.job, asked
         indexes = {c: (each.index, found.host) for c, each in saved.capsules.items()}
         spec, text = run_spec.encode(run, uid), _came_from(found, directory)
-        rewinds = journal.snapshots.rewinds(name)
         # The job's next snapshots are saved beside this one, so they need higher numbers.
         above = int(saved.snapshot[1:])
         with journal.together():
+            for each in ended:
+                journal.remove_job(each.name)
+            rewinds = journal.snapshots.rewinds(name)
             started, first = journal.add_job(name, overlay.vni, overlay.subnet, spec, indexes)
             generation = Generation(
                 journal.snapshots.begin_snapshot(name, above),
@@ -186,10 +219,12 @@ class SavedJobs:
         job.enter(row.owners, row.rewinds, "suspended")
         for capsule in capsules.values():
             capsule.started = True
+        for each in ended:
+            del self._fleet.jobs[each.name]
         self._fleet.jobs[name] = job
         return job
 
-    def _in_the_way(self, name: str, overlay: Overlay) -> list[str]:
+    def _in_the_way(self, name: str, overlay: Overlay) -> list[Job]:
         """The ended jobs that must be forgotten first, since they have the name or the addresses.
         Raises Refused if one has them that has not ended."""
         jobs = self._fleet.jobs.values()
@@ -203,7 +238,7 @@ class SavedJobs:
                     hint=f"wait for its end, or `liveshift stop {job.name}`",
                 )
         self._fleet.refuse_unknown()
-        return [job.name for job in beside]
+        return beside
 
 
 def _came_from(found: Found, directory: str) -> str:

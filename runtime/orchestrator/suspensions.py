@@ -234,6 +234,8 @@ class Suspensions:
     def _look_at(self, job: Job | None, row: RewindRow) -> None:
         if job is None or job.rewinds != row.rewinds or job.state == "ended":
             del self._rows[row.job]
+        elif job.name in self._saved.forgetting:
+            pass  # its book would be removed with that of the ended job
         elif job.name not in self._busy and job.state == "ending":
             self._end(job)
         elif job.name not in self._busy and row.number not in self._clear:

@@ -72,7 +72,10 @@ class EarlierCopies:
 
     def _waits(self, whole: set[str]) -> str:
         where = ", ".join(sorted(whole))
-        return f"waits until one of {where} has ended its copy: the job may train there"
+        text = f"waits until one of {where} has ended its copy: the job may train there"
+        if self._job.state == "rewinding":  # a suspension takes nobody's word
+            text += f". If one is dead: `liveshift rewind {self._job.name} --lost HOST`"
+        return text
 
     async def _order(self, host: str) -> None:
         end = messages.EndEarlier(self._job.book())

@@ -17,7 +17,7 @@ from ..messages import CapsuleState, DeviceError, Message
 from ..model.jobs import KILLED, Capsule, Job
 from .cut_links import CutLinks, Verdict
 from .left_hosts import LeftHosts
-from .watch import MISSED, HostSeen, lost_hosts, suspected
+from .watch import MISSED, HostSeen, lost_hosts, perhaps_dead, suspected
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Lookout:
         self._faults: dict[str, float] = {}  # by host: when it and its kernel were last silent
         self._device_errors: dict[str, list[tuple[float, DeviceError]]] = {}  # by host: when, what
         self._paused: dict[str, float] = {}  # by job: when it was last seen paused
+        self._perhaps_dead: dict[str, list[str]] = {}  # by job; see watch.perhaps_dead
         self._missing: dict[str, Lack] = {}  # by capsule
         self._vouched: dict[tuple[str, str], tuple[float, str]] = {}  # by job and host
         self._ordered: dict[str, tuple[int, float, str]] = {}  # by job: its rewinds, until, why
@@ -117,10 +118,12 @@ class Lookout:
         caller does so several times per heartbeat."""
         now, seen, hosts, jobs = time.monotonic(), self._seen(), set[str](), list(jobs)
         self._cut_links.forget_all_but(job.name for job in jobs)
+        self._perhaps_dead.clear()
         for job in jobs:
             if paused := self._is_paused(job):
                 self._paused[job.name] = now
             self._cut_links.look(job, paused=paused)
+            self._perhaps_dead[job.name] = perhaps_dead(job, seen, now, self._limits)
             hosts.update(suspected(job, seen, now, self._limits))
         self._faults |= {h: now for h in hosts if h in seen and seen[h].answers is False}
         for host in (hosts & seen.keys()) - self._probing:
@@ -199,6 +202,16 @@ class Lookout:
         since = [now - seen[host].heard for host in self.silent(job)]
         since += [links.seconds] if (links := self.links(job)).leaves else []
         return max(since, default=None)
+
+    def perhaps_dead(self, job: Job) -> dict[str, float]:
+        """The hosts of a job of which only a person can say whether they are dead, since none of
+        the job's hosts is heard → when each was last heard, in seconds since 1970. As at the last
+        :meth:`look`; none once a person has said so of one."""
+        hosts = self._perhaps_dead.get(job.name)
+        if not hosts or self.vouched(job):
+            return {}
+        heard, began_1970 = self._heard(), time.time() - time.monotonic()
+        return {host: began_1970 + max(heard.get(host, 0.0), self._began) for host in hosts}
 
     def suspects(self, job: Job) -> bool:
         """Whether a host or a link of a job may be lost. A host whose kernel answers only has no

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ... import units
 from ...errors import LiveshiftError
@@ -49,6 +50,22 @@ def same(why: str) -> str:
 def words(error: LiveshiftError | None) -> str:
     """An error with its hint, in a line."""
     return f"{error} ({error.hint})" if error is not None and error.hint else str(error)
+
+
+def none_heard(job: str, silent: Mapping[str, float]) -> str:
+    """Return a text about a job of which no host is heard, and what a person can do. ``silent``:
+    the hosts that may be dead → when each was last heard, in seconds since 1970."""
+    since = units.moment(min(silent.values()))
+    if len(silent) == 1:
+        (host,) = silent
+        who, lost, dead = f"{host} and its kernel", host, host
+    else:
+        who, lost, dead = f"{units.some(silent, 8)} and their kernels", "HOST", "one of them"
+    return (
+        f"{who} are silent since {since}, and no other host of {job} is heard: it may train on"
+        f" there, so it is not taken back. If {dead} is dead: `liveshift rewind {job} --lost"
+        f" {lost}`"
+    )
 
 
 def offer(saved: SavedRow | None, job: str) -> str:

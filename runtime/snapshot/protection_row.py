@@ -80,6 +80,7 @@ def _row(job: Job, cluster: Cluster, seen: Seen, now: float, every: float) -> Pr
         in_place=in_place,
         sent=sent,
         would_wait=_would_wait(job, newest, near),
+        silent=job.silent,
     )
 
 

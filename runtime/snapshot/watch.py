@@ -93,6 +93,16 @@ def lost_hosts(
     ]
 
 
+def perhaps_dead(job: Job, seen: Mapping[str, HostSeen], now: float, limits: Timeouts) -> list[str]:
+    """The hosts of a job that are not called lost only because no host of it is heard: a person may
+    know that one of them is dead. None as long as one may be heard soon, or its kernel may answer.
+    """
+    hosts = [host for host in _hosts(job) if host in seen]
+    if any(now - seen[h].heard < limits.suspicion or seen[h].answers is None for h in hosts):
+        return []
+    return [host for host in hosts if seen[host].answers is False]
+
+
 def _living(job: Job) -> list[Capsule]:
     return [c for c in job.capsules.values() if c.code is None and c.started]
 

@@ -62,6 +62,7 @@ class HeldCapsule:
         self._leaving: set[HeldGeneration] = set()  # dropped, and still sent on
         self._store: HeldStore | None = None  # None while there is no generation
         self._lock = threading.RLock()
+        self._gave_way = False  # whether the generations gave way when that was last known
 
     @classmethod
     def recover(cls, directory: Path, carried: tuple[str, ...], budget: int) -> Self:
@@ -145,6 +146,7 @@ class HeldCapsule:
                 return self._begin(note)
             finally:
                 self._close_if_empty()
+                self._gave_way = self._own_alone()
 
     def stands(self, number: int) -> tuple[int, int]:
         """The generation at which the store stood when ``number`` was expected, and the highest
@@ -271,12 +273,15 @@ class HeldCapsule:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._store is None or self._store.lent or self._leaving:
-                return False
-            found = self.generations
-            return bool(found) and all(g.note.own and not g.users for g in found)
+            self._gave_way = self._own_alone()
+            return self._gave_way
         finally:
             self._lock.release()
+
+    @property
+    def gives_way_soon(self) -> bool:
+        """The same; but while a thread is at work here, as it was before."""
+        return self.gives_way or self._gave_way
 
     def drop_own(self) -> bool:
         """Remove all generations if they give way. Returns whether they were removed."""
@@ -296,6 +301,12 @@ class HeldCapsule:
                 self._store.close()
 
     # ---- parts of these; the caller has the lock -----------------------------------------------
+
+    def _own_alone(self) -> bool:
+        if self._store is None or self._store.lent or self._leaving:
+            return False
+        found = self.generations
+        return bool(found) and all(g.note.own and not g.users for g in found)
 
     def _find(self, number: int) -> HeldGeneration:
         if (generation := self._generations.get(number)) is None:

@@ -189,6 +189,10 @@ class HeldImages:
         """Bytes of memory that :meth:`drop_own` would give back."""
         return sum(self._capsules[name].used() for name in self._giving_way(besides))
 
+    def own_bytes_soon(self) -> int:
+        """The same, with the copies on which a thread is at work: they give way after that."""
+        return sum(c.used() for c in self._capsules.copy().values() if c.gives_way_soon)
+
     def _giving_way(self, besides: str) -> list[str]:
         found = self._capsules.copy().items()
         return [n for n, c in found if n != besides and c.gives_way]

@@ -110,3 +110,11 @@ def test_a_suspended_job_has_no_rate_and_no_host_in_the_table() -> None:
         shown = written.getvalue()
         assert shown.count("suspended") == 3, "the job and its two capsules"
         assert "12.3" not in shown
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_a_person_must_know_of_a_silence_is_shown(wide: bool) -> None:
+    says = "h0 and its kernel are silent. If h0 is dead: `liveshift rewind gpt --lost h0`"
+    row = msgspec.structs.replace(KEPT, silent=says)
+    job = msgspec.structs.replace(suspended(row), state="running")
+    assert f"gpt: {says}" in [line.plain for line in protection.lines([job], wide=wide)]

@@ -5,6 +5,7 @@ migrations and the capsules of the host are stand-ins."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -93,7 +94,12 @@ class Scene(MigrationRegistry):
         self.devices = cast(Any, SimpleNamespace(tree=self._tree))
         self.devices_fail: Exception | None = None
         self.meanwhile: Callable[[], None] = lambda: None
-        self.receiver = cast(Any, SimpleNamespace(forget=lambda _name: self.done.append("forget")))
+        self.receiver = cast(
+            Any,
+            SimpleNamespace(
+                forget=lambda _name: self.done.append("forget"), received=lambda _name: 7
+            ),
+        )
         self.made = Migration(self)
         self.source = SourceHandlers(me, self, me, lambda _report: None, lambda: 90)
         copies: Any = SimpleNamespace(own_bytes=lambda _="": 0, make_room=lambda *_: None)
@@ -341,3 +347,35 @@ def test_an_attempt_that_is_not_allowed_is_none(scene: Scene) -> None:
     with pytest.raises(StepFailed, match="has failed"):
         asyncio.run(restore(scene))
     assert scene.done == []
+
+
+def test_an_inbox_that_a_disk_holds_up_takes_one_thread(scene: Scene) -> None:
+    """The orchestrator asks again every few seconds, as long as the source is silent."""
+    begun, goes_on = [0], threading.Event()
+
+    def close() -> None:
+        begun[0] += 1
+        assert goes_on.wait(10)
+
+    async def play() -> list[messages.Arrived]:
+        made: Any = SimpleNamespace(
+            migration="m1",
+            inbox=SimpleNamespace(close=close),
+            complete=False,
+            placed=(0, False),
+        )
+        scene.incoming["m1"] = made
+        asks = []
+        for _ in range(5):
+            ask = scene.destination.progress(messages.Progress("m1", close=True))
+            asks.append(asyncio.ensure_future(ask))
+            await asyncio.sleep(0.02)
+        asks.pop().cancel()  # its caller has gone
+        assert begun == [1]
+        goes_on.set()
+        found = await asyncio.gather(*asks)
+        await scene.destination.progress(messages.Progress("m1", close=True))
+        assert begun == [2], "that was over"
+        return found
+
+    assert [seen.complete for seen in asyncio.run(play())] == [False] * 4

@@ -9,8 +9,10 @@ import time
 import pytest
 from rewinds_scene import RewindsScene, scene
 
+from liveshift import units
 from liveshift.errors import Refused
 from liveshift.runtime.model.jobs import KILLED
+from liveshift.runtime.orchestrator.status import status
 
 __all__ = ["scene"]
 
@@ -91,6 +93,81 @@ def test_a_person_vouches_for_a_job_of_which_no_host_is_heard(scene: RewindsScen
     )
 
 
+def all_on_h0(scene: RewindsScene) -> None:
+    """Both capsules of the job run there, and its newest snapshot is of that time."""
+    for capsule in scene.job.capsules.values():
+        capsule.host, capsule.epoch = "h0", 2
+        scene.fleet.journal.hand_over(capsule.name, "h0", 2)
+    scene.take_snapshot(scene.fleet)
+
+
+def silent(scene: RewindsScene) -> str:
+    """What `status` says of the silence."""
+    (job,) = status(scene.fleet, lambda _: True, sees_all=True).jobs
+    assert job.protection is not None
+    return job.protection.silent
+
+
+def test_a_person_learns_what_to_do_for_a_job_whose_only_host_is_silent(
+    scene: RewindsScene,
+) -> None:
+    async def play() -> None:
+        all_on_h0(scene)
+        async with scene.at_work():
+            await asyncio.sleep(0.2)
+            assert silent(scene) == ""
+            last = time.time()
+            scene.cut("h0")
+            await scene.until(lambda: silent(scene) != "")
+            since = [units.moment(last + seconds) for seconds in (-1, 0, 1)]
+            assert silent(scene) in [
+                f"h0 and its kernel are silent since {at}, and no other host of a is heard: it may"
+                " train on there, so it is not taken back. If h0 is dead: `liveshift rewind a"
+                " --lost h0`"
+                for at in since
+            ]
+            await asyncio.sleep(0.5)
+            assert scene.history("silent") == [silent(scene)], "once"
+            scene.alive.add("h0")
+            await scene.until(lambda: silent(scene) == "")
+            scene.cut("h0")
+            await scene.until(lambda: silent(scene) != "")
+            assert len(scene.history("silent")) == 2, "a second silence"
+            scene.rewinds.order("root", scene.job, "h0", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+            await asyncio.sleep(0.2)
+            assert silent(scene) == ""
+
+    asyncio.run(play())
+    assert {host for host, _, _ in scene.owners().values()} == {"h2"}
+    assert len(scene.history("silent")) == 2
+
+
+def test_hosts_of_a_job_that_are_silent_together_are_one_silence(scene: RewindsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h0", "h1")
+            await scene.until(lambda: silent(scene) != "")
+            await asyncio.sleep(0.5)
+
+    asyncio.run(play())
+    (said,) = scene.history("silent")
+    assert said.startswith("h0, h1 and their kernels are silent since ")
+    assert said.endswith("If one of them is dead: `liveshift rewind a --lost HOST`")
+    assert not scene.history("rewinding")
+
+
+def test_a_job_that_cannot_be_taken_back_gets_no_advice_to_do_so(scene: RewindsScene) -> None:
+    async def play() -> None:
+        scene.job.newest = None
+        async with scene.at_work():
+            scene.cut("h0", "h1")
+            await asyncio.sleep(1.5)
+
+    asyncio.run(play())
+    assert not scene.history("silent")
+
+
 def test_a_rewind_that_waits_for_one_of_its_hosts_goes_on_at_a_person_s_word(
     scene: RewindsScene,
 ) -> None:
@@ -123,7 +200,8 @@ def test_a_person_s_word_counts_for_hosts_that_own_nothing_any_more(
             scene.cut("h0")
             scene.stuck = set()
             await scene.until(lambda: {host for host, _, _ in scene.owners().values()} == {"h2"})
-            waits = "waits until one of h0, h1 has ended its copy: the job may train there"
+            waits = "waits until one of h0, h1 has ended its copy: the job may train there. If one"
+            waits += " is dead: `liveshift rewind a --lost HOST`"
             await scene.until(lambda: waits in scene.history("rewinding"))
             assert not [said for said in scene.said if said.startswith("Reserve")]
             scene.rewinds.order("root", scene.job, dead, dry_run=False)

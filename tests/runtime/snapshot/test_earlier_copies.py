@@ -96,7 +96,8 @@ def test_it_waits_for_one_of_the_hosts_on_which_the_job_last_ran_as_a_whole(
         await rounds(scene, 3)
         assert scene.then == 0
         assert scene.orders() == ["h2", "h3"]
-        waits = "waits until one of h0, h1 has ended its copy: the job may train there"
+        waits = "waits until one of h0, h1 has ended its copy: the job may train there. If one"
+        waits += " is dead: `liveshift rewind gpt --lost HOST`"
         assert scene.texts == [waits]
         scene.up.add("h1")
         await work

@@ -7,7 +7,7 @@ from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import RunJob
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.snapshot.watch import HostSeen, lost_hosts, suspected
+from liveshift.runtime.snapshot.watch import HostSeen, lost_hosts, perhaps_dead, suspected
 
 LIMITS = Timeouts(suspicion=1.0)
 NOW = 100.0
@@ -116,3 +116,17 @@ def test_a_host_that_a_person_calls_dead_is_lost_and_so_are_silent_ones() -> Non
     assert judged({"h0": HostSeen(NOW - 60), "h1": DEAD}, "h1") == ["h1"], "not tried yet"
     assert judged(both, "h2") == [], "no host of the job"
     assert lost_hosts(a_job("h1"), {"h1": DEAD}, {}, NOW, LIMITS, 0.0, ["h1"]) == ["h1"]
+
+
+def test_while_no_host_of_a_job_is_heard_those_with_silent_kernels_may_be_dead() -> None:
+    def judged(job: Job, **seen: HostSeen) -> list[str]:
+        return perhaps_dead(job, seen, NOW, LIMITS)
+
+    alone, no_agent = a_job("h1", "h1"), HostSeen(NOW - 60, answers=True)
+    assert judged(alone, h0=HEARD, h1=DEAD) == ["h1"]
+    assert judged(JOB, h0=DEAD, h1=DEAD) == ["h0", "h1"]
+    assert judged(JOB, h0=no_agent, h1=DEAD) == ["h1"], "only the agent of h0 is away"
+    assert judged(JOB, h0=HEARD, h1=DEAD) == [], "it is lost"
+    assert judged(JOB, h0=HostSeen(NOW - 0.9), h1=DEAD) == [], "h0 may be heard soon"
+    assert judged(JOB, h0=HostSeen(NOW - 60), h1=DEAD) == [], "its kernel was not tried yet"
+    assert judged(alone, h1=no_agent) == judged(alone, h1=HEARD) == judged(alone) == []

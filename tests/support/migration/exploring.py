@@ -39,11 +39,13 @@ class Violation(AssertionError):
 
 @dataclass
 class Found:
-    """What an exploration has come to: ``violation`` is None for nothing."""
+    """What an exploration has come to: ``violation`` is None for nothing. ``whole``: it came to its
+    end, and has seen every state that can be reached."""
 
     states: int
     violation: str | None = None
     trace: tuple[str, ...] = ()
+    whole: bool = False
 
     def __str__(self) -> str:
         return "\n".join([f"{self.states} states: {self.violation}", *self.trace])
@@ -54,6 +56,7 @@ def explore(model: Model[S], start: S, most: int = 10**9, rest: bool = True) -> 
     came: dict[S, tuple[S, str] | None] = {start: None}
     queue = deque([start])
     calm: set[S] = set()
+    left_out = False
     while queue:
         state = queue.popleft()
         if rest and (why := unrest(model, state, calm)):
@@ -71,7 +74,9 @@ def explore(model: Model[S], start: S, most: int = 10**9, rest: bool = True) -> 
                 came[after] = (state, label)
                 if len(came) < most:
                     queue.append(after)
-    return Found(len(came))
+                else:
+                    left_out = True
+    return Found(len(came), whole=not left_out)
 
 
 def trace(came: dict[S, tuple[S, str] | None], state: S) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ on the host; but not while a restore reads it."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from inbox_scene import Host
 from memory_parts import PAGE, content, digest
 
 from liveshift.errors import Refused
+from liveshift.runtime.agent.holding.held_capsule import HeldCapsule
 from liveshift.runtime.agent.holding.held_note import HeldNote
 from liveshift.runtime.agent.host import host_facts
 
@@ -81,10 +84,10 @@ def test_an_image_that_lacks_available_memory_gets_that_of_copies(
     assert names(holder) == ["s18.2"]
 
 
-def test_nobody_waits_for_a_thread_that_is_at_work_on_a_copy(holder: Holder) -> None:
-    """A heartbeat asks how much the copies take, and a digest may last for seconds."""
-    keep_own(holder, 17)
-    capsule, begun, done = holder.capsule, threading.Event(), threading.Event()
+@contextlib.contextmanager
+def at_work(capsule: HeldCapsule) -> Iterator[None]:
+    """A thread compares the memory of an image meanwhile."""
+    begun, done = threading.Event(), threading.Event()
 
     def work() -> None:
         with capsule._lock:
@@ -94,10 +97,44 @@ def test_nobody_waits_for_a_thread_that_is_at_work_on_a_copy(holder: Holder) -> 
     thread = threading.Thread(target=work)
     thread.start()
     assert begun.wait(10)
-    assert holder.images.own_bytes() == 0
-    done.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_nobody_waits_for_a_thread_that_is_at_work_on_a_copy(holder: Holder) -> None:
+    """A heartbeat asks how much the copies take, and a digest may last for seconds."""
+    keep_own(holder, 17)
+    with at_work(holder.capsule):
+        assert holder.images.own_bytes() == 0
     assert holder.images.own_bytes() > 0
+
+
+def test_a_copy_on_which_a_thread_is_at_work_gives_way_soon(holder: Holder) -> None:
+    """Else a heartbeat would report so little memory left meanwhile that the orchestrator drops the
+    snapshots of other jobs that are held here."""
+    holder.images.expect(own(17))
+    with at_work(holder.capsule):
+        there = holder.images.own_bytes_soon()
+        assert there == holder.capsule.used() > 0, "also before anybody has asked"
+    keep_own(holder, 18)
+    with at_work(holder.capsule):
+        assert holder.images.own_bytes_soon() == holder.capsule.used() > there
+        assert holder.images.drop_own() == []
+    assert holder.images.own_bytes_soon() == holder.images.own_bytes()
+    assert holder.images.drop_own() == ["gpt/1"]
+    assert holder.images.own_bytes_soon() == 0
+
+
+def test_an_image_that_protects_a_job_gives_no_way_soon(holder: Holder) -> None:
+    keep_own(holder, 17)
+    holder.images.drop_own()
+    holder.hold(18, MEMORY)
+    with at_work(holder.capsule):
+        assert holder.images.own_bytes_soon() == 0
+    assert holder.images.own_bytes_soon() == 0
 
 
 def test_it_makes_no_room_for_another_own_copy(holder: Holder) -> None:
