@@ -260,7 +260,7 @@ class HeldCapsule:
                 self.drop(generation.number)
             raise NotFound(
                 f"the image {generation.note.migration} is damaged, so it was removed: {why}",
-                hint="a bit of this host's memory has flipped, or somebody has changed a file in"
+                hint="a bit of this host's memory has flipped, or a file was changed in"
                 f" {generation.images}",
             )
 
