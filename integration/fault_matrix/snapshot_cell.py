@@ -170,7 +170,9 @@ class _Play:
         """People are told this since the cell began."""
         scene = self.scene
         told = [e.text for e in scene.session.history(scene.job.name) if e.time > self.began]
-        assert any(words in text for text in told + scene.refused), f"nobody is told: {words}"
+        found = [text for text in told + scene.refused if words in text]
+        assert found, f"nobody is told: {words}"
+        self.verdict.told = found[-1]
 
 
 def _one_runs(copies: list[Successors]) -> bool:

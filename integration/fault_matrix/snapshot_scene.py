@@ -38,6 +38,7 @@ class SnapshotScene(Stage):
         self.owner = self.holder = ""
         self.refused: list[str] = []
         self._newest = ""
+        self._rests = False
 
     def prepare(self) -> None:
         super().prepare()
@@ -52,9 +53,11 @@ class SnapshotScene(Stage):
     # ---- what people do ----
 
     def suspend(self) -> None:
-        """The job runs nowhere when this returns."""
+        """The job runs nowhere when this returns. Nothing will be over then before the next
+        :meth:`expect_later`: harm lasts as long as it may."""
         self.holder = self.session.json("suspend", self.job.name)["holders"][self.capsule]
         assert self.running() == [], "a suspended job has processes"
+        self._rests = True
 
     def kill_rank(self) -> None:
         found = [pid for pid in every_pid() if self._is_rank(pid)]
@@ -85,12 +88,15 @@ class SnapshotScene(Stage):
 
     def expect_later(self) -> None:
         """The job is protected again only once it has a snapshot of after now."""
+        self._rests = False
         row = self._row()
         self._newest = row.protection.newest if row and row.protection else ""
 
     def is_over(self) -> bool:
         """Whether the job is at rest although the harm may last: it has ended or is suspended, or
         it trains and has a later snapshot that protects it."""
+        if self._rests:
+            return False
         row = self._row()
         if row is None or row.protection is None or row.state != "running":
             return row is not None and row.state in ("ended", "suspended")

@@ -43,7 +43,8 @@ class AnyCell(Protocol):
 @dataclass
 class Verdict:
     """What became of a cell. ``gap_s`` is the longest time between two steps of a rank, which need
-    not be the pause of a move: a fault may hold a rank up too."""
+    not be the pause of a move: a fault may hold a rank up too. ``told``: what people read of a harm
+    that cannot be undone."""
 
     table: str
     point: str
@@ -53,6 +54,7 @@ class Verdict:
     passed: bool = False
     gap_s: float = 0.0
     seconds: float = 0.0
+    told: str = ""
     error: str = ""
     trace: str = ""
 
