@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 
 from lab_session import eventually
 
+from liveshift.launcher import lab as labs
+
 from .snapshot_scene import SnapshotScene
 from .snapshot_table import CUT_OFF, LOST, RESUMED, REWOUND, TELLS, TRAINED_ON, SnapshotCell
 from .stage import RANKS, SUSPICION_S
@@ -112,6 +114,8 @@ class _Play:
         scene.held.arm(column.point)
         if column.during == "rewind":
             scene.kill_rank()
+        elif column.during == "loss":
+            labs.kill_host(scene.lab, scene.owner)
         scene.held.wait(column.point)
 
     def _harm(self, copies: list[Successors]) -> None:
@@ -123,6 +127,9 @@ class _Play:
         with cell.harm(scene):
             scene.held.release(cell.column.point)
         scene.held.clear()
+        if cell.column.during == "loss":
+            labs.boot_host(scene.lab, scene.owner)
+            labs.start_daemon(scene.lab, scene.owner)
 
     def _harm_at_rest(self) -> None:
         """Do the harm, and heal it, while the job is suspended and nothing of it runs."""

@@ -27,8 +27,10 @@ OUTCOMES = {"t": TRAINED_ON, "r": REWOUND, "s": RESUMED, "l": LOST}
 
 @dataclass(frozen=True)
 class Column:
-    """``during``: snapshot, rewind or suspension; suspended if nothing is under way, and then there
-    is no ``point`` at which a daemon is held."""
+    """``during``: snapshot or suspension; rewind of a job that has lost a rank, so that its hosts
+    have copies of the images; loss, which is the rewind of one that has lost the owner, so that
+    the holder is needed; suspended if nothing is under way. Then there is no ``point`` at which a
+    daemon is held."""
 
     name: str
     during: str
@@ -42,6 +44,8 @@ COLUMNS = (
     Column("rewind.committed", "rewind", "rewind.committed"),
     Column("rewind.ended", "rewind", "rewind.ended"),
     Column("rewind.forwarded", "rewind", "rewind.forwarded"),
+    Column("loss.committed", "loss", "rewind.committed"),
+    Column("loss.forwarded", "loss", "rewind.forwarded"),
     Column("suspension.dumped", "suspension", "snapshot.dumped"),
     Column("suspension.complete", "suspension", "snapshot.complete"),
     Column("suspension.ended", "suspension", "rewind.ended"),
@@ -82,32 +86,33 @@ CUT_OFF = {
 TELLS = {
     "snapshot.complete/held-image-flipped": "is not what its source has sent",
     "rewind.committed/all-images-flipped": "is damaged",
+    "loss.committed/held-image-flipped": "is damaged",
     "suspended/held-image-flipped": "is damaged",
 }
 """What people must be told of the harm that a cell does: else nobody has noticed it."""
 
-#                        snapshot: locked dumped complete   rewind: committed ended forwarded
-#                                      suspension: dumped complete ended   suspended
+#               snapshot: locked dumped complete   rewind: committed ended forwarded
+#                      loss: committed forwarded   suspension: dumped complete ended   suspended
 _GRID = """
-orchestrator-killed      t t t   R r r   t S s   S
-orchestrator-stalled     t t t   r r r   t s s   s
-owner-agent-killed       t T t   r r r   t s s   s
-owner-agent-stalled      t t t   r r r   t s s   s
-owner-cut-off            1 1 1   r r r   1 s s   .
-owner-power-lost         r r r   r r R   r s s   s
-holder-agent-killed      t t t   r r r   t s s   s
-holder-agent-stalled     t t t   r r r   t s s   s
-holder-cut-off           t t t   r r r   t s s   s
-holder-power-lost        t t t   r r r   t l l   l
-cut-owner-holder         t t t   r r r   t s s   .
-cut-owner-orchestrator   t t t   r r r   t s s   .
-cut-holder-orchestrator  t t t   r r r   t s s   s
-rank-killed              r R r   . . .   r s .   .
-dump-killed              . T .   . . .   t . .   .
-images-full              t t t   r r .   2 . .   .
-bits-flipped             t t .   . . .   2 . .   .
-held-image-flipped       . . t   r . .   . . .   L
-all-images-flipped       . . .   l . .   . . .   .
+orchestrator-killed      t t t   R r r   r r   t S s   S
+orchestrator-stalled     t t t   r r r   r r   t s s   s
+owner-agent-killed       t T t   r r r   . .   t s s   s
+owner-agent-stalled      t t t   r r r   . .   t s s   s
+owner-cut-off            1 1 r   r r r   . .   1 s s   .
+owner-power-lost         r r r   r r R   . .   r s s   s
+holder-agent-killed      t t t   r r r   r R   t s s   s
+holder-agent-stalled     t t t   r r r   r r   t s s   s
+holder-cut-off           t t t   r r r   r r   t s s   s
+holder-power-lost        t t t   r r r   l l   t l l   l
+cut-owner-holder         t t t   r r r   . .   t s s   .
+cut-owner-orchestrator   t t t   r r r   . .   t s s   .
+cut-holder-orchestrator  t t t   r r r   r r   t s s   s
+rank-killed              r R r   . . .   . .   r s .   .
+dump-killed              . T .   . . .   . .   t . .   .
+images-full              t t t   r r .   r r   2 . .   .
+bits-flipped             t t .   . . .   . .   2 . .   .
+held-image-flipped       . . t   r . .   l .   . . .   L
+all-images-flipped       . . .   l . .   . .   . . .   .
 """
 
 REASONS: dict[str, tuple[frozenset[str], str]] = {

@@ -44,6 +44,7 @@ def test_the_table_meets_every_fault_and_every_point() -> None:
     assert {cell.column.during for cell in whole if cell.short} == {
         "snapshot",
         "rewind",
+        "loss",
         "suspension",
         "suspended",
     }
