@@ -6,7 +6,7 @@
     s  it is suspended and resumed, and trains on
     l  it is lost, and says why
 
-A capital letter, or * before a number, is a cell that CI plays too.
+A capital letter is a cell that CI plays too.
 """
 
 from __future__ import annotations
@@ -179,9 +179,5 @@ def _all() -> Iterator[SnapshotCell]:
 
 
 def _cell(column: Column, fault: str, mark: str) -> SnapshotCell:
-    word = mark.removeprefix("*")
-    outcomes, reason = REASONS.get(word, (frozenset(), ""))
-    short = mark[0] == "*" or word.isupper()
-    return SnapshotCell(
-        column, fault, outcomes or frozenset({OUTCOMES[word.lower()]}), reason, short
-    )
+    outcomes, reason = REASONS.get(mark) or (frozenset({OUTCOMES[mark.lower()]}), "")
+    return SnapshotCell(column, fault, outcomes, reason, short=mark.isupper())
