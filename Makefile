@@ -66,9 +66,9 @@ gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the 
 	@PYTHONPATH=tests:tests/support $(BIN)/python tests/support/interposer/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
 		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
+# CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,suspended/'; STALL is how
 # many seconds a stalled daemon does nothing.
-fault-matrix: setup ## Do every harm at every boundary of a migration (root); build/fault-matrix.json
+fault-matrix: setup ## Do every harm at every boundary of moves and snapshots (root); build/fault-matrix.json
 	@$(PROGRAM) fault_matrix \
 		$(if $(CELLS),--cells '$(CELLS)') $(if $(STALL),--stall $(STALL)) $(ARGS)
 

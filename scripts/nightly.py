@@ -75,7 +75,7 @@ def parts(seed: int) -> tuple[Part, ...]:
             ("make", "fault-matrix", "ARGS=--short"),
             6 * hour,
             (r"\d+ of \d+ cells passed",),
-            "every harm at every boundary of a migration",
+            "every harm at every boundary of moves and snapshots",
         ),
         Part(
             "soak",

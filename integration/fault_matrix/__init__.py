@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault matrix: every phase boundary of a migration × everything that may die there.
+"""The fault matrix: every phase boundary of a migration, and of a snapshot, a rewind and a
+suspension × everything that may die there. Two tables, one harness.
 
-table    which pairs there are, and what each must come to
-faults   how harm is done, and healed
-held     daemons held at a named point of a migration, by the files of runtime/daemon/faultpoints.py
-scene    the lab and the training job on it, made anew where needed
-watcher  what really runs where, sampled from this machine's /proc throughout a cell
-cell     one pair, from a healthy job to a verdict
-report   the table on a terminal, build/fault-matrix.json
+table           moves: which pairs there are, and what each must come to
+cell            one pair of it, from a healthy job to a verdict
+scene           the lab of three hosts on which moves are harmed
+snapshot_table  the same of snapshots, rewinds, suspensions, and jobs that rest suspended
+snapshot_cell   one pair of it
+snapshot_scene  the lab of four hosts on which they are harmed
+snapshot_harms  harm that only they meet
+faults          how harm is done, and healed, in both
+held            daemons held at a named point, by the files of runtime/daemon/faultpoints.py
+stage           what both scenes are: a lab and a training job, made anew where needed
+watcher         what really runs where in a move, sampled from this machine's /proc
+successors      the same where earlier copies may outlive a rewind
+verdict         what became of a cell
+tables          both tables, as the program plays and shows them
+report          the tables on a terminal, build/fault-matrix.json
 """

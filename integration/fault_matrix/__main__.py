@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make fault-matrix``: play cells one after another, on one lab as long as none fails."""
+"""``make fault-matrix``: play cells one after another, on one lab for each table as long as none
+fails."""
 
 from __future__ import annotations
 
@@ -13,10 +14,8 @@ from lab_session import environment
 from reference_runs import References
 from rich.console import Console
 
-from .cell import play
 from .report import FILE, Report
-from .scene import Scene
-from .table import cells, unavailable
+from .tables import all_cells, playing
 
 
 def main() -> int:
@@ -27,10 +26,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build"), help="directory")
     parser.add_argument("--list", action="store_true", help="show the cells, play none")
     args = parser.parse_args()
-    wanted = cells(args.cells, args.short)
+    wanted = all_cells(args.cells, args.short)
     if args.list:
         for cell in wanted:
-            print(cell.name, cell.expected, cell.reason)
+            print(cell.table, cell.name, cell.expected, cell.reason)
         return 0
     if not wanted:
         parser.error(f"no cell is like {args.cells!r}")
@@ -39,20 +38,20 @@ def main() -> int:
     as_program()
     console = Console(highlight=False)
     report = Report(args.out, console)
-    with a_place() as place:
-        scene = Scene(place, References(place, environment()), args.stall)
-        try:
-            for number, cell in enumerate(wanted, 1):
-                if why := unavailable(cell):
-                    report.skip(cell, why)
-                    continue
-                report.begin(cell, number, len(wanted))
-                report.take(play(cell, scene), number, len(wanted))
-        finally:
-            scene.strike()
+    with (
+        a_place() as place,
+        playing(
+            args.cells, args.short, place, References(place, environment()), args.stall
+        ) as playable,
+    ):
+        for number, (cell, unavailable, play) in enumerate(playable, 1):
+            if unavailable:
+                report.skip(cell, unavailable)
+                continue
+            report.begin(cell, number, len(wanted))
+            report.take(play(), number, len(wanted))
     console.width = max(console.width, report.WIDTH)
-    console.print(report.table())
-    console.print(report.legend(), soft_wrap=True)
+    report.show_tables()
     passed = len(report.verdicts) - len(report.failed)
     console.print(f"{passed} of {len(report.verdicts)} cells passed; {args.out / FILE}")
     return 1 if report.failed else 0

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the matrix: a healthy job, a migration held at a point, harm, and a verdict."""
+"""One cell of the table of moves: a healthy job, a migration held at a point, and harm."""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import time
-import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 
 from lab_session import eventually
 from moving_job import OVER, Seen
@@ -18,8 +15,10 @@ from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import Event, Events, GetEvents
 
 from . import table
-from .scene import HEARTBEAT_S, MOVING, RANKS, Scene
-from .table import EITHER, ENDED, MOVED, NOT_SHOWN, STAYED, Cell
+from .scene import Scene
+from .stage import HARMED, RANKS
+from .table import EITHER, ENDED, MOVED, STAYED, Cell
+from .verdict import LONGEST_GAP_S, Verdict, judge
 from .watcher import RUNNING, Watcher
 
 SETTLE_S = 60.0
@@ -29,61 +28,14 @@ FURTHER = 5
 
 KILLED = 137
 
-TRIES = 3
-"""Of a cell whose watcher was starved, or whose point was not reached."""
-
 TOO_BUSY = ("did not answer the request", "has not acknowledged")
 """A migration can fail with one of these texts before the cell does any harm: the machine was too
 busy for the lab's short timeouts. The cell then checks that the job is unharmed."""
 
-LONGEST_GAP_S = HEARTBEAT_S / 2
-"""An agent asks what becomes of a copy every heartbeat: so long at least a wrong one is there."""
-
-
-@dataclass
-class Verdict:
-    """What became of a cell. ``gap_s`` is the longest time between two steps of a rank, which need
-    not be the pause of a move: a fault may hold a rank up too."""
-
-    point: str
-    fault: str
-    expected: str
-    outcome: str = "unknown"
-    passed: bool = False
-    gap_s: float = 0.0
-    seconds: float = 0.0
-    error: str = ""
-    trace: str = ""
-
 
 def play(cell: Cell, scene: Scene) -> Verdict:
-    """Play a cell on a scene. Never raises: what was wrong is in the verdict, and the scene has
-    been struck then. A cell that nothing was seen of is played again; then it is NOT_SHOWN."""
-    for _ in range(TRIES):
-        verdict = _play_once(cell, scene)
-        if verdict.outcome != NOT_SHOWN:
-            break
-    return verdict
-
-
-def _play_once(cell: Cell, scene: Scene) -> Verdict:
-    verdict = Verdict(cell.point, cell.fault, cell.expected)
-    began = time.monotonic()
-    try:
-        scene.prepare()
-        starved = _Play(cell, scene, verdict).run()
-        verdict.passed = not starved
-        if starved:
-            verdict.outcome, verdict.error = NOT_SHOWN, starved
-    except Exception as error:
-        verdict.error = str(error) or type(error).__name__
-        if not isinstance(error, AssertionError):
-            verdict.error = traceback.format_exc()
-        with suppress(Exception):
-            verdict.trace += scene.session.last_words()
-        scene.strike()
-    verdict.seconds = time.monotonic() - began
-    return verdict
+    """As verdict.judge."""
+    return judge(cell, scene, lambda verdict: _Play(cell, scene, verdict).run())
 
 
 class _Play:
@@ -91,7 +43,8 @@ class _Play:
         self.cell = cell
         self.scene = scene
         self.verdict = verdict
-        self.before: Seen = scene.job.seen(MOVING)
+        self.before: Seen = scene.job.seen(HARMED)
+        self.began = time.time()
         self.made = [len(scene.job.steps(rank)) for rank in range(RANKS)]
 
     def run(self) -> str:
@@ -180,7 +133,7 @@ class _Play:
         """What the orchestrator says of the capsule, if that is what is to be seen."""
         if self.scene.job.code() is not None:
             return ENDED
-        row = self.scene.job.capsule(MOVING)
+        row = self.scene.job.capsule(HARMED)
         if row.state != "running" or watcher.now != ((row.host, RUNNING),):
             return None
         return MOVED if row.host == self.scene.destination else STAYED
@@ -208,32 +161,18 @@ class _Play:
     def _assert_ended(self) -> None:
         code = self.scene.job.code()
         assert code == KILLED, f"the job ended with code {code}, not {KILLED}"
-        self._assert_steps_are_right()
+        self.scene.assert_steps_are_right(self.made)
         self.scene.end_job(by_itself=True)
 
     def _assert_goes_on(self) -> None:
         job = self.scene.job
         for rank in range(RANKS):
             job.go_on(FURTHER, rank)
-        after = job.seen(MOVING)
+        after = job.seen(HARMED)
         assert after.tasks.keys() == self.before.tasks.keys(), "other pids than before"
         assert after.users == self.before.users
-        self._assert_steps_are_right()
-        self.verdict.gap_s = max(map(self._longest_gap, range(RANKS)))
-
-    def _assert_steps_are_right(self) -> None:
-        """Every step of the cell is that of a run that nobody disturbed, to the bit."""
-        for rank in range(RANKS):
-            steps = self.scene.job.steps(rank)
-            reference = self.scene.reference(rank)
-            for at in range(self.made[rank], len(steps)):
-                for what in ("step", "loss_hex", "sha256"):
-                    found, wanted = steps[at][what], reference[at][what]
-                    assert found == wanted, f"rank {rank}, step {at + 1}: {what} is {found}"
-
-    def _longest_gap(self, rank: int) -> float:
-        times = [s["time"] for s in self.scene.job.steps(rank)[max(0, self.made[rank] - 1) :]]
-        return max(float(b - a) for a, b in itertools.pairwise(times))
+        self.scene.assert_steps_are_right(self.made)
+        self.verdict.gap_s = self.scene.longest_gap(self.began)
 
     def _assert_nothing_remains(self) -> None:
         left: dict[str, list[str]] = {}

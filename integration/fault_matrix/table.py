@@ -10,18 +10,18 @@ A capital letter, or * before a number, is a cell of the short form too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from liveshift.runtime.daemon.faultpoints import POINTS
 
 from . import faults, memory
-from .faults import Fault, destination, orchestrator, source
+from .faults import Fault, orchestrator
+from .scene import Scene, destination, source
 
+TABLE = "moves"
 STAYED, MOVED, ENDED, EITHER = "stayed", "moved", "ended", "either"
-NOT_SHOWN = "not shown"
-"""What a cell comes to whose watcher could not look often enough."""
 
 DEAF = (
     "source.locked",
@@ -37,11 +37,11 @@ image would not have it."""
 
 OUTCOMES = {"s": STAYED, "m": MOVED, "e": ENDED}
 
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, Fault[Scene]] = {
     "orchestrator-killed": faults.daemon_killed(orchestrator),
     "source-agent-killed": faults.daemon_killed(source),
     "destination-agent-killed": faults.daemon_killed(destination),
-    "image-used-up": faults.image_used_up(),
+    "image-used-up": faults.image_used_up(destination),
     "dump-killed": faults.criu_killed(source, "dump"),
     "restore-killed": faults.criu_killed(destination, "restore"),
     "capsule-killed-at-source": faults.capsule_killed(source),
@@ -53,10 +53,10 @@ FAULTS: dict[str, Fault] = {
     "destination-cut-off": faults.cut_off(destination),
     "source-power-lost": faults.power_lost(source),
     "destination-power-lost": faults.power_lost(destination),
-    "images-full": faults.images_full(),
-    "state-full": faults.state_full(),
-    "out-of-memory": faults.out_of_memory(),
-    "bits-flipped": faults.bits_flipped(),
+    "images-full": faults.images_full(destination),
+    "state-full": faults.state_full(destination),
+    "out-of-memory": faults.out_of_memory(destination),
+    "bits-flipped": faults.bits_flipped(destination),
     "orchestrator-stalled": faults.daemon_stalled(orchestrator),
     "source-agent-stalled": faults.daemon_stalled(source),
     "destination-agent-stalled": faults.daemon_stalled(destination),
@@ -109,11 +109,15 @@ class Cell:
     short: bool
 
     @property
+    def table(self) -> str:
+        return TABLE
+
+    @property
     def name(self) -> str:
         return f"{self.point}/{self.fault}"
 
     @property
-    def harm(self) -> Fault:
+    def harm(self) -> Fault[Scene]:
         return FAULTS[self.fault]
 
 
@@ -150,11 +154,3 @@ def _cell(point: str, fault: str, mark: str) -> Cell:
     expected = OUTCOMES.get(word.lower(), EITHER)
     reason = REASONS[word] if expected == EITHER else ""
     return Cell(point, fault, expected, reason, short=mark[0] == "*" or word.isupper())
-
-
-def grid(found: Sequence[Cell]) -> dict[str, dict[str, Cell]]:
-    """Cells by fault and point."""
-    rows: dict[str, dict[str, Cell]] = {}
-    for cell in found:
-        rows.setdefault(cell.fault, {})[cell.point] = cell
-    return rows

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of the fault matrix (`make fault-matrix` plays all of it), and its watcher.
+"""The short form of the matrix's table of moves (`make fault-matrix` plays both tables as a whole),
+and its watcher. `test_snapshot_harms.py` plays the table of snapshots.
 
 The short form meets every fault and every point at least once. `make test` plays EACH_TIME of it,
 `make test-long` the rest.
@@ -19,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 from fault_matrix import cell as playing
-from fault_matrix import held, table
+from fault_matrix import held, table, verdict
 from fault_matrix.cell import play
 from fault_matrix.scene import Scene
 from fault_matrix.table import Cell
@@ -82,8 +83,8 @@ def test_cell(scene: Scene, cell: Cell) -> None:
     if cell.fault == "out-of-memory":
         needs_fact("cgroup with a memory controller")
     assert not table.unavailable(cell)
-    verdict = play(cell, scene)
-    assert verdict.passed, f"{verdict.outcome}: {verdict.error}\n{verdict.trace}"
+    found = play(cell, scene)
+    assert found.passed, f"{found.outcome}: {found.error}\n{found.trace}"
 
 
 def test_a_cell_that_nothing_was_seen_of_is_played_again_and_never_passes(
@@ -103,10 +104,10 @@ def test_a_cell_that_nothing_was_seen_of_is_played_again_and_never_passes(
     cell = table.cells()[0]
     assert play(cell, scene).passed
     assert len(played) == 2
-    verdict = play(cell, scene)
-    assert len(played) == 2 + playing.TRIES
-    assert (verdict.passed, verdict.outcome) == (False, table.NOT_SHOWN)
-    assert verdict.error == NOTHING_SEEN
+    found = play(cell, scene)
+    assert len(played) == 2 + verdict.TRIES
+    assert (found.passed, found.outcome) == (False, verdict.NOT_SHOWN)
+    assert found.error == NOTHING_SEEN
 
 
 def coming_to_the_point(error: str) -> str:

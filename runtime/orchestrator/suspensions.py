@@ -23,7 +23,7 @@ import logging
 import time
 
 from ... import units
-from ...errors import LiveshiftError, Refused
+from ...errors import LiveshiftError, NotFound, Refused
 from .. import messages
 from ..daemon.tasks import Tasks
 from ..journal.snapshot_tables import RewindKind, RewindRow
@@ -31,6 +31,7 @@ from ..model.jobs import KILLED, Job
 from ..model.snapshots import Generation, image_name, rewind_plan
 from ..snapshot.directory_images import Found
 from ..snapshot.earlier_copies import EarlierCopies
+from ..snapshot.protection_notes import offer
 from ..snapshot.protection_row import holders_of
 from .endings import Endings
 from .fleet import Fleet
@@ -133,9 +134,7 @@ class Suspensions:
             self._note_resuming(job, f"{generation.name} in {directory}: {text}", who)
             return ordered
         for name, place in plan.items():
-            look = messages.GetHeld(_image(job, generation, name), name)
-            limit = self._fleet.cluster.timeouts.prepare
-            await self._rewinds.request(place.holder, look, limit)
+            await self._check_held(job, generation, name, place.holder)
         self._saved.check_free(job, "resumed")  # they may be being saved since
         again = rewind_plan(self._fleet.views(), generation, names, names, last=last)
         if again != plan:  # for example because another job has taken a slot
@@ -144,6 +143,23 @@ class Suspensions:
         self._let_go_on(job, generation, where, why)
         self._note_resuming(job, f"{generation.name}: {text}", who)
         return ordered
+
+    async def _check_held(
+        self, job: Job, generation: Generation, capsule: str, holder: str
+    ) -> None:
+        """Ask a holder for an image. Raises Refused if the holder does not have it any more, and
+        what the request raises."""
+        image, limit = _image(job, generation, capsule), self._fleet.cluster.timeouts.prepare
+        try:
+            await self._rewinds.request(holder, messages.GetHeld(image, capsule), limit)
+        except NotFound as gone:
+            saved = offer(self._tables.saved(job.name), job.name)
+            raise _cannot(
+                job,
+                "resumed",
+                f"{image}, the image of {capsule}, is gone: {gone}{saved}",
+                f"`liveshift stop {job.name}` gives the job up",
+            ) from gone
 
     def _note_resuming(self, job: Job, text: str, who: str) -> None:
         """Note that the job goes on; every such order has an end in the history."""

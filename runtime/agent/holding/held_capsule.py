@@ -207,7 +207,8 @@ class HeldCapsule:
     def forward(self, number: int, sender: Sender, lanes: Lanes) -> Frozen:
         """Send a generation that is kept to a host that restores it; it stays as it is.
 
-        Raises NotFound if it is not kept here, StepFailed if it cannot be sent.
+        Raises NotFound if it is not kept here, also if it is damaged: then it is removed. Raises
+        StepFailed if it cannot be sent.
         """
         return self._using(
             number, lambda generation, store: generation.forward(store, sender, lanes)
@@ -223,6 +224,7 @@ class HeldCapsule:
             generation, store = self._find_kept(number), self._open()
             generation.users += 1
         try:
+            self._check(generation, store)
             return send(generation, store)
         except OSError as error:
             raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
@@ -232,19 +234,37 @@ class HeldCapsule:
     def save(self, number: int, target: Path) -> saved_image.Written:
         """Write the newest snapshot's generation to ``target``. No rewind uses an earlier one any
         more. So this removes those first, and does not save their pages. Raises what
-        saved_image.save raises, and NotFound if the generation is not kept here."""
+        saved_image.save raises, and NotFound as :meth:`forward` does."""
         with self._lock:
-            generation = self._find_kept(number)
+            generation, store = self._find_kept(number), self._open()
             for other in [n for n in self._generations if n < number]:
                 self.drop(other)
             generation.users += 1
         try:
+            self._check(generation, store)
             note = generation.note
             own = [path for path in generation.images.rglob("*") if path.is_file()]
             files = [*own, *HeldStore.files(self.directory, number)]
             return saved_image.save(self.directory, files, target, note.migration, note.spec.name)
         finally:
             self._unuse(generation)
+
+    def _check(self, generation: HeldGeneration, store: HeldStore) -> None:
+        """Remove a generation that is not as it was kept, and raise NotFound. Raises StepFailed if
+        that cannot be said. The caller counts as its user, and does not have the lock."""
+        try:
+            why = generation.damage(store)
+        except OSError as error:
+            raise StepFailed("ship", f"{generation.images} cannot be read: {error}") from error
+        if why:
+            log.error("the image %s is damaged: %s", generation.note.migration, why)
+            with self._lock:
+                self.drop(generation.number)
+            raise NotFound(
+                f"the image {generation.note.migration} is damaged, so it was removed: {why}",
+                hint="a bit of this host's memory has flipped, or a file was changed in"
+                f" {generation.images}",
+            )
 
     def _unuse(self, generation: HeldGeneration) -> None:
         with self._lock:

@@ -29,6 +29,7 @@ from ...wire.small_images import SmallImagePacker
 from ..arrival.forwarding import forward_file
 from ..arrival.inbox import FREED_S, Inbox
 from ..gpu.device_memory import TABLE, TableInlet
+from . import kept_sums
 from .held_note import HeldNote, read_note, write_note
 from .held_place import HeldPlace, output_file, tree_file
 
@@ -117,10 +118,24 @@ class HeldGeneration:
         """Keep it, with the memory that has come, once it is complete. Raises StepFailed if the
         memory has another ``digest`` than the source's."""
         assert self.inbox is not None
+        try:
+            kept_sums.write(self.images, digest)  # first: a restarted agent has them, or no image
+        except OSError as error:
+            raise StepFailed("hold", f"{self.images} cannot be written: {error}") from error
         store.keep(self.number, digest)
         self._kept = self.inbox.manifest
         self.inbox.close()
         self.inbox = None
+
+    def damage(self, store: HeldStore) -> str:
+        """Say what of the image is not as it was kept; "" if all is. It reads the whole image.
+        Raises StepFailed, OSError."""
+
+        def digest() -> bytes:
+            with store.view(self.number) as view:
+                return view.digest()
+
+        return kept_sums.damage(self.images, digest)
 
     def size(self, store: HeldStore) -> int:
         """Bytes that :meth:`forward` sends, to within the note. Raises StepFailed, OSError."""

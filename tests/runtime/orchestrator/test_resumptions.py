@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from suspensions_scene import BOUNDARY, SuspensionsScene, scene
 
-from liveshift.errors import LiveshiftError, Refused
+from liveshift.errors import Refused
 from liveshift.runtime.orchestrator.fleet import Fleet
 
 __all__ = ["scene"]
@@ -226,8 +226,11 @@ def test_a_job_whose_image_is_gone_stays_suspended(scene: SuspensionsScene) -> N
         async with scene.at_work():
             await scene.suspend()
             scene.images = False
-            with pytest.raises(LiveshiftError, match=r"h2 has no s2\.0"):
+            with pytest.raises(Refused) as refused:
                 await scene.resume()
+            why = "a cannot be resumed: s2.0, the image of a/0, is gone: h2 has no s2.0"
+            assert str(refused.value) == why
+            assert refused.value.hint == "`liveshift stop a` gives the job up"
             scene.images = True
             await scene.resume()
             await scene.until(lambda: bool(scene.history("resumed")))
@@ -235,6 +238,20 @@ def test_a_job_whose_image_is_gone_stays_suspended(scene: SuspensionsScene) -> N
     asyncio.run(play())
     assert scene.kinds() == ["suspending", "suspended", "resuming", "resumed"]
     assert scene.job.rewinds == 2
+
+
+def test_a_job_whose_image_is_gone_and_which_was_saved_once_can_go_back_to_that(
+    scene: SuspensionsScene,
+) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            await scene.suspend()
+            scene.fleet.journal.snapshots.note_saved("a", "s1", "/kept", time.time())
+            scene.images = False
+            with pytest.raises(Refused, match=r"`liveshift resume a --from /kept` goes back to it"):
+                await scene.resume()
+
+    asyncio.run(play())
 
 
 def test_a_job_of_which_no_snapshot_is_left_can_only_be_stopped(scene: SuspensionsScene) -> None:

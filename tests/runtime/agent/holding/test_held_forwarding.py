@@ -198,6 +198,6 @@ def test_an_image_of_which_a_file_is_gone_is_not_sent_in_part(
     holder.hold(17, FIRST)
     (holder.directory / "gpt.1/s17/output" / LOG[7:]).unlink()
     there = target()
-    with pytest.raises(StepFailed, match="cannot be read"):
+    with pytest.raises(NotFound, match="is gone"):
         there.get(holder, 17)
     assert not there.host.inbox.complete

@@ -137,6 +137,6 @@ def test_an_inbox_that_has_pages_does_not_take_over_others(place: Place) -> None
 def test_an_image_of_which_a_file_is_gone_is_not_handed_over_in_part(place: Place) -> None:
     place.holder.hold(17, FIRST)
     (place.holder.directory / "gpt.1/s17/output" / LOG[7:]).unlink()
-    with pytest.raises(StepFailed, match="cannot be read"):
+    with pytest.raises(NotFound, match="is gone"):
         place.holder.capsule.hand_over(17, place.host.inbox)
     assert not place.host.inbox.complete

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kept image must still be when it is used: the digest of its memory, and a hash of each of
+its files.
+
+An image of a suspended job may lie in memory for days, and a bit of it may flip meanwhile. A
+restored job would then compute something else. The sums are a file beside the image. An image that
+an earlier version of liveshift has saved in a directory has none; it is taken as it is, since its
+files had the right SHA-256 when they were loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from .held_note import NOTE
+
+FILE = "sums"
+
+_OTHERS = (FILE, NOTE)  # the note changes when a loaded image gets another number
+_CHUNK = 1 << 20
+
+
+class _Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``memory``: as in digest.h. ``files``: path below the image's directory → xxh3-64."""
+
+    memory: bytes
+    files: dict[str, int]
+
+
+def write(images: Path, memory: bytes) -> None:
+    """Note what the image in ``images`` is now. Raises OSError."""
+    (images / FILE).write_bytes(msgspec.msgpack.encode(_Sums(memory, _files(images))))
+
+
+def damage(images: Path, memory: Callable[[], bytes]) -> str:
+    """Say what of the image is not as it was kept; "" if all is. ``memory`` computes the digest of
+    the memory, which takes about 0.1 s per GB. Raises OSError, and what ``memory`` raises."""
+    try:
+        noted = msgspec.msgpack.decode((images / FILE).read_bytes(), type=_Sums)
+    except FileNotFoundError:
+        return ""
+    except (ValueError, msgspec.DecodeError) as error:
+        return f"its sums are not understood: {error}"
+    found = _files(images)
+    for name in sorted(noted.files.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is gone"
+        if found[name] != noted.files.get(name):
+            return f"{name} has changed since it was kept"
+    if (digest := memory()) != noted.memory:
+        return f"its memory has the digest {digest.hex()}, and was kept with {noted.memory.hex()}"
+    return ""
+
+
+def _files(images: Path) -> dict[str, int]:
+    paths = (path for path in images.rglob("*") if path.is_file())
+    names = {str(path.relative_to(images)): path for path in paths}
+    return {name: _hash(path) for name, path in names.items() if name not in _OTHERS}
+
+
+def _hash(path: Path) -> int:
+    found = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK):
+            found.update(data)
+    return found.intdigest()
