@@ -12,8 +12,8 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
+from ... import proc_text
 from .socket_diag import attributes, sockets_of
 
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
@@ -32,7 +32,7 @@ def missed_answers(pid: int) -> int:
     to ask for room at the peer; 0 if the process has ended. It only grows, and reading it takes
     0.2 ms."""
     with contextlib.suppress(OSError, ValueError):
-        names, values, *_ = Path(f"/proc/{pid}/net/netstat").read_text().splitlines()
+        names, values, *_ = proc_text.lines(f"/proc/{pid}/net/netstat")
         counters = dict(zip(names.split(), values.split(), strict=True))
         return int(counters["TCPTimeouts"]) + int(counters.get("TCPWinProbe", 0))
     return 0
