@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from ... import proc_text
 from ..capsule.sandboxes import Sandbox
 from ..capsule.tree import descriptors
-from .socket_diag import attributes, sockets_of
+from ..network.socket_diag import attributes, sockets_of
 
 _SHOWN = 0x04 | 0x08  # UDIAG_SHOW_PEER, UDIAG_SHOW_ICONS of linux/unix_diag.h
 _PEER, _ICONS, _SHUTDOWN = 2, 3, 6

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts outside the cluster, with ``[network] outside = "relay"``: they see nothing of a move."""
+"""Hosts outside the cluster, with ``[network] outside = "relay"``: they see nothing of a move. A
+rewind closes connections to them, since they have gone on."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab_session import CHAIN, JOBS, NewLab
+from protected_job import events, wait_protected
 
 from liveshift.launcher import lab as labs
 from liveshift.runtime.config.cluster import load
@@ -44,3 +46,25 @@ def test_a_connection_to_outside_the_cluster_outlasts_moves(new_lab: NewLab, pla
     assert talked["blocks"] == len(job.steps()) > 40
     assert talked["peer"] == load(session.lab.config).host("h2").address
     assert not any("breaks" in event.text for event in session.history("talking"))
+
+
+def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
+    new_lab: NewLab, place: Path
+) -> None:
+    """The program has sent blocks since the snapshot, and would wait for their answers for ever."""
+    network = ("--network", "outside=relay,relay=h2")
+    session = new_lab("--hosts", "3", *network, "--snapshots", "every=2")
+    outside, report = session.lab.machine("ctl"), place / "rewound-server.json"
+    serve = [sys.executable, str(JOBS / "counting_server.py"), outside.address, "7070", str(report)]
+    with subprocess.Popen([*labs.entry(outside), *serve], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"listening\n"
+        job = session.start("talking", (*CHAIN, "--talk", f"{outside.address}:7070"))
+        job.wait_step(5)
+        wait_protected(job)
+        job.go_on(10)
+        session.cli("rewind", "talking", "--yes")
+        assert job.wait_end(30) == 1
+        server.kill()
+    assert len(events(job, "rewound")) == 1
+    assert "ConnectionAbortedError" in job.output()

@@ -17,6 +17,7 @@ from ....criu_glue.criu.tool import Criu
 from ....criu_glue.files import trees
 from ....criu_glue.files.rights import User
 from ....criu_glue.images import image_check, reservations, shared_sizes, task_states
+from ....criu_glue.network import tcp_sockets
 from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...daemon.faultpoints import reach
@@ -252,6 +253,7 @@ class IncomingMigration:
                 here.note()
                 self._place.touch_written()
                 reach("destination.granted")
+                self._close_outside()
                 self._restored.let_go(self.inbox.manifest, deadline_s)
             except Exception as error:
                 if not self._restored.tree.resumed():
@@ -262,6 +264,24 @@ class IncomingMigration:
             self._enter(IncomingPhase.RUNNING)
         return Moved(self.inbox.manifest.image_bytes, watch.phases)
 
+    def _close_outside(self) -> None:
+        """In a rewind: close the connections that lead out of the job. Their far sides have gone on
+        since the snapshot, so the sequence numbers fit no more: a program that reads would wait
+        for ever, and what it sends would be taken for a repetition."""
+        if not self._reserve.dumped_under:
+            return
+        here = self.resident
+        inside, gateway = here.overlay.subnet, here.overlay.gateway
+        try:
+            closed = tcp_sockets.abort_all_but(here.sandbox.init, inside, gateway)
+        except OSError as error:
+            log.error(
+                "%s has connections out of its job that cannot be closed: %s", here.spec.name, error
+            )
+            return
+        if closed:
+            log.info("%s: connections are closed: %s", here.spec.name, ", ".join(closed))
+
     # ---- after a restart of the agent ----------------------------------------------------------
 
     def resume_recovered(self) -> bool:
@@ -271,6 +291,8 @@ class IncomingMigration:
             self._restored.drop()
             return False
         resumed = self._restored.tree.resumed()
+        if not resumed:
+            self._close_outside()
         try:
             limit = self._factory.cluster.timeouts.suspicion
             self._restored.finish_letting_go(self.inbox.manifest, limit)

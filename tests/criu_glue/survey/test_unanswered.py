@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from liveshift.criu_glue.survey import unanswered as module
+from liveshift.criu_glue.network import tcp_sockets
 from liveshift.criu_glue.survey.unanswered import missed_answers, unanswered
 
 AGAIN, PROBE, KEEP_ALIVE = 1, 4, 2  # what the kernel's timer of a connection is for
@@ -33,7 +33,7 @@ def read(monkeypatch: pytest.MonkeyPatch, *entries: bytes) -> dict[str, float]:
     def sockets_of(_pid: int, asked: bytes) -> list[bytes]:
         return [each for each in entries if each[0] == asked[0]]
 
-    monkeypatch.setattr(module, "sockets_of", sockets_of)
+    monkeypatch.setattr(tcp_sockets, "sockets_of", sockets_of)
     return unanswered(os.getpid(), "10.99.1.0/24")
 
 

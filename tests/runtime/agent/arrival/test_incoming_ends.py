@@ -13,6 +13,7 @@ from incoming_scene import NO_CRIU, Scene, scene
 
 from liveshift.criu_glue.capsule.mounts import Placement
 from liveshift.criu_glue.memory.prefill.prefill import LEAST
+from liveshift.criu_glue.network import tcp_sockets
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import (
     forwarding,
@@ -167,6 +168,39 @@ def test_device_state_without_a_helper_lets_nothing_run(
     with pytest.raises(StepFailed, match="the GPU helper of this host"):
         scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
     assert "bring_up" not in scene.done
+
+
+CLOSED = "connections out of the job closed"
+
+
+@pytest.mark.parametrize("dumped_under", [0, 5])
+@pytest.mark.parametrize("recovered", [False, True])
+def test_a_rewind_closes_connections_that_lead_out_of_the_job_before_the_tree_runs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, dumped_under: int, recovered: bool
+) -> None:
+    """A move does not: their far sides have not gone on without it."""
+    monkeypatch.setattr(tcp_sockets, "abort_all_but", scene.noted(CLOSED))
+    scene.reserve.dumped_under = dumped_under
+    granted = scene.granted()
+    if recovered:
+        assert granted.resume_recovered() is True
+    else:
+        granted.let_run(Stopwatch(), 9, 10.0)
+    closed = [CLOSED] if dumped_under else []
+    assert scene.done == [*([] if recovered else ["noted"]), *closed, "let_run"]
+
+
+def test_a_tree_runs_though_its_connections_cannot_be_closed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(tcp_sockets, "abort_all_but", cannot)
+    scene.reserve.dumped_under = 5
+    scene.granted().let_run(Stopwatch(), 9, 10.0)
+    assert scene.done == ["noted", "let_run"]
+    assert "gpt/1 has connections out of its job that cannot be closed" in caplog.text
 
 
 def test_a_capsule_that_is_let_run_has_run_here(scene: Scene) -> None:

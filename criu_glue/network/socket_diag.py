@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the kernel for the sockets of a network namespace (sock_diag(7)).
+"""Asks the kernel for the sockets of a network namespace, and closes some (sock_diag(7)).
 
-That is far quicker than /proc/net: with few sockets and a large table of connections /proc/net/tcp
-takes 20 ms, and this less than one.
+To ask is far quicker than to read /proc/net: where the kernel's table of connections is large, a
+namespace with few sockets takes 20 ms by /proc/net/tcp, and less than one this way.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import struct
 from collections.abc import Iterator
 
-from ..network.sockets_inside import netlink
+from .sockets_inside import netlink
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
-_BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300
+_BY_FAMILY, _DESTROY = 20, 21
+_REQUEST, _ACKNOWLEDGE, _DUMP = 0x01, 0x04, 0x300
 _ERROR, _DONE = 2, 3
 _HEAD = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -33,11 +34,26 @@ def sockets_of(pid: int, asked: bytes) -> Iterator[bytes]:
                 if kind == _DONE:
                     return
                 if kind == _ERROR:
-                    (code,) = struct.unpack_from("=i", raw, at + _HEAD.size)
-                    raise OSError(-code, os.strerror(-code))
+                    _check(raw, at)
                 if kind == _BY_FAMILY:
                     yield raw[at + _HEAD.size : at + size]
                 at += max(_HEAD.size, size + 3 & ~3)
+
+
+def destroy(pid: int, asked: bytes) -> None:
+    """Close the TCP socket that the request ``asked`` names: its program gets ECONNABORTED. Raises
+    OSError: FileNotFoundError if it is closed already, EOPNOTSUPP if the kernel cannot do that."""
+    with netlink(pid, _SOCK_DIAG) as line:
+        size = _HEAD.size + len(asked)
+        line.send(_HEAD.pack(size, _DESTROY, _REQUEST | _ACKNOWLEDGE, 1, 0) + asked)
+        _check(line.recv(1 << 16), 0)
+
+
+def _check(raw: bytes, at: int) -> None:
+    """Raise the OSError of an answer, if it is one."""
+    (code,) = struct.unpack_from("=i", raw, at + _HEAD.size)
+    if code:
+        raise OSError(-code, os.strerror(-code))
 
 
 def attributes(entry: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
