@@ -67,8 +67,9 @@ class Echoes:
         self._socket.close()
 
     def _answers(self, body: bytes) -> bool:
-        kind, _, _, identifier, _ = _HEAD.unpack_from(body)
-        return (kind, identifier) == (_REPLY, self._id)
+        kind, _, _, identifier, number = _HEAD.unpack_from(body)
+        late = self._sent - number & 0xFFFF > 1  # of an echo before the last two
+        return (kind, identifier) == (_REPLY, self._id) and not late
 
 
 def checksum(message: bytes) -> int:

@@ -32,6 +32,7 @@ def sockets_of(pid: int, asked: bytes) -> Iterator[bytes]:
             while at + _HEAD.size <= len(raw):
                 size, kind, *_ = _HEAD.unpack_from(raw, at)
                 if kind == _DONE:
+                    _check(raw, at)  # without the kernel's module there is no answer but this
                     return
                 if kind == _ERROR:
                     _check(raw, at)

@@ -25,7 +25,7 @@ def missed_answers(pid: int) -> int:
     with contextlib.suppress(OSError, ValueError):
         names, values, *_ = proc_text.lines(f"/proc/{pid}/net/netstat")
         counters = dict(zip(names.split(), values.split(), strict=True))
-        return int(counters["TCPTimeouts"]) + int(counters.get("TCPWinProbe", 0))
+        return sum(int(counters.get(name, 0)) for name in ("TCPTimeouts", "TCPWinProbe"))
     return 0
 
 
@@ -52,4 +52,4 @@ def _waited_s(each: TcpSocket) -> float:
     """
     if each.timer == _PROBE:
         return 0.0
-    return max(0.0, 2 * each.timeout_s - each.timeout_s / 2**each.times - each.left_s)
+    return max(0.0, 2 * each.timeout_s - each.timeout_s / 2.0**each.times - each.left_s)

@@ -250,7 +250,7 @@ class Rewinds:
         why, owners = self.why_again(job), job.owners
         plan = self._plan(job, generation, lost)
         if isinstance(plan, str):
-            cut = "; ".join(dict.fromkeys(self._lookout.links(job).leaves.values()))
+            cut = self._lookout.links(job).why
             text = f"{cut}, and {plan}" if cut else plan
             raise LiveshiftError(text + self._offer(job, generation))
         gone = await self._images_gone(job, generation.number, plan)
@@ -301,7 +301,10 @@ class Rewinds:
     ) -> dict[str, Place] | str:
         """As rewind_plan, with what is known of links."""
         views, links = self._fleet.views(job), self._lookout.links(job)
-        avoid, last = links.leaves.keys() | links.avoid, self._fleet.left_hosts.recent()
+        last = self._fleet.left_hosts.recent()
+        if links.leaves:  # first those that are known to reach the hosts that stay
+            last |= {view.name for view in views} - links.reach
+        avoid = links.leaves | links.miss
         return rewind_plan(views, generation, job.owners, lost, avoid, last)
 
     async def _carry_out(self, job: Job, rewind: Rewind) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..config.timeouts import Timeouts
 from ..daemon.tasks import Tasks
@@ -63,18 +63,24 @@ def hosts_to_leave(
     before: Collection[Pair],
     reached: Mapping[str, int],
     capsules: Mapping[str, int],
+    *,
+    votes_first: bool = False,
 ) -> list[str]:
     """Choose hosts until no cut link is left among the others. The next one is always the one with
-    the most cut links, those of ``before`` with them; then the one that the fewest other hosts
-    reach (``reached``); then the one with the fewest capsules."""
+    the most cut links; then the one that the fewest other hosts reach (``reached``), the one with
+    the most links that were cut ``before``, and the one with the fewest capsules. With
+    ``votes_first`` what others reach comes before the number of links."""
     earlier = Counter(host for pair in {*before} - {*pairs} for host in pair)
     left, chosen = list(pairs), list[str]()
     while left:
         count = Counter(host for pair in left for host in pair)
-        worst = max(
-            count,
-            key=lambda h: (count[h] + earlier[h], -reached.get(h, 0), -capsules.get(h, 0), h),
-        )
+
+        def worth(host: str, count: Counter[str] = count) -> tuple[int, int, int, int, str]:
+            links, unreached = count[host], -reached.get(host, 0)
+            first, second = (unreached, links) if votes_first else (links, unreached)
+            return first, second, earlier[host], -capsules.get(host, 0), host
+
+        worst = max(count, key=worth)
         chosen.append(worst)
         left = [pair for pair in left if worst not in pair]
     return chosen
@@ -82,21 +88,25 @@ def hosts_to_leave(
 
 @dataclass
 class _Watched:
-    """What is kept of a protected job."""
+    """What is kept of a protected job. Times are in monotonic seconds."""
 
     held: float  # when its networks were last locked, perhaps
-    votes: LinkVotes | None = None  # since links are suspected
-    fault: tuple[float, str] = (float("-inf"), "")  # when links were last cut, and which
+    young: float = float("-inf")  # when links of it were last suspected
+    fault: str = ""  # which ones, as text
+    votes: LinkVotes | None = None  # the newest ballot that is complete
+    ballot: LinkVotes | None = None  # the one under way
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which hosts a job leaves, and why, as text. ``avoid``: hosts that do not reach those that
-    stay either. ``seconds``: for how long links have been cut. ``pairs``: which ones. ``waits``:
-    why it leaves none although links are cut, as text, or ""."""
+    """Which hosts a job leaves, and why, as text. ``reach``, ``miss``: hosts outside the job that
+    reach those that stay, and hosts that do not. ``seconds``: for how long links have been cut.
+    ``pairs``: which ones. ``waits``: why it leaves none although links are cut, as text, or ""."""
 
-    leaves: dict[str, str] = field(default_factory=dict)
-    avoid: frozenset[str] = frozenset()
+    leaves: frozenset[str] = frozenset()
+    why: str = ""
+    reach: frozenset[str] = frozenset()
+    miss: frozenset[str] = frozenset()
     seconds: float = 0.0
     pairs: frozenset[Pair] = frozenset()
     waits: str = ""
@@ -126,28 +136,35 @@ class CutLinks:
         self._tasks = Tasks()
         self._watched: dict[str, _Watched] = {}  # by job
         # By job: until when a verdict holds, and of which state. A tick asks several times for it.
-        self._verdicts: dict[str, tuple[float, tuple[str, int], Verdict]] = {}
+        self._verdicts: dict[str, tuple[float, tuple[str, int, int], Verdict]] = {}
 
     def look(self, job: Job, *, paused: bool) -> None:
         """Follow a protected job. The caller does so several times per heartbeat."""
-        now = time.monotonic()
-        watched = self._watched.setdefault(job.name, _Watched(self._began))
+        now, suspicion = time.monotonic(), self._limits.suspicion
+        if (watched := self._watched.get(job.name)) is None:
+            # Its first snapshot may just have ended, or one that an earlier orchestrator has left.
+            watched = _Watched(max(now, self._began + 2 * suspicion))
+            self._watched[job.name] = watched
         if paused or job.state != "running":
-            watched.held = now
+            watched.held = max(now, watched.held)
         self._verdicts.pop(job.name, None)
-        young = self._pairs(job, now, EARLY * self._limits.heartbeat)
-        if not young:
+        if young := self._pairs(job, now, EARLY * self._limits.heartbeat):
+            watched.young, watched.fault = now, _text(young, "did")
+            old = watched.votes is None or now - watched.votes.asked > suspicion
+            if old and watched.ballot is None:
+                watched.ballot = LinkVotes(job, self._heard(), self._left.recent(), self._limits)
+                self._tasks.spawn(self._vote(job.name, watched, watched.ballot))
+        elif now - watched.young > suspicion:
             watched.votes = None
-            return
-        watched.fault = now, _text(young, "did")
-        suspected = {host for pair in young for host in pair}
-        if watched.votes is None or not suspected <= watched.votes.about:
-            watched.votes = LinkVotes(job, suspected, self._heard(), self._limits)
-            self._tasks.spawn(self._vote(watched.votes))
 
-    async def _vote(self, votes: LinkVotes) -> None:
-        await votes.collect(self._request)
-        self._wake()
+    async def _vote(self, job: str, watched: _Watched, ballot: LinkVotes) -> None:
+        try:
+            await ballot.collect(self._request)
+            watched.votes = ballot
+        finally:
+            watched.ballot = None
+            self._verdicts.pop(job, None)
+            self._wake()
 
     def forget_all_but(self, jobs: Iterable[str]) -> None:
         """Drop what is kept of other jobs: a later one may have the same name."""
@@ -160,52 +177,61 @@ class CutLinks:
         """Which hosts the job must leave. Not before other hosts have voted: if none of them
         reaches those that would stay, the network is down for more than one host, and there is no
         better place. Then the job waits where it is, as its connections do."""
-        now, state = time.monotonic(), (job.state, job.rewinds)
+        now = time.monotonic()
+        state = job.state, job.rewinds, sum(capsule.epoch for capsule in job.capsules.values())
         until, of, known = self._verdicts.get(job.name, (0.0, state, NOTHING))
         if now < until and of == state:
             return known
         made = self._judge(job, now)
-        self._verdicts[job.name] = now + self._limits.heartbeat / 4, state, made
+        if job.name in self._watched:
+            self._verdicts[job.name] = now + self._limits.heartbeat / 4, state, made
         return made
 
     def _judge(self, job: Job, now: float) -> Verdict:
         cut = self._pairs(job, now, self._limits.suspicion)
         watched = self._watched.get(job.name)
-        if not cut or watched is None or watched.votes is None or not watched.votes.complete:
+        votes = watched.votes if watched is not None else None
+        hosts = {host for pair in cut for host in pair}
+        if not cut or votes is None or not hosts <= votes.about:
             return NOTHING
-        votes, hosts = watched.votes, {host for pair in cut for host in pair}
         capsules = Counter(capsule.host for capsule in job.capsules.values())
-        chosen = hosts_to_leave(cut.keys(), self._left.pairs(), votes.count(), capsules)
-        stay = hosts - set(chosen)
-        if not votes.reach(stay):
-            return Verdict(waits=f"{_text(cut)}, and no other host reaches those that would stay")
-        leaves = {h: _text({p: s for p, s in cut.items() if h in p}) for h in chosen}
-        return Verdict(leaves, votes.miss(stay), max(cut.values()), frozenset(cut))
+        for votes_first in (False, True):
+            leaves = hosts_to_leave(
+                cut, self._left.pairs(), votes.count(), capsules, votes_first=votes_first
+            )
+            stay = hosts - set(leaves)
+            if reach := votes.reach(stay):
+                return Verdict(
+                    *(frozenset(leaves), _text(cut), reach, votes.miss(stay)),
+                    *(max(cut.values()), frozenset(cut)),
+                )
+        return Verdict(waits=f"{_text(cut)}, and no other host reaches those that would stay")
 
     def suspects(self, job: Job) -> bool:
-        """Whether hosts of a job may not reach each other now."""
-        return bool(self._pairs(job, time.monotonic(), EARLY * self._limits.heartbeat))
+        """Whether hosts of a job may not reach each other now. Not for longer than a decision may
+        take: what ends while the job waits for a link is its own affair."""
+        young = self._pairs(job, time.monotonic(), EARLY * self._limits.heartbeat)
+        return bool(young) and max(young.values()) < self._limits.suspicion + self._limits.fault
 
     def fault_before(self, job: Job) -> str:
         """Which hosts of a job did not reach each other within the last ``timeouts.fault`` seconds,
         as text; "" if there are none."""
-        watched = self._watched.get(job.name)
-        when, text = watched.fault if watched is not None else (float("-inf"), "")
-        ago = time.monotonic() - when
-        return f"{text} until {ago:.1f} s before" if ago < self._limits.fault else ""
+        if (watched := self._watched.get(job.name)) is None:
+            return ""
+        ago = time.monotonic() - watched.young
+        return f"{watched.fault} until {ago:.1f} s before" if ago < self._limits.fault else ""
 
     def _pairs(self, job: Job, now: float, least: float) -> dict[Pair, float]:
         """As :func:`silences`, unless networks of the job may have been locked a moment ago."""
         watched = self._watched.get(job.name)
-        held = watched.held if watched is not None else self._began
-        if job.state != "running" or now - held < self._limits.suspicion:
+        if watched is None or job.state != "running" or now - watched.held < self._limits.suspicion:
             return {}
         return silences(job, now, self._limits, least)
 
 
-def _text(pairs: Mapping[Pair, float], do: str = "do") -> str:
-    """The pairs that have been cut for longest, by name, and the number of the others."""
-    longest = sorted(pairs, key=lambda pair: (-pairs[pair], pair))[:NAMED_PAIRS]
-    each = [f"{one} and {other} {do} not reach each other" for one, other in sorted(longest)]
+def _text(pairs: Collection[Pair], do: str = "do") -> str:
+    """The first pairs, and the number of the others. The same for as long as they are the same."""
+    named = sorted(pairs)[:NAMED_PAIRS]
+    each = [f"{one} and {other} {do} not reach each other" for one, other in named]
     more = len(pairs) - len(each)
     return "; ".join(each) + (f"; nor {do} {more} other pairs of hosts" if more else "")

@@ -43,26 +43,33 @@ class EarlierCopies:
         Others that are up have ``timeouts.suspicion`` more: their copies are fenced already.
         """
         orders: dict[str, asyncio.Task[None]] = {}
+        again: dict[str, float] = {}  # by host: when it is asked again
         beat, suspicion = self._limits.heartbeat, self._limits.suspicion
-        enough: float | None = None  # when those had done so that are needed
+        enough: float | None = None  # since when those have done so that are needed
         try:
             while True:
                 needed, whole = targets(), set(self._context.before(self._job))
-                for host in sorted((needed | whole | self._before) - self._ended - orders.keys()):
-                    if self._context.is_up(host):
+                asked = {h for h in needed | whole | self._before if self._context.is_up(h)}
+                for host in sorted(asked - self._ended - orders.keys()):
+                    if again.get(host, 0.0) <= time.monotonic():
                         orders[host] = asyncio.ensure_future(self._order(host))
                 if orders:
-                    await asyncio.wait(orders.values(), timeout=beat)
+                    first = asyncio.FIRST_COMPLETED
+                    await asyncio.wait(orders.values(), timeout=beat, return_when=first)
+                now = time.monotonic()
                 for host in [host for host, order in orders.items() if order.done()]:
                     orders.pop(host).result()
+                    again[host] = now + beat
                 if needed <= self._ended and may_restore(whole, self._ended):
-                    enough = time.monotonic() if enough is None else enough
+                    enough = now if enough is None else enough
                     # One that is up and slow writes to shared files for a little longer.
-                    if not orders or time.monotonic() - enough > suspicion:
+                    if asked <= self._ended or now - enough > suspicion:
                         await then()
                         return
-                elif needed <= self._ended:
-                    self._note_once("", self._waits(whole))
+                else:
+                    enough = None
+                    if needed <= self._ended:
+                        self._note_once("", self._waits(whole))
                 self._check()
                 if not orders:
                     await asyncio.sleep(beat)

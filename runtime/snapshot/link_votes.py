@@ -24,22 +24,23 @@ MOST_VOTERS = 3
 
 
 class LinkVotes:
-    """``about``: the hosts to be tried. ``heard``: when each host of the cluster was last heard.
-    ``complete``: whether all who were asked have answered, or had the time to."""
+    """One ballot about the hosts of a job. ``heard``: when each host of the cluster was last heard.
+    ``last``: hosts that are asked only if there are too few others. ``asked``: when it began, in
+    monotonic seconds."""
 
     def __init__(
-        self, job: Job, about: Collection[str], heard: Mapping[str, float], limits: Timeouts
+        self, job: Job, heard: Mapping[str, float], last: Collection[str], limits: Timeouts
     ) -> None:
-        self.about = frozenset(about)
-        self.complete = False
+        self.about = frozenset(job.owners.values())
+        self.asked = time.monotonic()
         self._limits = limits
-        self._voters = _voters(job, heard, limits)
+        self._voters = _voters(job, heard, last, limits)
         self._votes: dict[str, frozenset[str]] = {}  # by voter: the hosts that it reaches
 
     async def collect(
         self, request: Callable[[str, Message, float], Awaitable[Message | None]]
     ) -> None:
-        """Ask all voters, each by ``request``."""
+        """Ask all voters, each by ``request``, until they have answered or had the time to."""
         tried = TryHosts(sorted(self.about), MISSED * self._limits.heartbeat)
 
         async def ask(voter: str) -> None:
@@ -51,27 +52,31 @@ class LinkVotes:
                 self._votes[voter] = self.about.intersection(answer.hosts)
 
         await asyncio.gather(*map(ask, self._voters))
-        self.complete = True
 
     def count(self) -> Counter[str]:
         """The number of hosts that reach each one."""
         return Counter(host for reached in self._votes.values() for host in reached)
 
-    def reach(self, hosts: Collection[str]) -> bool:
-        """Whether any voter reaches all of these hosts."""
-        return any(reached.issuperset(hosts) for reached in self._votes.values())
+    def reach(self, hosts: Collection[str]) -> frozenset[str]:
+        """The voters that reach all of these hosts."""
+        return frozenset(v for v, reached in self._votes.items() if reached.issuperset(hosts))
 
     def miss(self, hosts: Collection[str]) -> frozenset[str]:
         """The voters that do not reach all of these hosts."""
         return frozenset(v for v, reached in self._votes.items() if not reached.issuperset(hosts))
 
 
-def _voters(job: Job, heard: Mapping[str, float], limits: Timeouts) -> list[str]:
+def _voters(
+    job: Job, heard: Mapping[str, float], last: Collection[str], limits: Timeouts
+) -> list[str]:
     """Hosts outside the job that are heard: those that hold its images first, as its capsules may
     go there, then others, not the same ones for every job."""
     own, now = set(job.owners.values()), time.monotonic()
     up = [h for h, at in heard.items() if h not in own and now - at < limits.suspicion]
     held = job.newest.holders.values() if job.newest is not None else ()
     holders = {host for each in held for host in each}
-    order = sorted(up, key=lambda h: (h not in holders, zlib.crc32(f"{job.name} {h}".encode()), h))
-    return order[:MOST_VOTERS]
+
+    def order(host: str) -> tuple[bool, bool, int, str]:
+        return host in last, host not in holders, zlib.crc32(f"{job.name} {host}".encode()), host
+
+    return sorted(up, key=order)[:MOST_VOTERS]

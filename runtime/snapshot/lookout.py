@@ -189,7 +189,7 @@ class Lookout:
         for host in self.silent(job):
             says = f"{host} is dead, says {vouched.get(host)}"
             reasons.append(says if host in vouched else f"{host} is silent, and so is its kernel")
-        reasons += self.links(job).leaves.values()
+        reasons += filter(None, [self.links(job).why])
         rewinds, until, why = self._ordered.get(job.name, (-1, 0.0, ""))
         if rewinds == job.rewinds and time.monotonic() < until:
             reasons.append(why)

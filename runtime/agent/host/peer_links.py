@@ -8,8 +8,8 @@ not answer echoes either, from one heartbeat to the next.
 
 from __future__ import annotations
 
-import heapq
 import logging
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ class PeerLinks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended = False
+        self._told = False  # what has gone wrong
         self._missed = -1  # as many as there had been at the last call; -1: not known
         self._echoes: Echoes | None = None
         self._asked: dict[str, _Asked] = {}  # by address of a peer
@@ -55,10 +56,10 @@ class PeerLinks:
             try:
                 if not (locked or self._ended):
                     return self._silent_peers(init, subnet)
-            except OSError:
-                pass  # the capsule has just ended
-            except Exception:
-                log.exception("the links of process %d cannot be judged", init)
+            except Exception as error:
+                if os.path.exists(f"/proc/{init}") and not self._told:  # else it has just ended
+                    self._told = True
+                    log.warning("the links of process %d are not known", init, exc_info=error)
             self._forget()
             return {}
 
@@ -90,7 +91,9 @@ class PeerLinks:
             for address, asked in earlier.items()
             if asked.echoes >= LEAST_ECHOES
         }
-        return {a: silent[a] for a in heapq.nlargest(MOST_PEERS, silent, key=silent.__getitem__)}
+        # In an order that does not change from one heartbeat to the next.
+        first = sorted(silent, key=lambda address: (earlier[address].since, address))
+        return {address: silent[address] for address in first[:MOST_PEERS]}
 
     def _forget(self) -> None:
         self._missed = -1
