@@ -56,7 +56,8 @@ def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
     session = new_lab("--hosts", "3", *network, "--snapshots", "every=2")
     outside, report = session.lab.machine("ctl"), place / "rewound-server.json"
     serve = [sys.executable, str(JOBS / "counting_server.py"), outside.address, "7070", str(report)]
-    with subprocess.Popen([*labs.entry(outside), *serve], stdout=subprocess.PIPE) as server:
+    server = subprocess.Popen([*labs.entry(outside), *serve], stdout=subprocess.PIPE)
+    try:
         assert server.stdout is not None
         assert server.stdout.readline() == b"listening\n"
         job = session.start("talking", (*CHAIN, "--talk", f"{outside.address}:7070"))
@@ -65,6 +66,8 @@ def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
         job.go_on(10)
         session.cli("rewind", "talking", "--yes")
         assert job.wait_end(30) == 1
+    finally:  # it is told nothing of the end of the connection
         server.kill()
+        server.communicate()
     assert len(events(job, "rewound")) == 1
     assert "ConnectionAbortedError" in job.output()
