@@ -66,8 +66,10 @@ def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
         job.go_on(10)
         session.cli("rewind", "talking", "--yes")
         assert job.wait_end(30) == 1
-    finally:  # it is told nothing of the end of the connection
+    finally:  # the server is told nothing of the end of its connection; it ends with the lab
         server.kill()
-        server.communicate()
+        server.wait()
+        assert server.stdout is not None
+        server.stdout.close()
     assert len(events(job, "rewound")) == 1
     assert "ConnectionAbortedError" in job.output()
