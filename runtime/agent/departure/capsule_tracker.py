@@ -104,10 +104,12 @@ class CapsuleTracker:
                 self._borrower = ""
                 self._changed.notify_all()
 
-    def learn_silence(self, longest: float, *, broken: bool) -> None:
+    def learn_silence(self, longest: float, *, broken: bool, most: float) -> None:
         """A snapshot has ended: ``broken`` by a silence, or complete after silences of ``longest``
-        seconds at most. A holder that is slow each time must not end all snapshots."""
-        self.silence_s = 2 * self.silence_s if broken else max(PAUSED_SILENCE_S, 2 * longest)
+        seconds at most. A holder that is slow each time must not end all snapshots. ``most``: the
+        patience of the wire, as nothing waits longer."""
+        needed = 2 * self.silence_s if broken else max(PAUSED_SILENCE_S, 2 * longest)
+        self.silence_s = min(needed, most)
 
     def close(self, patience_s: float = RETURN_S) -> None:
         """End the tracking, so that a migration or a forecast can follow the capsule. The next

@@ -381,9 +381,9 @@ class OutgoingSnapshot:
         """Only once, even if it fails: the next snapshot may have the tracker then."""
         generation, self._generation = self._generation, 0
         if generation:
-            silence = self._wire.sender.silence
+            silence, most = self._wire.sender.silence, self._wire.sender.to.patience
             if silence.broken or self.complete:
-                self._tracker.learn_silence(silence.longest, broken=silence.broken)
+                self._tracker.learn_silence(silence.longest, broken=silence.broken, most=most)
             self._tracker.returned(generation if self.complete else 0)
 
     def _make_digest(self) -> None:

@@ -85,7 +85,7 @@ class SnapshotScene(Scene):
         )
         tracker: Any = self.tracker
         no_lanes: Any = None
-        self.learnt: list[tuple[float, bool]] = []
+        self.learnt: list[tuple[float, bool, float]] = []
         self.own: int | None = None
         self.gives_way = 0
         give_up = self.note("copy given up")
@@ -100,8 +100,8 @@ class SnapshotScene(Scene):
     def _lend(self, holder: str, stands: int, least: int) -> None:
         self.note(f"lent to {holder}, which stands at {stands} and knows {least}")()
 
-    def _learn_silence(self, longest: float, *, broken: bool) -> None:
-        self.learnt.append((longest, broken))
+    def _learn_silence(self, longest: float, *, broken: bool, most: float) -> None:
+        self.learnt.append((longest, broken, most))
 
     def _returned(self, generation: int) -> None:
         self.note(f"returned {generation}")()

@@ -463,7 +463,7 @@ def test_how_long_a_holder_was_silent_counts_for_the_next_pause(snapshots: Snaps
     scene.dump()
     scene.snapshot.thaw()
     scene.ends()
-    assert scene.learnt == [(0.4, False)]
+    assert scene.learnt == [(0.4, False, 10.0)]
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -478,5 +478,5 @@ def test_so_does_a_silence_that_has_ended_it(snapshots: SnapshotScene, broken: b
         scene.dump()
     scene.fails = ""
     scene.ends()
-    assert scene.learnt == ([(0.0, True)] if broken else [])
+    assert scene.learnt == ([(0.0, True, 10.0)] if broken else [])
     assert scene.goes_on()
