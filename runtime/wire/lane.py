@@ -160,8 +160,8 @@ class Lane:
         self._heard = self._silent_since = self._looked = time.monotonic()
 
     def _look(self) -> None:
-        """Count at most one tick of the time since the last look as silence: an answer may have come
-        at any moment of it. For lane 0 nobody looks while the source has nothing to send."""
+        """Count at most one tick of the time since the last look as silence: an answer may have
+        come at any moment of it. At lane 0 nobody looks while the source has nothing to send."""
         now = time.monotonic()
         self._silent_since += max(0.0, now - self._looked - TICK_MS / 1000)
         self._looked = now

@@ -85,6 +85,7 @@ class OutgoingSnapshot:
     """One snapshot of one capsule. ``snapshot``: the image's name on the wire. ``devices``: the
     capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that they use. No other capsule
     gets these meanwhile. ``protected``: whether the job has an earlier snapshot to go back to.
+    ``ordered``: as in StartSnapshot.
 
     Methods block, and the agent runs them in threads; they take turns. An error in a step ends the
     snapshot: the capsule runs, and its network is open. If a thaw fails, a thread tries it again
@@ -102,11 +103,13 @@ class OutgoingSnapshot:
         gpus: Sequence[str] = (),
         *,
         protected: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.snapshot = snapshot
         self.resident = resident
         self.gpus = list(gpus)
         self._protected = protected
+        self._ordered = ordered
         self._off_since = 0.0  # when device state first did not come back; monotonic seconds
         self.phase = SnapshotPhase.PREPARING
         self.complete = False
@@ -338,7 +341,11 @@ class OutgoingSnapshot:
 
     def _limit_silence(self) -> None:
         """The job is paused from now on. A snapshot that fails costs it less than a pause that
-        lasts, because a holder is starved or gone. A slow link needs its time for each chunk."""
+        lasts, because a holder is starved or gone. A slow link needs its time for each chunk. But
+        an order fails with its snapshot, so that has all the patience of the wire."""
+        if self._ordered:
+            self._wire.sender.silence.begin(float("inf"))
+            return
         rate = self._memory.lanes.rate if self._memory.lanes is not None else 0.0
         chunks_s = 2 * CHUNK / rate if rate else 0.0
         self._wire.sender.silence.begin(self._tracker.silence_s + chunks_s)

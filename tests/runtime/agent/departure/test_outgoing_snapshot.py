@@ -455,6 +455,16 @@ def test_the_pause_does_not_last_for_a_silent_holder(
     memory.lanes = None
 
 
+def test_an_ordered_snapshot_waits_for_a_silent_holder(snapshots: SnapshotScene) -> None:
+    """The order fails with it, and a job that is suspended stops anyway."""
+    scene = snapshots
+    scene.snapshot._ordered = True
+    scene.wire.silence.longest = 3.0
+    scene.ahead()
+    scene.lock()
+    assert (scene.wire.silence.limit, scene.wire.silence.longest) == (float("inf"), 0.0)
+
+
 def test_how_long_a_holder_was_silent_counts_for_the_next_pause(snapshots: SnapshotScene) -> None:
     scene = snapshots
     scene.ahead()
