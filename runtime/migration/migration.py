@@ -192,7 +192,7 @@ class Migration(ABC):
         """
         # While its gates are closed a job cannot show that it trains: the loss of a host would be
         # noticed much later.
-        await self._context.until_heard(self.job)
+        await self._context.until_heard(self.job, self._pause_by)
         self._advance(MigrationStep.QUIESCING)
         self.holds_gates = True
         with self.times.phase("quiesce") as detail:
@@ -235,6 +235,11 @@ class Migration(ABC):
         """Note in the history by which path device memory left its GPUs, and why."""
         for text in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
             self._context.note(self, text)
+
+    @property
+    def _pause_by(self) -> float:
+        """When the pause should begin at the latest, in monotonic seconds."""
+        return float("inf")
 
     @property
     def _freeze_budget(self) -> FreezeBudget:

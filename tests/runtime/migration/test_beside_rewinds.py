@@ -5,11 +5,13 @@ host of the job may be lost."""
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from migration_stage import Stage, a_move, a_swap
 
 from liveshift.errors import StepFailed, Unreachable
+from liveshift.runtime.migration.before_pause import ENDING_S
 from liveshift.runtime.migration.beside_rewinds import going_on
 from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.steps import ENDS, MigrationStep
@@ -107,3 +109,16 @@ def test_no_gates_are_closed_while_a_host_of_the_job_is_not_heard() -> None:
     asyncio.run(move.run())
     assert (stage.gates, move.step) == ([], MigrationStep.FAILED)
     assert MigrationStep.QUIESCING not in stage.steps
+
+
+@pytest.mark.parametrize("in_s", [None, 30.0])
+def test_a_deadline_leaves_no_time_to_wait_for_heartbeats(in_s: float | None) -> None:
+    stage = Stage()
+    until = None if in_s is None else time.monotonic() + in_s
+    move = a_move(stage, until=until)
+    asyncio.run(move.run())
+    if until is None:
+        assert stage.heard_by == float("inf")
+    else:
+        assert move.predicted is not None
+        assert stage.heard_by == until - move.predicted.seconds - ENDING_S
