@@ -25,7 +25,7 @@ from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.memory.store.store import PAGES_FILE, MemoryStore
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import inbox as inboxes
-from liveshift.runtime.agent.departure.capsule_tracker import PAUSED_SILENCE_S
+from liveshift.runtime.agent.departure.paused_silence import PAUSED_SILENCE_S
 from liveshift.runtime.model import manifest
 
 __all__ = ["host"]
