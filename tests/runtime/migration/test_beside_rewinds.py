@@ -13,6 +13,7 @@ from migration_stage import Stage, a_move, a_swap
 from liveshift.errors import StepFailed, Unreachable
 from liveshift.runtime.migration.before_pause import ENDING_S
 from liveshift.runtime.migration.beside_rewinds import going_on
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.steps import ENDS, MigrationStep
 
@@ -88,6 +89,18 @@ def test_one_that_is_rolled_back_goes_on_if_its_image_may_be_complete(complete: 
 
     asyncio.run(play())
     assert found == ([move] if complete else [])
+
+
+@pytest.mark.parametrize("step", UNDER_WAY)
+def test_one_that_an_earlier_orchestrator_has_left_goes_on_like_any_other(
+    step: MigrationStep,
+) -> None:
+    """Until both hosts are up it does nothing. Perhaps its image is complete, and the only one."""
+    row = a_move_at(step).row()
+    left = a_move(stage := Stage())
+    again = HostMigration.from_row(stage, left.order, row)
+    saves = step in (*SAVING, MigrationStep.ROLLING_BACK)
+    assert going_on([again], {MOVED}) == ([again] if saves else [])
 
 
 @pytest.mark.parametrize("lost", [(), (OTHER,), (MOVED,)])
