@@ -115,7 +115,8 @@ class Migration(ABC):
             self._work.cancel()
 
     async def until_over(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work``, which is :meth:`run` or :meth:`recover`, unless a rewind overtakes it."""
+        """Do ``work``, which is :meth:`run` or :meth:`recover`, unless a rewind overtakes it.
+        An error that the work meets after that is logged."""
         if self.step in ENDS:  # a rewind came before it had begun
             work.close()
             return
@@ -124,8 +125,13 @@ class Migration(ABC):
             await asyncio.wait({self._whole})
         finally:
             self._whole.cancel()  # asyncio.wait() leaves it when we are cancelled
-        if not (self._whole.cancelled() and self.step is MigrationStep.REWOUND):
+        if self.step is not MigrationStep.REWOUND:
             self._whole.result()
+        elif not self._whole.cancelled() and (error := self._whole.exception()) is not None:
+            # It is over all the same, and others wait for its end.
+            log.error(
+                "%s was ended by a rewind, and its work by an error", self.name, exc_info=error
+            )
 
     def overtake(self, why: LiveshiftError) -> None:
         """End the migration: a rewind of its job has just been written, which has this end of it,
