@@ -98,6 +98,7 @@ class SnapshotHandlers:
                 devices,
                 request.gpus,
                 protected=request.newest > 0,
+                ordered=request.ordered,
             )
 
         snapshot = self._sessions.begin(resident, make)

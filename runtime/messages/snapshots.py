@@ -93,6 +93,8 @@ class StartSnapshot(Message, frozen=True):
     ``own``: the number of the snapshot at which this host's own store stands, which was told to
     take a copy; None if there is to be none. The source writes what it sends into it, unless it
     leaves out pages that the store does not have. If that fails, only the copy is lost.
+    ``ordered``: a person has ordered this snapshot, and there may be no other one after it. So it
+    does not fail because its holder is silent for a moment while the job is paused.
     """
 
     image: str
@@ -105,6 +107,7 @@ class StartSnapshot(Message, frozen=True):
     gpus: list[str] = msgspec.field(default_factory=list)
     newest: int = 0
     own: int | None = None
+    ordered: bool = False
 
 
 class LockCapsule(Message, frozen=True):

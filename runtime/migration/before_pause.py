@@ -161,8 +161,7 @@ class BeforePause(Migration):
             return
         began = time.monotonic()
         until = began + PLACE_LEAST_S + sum(p.seconds for p in self.times.phases)
-        if self.until is not None and self.predicted is not None:
-            until = min(until, self.until - self.predicted.seconds - ENDING_S)
+        until = min(until, self._pause_by)
         with self.times.phase("place ahead") as detail:
             stop = 0 if self.precopy.bytes else self.precopy.left
             while (seen := await self._progress(close=False, stop=stop)).placing:
@@ -171,6 +170,12 @@ class BeforePause(Migration):
                 await asyncio.sleep(PLACE_POLL_S)
             room = f"room for {units.size(stop)}"
             detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
+
+    @property
+    def _pause_by(self) -> float:
+        if self.until is None or self.predicted is None:
+            return super()._pause_by
+        return self.until - self.predicted.seconds - ENDING_S
 
     def _within(self) -> float | None:
         """Return the seconds until the capsule must be gone; None without a deadline."""

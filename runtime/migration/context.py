@@ -42,9 +42,10 @@ class MigrationContext(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
-    async def until_heard(self, job: Job) -> None:
-        """Return once no host of the job is late with its heartbeats. Raises Unreachable if one
-        is not up."""
+    async def until_heard(self, job: Job, by: float) -> None:
+        """Return once no host of the job is late with its heartbeats; at the latest after
+        timeouts.suspicion, or at ``by`` (monotonic seconds). Raises Unreachable if one is not up.
+        Does nothing for a job without a snapshot."""
 
     async def quiesce(self, migration: Migration) -> str:
         """Bring the job's ranks to a boundary; returns in words where it lies.

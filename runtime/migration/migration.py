@@ -115,7 +115,8 @@ class Migration(ABC):
             self._work.cancel()
 
     async def until_over(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work``, which is :meth:`run` or :meth:`recover`, unless a rewind overtakes it."""
+        """Do ``work``, which is :meth:`run` or :meth:`recover`, unless a rewind overtakes it.
+        An error that the work meets after that is logged."""
         if self.step in ENDS:  # a rewind came before it had begun
             work.close()
             return
@@ -124,8 +125,13 @@ class Migration(ABC):
             await asyncio.wait({self._whole})
         finally:
             self._whole.cancel()  # asyncio.wait() leaves it when we are cancelled
-        if not (self._whole.cancelled() and self.step is MigrationStep.REWOUND):
+        if self.step is not MigrationStep.REWOUND:
             self._whole.result()
+        elif not self._whole.cancelled() and (error := self._whole.exception()) is not None:
+            # It is over all the same, and others wait for its end.
+            log.error(
+                "%s was ended by a rewind, and its work by an error", self.name, exc_info=error
+            )
 
     def overtake(self, why: LiveshiftError) -> None:
         """End the migration: a rewind of its job has just been written, which has this end of it,
@@ -192,7 +198,7 @@ class Migration(ABC):
         """
         # While its gates are closed a job cannot show that it trains: the loss of a host would be
         # noticed much later.
-        await self._context.until_heard(self.job)
+        await self._context.until_heard(self.job, self._pause_by)
         self._advance(MigrationStep.QUIESCING)
         self.holds_gates = True
         with self.times.phase("quiesce") as detail:
@@ -235,6 +241,11 @@ class Migration(ABC):
         """Note in the history by which path device memory left its GPUs, and why."""
         for text in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
             self._context.note(self, text)
+
+    @property
+    def _pause_by(self) -> float:
+        """When the pause should begin at the latest, in monotonic seconds."""
+        return float("inf")
 
     @property
     def _freeze_budget(self) -> FreezeBudget:

@@ -38,6 +38,12 @@ def load(run: Path) -> dict[str, Measured]:
         return {}
 
 
+def rate(run: Path, host: str) -> float:
+    """The rate last measured to ``host``, in bytes per second; 0.0 if there is none."""
+    measured = load(run).get(host)
+    return measured.rate if measured is not None else 0.0
+
+
 def keep(run: Path, host: str, rate: float) -> None:
     """Keep a rate to ``host`` that was measured just now. If writing fails, it is dropped."""
     rates = {**load(run), host: Measured(rate, time.time())}

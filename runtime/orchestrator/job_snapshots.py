@@ -117,12 +117,20 @@ class JobSnapshots:
         suspends: str = "",
         to: str = "",
         asked: bool = True,
+        ordered: bool = False,
     ) -> Snapshot:
         """Begin a snapshot, which the caller runs and then ends here. Raises LiveshiftError.
-        ``suspends``, ``to``, ``asked``: as in Snapshot."""
+        ``suspends``, ``to``, ``asked``, ``ordered``: as in Snapshot."""
         number = self._journal.begin_snapshot(job.name)
         snapshot = Snapshot(
-            self._context, number, job, holders, suspends=suspends, to=to, asked=asked
+            self._context,
+            number,
+            job,
+            holders,
+            suspends=suspends,
+            to=to,
+            asked=asked,
+            ordered=ordered,
         )
         self._enter(snapshot)
         return snapshot

@@ -168,7 +168,7 @@ class OrderedSnapshots:
             return
         suspends, to = (f"{order.who} wants it", order.to) if order.suspends else ("", "")
         try:
-            snapshot = self._snapshots.begin(job, holders, suspends=suspends, to=to)
+            snapshot = self._snapshots.begin(job, holders, suspends=suspends, to=to, ordered=True)
         except LiveshiftError as error:
             self._failed(order, words(error))
             return

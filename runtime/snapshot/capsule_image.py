@@ -89,9 +89,12 @@ class CapsuleImage:
         self._inspected, self.gpu_need = inspected, need_of(inspected.gpu)
         return image_bytes(inspected.survey, inspected.gpu)
 
-    async def send_ahead(self, together: dict[str, int], own: dict[str, int] | None) -> None:
+    async def send_ahead(
+        self, together: dict[str, int], own: dict[str, int] | None, *, ordered: bool = False
+    ) -> None:
         """Prepare the holder, and send what can go while the job trains. ``together``: as in Hold;
-        ``own``: the same for the capsule's own host, None if that is to keep no copy."""
+        ``own``: the same for the capsule's own host, None if that is to keep no copy. ``ordered``:
+        as in StartSnapshot."""
         limits, inspected = self._limits, self._inspected
         assert inspected is not None
         hold = messages.Hold(
@@ -129,6 +132,7 @@ class CapsuleImage:
             gpus=sorted(self.gpu_need.used),
             newest=hold.newest,
             own=own_stands.base if own_stands is not None else None,
+            ordered=ordered,
         )
         await self._request(self.host, start, limits.precopy, messages.Moved)
 

@@ -53,7 +53,8 @@ class Snapshot:
     ``generation`` is what they have completed, else ``error`` says why there is nothing.
     ``suspends``: why the job is suspended with it, for the history; "" if it goes on.
     ``to``: the directory in which the images of a suspended job are saved next, or "". ``asked``:
-    whether a person wants it; else capsules that use GPUs are refused.
+    whether a person wants it; else capsules that use GPUs are refused. ``ordered``: whether it is
+    taken for one order, of which nothing comes if it fails.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Snapshot:
         suspends: str = "",
         to: str = "",
         asked: bool = True,
+        ordered: bool = False,
     ) -> None:
         self.number = number
         self.name = f"s{number}"
@@ -80,6 +82,7 @@ class Snapshot:
         self._suspends = suspends
         self._to = to
         self._asked = asked
+        self._ordered = ordered
         self._context = context
         try:
             self._limits = job.timeouts(context.cluster)
@@ -186,7 +189,9 @@ class Snapshot:
             come[part.holder][part.name] = come[part.host][part.name] = size
         own = not self._suspends  # the hosts of a suspended job are to be free
         await self._all(
-            lambda part: part.send_ahead(come[part.holder], come[part.host] if own else None)
+            lambda part: part.send_ahead(
+                come[part.holder], come[part.host] if own else None, ordered=self._ordered
+            )
         )
         self._check_job()
         with self._timed("quiesce"):

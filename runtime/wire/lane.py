@@ -64,6 +64,7 @@ class Lane:
         self._to = to
         self._number = 0  # the number of the next chunk
         self._heard = self._sent_again = time.monotonic()
+        self._looked = self._silent_since = self._heard
         self._asked = -1
 
     def connect(self, endpoint: str) -> None:
@@ -81,6 +82,7 @@ class Lane:
         Raises StepFailed when the destination refuses, or sends an invalid answer.
         """
         before = len(self.pending)
+        self._look()
         while True:
             try:
                 raw = self.socket.recv(zmq.DONTWAIT)
@@ -105,7 +107,7 @@ class Lane:
         patience = self._to.patience
         if now - self._heard > patience:
             raise self._silent_for(patience)
-        if self._to.silence.too_long(self._heard):
+        if self._to.silence.too_long(self._silent_since):
             raise self._silent_for(self._to.silence.limit)
         due = now - max(self._heard, self._sent_again) > min(SEND_AGAIN_S, patience / 4)
         if due:
@@ -151,11 +153,18 @@ class Lane:
             self._heard_now()
 
     def _heard_answer(self) -> None:
-        self._to.silence.heard(self._heard)
+        self._to.silence.heard(self._silent_since)
         self._heard_now()
 
     def _heard_now(self) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._silent_since = self._looked = time.monotonic()
+
+    def _look(self) -> None:
+        """Count at most one tick of the time since the last look as silence: an answer may have
+        come at any moment of it. At lane 0 nobody looks while the source has nothing to send."""
+        now = time.monotonic()
+        self._silent_since += max(0.0, now - self._looked - TICK_MS / 1000)
+        self._looked = now
 
     def _again(self, number: int) -> None:
         self._sent_again = time.monotonic()

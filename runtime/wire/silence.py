@@ -11,7 +11,8 @@ class Silence:
     the link is slow. Threads may call its methods at once.
 
     ``limit``: seconds after which the silence is too long. ``longest``: the longest one that an
-    answer has ended since :meth:`begin`. ``broken``: whether one was too long.
+    answer has ended since :meth:`begin`. ``broken``: whether one was too long. A lane leaves out
+    the time in which nobody looked for its answers (``since``).
     """
 
     def __init__(self) -> None:

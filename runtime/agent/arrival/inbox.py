@@ -50,9 +50,10 @@ OUTPUT = "output"
 LOOK = 32 << 20
 """The inbox checks the free memory each time it has taken this many bytes of pages."""
 
-LEFT, FREED_S = 160 << 20, 1.0
+LEFT, FREED_S = 160 << 20, 0.5
 """Minimum free memory in bytes, else the OOM killer may hit another job; and the seconds for which
-less is accepted, because early.py may be about to give some back."""
+less is accepted, because early.py may be about to give some back. The refusal must reach the source
+of a snapshot before that gives its holder up as silent (PAUSED_SILENCE_S)."""
 
 FRESH = 64 << 20
 """At the freeze, memory is ready for this many bytes of new pages, so that no copy waits for it."""

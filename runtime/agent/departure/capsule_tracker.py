@@ -19,9 +19,7 @@ from ....criu_glue.memory.source.tracker import MemoryTracker
 from ....criu_glue.survey import gpu_tasks
 from ....errors import Refused, StepFailed
 from ..host.running_capsule import RunningCapsule
-
-PAUSED_SILENCE_S = 1.0
-"""While the job is paused for a snapshot, its holder may answer nothing for so many seconds."""
+from .paused_silence import PausedSilence
 
 RETURN_S = 30.0
 """A snapshot that was given up returns the tracker within this many seconds."""
@@ -56,8 +54,7 @@ class CapsuleTracker:
         self._stands = ("", 0)  # the holder and generation that have exactly what was sent
         self.sends_all = True
         """Whether the snapshot that has the tracker sends all memory, also what its holder has."""
-        self.silence_s = PAUSED_SILENCE_S
-        """For so many seconds the holder of the next snapshot may be silent in the pause."""
+        self.silence = PausedSilence()
         self._borrower = ""  # the holder of the snapshot that has the tracker now
         self._changed = threading.Condition()
 
@@ -103,11 +100,6 @@ class CapsuleTracker:
             finally:
                 self._borrower = ""
                 self._changed.notify_all()
-
-    def learn_silence(self, longest: float, *, broken: bool) -> None:
-        """A snapshot has ended: ``broken`` by a silence, or complete after silences of ``longest``
-        seconds at most. A holder that is slow each time must not end all snapshots."""
-        self.silence_s = 2 * self.silence_s if broken else max(PAUSED_SILENCE_S, 2 * longest)
 
     def close(self, patience_s: float = RETURN_S) -> None:
         """End the tracking, so that a migration or a forecast can follow the capsule. The next

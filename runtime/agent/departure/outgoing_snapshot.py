@@ -33,8 +33,8 @@ from ....criu_glue.network import network_lock
 from ....errors import LiveshiftError, Refused, StepFailed
 from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved
+from ...model import link_rates
 from ...model.stopwatch import Lap, Stopwatch
-from ...wire import CHUNK
 from ..gpu.devices import DeviceTree, no_devices
 from ..host.running_capsule import CapsuleFactory, RunningCapsule
 from . import freeze_obstacles
@@ -85,6 +85,7 @@ class OutgoingSnapshot:
     """One snapshot of one capsule. ``snapshot``: the image's name on the wire. ``devices``: the
     capsule's CUDA processes, if any. ``gpus``: UUIDs of the GPUs that they use. No other capsule
     gets these meanwhile. ``protected``: whether the job has an earlier snapshot to go back to.
+    ``ordered``: as in StartSnapshot.
 
     Methods block, and the agent runs them in threads; they take turns. An error in a step ends the
     snapshot: the capsule runs, and its network is open. If a thaw fails, a thread tries it again
@@ -102,11 +103,13 @@ class OutgoingSnapshot:
         gpus: Sequence[str] = (),
         *,
         protected: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.snapshot = snapshot
         self.resident = resident
         self.gpus = list(gpus)
         self._protected = protected
+        self._ordered = ordered
         self._off_since = 0.0  # when device state first did not come back; monotonic seconds
         self.phase = SnapshotPhase.PREPARING
         self.complete = False
@@ -118,6 +121,7 @@ class OutgoingSnapshot:
         self._wire = wire
         self._tracker = tracker
         self._generation = 0  # of the image; 0 before the tracker was lent
+        self._kept_rate = 0.0  # of the link to the holder, in bytes per second; 0.0: unknown
         self._images = factory.images(snapshot)
         self._files = OutgoingFiles(resident, factory)
         self._memory = OutgoingMemory(resident, factory, None)
@@ -322,6 +326,8 @@ class OutgoingSnapshot:
         if request.own not in (None, request.stands) and not self._tracker.sends_all:
             self._wire.give_up_copy("this host does not have what its holder has")
         self._generation = request.generation
+        run = self._factory.cluster.paths.run
+        self._kept_rate = link_rates.rate(run, request.destination)
         self._memory = OutgoingMemory(self.resident, self._factory, self._wire, lent)
         self._need_time()  # what was interrupted before this line were not these lanes
         self._memory.begin_snapshot(self.snapshot)
@@ -337,11 +343,15 @@ class OutgoingSnapshot:
             )
 
     def _limit_silence(self) -> None:
-        """The job is paused from now on. A snapshot that fails costs it less than a pause that
-        lasts, because a holder is starved or gone. A slow link needs its time for each chunk."""
-        rate = self._memory.lanes.rate if self._memory.lanes is not None else 0.0
-        chunks_s = 2 * CHUNK / rate if rate else 0.0
-        self._wire.sender.silence.begin(self._tracker.silence_s + chunks_s)
+        """The job is paused from now on. An order fails with its snapshot, so an ordered one has
+        all the patience of the wire."""
+        lanes, limit = self._memory.lanes, float("inf")
+        if not self._ordered:
+            # These lanes have a rate only if chunks queued before them: not for a small increment.
+            rate = (lanes.rate if lanes is not None else 0.0) or self._kept_rate
+            streams = self._factory.cluster.wire.streams
+            limit = self._tracker.silence.limit(rate, streams + 1)
+        self._wire.sender.silence.begin(limit)
 
     def _lock(self, deadline_s: float) -> None:
         self._timer.within(deadline_s)
@@ -381,9 +391,9 @@ class OutgoingSnapshot:
         """Only once, even if it fails: the next snapshot may have the tracker then."""
         generation, self._generation = self._generation, 0
         if generation:
-            silence = self._wire.sender.silence
+            silence, most = self._wire.sender.silence, self._wire.sender.to.patience
             if silence.broken or self.complete:
-                self._tracker.learn_silence(silence.longest, broken=silence.broken)
+                self._tracker.silence.learn(silence.longest, broken=silence.broken, most=most)
             self._tracker.returned(generation if self.complete else 0)
 
     def _make_digest(self) -> None:

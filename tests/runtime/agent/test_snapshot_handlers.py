@@ -65,6 +65,12 @@ def test_another_copy_of_the_capsule_has_another_tracker(scene: Scene) -> None:
     assert scene.done[:4] == ["abandoned", "closed", "tracker closed", "tracker made"]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_source_knows_whether_a_person_has_ordered_it(scene: Scene, ordered: bool) -> None:
+    scene.run(scene.handlers.start(msgspec.structs.replace(start(), ordered=ordered)))
+    assert scene.made[0].ordered is ordered
+
+
 # ---- what cannot be ----------------------------------------------------------------------------
 
 

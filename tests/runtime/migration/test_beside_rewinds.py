@@ -5,12 +5,15 @@ host of the job may be lost."""
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from migration_stage import Stage, a_move, a_swap
 
 from liveshift.errors import StepFailed, Unreachable
+from liveshift.runtime.migration.before_pause import ENDING_S
 from liveshift.runtime.migration.beside_rewinds import going_on
+from liveshift.runtime.migration.host_migration import HostMigration
 from liveshift.runtime.migration.migration import Migration
 from liveshift.runtime.model.steps import ENDS, MigrationStep
 
@@ -88,6 +91,18 @@ def test_one_that_is_rolled_back_goes_on_if_its_image_may_be_complete(complete: 
     assert found == ([move] if complete else [])
 
 
+@pytest.mark.parametrize("step", UNDER_WAY)
+def test_one_that_an_earlier_orchestrator_has_left_goes_on_like_any_other(
+    step: MigrationStep,
+) -> None:
+    """Until both hosts are up it does nothing. Perhaps its image is complete, and the only one."""
+    row = a_move_at(step).row()
+    left = a_move(stage := Stage())
+    again = HostMigration.from_row(stage, left.order, row)
+    saves = step in (*SAVING, MigrationStep.ROLLING_BACK)
+    assert going_on([again], {MOVED}) == ([again] if saves else [])
+
+
 @pytest.mark.parametrize("lost", [(), (OTHER,), (MOVED,)])
 def test_a_swap_at_which_the_host_works_comes_to_its_end(lost: tuple[str, ...]) -> None:
     swap = a_swap(Stage())
@@ -107,3 +122,16 @@ def test_no_gates_are_closed_while_a_host_of_the_job_is_not_heard() -> None:
     asyncio.run(move.run())
     assert (stage.gates, move.step) == ([], MigrationStep.FAILED)
     assert MigrationStep.QUIESCING not in stage.steps
+
+
+@pytest.mark.parametrize("in_s", [None, 30.0])
+def test_a_deadline_leaves_no_time_to_wait_for_heartbeats(in_s: float | None) -> None:
+    stage = Stage()
+    until = None if in_s is None else time.monotonic() + in_s
+    move = a_move(stage, until=until)
+    asyncio.run(move.run())
+    if until is None:
+        assert stage.heard_by == float("inf")
+    else:
+        assert move.predicted is not None
+        assert stage.heard_by == until - move.predicted.seconds - ENDING_S

@@ -193,6 +193,39 @@ def test_one_that_is_overtaken_before_it_has_begun_never_begins() -> None:
     assert (stage.said, stage.steps) == ([], [MigrationStep.REWOUND])
 
 
+def test_an_error_of_one_that_was_overtaken_is_logged_and_goes_no_further(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever runs it has work to do after its end: a drain waits for that."""
+    move, begun = a_move(Stage()), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("the disk is full")
+
+    async def play() -> None:
+        whole = asyncio.ensure_future(move.until_over(work()))
+        await begun.wait()
+        move.overtake(BACK)
+        await asyncio.wait_for(whole, 10)
+
+    asyncio.run(play())
+    assert move.step is MigrationStep.REWOUND
+    assert "m7 was ended by a rewind, and its work by an error" in caplog.text
+    assert "the disk is full" in caplog.text
+
+
+def test_an_error_of_one_that_was_not_overtaken_is_raised() -> None:
+    async def work() -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        asyncio.run(a_move(Stage()).until_over(work()))
+
+
 def test_while_a_host_swaps_gpus_it_is_not_overtaken() -> None:
     swap = a_swap(Stage())
     swap.step = MigrationStep.FREEZING

@@ -29,6 +29,7 @@ from liveshift.runtime.model.snapshots import Generation
 from liveshift.runtime.model.steps import MigrationStep
 from liveshift.runtime.quiesce.gates import Boundary
 
+NEVER = float("inf")
 DOWN = Unreachable("communicators are down, and h0 does not answer")
 
 
@@ -96,7 +97,7 @@ def test_gates_wait_until_each_host_of_the_job_is_heard(scene: Scene) -> None:
         heard("h0", 0.0)
         heard("h1", 0.5)
         heard("h2", 0.5)
-        waits = asyncio.ensure_future(scene.context.until_heard(scene.job))
+        waits = asyncio.ensure_future(scene.context.until_heard(scene.job, NEVER))
         await asyncio.sleep(0.1)
         assert not waits.done()
         heard("h0", 0.0)
@@ -105,9 +106,40 @@ def test_gates_wait_until_each_host_of_the_job_is_heard(scene: Scene) -> None:
         heard("h0", -10.0)  # so long for this test
         heard("h1", 0.9)
         with pytest.raises(Unreachable, match="h1 stopped answering"):
-            await scene.context.until_heard(scene.job)
+            await scene.context.until_heard(scene.job, NEVER)
 
+    scene.job.newest = the_last(scene)
     play(act())
+
+
+def test_gates_do_not_wait_for_ever_for_hosts_of_which_one_is_always_late(scene: Scene) -> None:
+    """Each is heard within ``timeouts.suspicion``, but never all within two heartbeats."""
+    scene.job.newest = the_last(scene)
+
+    async def act(by: float) -> float:
+        began = time.monotonic()
+        waits = asyncio.ensure_future(scene.context.until_heard(scene.job, began + by))
+        late = 0
+        while not waits.done():
+            for n in range(2):
+                scene.fleet.hosts[f"h{n}"].heard = time.monotonic() - 0.3 * (n == late % 2)
+            late += 1
+            await asyncio.sleep(0.005)
+            assert time.monotonic() - began < 5
+        await waits
+        return time.monotonic() - began
+
+    async def acts() -> None:
+        assert 0.9 < await act(NEVER) < 3, "after suspicion"
+        assert 0.1 < await act(0.2) < 0.8, "the deadline of a drain is near"
+        assert await act(-1.0) < 0.1
+
+    play(acts())
+
+
+def test_a_job_without_a_snapshot_does_not_wait_for_heartbeats(scene: Scene) -> None:
+    scene.fleet.hosts["h1"].heard = time.monotonic() - 0.5
+    play(asyncio.wait_for(scene.context.until_heard(scene.job, NEVER), 0.2))
 
 
 @pytest.mark.parametrize(

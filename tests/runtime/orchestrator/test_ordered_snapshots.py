@@ -106,6 +106,26 @@ def test_an_order_waits_for_a_snapshot_that_is_under_way(saving: SavedScene) -> 
     assert scene.on_disk().snapshot == "s3", "the one before it was completed"
 
 
+def test_sources_know_which_snapshot_was_ordered(saving: SavedScene) -> None:
+    """It does not fail because a holder is silent for a moment."""
+    scene = saving
+
+    async def play() -> None:
+        scene.ask(snapshot_every=0.001)
+        closes = scene.held["CloseSnapshot"] = asyncio.Event()
+        async with scene.at_work():
+            await scene.until(lambda: "CloseSnapshot h0" in scene.said)
+            order(scene)
+            scene.held.clear()
+            closes.set()
+            await scene.until(lambda: bool(scene.history("saved")))
+
+    asyncio.run(play())
+    starts = [m for _, m in scene.asks if isinstance(m, messages.StartSnapshot)]
+    ordered = {(m.image.partition(".")[0], m.ordered) for m in starts}
+    assert {("s2", False), ("s3", True)} <= ordered
+
+
 def test_a_snapshot_that_a_move_has_ended_is_taken_again(saving: SavedScene) -> None:
     scene = saving
 

@@ -67,6 +67,35 @@ def test_one_that_is_slow_is_not(
     assert not sender.silence.broken
 
 
+def test_answers_that_nobody_has_read_are_no_silence(
+    key_directory: Path, senders: Callable[[str, Path], Sender]
+) -> None:
+    """After the output the source sends nothing before the lock and the barrier."""
+    _, endpoint, _ = arriving(key_directory)
+    sender = senders(endpoint, key_directory)
+    sender.send("output", b"1")
+    sender.silence.begin(LIMIT_S)
+    time.sleep(2 * LIMIT_S)
+    sender.send("a", b"2")
+    sender.finish()
+    assert sender.silence.longest < 0.3
+    assert not sender.silence.broken
+
+
+def test_a_silence_that_nobody_has_seen_does_not_end_the_pause_at_once(
+    key_directory: Path, senders: Callable[[str, Path], Sender]
+) -> None:
+    _, endpoint, inbox = arriving(key_directory)
+    sender = senders(endpoint, key_directory)
+    inbox.open.clear()
+    sender.send("output", b"1")
+    sender.silence.begin(LIMIT_S)
+    time.sleep(2 * LIMIT_S)
+    threading.Timer(0.3, inbox.open.set).start()
+    sender.finish()
+    assert not sender.silence.broken
+
+
 def test_an_answer_on_any_lane_ends_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -77,6 +77,7 @@ class Stage:
         self.fails: dict[str, list[Failure]] = {}
         self.steps: list[MigrationStep] = []
         self.told: list[str] = []
+        self.heard_by = 0.0  # until when the move would wait for heartbeats
         self.gates: list[str] = []  # when they were closed and opened, by the count of ``said``
         self.grants = False
         self.releases = False
@@ -137,7 +138,8 @@ class Stage:
     def note(self, migration: Migration, text: str) -> None:
         self.told.append(text)
 
-    async def until_heard(self, job: Job) -> None:
+    async def until_heard(self, job: Job, by: float) -> None:
+        self.heard_by = by
         self._maybe_fail("until_heard", None)
 
     async def quiesce(self, migration: Migration) -> str:

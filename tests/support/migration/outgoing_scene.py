@@ -71,6 +71,7 @@ class Scene:
             close=self.note("wire closed"),
             until=float("inf"),
             silence=Silence(),
+            to=SimpleNamespace(patience=10.0),
         )
         self.passing: list[list[tuple[str, str]]] = []
         self.entries: list[object] = []

@@ -46,9 +46,11 @@ class Snapshot:
         devices: object = None,
         gpus: Sequence[str] = (),
         protected: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.snapshot, self.resident = image, resident
         self.devices, self.gpus, self.protected = devices, list(gpus), protected
+        self.ordered = ordered
         self.closed, self.digest, self.off_gpus = False, b"", False
         self.request: SnapshotRequest | None = None
         self.interrupted = threading.Event()
@@ -135,10 +137,10 @@ class Scene(MigrationRegistry):
         deaths = SimpleNamespace(first=None)
         return SimpleNamespace(spec=spec, code=None, still=False, overlay=overlay, deaths=deaths)
 
-    def _make(self, image: str, resident: Any, *rest: Any, protected: bool) -> Any:
+    def _make(self, image: str, resident: Any, *rest: Any, protected: bool, ordered: bool) -> Any:
         *_, devices, gpus = rest
         self.wire = rest[1]
-        self.made.append(Snapshot(self, image, resident, devices, gpus, protected))
+        self.made.append(Snapshot(self, image, resident, devices, gpus, protected, ordered))
         return self.made[-1]
 
     def _track(self, _resident: object) -> Any:

@@ -19,6 +19,7 @@ from liveshift.runtime.agent.departure import outgoing_snapshot, thaw_timer
 from liveshift.runtime.agent.departure.outgoing_memory import OutgoingWire
 from liveshift.runtime.agent.departure.outgoing_phase import SnapshotPhase
 from liveshift.runtime.agent.departure.outgoing_snapshot import OutgoingSnapshot
+from liveshift.runtime.agent.departure.paused_silence import PausedSilence
 from liveshift.runtime.agent.host.running_capsule import CapsuleFactory, RunningCapsule
 from liveshift.runtime.messages import Frozen, Moved
 
@@ -69,7 +70,12 @@ class SnapshotScene(Scene):
         patch = monkeypatch.setattr
         self.memory = Memory(self)
         self.factory.host = "h0"
-        self.factory.cluster = SimpleNamespace(precopy=None, timeouts=SimpleNamespace(prepare=60.0))
+        self.factory.cluster = SimpleNamespace(
+            precopy=None,
+            timeouts=SimpleNamespace(prepare=60.0),
+            wire=SimpleNamespace(streams=4),
+            paths=SimpleNamespace(run=images.parent),
+        )
         self.full_dump = ""
         patch(outgoing_snapshot, "OutgoingMemory", lambda *_: self.memory)
         patch(outgoing_snapshot, "full_dump_because", lambda *_: self.full_dump)
@@ -80,12 +86,12 @@ class SnapshotScene(Scene):
             lend=self._lend,
             returned=self._returned,
             sends_all=False,
-            silence_s=1.0,
-            learn_silence=self._learn_silence,
+            silence=PausedSilence(),
         )
+        self.tracker.silence.learn = self._learn_silence
         tracker: Any = self.tracker
         no_lanes: Any = None
-        self.learnt: list[tuple[float, bool]] = []
+        self.learnt: list[tuple[float, bool, float]] = []
         self.own: int | None = None
         self.gives_way = 0
         give_up = self.note("copy given up")
@@ -100,8 +106,8 @@ class SnapshotScene(Scene):
     def _lend(self, holder: str, stands: int, least: int) -> None:
         self.note(f"lent to {holder}, which stands at {stands} and knows {least}")()
 
-    def _learn_silence(self, longest: float, *, broken: bool) -> None:
-        self.learnt.append((longest, broken))
+    def _learn_silence(self, longest: float, *, broken: bool, most: float) -> None:
+        self.learnt.append((longest, broken, most))
 
     def _returned(self, generation: int) -> None:
         self.note(f"returned {generation}")()

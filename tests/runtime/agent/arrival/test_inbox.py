@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.criu_glue.memory.store.store import PAGES_FILE, MemoryStore
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import inbox as inboxes
+from liveshift.runtime.agent.departure.paused_silence import PAUSED_SILENCE_S
 from liveshift.runtime.model import manifest
 
 __all__ = ["host"]
@@ -247,6 +249,16 @@ def test_no_page_is_taken_by_a_host_that_has_no_memory_left(
     with pytest.raises(StepFailed, match=r"no memory for more: 5\.24 MB are left"):
         fill()
     assert looked * 100 * PAGE > 2.9 * inboxes.LOOK, "twice it had some, or got some at once"
+
+
+def test_a_holder_says_that_it_has_no_memory_before_its_source_takes_it_for_silent(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inboxes, "memory_left", lambda: 5 << 20)
+    began = time.monotonic()
+    with pytest.raises(StepFailed, match="no memory for more"):
+        inboxes.need_memory()
+    assert time.monotonic() - began < 0.8 * PAUSED_SILENCE_S
 
 
 @pytest.fixture

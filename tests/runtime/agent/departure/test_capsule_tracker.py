@@ -144,13 +144,3 @@ def test_its_end_waits_for_the_snapshot_that_has_it(job: Subject, capsule: Capsu
         capsule.returned()
         closing.result(10)
     assert tracked_mappings(job) == 0
-
-
-def test_a_holder_that_is_always_slow_does_not_end_each_snapshot() -> None:
-    """It gets twice the time after each one that it has ended, and then the time that it needs."""
-    tracker = CapsuleTracker(SimpleNamespace())  # type: ignore[arg-type]  # it follows no memory
-    seconds = [tracker.silence_s]
-    for longest, broken in ((0.0, True), (0.2, True), (3.0, False), (2.0, False), (0.1, False)):
-        tracker.learn_silence(longest, broken=broken)
-        seconds.append(tracker.silence_s)
-    assert seconds == [1.0, 2.0, 4.0, 6.0, 4.0, 1.0]

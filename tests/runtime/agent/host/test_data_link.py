@@ -101,6 +101,7 @@ def test_rates_are_kept_by_host(tmp_path: Path) -> None:
     link_rates.keep(tmp_path, "h2", 2e9)
     link_rates.keep(tmp_path, "h1", 3e9)
     assert {h: m.rate for h, m in link_rates.load(tmp_path).items()} == {"h1": 3e9, "h2": 2e9}
+    assert [link_rates.rate(tmp_path, host) for host in ("h1", "h3")] == [3e9, 0.0]
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     (tmp_path / FILE).write_text("no JSON")
     assert link_rates.load(tmp_path) == {}
