@@ -253,7 +253,7 @@ class Rewinds:
             cut = "; ".join(dict.fromkeys(self._lookout.links(job).leaves.values()))
             text = f"{cut}, and {plan}" if cut else plan
             raise LiveshiftError(text + self._offer(job, generation))
-        gone = await self._images_gone(job, generation.number, plan)
+        gone = await self._images_gone(job, generation, plan)
         if job.newest is not generation or not self.protected(job):
             return  # a later snapshot is complete, so the holders may have dropped this one
         last, kind = self._rows.get(job.name), RewindKind.REWIND
@@ -333,19 +333,22 @@ class Rewinds:
         text = offer(self._protection.saved(job.name), job.name)
         return text and f"{text}, after `liveshift stop {job.name}`"
 
-    async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
-        """Say which image of the plan its holder does not have any more; "" if they have all.
-        Raises LiveshiftError if a holder does not say."""
+    async def _images_gone(self, job: Job, generation: Generation, plan: dict[str, Place]) -> str:
+        """Say which image of the plan is gone: its holder does not have it any more, nor the host
+        on which the capsule was. Return "" if all are there. Raises LiveshiftError if a host that
+        may have one does not say."""
 
         async def look(capsule: Capsule) -> str:
-            image = image_name(number, capsule.index)
-            get = messages.GetHeld(image, capsule.name)
-            try:
-                limit = self.cluster.timeouts.prepare
-                await self.request(plan[capsule.name].holder, get, limit)
-            except NotFound as gone:
-                return f"{image}, the image of {capsule.name}, is gone: {gone}"
-            return ""
+            image, name = image_name(generation.number, capsule.index), capsule.name
+            get, limit = messages.GetHeld(image, name), self.cluster.timeouts.prepare
+            home, why = generation.home(name), ""
+            for host in (plan[name].holder, *([home] if home and self.is_up(home) else [])):
+                try:
+                    await self.request(host, get, limit)
+                    return ""
+                except NotFound as gone:
+                    why = why or f"{image}, the image of {name}, is gone: {gone}"
+            return why
 
         found = await asyncio.gather(*map(look, job.capsules.values()))
         return next(filter(None, found), "")
