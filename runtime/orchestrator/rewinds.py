@@ -45,6 +45,10 @@ from .fleet import Fleet
 
 log = logging.getLogger("liveshift.rewinds")
 
+COMPARED_PER_S = 1e9
+"""A holder is expected to compare at least so many bytes of images per second; most do ten times as
+many."""
+
 
 class Rewinds:
     """All rewinds of the cluster; it implements RewindContext. ``gates`` are those of the
@@ -135,7 +139,7 @@ class Rewinds:
         plan = self._plan(job, generation, away)
         if isinstance(plan, str):
             raise cannot(job, plan)
-        within = 0.0 if lost else self.cluster.timeouts.prepare
+        within = 0.0 if lost else self._look_limit(generation)
         if not dry_run:
             what = f"{who} says that {lost} is dead" if lost else f"{who} wants it"
             self.note(job, "rewinding", f"ordered: {what}")
@@ -335,12 +339,17 @@ class Rewinds:
 
     async def _images_gone(self, job: Job, generation: Generation, plan: dict[str, Place]) -> str:
         """Say which image of the plan is gone: its holder does not have it any more, nor the host
-        on which the capsule was. Return "" if all are there. Raises LiveshiftError if a host that
-        may have one does not say."""
+        on which the capsule was. Return "" if all are there. Raises LiveshiftError if a host
+        that may have one does not say."""
+        limit = self._look_limit(generation)
+        # A job that may train on is not ended for a damaged image. One that has lost a host or a
+        # rank has nothing to lose, and does not wait. What has just come was compared then.
+        compare = not (self._lookout.silent(job) or self._lookout.lacking(job))
+        compare = compare and time.time() - generation.time > limit
 
         async def look(capsule: Capsule) -> str:
             image, name = image_name(generation.number, capsule.index), capsule.name
-            get, limit = messages.GetHeld(image, name), self.cluster.timeouts.prepare
+            get = messages.GetHeld(image, name, compare)
             home, why = generation.home(name), ""
             for host in (plan[name].holder, *([home] if home and self.is_up(home) else [])):
                 try:
@@ -352,6 +361,10 @@ class Rewinds:
 
         found = await asyncio.gather(*map(look, job.capsules.values()))
         return next(filter(None, found), "")
+
+    def _look_limit(self, generation: Generation) -> float:
+        """Seconds in which the holders have compared all images of a snapshot."""
+        return self.cluster.timeouts.prepare + generation.bytes / COMPARED_PER_S
 
     def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
         self._commands.run_due()

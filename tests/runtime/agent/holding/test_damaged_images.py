@@ -15,6 +15,7 @@ from memory_parts import digest, page
 
 from liveshift.errors import LiveshiftError, NotFound
 from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.agent.holding import held_generation, kept_sums
 
 __all__ = ["holder"]
 
@@ -140,3 +141,34 @@ def test_the_earlier_generation_outlives_the_damage_of_the_later_one(
         held.capsule.hand_over(18, target)
     assert held.numbers() == [(17, True)]
     assert held.memory(17) == MEMORY
+
+
+def test_a_comparison_finds_the_damage_before_the_image_is_needed(held: Holder) -> None:
+    held.capsule.compare(17)
+    assert held.numbers() == [(17, True)]
+    held.again()
+    in_memory(held.capsule.directory)
+    with pytest.raises(NotFound, match=r"the image s17\.1 is damaged"):
+        held.capsule.compare(17)
+    assert held.left() == []
+
+
+def test_what_was_just_compared_is_not_read_again(
+    held: Holder, target: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job waits while its image is sent on."""
+    looks: list[Path] = []
+    damage = kept_sums.damage
+
+    def look(images: Path, memory: Callable[[], bytes]) -> str:
+        looks.append(images)
+        return damage(images, memory)
+
+    monkeypatch.setattr(kept_sums, "damage", look)
+    held.capsule.compare(17)
+    held.capsule.hand_over(17, target)
+    assert target.complete
+    assert len(looks) == 1
+    monkeypatch.setattr(held_generation, "COMPARED_S", 0.0)
+    held.capsule.compare(17)
+    assert len(looks) == 2
