@@ -84,7 +84,7 @@ def test_the_host_that_is_left_gives_its_copy_if_no_holder_has_the_image(
     """The image at the holder is damaged."""
     assert scene.job.newest is not None
     scene.job.newest = dataclasses.replace(scene.job.newest, own_copies=["a/0", "a/1"])
-    scene.images, scene.copies = False, copies
+    scene.images, scene.own_copies = False, copies
 
     async def play() -> None:
         scene.kernels -= {"h1"}

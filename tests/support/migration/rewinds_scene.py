@@ -48,7 +48,7 @@ class RewindsScene:
         self.images = True
         self.compared: list[str] = []  # hosts that had to compare an image
         self.damaged: set[str] = set()  # hosts whose images turn out to be damaged then
-        self.copies: set[str] = set()  # hosts that have kept copies of their own capsules
+        self.own_copies: set[str] = set()  # hosts that have kept copies of their own capsules
         self.stuck: set[str] = set()
         self.said: list[str] = []
         fleet = a_fleet(state, self.settings)
@@ -168,7 +168,7 @@ class RewindsScene:
             self.compared += [host] if message.compare else []
             if message.compare and host in self.damaged:
                 raise NotFound(f"the image {message.image} is damaged")
-            if not held and host not in self.copies:
+            if not held and host not in self.own_copies:
                 raise NotFound(f"{host} has no {message.image}")
             return messages.HeldFacts(SURVEY, FACTS, 1000)
         if isinstance(message, messages.TryHosts):
