@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +42,7 @@ class Scene:
         self.images = tmp_path / "m1"
         self.images.mkdir()
         (self.images / "note").write_bytes(b"half of it")
-        resident = SimpleNamespace(remove=lambda: self.removed.append("gpt/1"))
+        resident = SimpleNamespace(remove=self._remove)
 
         @asynccontextmanager
         async def making(_: object) -> AsyncIterator[Any]:
@@ -90,7 +92,14 @@ class Scene:
         self.handlers = DestinationHandlers(*parts)
         monkeypatch.setattr(self.handlers, "_take_away_stale", nothing)
 
+    def _remove(self) -> None:
+        assert self.built == len(self.removed) + 1, "it would be the sandbox of the next one"
+        self.removed.append("gpt/1")
+
     def reserve(self) -> None:
+        asyncio.run(self.asked())
+
+    async def asked(self) -> None:
         request = SimpleNamespace(
             dry_run=False,
             source="h0",
@@ -102,7 +111,7 @@ class Scene:
             gpu=object(),
             migration="m1",
         )
-        asyncio.run(self.handlers.reserve(cast(Any, request)))
+        await self.handlers.reserve(cast(Any, request))
 
     def rewound(self) -> None:
         """A later rewind comes into the table."""
@@ -151,6 +160,27 @@ def test_a_sandbox_goes_if_a_rewind_comes_before_it_is_registered(scene: Scene) 
         scene.reserve()
     assert (scene.built, scene.removed, scene.registry.incoming) == (1, ["gpt/1"], {})
     assert not scene.images.exists()
+
+
+def test_the_next_one_waits_until_the_sandbox_is_removed(scene: Scene) -> None:
+    """It is removed by the capsule's name, after its turn at the network."""
+
+    async def both() -> Sequence[BaseException | None]:
+        first, going = asyncio.ensure_future(scene.asked()), threading.Event()
+
+        def come() -> None:
+            going.set()
+            time.sleep(0.2)
+            raise Unreachable("the GPU helper does not answer")
+
+        scene.devices_come = come
+        await asyncio.to_thread(going.wait, 5)
+        second = asyncio.ensure_future(scene.asked())
+        return await asyncio.gather(first, second, return_exceptions=True)
+
+    outcomes = asyncio.run(both())
+    assert [type(outcome) for outcome in outcomes] == [Unreachable, Unreachable]
+    assert (scene.built, scene.removed) == (2, ["gpt/1", "gpt/1"])
 
 
 @pytest.mark.parametrize("step", ["plug_in", "build_empty"])

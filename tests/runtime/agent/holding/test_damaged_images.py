@@ -182,7 +182,7 @@ def test_an_image_whose_sums_cannot_be_read_is_not_used_and_not_removed(
     sums.write_bytes(b"\xc1")
     with pytest.raises(StepFailed, match=r"s17/sums cannot be read") as refused:
         held.capsule.hand_over(17, target)
-    assert "remove that file" in refused.value.hint
+    assert "remove that file" in str(refused.value.hint)
     assert held.numbers() == [(17, True)]
     sums.unlink()
     held.capsule.hand_over(17, target)
