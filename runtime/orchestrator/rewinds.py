@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Collection, Coroutine
 
-from ...errors import LiveshiftError, NotFound, Refused
+from ...errors import LiveshiftError, Refused
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
@@ -27,11 +27,12 @@ from ..migration.beside_rewinds import going_on, not_waiting
 from ..migration.migration import Migration
 from ..migration.migration_records import write_rewound
 from ..model.jobs import KILLED, Capsule, Job
-from ..model.snapshots import Generation, Place, image_name, rewind_plan
+from ..model.snapshots import Generation, Place, rewind_plan
 from ..model.spares import NO_GPUS, choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.command_ends import CommandEnds
+from ..snapshot.images_gone import images_gone, look_limit
 from ..snapshot.lookout import Lookout
 from ..snapshot.on_rewind import RewindCommands
 from ..snapshot.orders import cannot, check_lost
@@ -44,10 +45,6 @@ from .endings import Endings
 from .fleet import Fleet
 
 log = logging.getLogger("liveshift.rewinds")
-
-COMPARED_PER_S = 1e9
-"""A holder is expected to compare at least so many bytes of images per second; most do ten times as
-many."""
 
 
 class Rewinds:
@@ -139,7 +136,7 @@ class Rewinds:
         plan = self._plan(job, generation, away)
         if isinstance(plan, str):
             raise cannot(job, plan)
-        within = 0.0 if lost else self._look_limit(generation)
+        within = 0.0 if lost else look_limit(self.cluster, generation)
         if not dry_run:
             what = f"{who} says that {lost} is dead" if lost else f"{who} wants it"
             self.note(job, "rewinding", f"ordered: {what}")
@@ -257,7 +254,10 @@ class Rewinds:
             cut = "; ".join(dict.fromkeys(self._lookout.links(job).leaves.values()))
             text = f"{cut}, and {plan}" if cut else plan
             raise LiveshiftError(text + self._offer(job, generation))
-        gone = await self._images_gone(job, generation, plan)
+        # A job that has lost a host or a rank has nothing to lose, and does not wait.
+        trains = job.state == "running" and not self._lookout.silent(job)
+        trains = trains and not self._lookout.lacking(job)
+        gone = await images_gone(self, job, generation, plan, trains=trains)
         if job.newest is not generation or not self.protected(job):
             return  # a later snapshot is complete, so the holders may have dropped this one
         last, kind = self._rows.get(job.name), RewindKind.REWIND
@@ -336,35 +336,6 @@ class Rewinds:
             return ""
         text = offer(self._protection.saved(job.name), job.name)
         return text and f"{text}, after `liveshift stop {job.name}`"
-
-    async def _images_gone(self, job: Job, generation: Generation, plan: dict[str, Place]) -> str:
-        """Say which image of the plan is gone: its holder does not have it any more, nor the host
-        on which the capsule was. Return "" if all are there. Raises LiveshiftError if a host
-        that may have one does not say."""
-        limit = self._look_limit(generation)
-        # A job that may train on is not ended for a damaged image. One that has lost a host or a
-        # rank has nothing to lose, and does not wait. What has just come was compared then.
-        compare = not (self._lookout.silent(job) or self._lookout.lacking(job))
-        compare = compare and time.time() - generation.time > limit
-
-        async def look(capsule: Capsule) -> str:
-            image, name = image_name(generation.number, capsule.index), capsule.name
-            get = messages.GetHeld(image, name, compare)
-            home, why = generation.home(name), ""
-            for host in (plan[name].holder, *([home] if home and self.is_up(home) else [])):
-                try:
-                    await self.request(host, get, limit)
-                    return ""
-                except NotFound as gone:
-                    why = why or f"{image}, the image of {name}, is gone: {gone}"
-            return why
-
-        found = await asyncio.gather(*map(look, job.capsules.values()))
-        return next(filter(None, found), "")
-
-    def _look_limit(self, generation: Generation) -> float:
-        """Seconds in which the holders have compared all images of a snapshot."""
-        return self.cluster.timeouts.prepare + generation.bytes / COMPARED_PER_S
 
     def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
         self._commands.run_due()
