@@ -12,6 +12,7 @@ import contextlib
 import logging
 import shutil
 import time
+from collections import defaultdict
 from typing import Protocol
 
 from ...criu_glue.memory.source.tracker import MemoryTracker
@@ -26,6 +27,7 @@ from ..wire import LANES
 from . import preflight
 from .arrival.incoming_migration import IncomingMigration
 from .arrival.restore_attempt import RestoreAttempt, SendClaim
+from .gpu.devices import DeviceTree
 from .gpu.preflight import GpuPlan
 from .host import host_facts
 from .host.capsule_table import CapsuleTable
@@ -82,6 +84,7 @@ class DestinationHandlers:
         self._gates = gates
         self._own = capsule_table.cluster.host(capsule_table.host)
         self._tasks = Tasks()
+        self._building: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by capsule
         self._closing: dict[str, asyncio.Future[None]] = {}  # by migration
 
     def memory_offered(self, gives_way: int) -> int:
@@ -126,41 +129,13 @@ class DestinationHandlers:
                 rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores, warnings=warnings
             )
         name = request.spec.name
-        self._capsule_table.refuse_older(request)
-        if name in self._capsule_table.capsules and self._capsule_table.capsules[name].code is None:
-            raise Refused(f"{name} is on {self._capsule_table.host} already")
+        self._refuse_late(request)
         image = request.survey.resident + request.survey.shared_memory
         await asyncio.to_thread(self._copies.make_room, image if here else 2 * image, stays)
         await self._capsule_table.make_way(request.book)
-        async with self._capsule_table.network:
-            resident = await self._capsule_table.blocking(
-                name, lambda: self._capsule_table.factory.build_sandbox(request)
-            )
-        try:
-            devices = None
-            if request.gpu is not None:
-                devices = await asyncio.to_thread(
-                    self._registry.devices.tree, request.migration, resident
-                )
-            cores = await asyncio.to_thread(self._capsule_table.idle.cores)
-            incoming = IncomingMigration(
-                request,
-                resident,
-                self._capsule_table.factory,
-                criu,
-                devices,
-                gpus.pairs,
-                idle=cores.idle >= LEAST_IDLE,
-            )
-            incoming.write_note()
-        except Exception:  # the registry does not know it: no ruling would remove its sandbox
-            images = self._capsule_table.factory.images(request.migration)
-            await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
-            async with self._capsule_table.network:
-                await self._capsule_table.blocking(name, resident.remove)
-            raise
+        async with self._building[name]:  # the next one waits until the sandbox of this is removed
+            incoming, devices, cores = await self._build(request, gpus)
         self._measures.arriving(request.migration)
-        self._registry.incoming[request.migration] = incoming
         self._registry.receiver.expect(
             request.migration,
             request.source,
@@ -179,6 +154,52 @@ class DestinationHandlers:
         return messages.Reserved(
             rows, endpoint, gpus.pairs, plain, full_dump, cores=cores, warnings=warnings
         )
+
+    async def _build(
+        self, request: messages.Reserve, gpus: GpuPlan
+    ) -> tuple[IncomingMigration, DeviceTree | None, messages.Cores]:
+        """Build a sandbox and register it. If a rewind of the job comes meanwhile, EndEarlier does
+        not see what is not registered: then this raises Refused, and leaves nothing behind."""
+        name, registry = request.spec.name, self._registry
+        async with self._capsule_table.network:
+            self._refuse_late(request)  # again: a rewind may have come since
+            resident = await self._capsule_table.blocking(
+                name, lambda: self._capsule_table.factory.build_sandbox(request)
+            )
+        try:
+            devices = None
+            if request.gpu is not None:
+                devices = await asyncio.to_thread(
+                    registry.devices.tree, request.migration, resident
+                )
+            cores = await asyncio.to_thread(self._capsule_table.idle.cores)
+            incoming = IncomingMigration(
+                request,
+                resident,
+                self._capsule_table.factory,
+                registry.criu,
+                devices,
+                gpus.pairs,
+                idle=cores.idle >= LEAST_IDLE,
+            )
+            incoming.write_note()
+            self._refuse_late(request)  # with no await before it is registered
+        except Exception:  # the registry does not know it: no ruling would remove its sandbox
+            images = self._capsule_table.factory.images(request.migration)
+            await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+            async with self._capsule_table.network:
+                await self._capsule_table.blocking(name, resident.remove)
+            raise
+        registry.incoming[request.migration] = incoming
+        return incoming, devices, cores
+
+    def _refuse_late(self, request: messages.Reserve) -> None:
+        """Raise Refused if the capsule may not come any more, or is here already."""
+        name, host = request.spec.name, self._capsule_table.host
+        self._capsule_table.refuse_older(request)
+        here = self._capsule_table.capsules.get(name)
+        if here is not None and here.code is None:
+            raise Refused(f"{name} is on {host} already")
 
     async def _take_away_stale(self, name: str) -> None:
         """Remove what earlier migrations left of the capsule; raises Refused if one is not over.

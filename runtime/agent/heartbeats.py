@@ -63,12 +63,12 @@ class Heartbeats:
         states = [each for each in seen if each is not None]
         for capsule in running:
             capsule.deaths.follow()
-        # Also what gives way in a moment: with hardly any memory left, a snapshot of another job
-        # that is held here would be dropped for good.
-        gives_way = await self._in_thread(self._holding.own_bytes_soon)
-        memory = self._destination.memory_offered(gives_way)
+        # A Reserve counts only what gives way now.
+        memory = self._destination.memory_offered(await self._in_thread(self._holding.own_bytes))
         seats = self._gpus.seats(self._registry.gpus_taken())
-        left = host_facts.memory_left(gives_way)  # this host drops its copies first
+        # This host drops its copies first. Also what gives way in a moment counts here: with hardly
+        # any memory left, a snapshot of another job that is held here would be dropped for good.
+        left = host_facts.memory_left(await self._in_thread(self._holding.own_bytes_soon))
         link = await self._data_link()
         errors = self._gpus.errors(self._cluster.timeouts.fault)
         return messages.Heartbeat(self._host, memory, states, seats, link, left, errors)

@@ -200,6 +200,9 @@ class HoldingHandlers:
 
     async def facts(self, request: messages.GetHeld) -> messages.HeldFacts:
         capsule, number = self._images.find(request.image)
+        if request.compare:
+            async with self._forwarding[request.capsule]:  # a repeated one waits for the first
+                await asyncio.to_thread(capsule.compare, number)
         placement = self._capsule_table.factory.placement
         note, size, written = await asyncio.to_thread(capsule.describe, number, placement)
         return messages.HeldFacts(note.survey, note.facts, size, written, note.gpu)

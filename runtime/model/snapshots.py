@@ -75,9 +75,16 @@ class Generation:
         """The name of the snapshot in ``directory``."""
         return self.saved or self.name
 
+    def home(self, capsule: str) -> str:
+        """The host on which the capsule was, if it may still have a copy of the image and is no
+        holder; else ""."""
+        host = self.owners[capsule][0]
+        holds = host in self.holders.get(capsule, ())
+        return host if capsule in self.own_copies and not holds else ""
+
     def keepers(self, capsule: str, *, copies: bool) -> set[str]:
         """The hosts that may keep the capsule's image in memory: its holders, and with ``copies``
-        the host on which it was, for a rewind in place."""
+        the host on which it was, which gives it to a rewind in place, and if no holder has it."""
         holders = set(self.holders.get(capsule, ()))
         return holders | {self.owners[capsule][0]} if holders and copies else holders
 

@@ -304,14 +304,15 @@ class Orchestrator:
         state.lacking = frozenset(
             (each.name, each.epoch) for job, each in lacking if job.state == "rewinding"
         )
-        if just := sorted(name for name, _ in state.lacking - before):
-            names = ", ".join(just)
-            raise Unreachable(f"{host} has no {names} yet, or not any more: it must report again")
+        just = state.lacking - before
         for job, capsule in lacking:
-            if self.rewinds.host_lost(host, job, capsule):
+            waits = (capsule.name, capsule.epoch) in just
+            if waits or self.rewinds.host_lost(host, job, capsule):
                 continue
             self.endings.capsule_ended(job, capsule, KILLED)
             self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
+        if names := ", ".join(sorted(name for name, _ in just)):  # last: others do not wait
+            raise Unreachable(f"{host} has no {names} yet, or not any more: it must report again")
 
     def _note_heartbeat(self, host: str, heartbeat: messages.Heartbeat) -> None:
         state = self.fleet.hosts[host]

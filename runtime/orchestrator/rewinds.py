@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Collection, Coroutine
 
-from ...errors import LiveshiftError, NotFound, Refused
+from ...errors import LiveshiftError, Refused
 from .. import messages
 from ..daemon.faultpoints import reached
 from ..daemon.tasks import Tasks
@@ -27,11 +27,12 @@ from ..migration.beside_rewinds import going_on, not_waiting
 from ..migration.migration import Migration
 from ..migration.migration_records import write_rewound
 from ..model.jobs import KILLED, Capsule, Job
-from ..model.snapshots import Generation, Place, image_name, rewind_plan
+from ..model.snapshots import Generation, Place, rewind_plan
 from ..model.spares import NO_GPUS, choose_destination
 from ..model.steps import MigrationStep
 from ..quiesce.gates import Gates
 from ..snapshot.command_ends import CommandEnds
+from ..snapshot.images_gone import images_gone, look_limit
 from ..snapshot.lookout import Lookout
 from ..snapshot.on_rewind import RewindCommands
 from ..snapshot.orders import cannot, check_lost
@@ -135,7 +136,7 @@ class Rewinds:
         plan = self._plan(job, generation, away)
         if isinstance(plan, str):
             raise cannot(job, plan)
-        within = 0.0 if lost else self.cluster.timeouts.prepare
+        within = 0.0 if lost else look_limit(self.cluster, generation)
         if not dry_run:
             what = f"{who} says that {lost} is dead" if lost else f"{who} wants it"
             self.note(job, "rewinding", f"ordered: {what}")
@@ -253,7 +254,10 @@ class Rewinds:
             cut = self._lookout.links(job).why
             text = f"{cut}, and {plan}" if cut else plan
             raise LiveshiftError(text + self._offer(job, generation))
-        gone = await self._images_gone(job, generation.number, plan)
+        # A job that has lost a host or a rank has nothing to lose, and does not wait.
+        trains = job.state == "running" and not self._lookout.silent(job)
+        trains = trains and not self._lookout.lacking(job)
+        gone = await images_gone(self, job, generation, plan, trains=trains)
         if job.newest is not generation or not self.protected(job):
             return  # a later snapshot is complete, so the holders may have dropped this one
         last, kind = self._rows.get(job.name), RewindKind.REWIND
@@ -335,23 +339,6 @@ class Rewinds:
             return ""
         text = offer(self._protection.saved(job.name), job.name)
         return text and f"{text}, after `liveshift stop {job.name}`"
-
-    async def _images_gone(self, job: Job, number: int, plan: dict[str, Place]) -> str:
-        """Say which image of the plan its holder does not have any more; "" if they have all.
-        Raises LiveshiftError if a holder does not say."""
-
-        async def look(capsule: Capsule) -> str:
-            image = image_name(number, capsule.index)
-            get = messages.GetHeld(image, capsule.name)
-            try:
-                limit = self.cluster.timeouts.prepare
-                await self.request(plan[capsule.name].holder, get, limit)
-            except NotFound as gone:
-                return f"{image}, the image of {capsule.name}, is gone: {gone}"
-            return ""
-
-        found = await asyncio.gather(*map(look, job.capsules.values()))
-        return next(filter(None, found), "")
 
     def _ended(self, job: Job, rewind: Rewind, end: RewindEnd) -> None:
         self._commands.run_due()

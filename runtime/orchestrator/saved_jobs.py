@@ -164,7 +164,9 @@ class SavedJobs:
             self.busy[name] = "hosts still remove what the ended job has left"
             try:
                 # After the write, which may fail: output goes, too. A host that is not reached now
-                # removes it when it reports again (Agent._register).
+                # does it when it reports again, for another name (CapsuleTable.forget_unknown). Of
+                # this name it removes only the capsules, which are of fewer rewinds (end_earlier);
+                # what they printed stays there as repeated output until the adopted job goes.
                 for ended in still:
                     await self._endings.forget_on_hosts(ended.name)
             finally:

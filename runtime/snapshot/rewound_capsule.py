@@ -71,6 +71,7 @@ class RewoundCapsule:
         self._kind = row.kind
         self._holders = list(generation.holders.get(capsule.name, ()))
         self._dumped_on, self._dumped_under = generation.owners[capsule.name]
+        self._home = generation.home(capsule.name)  # "" once it has counted as a holder
         self._void = recovered  # whether an attempt under the present epoch may have begun
         self._tried: Counter[str] = Counter()
         self._restores_failed = 0
@@ -202,7 +203,12 @@ class RewoundCapsule:
         try:
             return await self._get(holder)
         except NotFound as gone:
+            # The last one is the host that the capsule has left, and that lives: its links are cut,
+            # or its GPU has failed.
             self._holders.remove(holder)
+            if self._home and self._context.is_up(self._home):
+                self._holders.append(self._home)
+                self._home = ""
             if self._holders:
                 raise
             text = f"no host has {self._image}, the image of {self.capsule.name}, any more: {gone}"

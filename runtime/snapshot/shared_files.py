@@ -82,16 +82,17 @@ async def _written(
     context: RewindContext, generation: Generation, capsule: Capsule
 ) -> dict[bytes, int]:
     """The files that a capsule was writing, with their sizes, as its image says. A holder is asked,
-    and the capsule's own host if that has kept a copy (RewoundCapsule takes the image from these).
+    and the host on which it was if that has kept a copy (RewoundCapsule takes the image from
+    these).
 
     Raises Unreachable if one of them may yet say so, else why they cannot.
     """
     image = image_name(generation.number, capsule.index)
     look, limit = messages.GetHeld(image, capsule.name), context.cluster.timeouts.prepare
     hosts = list(generation.holders.get(capsule.name, ()))
-    own = generation.owners[capsule.name][0]
-    if capsule.name in generation.own_copies and own == capsule.host:
-        hosts.append(own)
+    home = generation.home(capsule.name)
+    if home and (home == capsule.host or context.is_up(home)):  # if not, it may never be
+        hosts.append(home)
     away, failed = "", None
     for host in dict.fromkeys(hosts):
         if not context.is_up(host):

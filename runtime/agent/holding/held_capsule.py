@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from ....criu_glue.capsule.mounts import Placement
 from ....criu_glue.images import written_files
@@ -32,6 +32,7 @@ from .held_generation import HeldGeneration
 from .held_note import HeldNote
 
 log = logging.getLogger("liveshift.holding")
+T = TypeVar("T")
 
 _BLOCK = 512  # st_blocks counts these (stat(2))
 _DIRECTORY = re.compile(r"s([0-9]{1,18})")
@@ -219,7 +220,12 @@ class HeldCapsule:
         :meth:`forward`."""
         return self._using(number, lambda generation, store: generation.hand_over(store, inbox))
 
-    def _using(self, number: int, send: Callable[[HeldGeneration, HeldStore], Frozen]) -> Frozen:
+    def compare(self, number: int) -> None:
+        """Compare a generation that is kept with what it was then. Raises as :meth:`forward`
+        does, which need not compare it again soon after."""
+        self._using(number, lambda generation, store: None)
+
+    def _using(self, number: int, send: Callable[[HeldGeneration, HeldStore], T]) -> T:
         with self._lock:
             generation, store = self._find_kept(number), self._open()
             generation.users += 1

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -35,6 +36,10 @@ from .held_place import HeldPlace, output_file, tree_file
 
 log = logging.getLogger("liveshift.holding")
 
+COMPARED_S = 30.0
+"""An image that was compared is not compared again within this many seconds. A rewind has it
+compared before it is written, and has it sent on after that, while the job waits."""
+
 Beside = Callable[[], dict[str, tuple[int, int]]]
 """Ends the streams that lie beside those of a sender, and returns their entries in the manifest."""
 
@@ -52,6 +57,7 @@ class HeldGeneration:
         self.users = 0  # threads that send it on
         self.dropped = False  # they must stop
         self._kept: Manifest | None = None
+        self._compared = float("-inf")  # when the image was last seen to be as it was kept
 
     def begin(self, store: HeldStore, carried: tuple[str, ...]) -> Inbox:
         """Make the directory and the inbox. Raises StepFailed with nothing left behind."""
@@ -128,14 +134,18 @@ class HeldGeneration:
         self.inbox = None
 
     def damage(self, store: HeldStore) -> str:
-        """Say what of the image is not as it was kept; "" if all is. It reads the whole image.
-        Raises StepFailed, OSError."""
+        """Say what of the image is not as it was kept; "" if all is. It reads the whole image,
+        unless that was done just before. Raises StepFailed, OSError."""
+        if time.monotonic() - self._compared < COMPARED_S:
+            return ""
 
         def digest() -> bytes:
             with store.view(self.number) as view:
                 return view.digest()
 
-        return kept_sums.damage(self.images, digest)
+        if not (why := kept_sums.damage(self.images, digest)):
+            self._compared = time.monotonic()
+        return why
 
     def size(self, store: HeldStore) -> int:
         """Bytes that :meth:`forward` sends, to within the note. Raises StepFailed, OSError."""

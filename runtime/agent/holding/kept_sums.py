@@ -16,16 +16,19 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from ....errors import StepFailed
 from .held_note import NOTE
 
 FILE = "sums"
 
-_OTHERS = (FILE, NOTE)  # the note changes when a loaded image gets another number
+_UNFINISHED = "sums.new"
+_OTHERS = (FILE, _UNFINISHED, NOTE)  # the note changes when a loaded image gets another number
 _CHUNK = 1 << 20
 
 
-class _Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``memory``: as in digest.h. ``files``: path below the image's directory → xxh3-64."""
+class _Sums(msgspec.Struct, frozen=True):
+    """``memory``: as in digest.h. ``files``: path below the image's directory → xxh3-64. A later
+    version may have further fields."""
 
     memory: bytes
     files: dict[str, int]
@@ -33,18 +36,25 @@ class _Sums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write(images: Path, memory: bytes) -> None:
     """Note what the image in ``images`` is now. Raises OSError."""
-    (images / FILE).write_bytes(msgspec.msgpack.encode(_Sums(memory, _files(images))))
+    unfinished = images / _UNFINISHED
+    unfinished.write_bytes(msgspec.msgpack.encode(_Sums(memory, _files(images))))
+    unfinished.replace(images / FILE)
 
 
 def damage(images: Path, memory: Callable[[], bytes]) -> str:
     """Say what of the image is not as it was kept; "" if all is. ``memory`` computes the digest of
-    the memory, which takes about 0.1 s per GB. Raises OSError, and what ``memory`` raises."""
+    the memory, which takes about 0.1 s per GB. Raises OSError, what ``memory`` raises, and
+    StepFailed if the sums cannot be read: that says nothing about the image."""
     try:
         noted = msgspec.msgpack.decode((images / FILE).read_bytes(), type=_Sums)
     except FileNotFoundError:
         return ""
     except (ValueError, msgspec.DecodeError) as error:
-        return f"its sums are not understood: {error}"
+        raise StepFailed(
+            "ship",
+            f"{images / FILE} cannot be read, so the image is not compared: {error}",
+            hint="remove that file if the image is to be taken as it is",
+        ) from error
     found = _files(images)
     for name in sorted(noted.files.keys() | found.keys()):
         if name not in found:

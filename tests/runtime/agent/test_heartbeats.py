@@ -30,8 +30,8 @@ def test_copies_that_give_way_in_a_moment_count_as_memory_left(
     registry: Any = SimpleNamespace(gpus_taken=list)
     gpus: Any = SimpleNamespace(seats=lambda _taken: [], errors=lambda _within: [])
     destination: Any = SimpleNamespace(memory_offered=lambda gives_way: offered.append(gives_way))
-    holding: Any = SimpleNamespace(own_bytes=lambda: 0, own_bytes_soon=lambda: 90)
+    holding: Any = SimpleNamespace(own_bytes=lambda: 30, own_bytes_soon=lambda: 90)
     beats = Heartbeats(CLUSTER, "h0", table, registry, gpus, destination, holding)
     beat = asyncio.run(beats.make())
     assert beat.memory_left == 100 / TOTAL
-    assert offered == [90]
+    assert offered == [30], "a Reserve would refuse more"

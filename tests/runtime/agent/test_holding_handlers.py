@@ -140,6 +140,20 @@ def test_what_a_reservation_needs_is_known_also_after_a_restart(
         asyncio.run(scene.handlers.facts(messages.GetHeld("s18.1", "gpt/1")))
 
 
+def test_an_image_is_compared_if_that_is_asked_for(scene: Scene) -> None:
+    scene.keep(17)
+    look = messages.GetHeld("s17.1", "gpt/1")
+    compared = msgspec.structs.replace(look, compare=True)
+    assert asyncio.run(scene.handlers.facts(compared)).facts == HERE
+    capsule, _ = scene.handlers._images.find("s17.1")
+    capsule.generations[0]._compared = 0.0
+    (capsule.directory / "s17" / "core-1001.img").write_bytes(b"another")
+    assert asyncio.run(scene.handlers.facts(look)).facts == HERE
+    with pytest.raises(NotFound, match=r"s17\.1 is damaged"):
+        asyncio.run(scene.handlers.facts(compared))
+    assert scene.numbers == []
+
+
 def test_an_image_goes_over_the_wire_and_stays(scene: Scene, tmp_path: Path) -> None:
     scene.table.host = "h0"
     scene.keep(17)

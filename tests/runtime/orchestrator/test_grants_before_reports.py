@@ -7,9 +7,10 @@ from __future__ import annotations
 import pytest
 from orchestrator_scene import FACTS, brain, says
 
+from liveshift.criu_glue.network.overlay import Overlay
 from liveshift.errors import Unreachable
-from liveshift.runtime.messages import Books, Claim, Register
-from liveshift.runtime.model.jobs import KILLED
+from liveshift.runtime.messages import Books, Claim, Register, RunJob
+from liveshift.runtime.model.jobs import KILLED, Capsule, Job
 from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["brain"]
@@ -88,6 +89,19 @@ def test_each_grant_is_waited_for(rewinding: Orchestrator) -> None:
         register(rewinding, "h0", _0=2)
     register(rewinding, "h0", _0=2, _1=2)
     assert codes(rewinding) == {"a/0": None, "a/1": None}
+
+
+def test_other_jobs_do_not_wait_for_the_next_report(rewinding: Orchestrator) -> None:
+    grant(rewinding, "a/0", "h0")
+    fleet, overlay = rewinding.fleet, Overlay(2, "10.99.1.0/24")
+    fleet.journal.add_job("b", 2, overlay.subnet, b"", {"b/0": (0, "h0")})
+    other = Capsule("b/0", 0, "h0", 1, started=True)
+    run = RunJob("b", 1, ["true"], {}, "/", 0, [])
+    fleet.jobs["b"] = Job("b", overlay, run, 0, 0.0, {"b/0": other})
+    with pytest.raises(Unreachable, match="h0 has no a/0 yet"):
+        register(rewinding, "h0")
+    assert codes(rewinding) == {"a/0": None, "a/1": None}
+    assert other.code == KILLED
 
 
 def test_a_job_that_runs_has_lost_what_its_host_lacks_at_once(rewinding: Orchestrator) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -36,6 +37,64 @@ def test_a_person_takes_a_job_back(scene: RewindsScene) -> None:
         "goes back to s1: root wants it",
     ]
     assert scene.died() == [{}]
+
+
+def of_long_ago(scene: RewindsScene, size: int = 0) -> None:
+    assert scene.job.newest is not None
+    then = scene.job.newest.time - 1000.0
+    scene.job.newest = dataclasses.replace(scene.job.newest, time=then, bytes=size)
+
+
+def test_a_job_that_trains_on_is_not_ended_for_a_damaged_image(scene: RewindsScene) -> None:
+    of_long_ago(scene)
+    scene.damaged = {"h2"}
+
+    async def play() -> None:
+        async with scene.at_work():
+            scene.rewinds.order("root", scene.job, "", dry_run=False)
+            await scene.until(lambda: len(scene.history("rewinding")) > 1)
+            await asyncio.sleep(0.1)
+
+    asyncio.run(play())
+    assert "s1.0 is damaged" in scene.history("rewinding")[1]
+    assert scene.job.rewinds == 0
+    assert scene.job.state == "running"
+    assert not [said for said in scene.said if said.startswith("EndEarlier")]
+    assert scene.compared == ["h2", "h2"]
+
+
+def test_images_that_have_just_come_are_not_compared_again(scene: RewindsScene) -> None:
+    async def play() -> None:
+        async with scene.at_work():
+            scene.rewinds.order("root", scene.job, "", dry_run=False)
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.compared == []
+
+
+def test_a_job_that_has_lost_a_host_does_not_wait_for_a_comparison(scene: RewindsScene) -> None:
+    of_long_ago(scene)
+
+    async def play() -> None:
+        async with scene.at_work():
+            scene.cut("h1")
+            await scene.until(lambda: bool(scene.history("rewound")))
+
+    asyncio.run(play())
+    assert scene.compared == []
+
+
+def test_an_order_waits_until_large_images_are_compared(scene: RewindsScene) -> None:
+    async def play() -> list[float]:
+        async with scene.at_work():
+            small = scene.rewinds.order("root", scene.job, "", dry_run=True)
+            of_long_ago(scene, size=60_000_000_000)
+            large = scene.rewinds.order("root", scene.job, "", dry_run=True)
+            return [small.within, large.within]
+
+    small, large = asyncio.run(play())
+    assert large == small + 60.0
 
 
 def test_an_order_is_refused_in_words(scene: RewindsScene) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 
@@ -74,6 +75,35 @@ def test_the_job_leaves_a_host_that_lives_and_that_others_reach_less(
     assert scene.fleet.left_hosts.recent() == {left}
     (row,) = scene.fleet.journal.snapshots.history("a")
     assert row.lost == [left]
+
+
+@pytest.mark.parametrize("copies", [{"h0", "h1"}, {"h0"}])
+def test_the_host_that_is_left_gives_its_copy_if_no_holder_has_the_image(
+    scene: RewindsScene, copies: set[str]
+) -> None:
+    """The image at the holder is damaged."""
+    assert scene.job.newest is not None
+    scene.job.newest = dataclasses.replace(scene.job.newest, own_copies=["a/0", "a/1"])
+    scene.images, scene.own_copies = False, copies
+
+    async def play() -> None:
+        scene.kernels -= {"h1"}
+        async with reporting(scene):
+            await scene.until(
+                lambda: (
+                    bool(scene.history("rewound") + scene.history("lost"))
+                    or ("waits: cannot be taken back" in str(scene.history("rewinding")))
+                )
+            )
+
+    asyncio.run(play())
+    forwarded = {said for said in scene.said if said.startswith("ForwardHeld")}
+    if "h1" in copies:
+        assert forwarded == {"ForwardHeld h0", "ForwardHeld h1"}
+        assert scene.history("rewound")
+    else:
+        assert not forwarded
+        assert "the image of a/1, is gone: h2 has no s1.1" in str(scene.history("rewinding"))
 
 
 def test_a_job_that_trains_on_is_left_alone(scene: RewindsScene) -> None:

@@ -301,3 +301,37 @@ def test_a_capsule_that_goes_elsewhere_comes_from_its_holder() -> None:
     scene.own_copies = {"h1"}  # it is lost
     assert_runs_again(scene, play(scene))
     assert not [host for host, ask in scene.asks if host == "h1"]
+
+
+def without_holder(home_up: bool) -> RewindScene:
+    """h2 has no image any more. h0 and h1 have kept copies; h1, which gpt/1 has left, lives or
+    not."""
+    scene = RewindScene()
+    scene.own_copies = {"h0", "h1"}
+    scene.generation = dataclasses.replace(scene.generation, own_copies=["gpt/0", "gpt/1"])
+    scene.up |= {"h1"} if home_up else set()
+    scene.fails["GetHeld h2"] = [NotFound("damaged")] * 10
+    return scene
+
+
+def test_a_host_that_is_left_gives_its_copy_if_no_holder_has_the_image() -> None:
+    """Its links are cut, or its GPU has failed: the copy is whole."""
+    scene = without_holder(home_up=True)
+    assert_runs_again(scene, play(scene))
+    assert sent_by(scene) == {"gpt/0": ["h0"], "gpt/1": ["h1"]}
+
+
+def test_a_host_that_is_left_and_lost_its_copy_is_asked_once() -> None:
+    scene = without_holder(home_up=True)
+    scene.own_copies = {"h0"}
+    rewind = scene.rewind()
+    assert asyncio.run(rewind.run()) is RewindEnd.LOST
+    # Before that it was asked which files the capsule was writing.
+    assert scene.said.count("GetHeld h1") == 2
+
+
+def test_a_host_that_is_lost_with_its_copy_is_not_waited_for() -> None:
+    scene = without_holder(home_up=False)
+    rewind = scene.rewind()
+    assert asyncio.run(rewind.run()) is RewindEnd.LOST
+    assert "GetHeld h1" not in scene.said

@@ -46,6 +46,9 @@ class RewindsScene:
         self.alive = {"h0", "h1", "h2"}
         self.kernels = {"h0", "h1", "h2"}
         self.images = True
+        self.compared: list[str] = []  # hosts that had to compare an image
+        self.damaged: set[str] = set()  # hosts whose images turn out to be damaged then
+        self.own_copies: set[str] = set()  # hosts that have kept copies of their own capsules
         self.stuck: set[str] = set()
         self.said: list[str] = []
         fleet = a_fleet(state, self.settings)
@@ -161,7 +164,11 @@ class RewindsScene:
         if isinstance(message, messages.GetHeld):
             found = self.job.newest.holders if self.job.newest else {message.capsule: []}
             holders = found.get(message.capsule, ["h2"])  # moved, and not ruled on yet
-            if not self.images or host not in holders:  # no host keeps a copy of its own capsule
+            held = self.images and host in holders
+            self.compared += [host] if message.compare else []
+            if message.compare and host in self.damaged:
+                raise NotFound(f"the image {message.image} is damaged")
+            if not held and host not in self.own_copies:
                 raise NotFound(f"{host} has no {message.image}")
             return messages.HeldFacts(SURVEY, FACTS, 1000)
         if isinstance(message, messages.TryHosts):

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from held_scene import CORE, LOG, Holder, Source, holder, note, packed, some_memory
 from inbox_scene import Host
 from memory_parts import digest, page
 
-from liveshift.errors import LiveshiftError, NotFound
+from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.agent.holding import held_generation, kept_sums
 
 __all__ = ["holder"]
 
@@ -140,3 +142,72 @@ def test_the_earlier_generation_outlives_the_damage_of_the_later_one(
         held.capsule.hand_over(18, target)
     assert held.numbers() == [(17, True)]
     assert held.memory(17) == MEMORY
+
+
+def test_a_comparison_finds_the_damage_before_the_image_is_needed(held: Holder) -> None:
+    held.capsule.compare(17)
+    assert held.numbers() == [(17, True)]
+    held.again()
+    in_memory(held.capsule.directory)
+    with pytest.raises(NotFound, match=r"the image s17\.1 is damaged"):
+        held.capsule.compare(17)
+    assert held.left() == []
+
+
+def test_what_was_just_compared_is_not_read_again(
+    held: Holder, target: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job waits while its image is sent on."""
+    looks: list[Path] = []
+    damage = kept_sums.damage
+
+    def look(images: Path, memory: Callable[[], bytes]) -> str:
+        looks.append(images)
+        return damage(images, memory)
+
+    monkeypatch.setattr(kept_sums, "damage", look)
+    held.capsule.compare(17)
+    held.capsule.hand_over(17, target)
+    assert target.complete
+    assert len(looks) == 1
+    monkeypatch.setattr(held_generation, "COMPARED_S", 0.0)
+    held.capsule.compare(17)
+    assert len(looks) == 2
+
+
+def test_an_image_whose_sums_cannot_be_read_is_not_used_and_not_removed(
+    held: Holder, target: Inbox
+) -> None:
+    sums = held.capsule.directory / "s17" / "sums"
+    sums.write_bytes(b"\xc1")
+    with pytest.raises(StepFailed, match=r"s17/sums cannot be read") as refused:
+        held.capsule.hand_over(17, target)
+    assert "remove that file" in str(refused.value.hint)
+    assert held.numbers() == [(17, True)]
+    sums.unlink()
+    held.capsule.hand_over(17, target)
+    assert target.complete
+
+
+def test_sums_of_a_later_version_are_understood(held: Holder, target: Inbox) -> None:
+    sums = held.capsule.directory / "s17" / "sums"
+    later = msgspec.msgpack.decode(sums.read_bytes()) | {"algorithm": "xxh3"}
+    sums.write_bytes(msgspec.msgpack.encode(later))
+    held.capsule.hand_over(17, target)
+    assert target.complete
+
+
+def test_sums_are_written_as_a_whole(held: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image with half of them could not be used."""
+    images = held.capsule.directory / "s17"
+    before = (images / "sums").read_bytes()
+
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        kept_sums.write(images, b"digest")
+    assert (images / "sums").read_bytes() == before

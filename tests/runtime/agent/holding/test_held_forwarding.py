@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from held_scene import CORE, LOG, Holder, Source, holder, note, packed, some_memory
 from inbox_scene import Host
@@ -135,6 +136,26 @@ def test_each_generation_goes_as_it_was_also_after_a_restart(
         assert there.memory == memory
         assert (there.host.images / "core-1001.img").read_bytes() == b"registers of %d" % number
         holder.again()
+
+
+def test_the_copy_of_a_capsules_own_host_goes_to_another_one_too(
+    holder: Holder, target: Callable[[], Target]
+) -> None:
+    """No holder has the image any more, and the capsule leaves a host that lives."""
+    for number, pages, memory in ((17, FIRST, FIRST), (18, CHANGED, SECOND)):
+        inbox = holder.images.expect(msgspec.structs.replace(note(number), own=True))
+        inbox.by_wire = True  # as the scene's source sends
+        source = Source(inbox)
+        source.send_pages(pages)
+        source.send(CORE, b"registers")
+        source.end_memory(memory)
+        source.finish()
+        holder.capsule.held(number, digest(memory))
+    there = target()
+    there.get(holder, 18)
+    assert there.host.inbox.complete
+    assert there.memory == SECOND
+    assert (there.host.images / "core-1001.img").read_bytes() == b"registers"
 
 
 def test_a_generation_goes_while_the_next_one_comes(
