@@ -48,6 +48,7 @@ def test_a_connection_to_outside_the_cluster_outlasts_moves(new_lab: NewLab, pla
     assert not any("breaks" in event.text for event in session.history("talking"))
 
 
+@pytest.mark.machine("SOCK_DESTROY")
 def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
     new_lab: NewLab, place: Path
 ) -> None:

@@ -7,16 +7,21 @@ a machine that lacks this fact, as no installation could bring it; it names such
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
 import shutil
+import socket
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from checkout import ROOT
+
+from liveshift.criu_glue.network.socket_diag import destroy
 
 LACKS = "this machine has no "
 """Begins the reason of a test that needs one of the FACTS."""
@@ -41,6 +46,16 @@ def _autogroup() -> bool:
     return own.exists() and bool(own.read_text())
 
 
+def _destroys_sockets() -> bool:
+    """Whether the kernel closes a socket on demand (CONFIG_INET_DIAG_DESTROY), as root may ask it:
+    it looks for one that is not there only then."""
+    try:
+        destroy(os.getpid(), struct.pack("=BBBxI48x", socket.AF_INET, socket.IPPROTO_TCP, 0, 0))
+    except OSError as error:
+        return error.errno != errno.EOPNOTSUPP
+    return True
+
+
 def on_disk(*places: Path) -> Path | None:
     """The first of these folders, or else of others that tests may use, that is on no tmpfs."""
     for place in (*places, ROOT / "build", Path("/var/tmp")):
@@ -59,6 +74,7 @@ FACTS: dict[str, Callable[[], bool]] = {
     "fanotify": lambda: Path("/proc/sys/fs/fanotify").exists(),
     "perf events": lambda: Path("/proc/sys/kernel/perf_event_paranoid").exists(),
     "autogroup": _autogroup,
+    "SOCK_DESTROY": _destroys_sockets,
     "cgroup with a memory controller": _memory_controller,
     "folder on a disk": lambda: on_disk() is not None,
     "apt-get": lambda: shutil.which("apt-get") is not None,

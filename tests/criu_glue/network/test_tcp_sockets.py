@@ -16,7 +16,7 @@ from three_hosts import OVERLAY, Net, asked, connected, inside, ip
 from liveshift.criu_glue.network import socket_diag
 from liveshift.criu_glue.network.tcp_sockets import ESTABLISHED, abort_all_but, tcp_sockets
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.machine("SOCK_DESTROY")]
 
 PEER, ELSEWHERE = "10.99.7.2", "198.51.100.7"
 
