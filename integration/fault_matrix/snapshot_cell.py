@@ -67,6 +67,8 @@ class _Play:
                 self._assert_lost()
             else:
                 self._assert_goes_on()
+                # A rank that has just been killed may not have been missed at the first look.
+                self.verdict.outcome = self._outcome()
         for each in copies:
             assert not each.broken, "; ".join(each.broken)
         if words := TELLS.get(cell.name, ""):

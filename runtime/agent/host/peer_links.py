@@ -57,7 +57,8 @@ class PeerLinks:
                 if not (locked or self._ended):
                     return self._silent_peers(init, subnet)
             except Exception as error:
-                if os.path.exists(f"/proc/{init}") and not self._told:  # else it has just ended
+                # A process that has ended has no namespaces, though it may still be listed.
+                if os.path.exists(f"/proc/{init}/ns/net") and not self._told:
                     self._told = True
                     log.warning("the links of process %d are not known", init, exc_info=error)
             self._forget()
