@@ -25,7 +25,7 @@ class Rewinding:
     def __init__(self, session: LabSession, case: Case, steps: int, pace: float) -> None:
         self.lab = session.lab
         self._session = session
-        name = f"{case.name}-{'paced' if pace else 'steady'}".replace(".", "-")
+        name = f"{case.name}-{'paced' if pace else 'steady'}".replace(".", "-").replace("+", "-")
         self.job = session.start(
             name, training(case, steps, pace), nnodes=case.ranks, options=OFTEN
         )
