@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab_session import eventually
@@ -49,3 +51,15 @@ class Held:
         """Disarm all, and let all go on."""
         for name in self.names():
             (self.directory / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def holding(directory: Path) -> Iterator[Held]:
+    """Points for the labs that are made meanwhile; at the end none is held, nor in the
+    environment."""
+    made = Held(directory)
+    try:
+        yield made
+    finally:
+        made.clear()
+        os.environ.pop(VARIABLE)

@@ -5,15 +5,13 @@ what is lost, so the job does not wait for it: it goes back to its snapshot, bit
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from fault_matrix import held
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from held_moves import held_at
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job
@@ -35,10 +33,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    made = Held(place / "beside-moves-points")
-    yield made
-    made.clear()
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "beside-moves-points") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

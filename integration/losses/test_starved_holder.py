@@ -4,7 +4,6 @@ it: the snapshot fails, and the job trains on, protected by the one before."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fault_matrix import held
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job
 from protected_job import events, wait_protected
@@ -29,10 +27,8 @@ which an image that stands still is given up in a move, is 10 s."""
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    made = Held(place / "starved-points")
-    yield made
-    made.clear()
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "starved-points") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,14 @@ There is one holder, so no other one can take its place.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from fault_matrix import held, memory
-from fault_matrix.held import Held
+from fault_matrix import memory
+from fault_matrix.held import Held, holding
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER
 from protected_job import events, wait_protected
@@ -33,10 +32,8 @@ Short = Callable[[LabSession, str], AbstractContextManager[None]]
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    made = Held(place / "memory-points")
-    yield made
-    made.clear()
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "memory-points") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

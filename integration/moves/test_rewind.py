@@ -8,7 +8,6 @@ rank's steps back to what it was, and the rank writes on from there. The file ma
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
 import subprocess
@@ -18,8 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fault_matrix import held
-from fault_matrix.held import Held
+from fault_matrix.held import Held, holding
 from lab_session import LONG, LabSession, NewLab, eventually
 from moving_job import AFTER, Job
 from protected_job import (
@@ -52,10 +50,8 @@ exit 3
 
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
-    made = Held(place / "rewind-points")
-    yield made
-    made.clear()
-    os.environ.pop(held.VARIABLE)
+    with holding(place / "rewind-points") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

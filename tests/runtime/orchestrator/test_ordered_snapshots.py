@@ -87,8 +87,8 @@ def test_what_cannot_be_saved_now_is_refused(
     assert not saving.snapshots.ordered
 
 
-def test_an_order_waits_for_a_snapshot_that_is_under_way(saving: SavedScene) -> None:
-    scene = saving
+def order_beside_a_snapshot(scene: SavedScene) -> None:
+    """Order one while a snapshot is under way, which goes on a little later, and wait for both."""
 
     async def play() -> None:
         scene.ask(snapshot_every=0.001)
@@ -103,24 +103,17 @@ def test_an_order_waits_for_a_snapshot_that_is_under_way(saving: SavedScene) -> 
             await scene.until(lambda: bool(scene.history("saved")))
 
     asyncio.run(play())
-    assert scene.on_disk().snapshot == "s3", "the one before it was completed"
+
+
+def test_an_order_waits_for_a_snapshot_that_is_under_way(saving: SavedScene) -> None:
+    order_beside_a_snapshot(saving)
+    assert saving.on_disk().snapshot == "s3", "the one before it was completed"
 
 
 def test_sources_know_which_snapshot_was_ordered(saving: SavedScene) -> None:
     """It does not fail because a holder is silent for a moment."""
     scene = saving
-
-    async def play() -> None:
-        scene.ask(snapshot_every=0.001)
-        closes = scene.held["CloseSnapshot"] = asyncio.Event()
-        async with scene.at_work():
-            await scene.until(lambda: "CloseSnapshot h0" in scene.said)
-            order(scene)
-            scene.held.clear()
-            closes.set()
-            await scene.until(lambda: bool(scene.history("saved")))
-
-    asyncio.run(play())
+    order_beside_a_snapshot(scene)
     starts = [m for _, m in scene.asks if isinstance(m, messages.StartSnapshot)]
     ordered = {(m.image.partition(".")[0], m.ordered) for m in starts}
     assert {("s2", False), ("s3", True)} <= ordered
