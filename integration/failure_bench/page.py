@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -26,8 +26,13 @@ _BODY = Template("""<section>
 $bars
 </section>
 <section>
-<h2>All cases</h2>
-<div class="wide">$overview</div>
+<h2>While a host is lost</h2>
+<p>The medians of each case, and its worst kill. Times begin with the cut.</p>
+<div class="wide">$losses</div>
+</section>
+<section>
+<h2>While nothing fails</h2>
+<div class="wide">$steady</div>
 </section>
 <section>
 <h2>A job that meets failures</h2>
@@ -76,7 +81,8 @@ def render(run: Run) -> str:
     )
     body = _BODY.substitute(
         bars=_bars(run.cases),
-        overview=_overview(run.cases),
+        losses=_table(run.cases, _losses),
+        steady=_table(run.cases, _steady),
         schedule=_schedule(run.cases),
         steps=run.effort.steps,
         pace=f"{run.effort.pace:g}",
@@ -134,43 +140,49 @@ def _bars(cases: Sequence[Result]) -> str:
     return f'<div class="bars">{"".join(rows)}</div>{keys}'
 
 
-def _overview(cases: Sequence[Result]) -> str:
-    columns = (
-        *("kills", "noticed", "first step", "worst", "lost", "worst", "repeated"),
-        *("snapshots", "pause", "longest", "CPU of one", "image", "steps/s", "steady cost"),
-        "same bits",
-    )
-    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
-    body = "".join(_row(result, len(columns)) for result in cases)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _table(cases: Sequence[Result], columns: Callable[[Result], dict[str, str]]) -> str:
+    """A row for each case, with what ``columns`` gives for it, by the name of the column."""
+    names = columns(cases[0]) if cases else {}
+    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in names)
+    rows = []
+    for result in cases:
+        name = called(result)
+        if result.skipped:
+            why = escape(f"skipped: {result.skipped}")
+            rows.append(f'<tr><td>{name}</td><td colspan="{len(names)}">{why}</td></tr>')
+            continue
+        failed = "".join(
+            f"<small>{escape(what)} FAILED: {escape(why.splitlines()[0])}</small>"
+            for what, why in result.failed.items()
+        )
+        cells = "".join(map(number, columns(result).values()))
+        rows.append(f"<tr><td>{name}{failed}</td>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _row(result: Result, columns: int) -> str:
-    if result.skipped:
-        why = escape(f"skipped: {result.skipped}")
-        return f'<tr><td>{called(result)}</td><td colspan="{columns}">{why}</td></tr>'
-    cells = [
-        str(len(result.kills)),
-        or_dash(result.noticed_s, q.seconds),
-        or_dash(result.first_step_s, q.seconds),
-        or_dash(result.first_step_most_s, q.seconds),
-        or_dash(result.lost_s, q.seconds),
-        or_dash(result.lost_most_s, q.seconds),
-        or_dash(result.repeated_s, q.seconds),
-        str(result.snapshots) if result.snapshots else "–",
-        or_dash(result.pause_s, q.seconds),
-        or_dash(max(result.pauses, default=None), q.seconds),
-        or_dash(result.snapshot_cpu_s, q.seconds),
-        or_dash(result.image_bytes, q.size),
-        or_dash(result.steps_per_s, q.figures),
-        or_dash(result.steady_cost, lambda share: f"{100 * share:.1f} %"),
-        {True: "yes", False: "NO", None: "–"}[result.identical],
-    ]
-    failed = "".join(
-        f"<small>{escape(what)} FAILED: {escape(why.splitlines()[0])}</small>"
-        for what, why in result.failed.items()
-    )
-    return f"<tr><td>{called(result)}{failed}</td>{''.join(map(number, cells))}</tr>"
+def _losses(result: Result) -> dict[str, str]:
+    return {
+        "kills": str(len(result.kills)),
+        "noticed": or_dash(result.noticed_s, q.seconds),
+        "first step": or_dash(result.first_step_s, q.seconds),
+        "worst first step": or_dash(result.first_step_most_s, q.seconds),
+        "lost": or_dash(result.lost_s, q.seconds),
+        "worst lost": or_dash(result.lost_most_s, q.seconds),
+        "repeated": or_dash(result.repeated_s, q.seconds),
+        "same bits": {True: "yes", False: "NO", None: "–"}[result.identical],
+    }
+
+
+def _steady(result: Result) -> dict[str, str]:
+    return {
+        "snapshots": str(result.snapshots) if result.snapshots else "–",
+        "pause": or_dash(result.pause_s, q.seconds),
+        "longest pause": or_dash(max(result.pauses, default=None), q.seconds),
+        "CPU of one": or_dash(result.snapshot_cpu_s, q.seconds),
+        "image": or_dash(result.image_bytes, q.size),
+        "steps/s": or_dash(result.steps_per_s, q.figures),
+        "steady cost": or_dash(result.steady_cost, lambda share: f"{100 * share:.1f} %"),
+    }
 
 
 def _schedule(cases: Sequence[Result]) -> str:

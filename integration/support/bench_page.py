@@ -94,10 +94,11 @@ def _goals_table(goals: Sequence[Goal]) -> str:
         rows.append(
             f"<tr><td>{escape(goal.name)}{reasons}</td>"
             f'<td class="short">{escape(goal.wanted)}</td>'
-            f'<td class="short">{escape(goal.seen)}</td><td class="{kind}">{word}</td></tr>'
+            f'<td>{escape(goal.seen)}</td><td class="{kind}">{word}</td></tr>'
         )
     head = "<th>goal</th><th>wanted</th><th>seen</th><th></th>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    body = "".join(rows)
+    return f'<table class="goals"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def or_dash(value: float | None, shown: Callable[[float], str]) -> str:
