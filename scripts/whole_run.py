@@ -51,6 +51,14 @@ BYTECODE = {
 }
 """No bytecode beside the sources. What pytest makes of the tests is kept, for workers and later
 runs."""
+ONE_RUN = """
+import sys
+sys.path[0] = sys.argv.pop(1)
+import whole_run
+sys.exit(whole_run.one_run(sys.argv[1:]))
+"""
+"""For ``python -c``. Were this file the main module of the run, each process that a fork server
+makes for a test would import it first, and the package with it."""
 OURS = ("corpus-", "gate-", "liveshift-", "ls-", "lsload", "place-", "reference-")
 """The names of what tests make there begin so. Others' files come and go there as they like."""
 
@@ -105,8 +113,6 @@ def lists(arguments: Iterable[str]) -> Iterator[list[str]]:
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 130 when it was interrupted, 5 when another run holds the machine."""
     (name,), *runs = lists(arguments)
-    if not name:  # one of the runs below
-        return int(pytest.main(runs[0], plugins=[NoSkips()]))
     try:
         with alone(name):
             before = clutter() | elsewhere()
@@ -123,6 +129,11 @@ def main(arguments: Sequence[str]) -> int:
     except LiveshiftError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
+
+
+def one_run(arguments: Sequence[str]) -> int:
+    """Run pytest, and return its exit status."""
+    return int(pytest.main([*arguments], plugins=[NoSkips()]))
 
 
 def take_down(made: Path) -> None:
@@ -176,7 +187,7 @@ def _run_all(runs: Iterable[Sequence[str]]) -> int:
             process.send_signal(signal.SIGINT)
 
     for arguments in runs:
-        words = [sys.executable, __file__, "", "--", *arguments]
+        words = [sys.executable, "-c", ONE_RUN, str(Path(__file__).parent), *arguments]
         process = subprocess.Popen(words, env=os.environ | BYTECODE)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)

@@ -125,6 +125,15 @@ def test_every_list_is_run_and_a_skipped_test_is_a_failed_one(
     assert ("1 skipped: a test that is skipped has not tested" in said) == ("pytest." in first)
 
 
+def test_a_process_that_a_test_gets_from_a_fork_server_has_nothing_of_the_package(
+    runs: ModuleType, tmp_path: Path
+) -> None:
+    found = "'liveshift' in __import__('sys').modules"
+    pool = "__import__('multiprocessing').get_context('forkserver').Pool(1)"
+    body = f"with {pool} as pool: assert not pool.apply(eval, ({found!r},))"
+    assert runs.main(["make test", "--", *arguments_for(tmp_path, one=body)]) == 0
+
+
 @pytest.mark.parametrize(
     ("path", "code"),
     [("build/deep/result", 0), ("new", 1), ("notes/theirs", 1), ("cached.pyc", 1), ("own.pyc", 0)],
@@ -205,7 +214,7 @@ def test_only_what_the_machine_cannot_have_is_excepted_and_it_is_named(
     bodies = {"first": f"pytest.skip({reason!r})", "second": "assert True"}
     own = {f"{name}_{tmp_path.name}": body for name, body in bodies.items()}  # all in this process
     arguments = arguments_for(tmp_path, **own)
-    assert runs.main(["", "--", *arguments]) == code
+    assert runs.one_run(arguments) == code
     said = capfd.readouterr().out
     assert ("not tested, as this machine has none: tenth leg (1)\n" in said) == (code == 0)
     assert ("error: 1 skipped" in said) == (code == 1)
