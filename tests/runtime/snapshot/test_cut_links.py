@@ -122,7 +122,7 @@ def test_a_link_that_is_cut_for_the_suspicion_makes_the_job_leave_a_host(scene: 
 
 def test_what_was_said_of_an_earlier_copy_does_not_count(scene: Scene) -> None:
     scene.report(ONE, OTHER, 2 * SUSPICION, epoch=2)
-    assert silences(scene.job, scene.now, LIMITS, 0.0) == {}
+    assert silences(scene.job, scene.now, LIMITS, 0.0, {}) == {}
     assert scene.leaves() == []
 
 
@@ -241,6 +241,23 @@ def test_a_heartbeat_that_is_late_does_not_begin_it_all_anew(scene: Scene) -> No
     scene.heard()
     assert scene.leaves() == ["h2"]
     assert len(scene.asked) == 2
+
+
+def test_an_agent_that_stood_still_may_have_left_its_network_locked(scene: Scene) -> None:
+    """It was in the middle of a snapshot, which was given up meanwhile. Once it goes on it opens
+    the network; until then it is reported as if nothing were wrong."""
+    scene.report(ONE, OTHER, 2 * SUSPICION)
+    assert scene.leaves() == ["h2"]
+    for _ in range(round(SUSPICION / HEARTBEAT) + 1):
+        scene.now += HEARTBEAT
+        scene.heard(OTHER)
+        scene.look()
+    scene.heard()
+    assert scene.leaves() == []
+    assert not scene.links.suspects(scene.job)
+    scene.now += 1.1 * SUSPICION
+    scene.heard()
+    assert scene.leaves() == ["h2"], "it does not reach its peer either"
 
 
 def test_a_ballot_that_fails_is_followed_by_another(
