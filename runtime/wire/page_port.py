@@ -29,6 +29,7 @@ from ...errors import LiveshiftError
 from ..control.keyring import KnownKeys
 from .announced import Announced
 from .answer_queue import AnswerQueue
+from .dead_peers import end_dead_peers
 from .header import CHUNK, PageHeader, read_page_header
 from .page_lane import LANE_WINDOW
 from .seal import TAG
@@ -82,6 +83,7 @@ class PagePort:
         socket.linger = 0
         socket.rcvhwm = 2 * LANE_WINDOW
         socket.setsockopt(zmq.MAXMSGSIZE, CHUNK + TAG)
+        end_dead_peers(socket)
         try:
             socket.bind(f"tcp://{self.address}")
         except zmq.ZMQError as error:

@@ -24,6 +24,7 @@ from ..control import keys
 from ..control.keyring import NOBODY, KnownKeys
 from .announced import Announced, Answer, Inlet
 from .answer_queue import AnswerQueue
+from .dead_peers import end_dead_peers
 from .header import CHUNK, LANES, OVERHEAD, SEAL, WANTS, Header, read_header
 from .image_worker import Chunk, ImageWorker
 from .ordered_lane import WINDOW
@@ -76,6 +77,7 @@ class Receiver:
         socket.linger = 0
         socket.rcvhwm = 2 * WINDOW
         socket.setsockopt(zmq.MAXMSGSIZE, CHUNK + OVERHEAD)
+        end_dead_peers(socket)
         try:
             socket.bind(f"tcp://{self.address}")
         except zmq.ZMQError as error:
