@@ -33,16 +33,18 @@ def filled(mount_point: Path, inside: int | None = None) -> Iterator[None]:
     assert own, f"{seen} is no file system of its own"
     while not resize(str(_used(seen) + SLACK)):  # somebody has just written more than that
         pass
-    filler, over = seen / ".filler", threading.Event()
+    filler, over, full = seen / ".filler", threading.Event(), threading.Event()
 
     def fill() -> None:
         with filler.open("wb", buffering=0) as file:
             while not over.wait(PERIOD_S):
                 _fill(file.fileno())
+                full.set()
 
     thread = threading.Thread(target=fill, name="filler", daemon=True)
     try:
         thread.start()
+        assert full.wait(30), f"{seen} was not filled"
         yield
     finally:
         over.set()

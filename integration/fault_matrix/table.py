@@ -81,9 +81,9 @@ source-cut-off                    s s s s S m m m m m m m m
 destination-cut-off               s s s s s s s s S m m m m
 source-power-lost                 e e e E e m m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
-images-full                       s S s s s s s s m m . . .
+images-full                       s S s s s s s m m m . . .
 state-full                        s s s s S s s s s m . . .
-out-of-memory                     s s S s . . . . . . . . .
+out-of-memory                     s s S . . . . . . . . . .
 bits-flipped                      M m m M . . . . . . . . .
 orchestrator-stalled              m m m m m m m m m m m M m
 source-agent-stalled              s S s s s m m m m m m m m
