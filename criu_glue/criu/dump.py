@@ -250,9 +250,12 @@ class FrozenTree:
         return []
 
     def _options(self) -> list[str]:
-        external = [
-            arg for inode in self._sandbox.pipes() for arg in ("--external", f"pipe:[{inode}]")
-        ]
+        try:
+            pipes = self._sandbox.pipes()
+        except FileNotFoundError as gone:
+            name = self._sandbox.plan.hostname
+            raise StepFailed("dump", f"{name} has ended before CRIU dumped it") from gone
+        external = [arg for inode in pipes for arg in ("--external", f"pipe:[{inode}]")]
         return [
             "dump",
             "--tree",

@@ -16,12 +16,16 @@ SIZE = 180_000_000
 BUSY = """
 import random, sys, time
 memory = bytearray({size})
+def ran_or_waited_s():
+    with open("/proc/self/schedstat") as told:
+        return sum(map(int, told.read().split()[:2])) / 1e9
 with open(sys.argv[1], "w", buffering=1) as log:
     while True:
         memory[:] = random.randbytes({size})
-        print(time.time(), file=log)
+        print(time.time() - ran_or_waited_s(), file=log)
 """
-"""Writes all of its memory again and again, with what nothing compresses."""
+"""Writes all of its memory again and again, with what nothing compresses. It notes the time, less
+that in which it ran or waited for a core: what is left grows while it is stopped."""
 
 
 @pytest.fixture
@@ -31,6 +35,7 @@ def lab(new_lab: NewLab) -> LabSession:
 
 
 def longest_pause(log: Path) -> float:
+    """The longest time between two lines in which the job neither ran nor waited for a core."""
     times = [float(line) for line in log.read_text().splitlines()]
     return max(later - earlier for earlier, later in pairwise(times))
 

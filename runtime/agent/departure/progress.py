@@ -22,6 +22,10 @@ from ...messages import Message, Progressed
 log = logging.getLogger("liveshift.progress")
 
 EVERY_S = 0.25
+MANY = 16 << 20
+"""A round of so many bytes tells the rate of the link however short it is; one of a few chunks only
+if it took EVERY_S."""
+
 WINDOW_S = 1.0
 """The rate is that of the last second: long enough to be steady, short enough to be current."""
 
@@ -91,8 +95,9 @@ class RoundsReporter:
             self._dirty, self._ended = dirty, True
             if self._round > 1:  # the first round sends all memory, not only what was written
                 self._delta = dirty
-                if took >= self._every_s:  # a shorter round is a single chunk
-                    self._best = max(self._best, (self._bytes - self._before) / took)
+                sent = self._bytes - self._before
+                if took > 0 and (took >= self._every_s or sent >= MANY):
+                    self._best = max(self._best, sent / took)
             if slow_down is not None:
                 self._slow_down = slow_down
             self._note()

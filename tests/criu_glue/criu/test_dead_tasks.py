@@ -137,6 +137,20 @@ def test_a_tracer_that_hangs_is_killed_in_the_end(
 
 
 @pytest.mark.root
+def test_a_capsule_that_has_just_ended_is_named(
+    criu: Criu, new_sandboxes: SandboxMaker, place: Path, sink: Sink
+) -> None:
+    here = new_sandboxes.counting(WITH_THREADS)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    (task,) = tasks(here)
+    os.kill(task.pid, signal.SIGKILL)
+    until(partial(gone, here))
+    with pytest.raises(StepFailed, match="has ended before CRIU dumped it"):
+        frozen.dump(criu, sink, 60)
+    frozen.thaw()
+
+
+@pytest.mark.root
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_kills_at_random_moments_of_a_dump(

@@ -114,11 +114,26 @@ def test_the_rate_is_that_of_the_last_second() -> None:
     told.send(2.0, 20 * MB, chunks=20)
     assert told.rate() == pytest.approx(10 * MB, rel=0.15)
     told.reporter.round_ended(20 * MB)
-    told.begin(3, 60 * MB)
-    told.send(0.2, 60 * MB)  # too short to tell
-    told.reporter.round_ended(60 * MB)
+    told.begin(3, 6 * MB)
+    told.send(0.02, 6 * MB)  # too short to tell
+    told.reporter.round_ended(6 * MB)
     told.reporter.done()
-    assert told.words[-1].delta_s == pytest.approx(6.0)  # by the second round, 10 MB/s
+    assert told.words[-1].delta_s == pytest.approx(0.6)  # by the second round, 10 MB/s
+
+
+def test_a_link_that_was_measured_at_a_bad_moment_is_believed_by_what_it_carries() -> None:
+    """The measurement takes half a second. Something else may have had all cores meanwhile; then a
+    stop seemed to take half a minute, and the move was given up."""
+    told = Told(carries=3.7 * MB)
+    told.begin(1, 120 * MB)
+    told.send(0.4, 120 * MB)
+    told.reporter.round_ended(120 * MB)
+    told.begin(2, 90 * MB)
+    told.send(0.2, 90 * MB)
+    told.reporter.round_ended(90 * MB)
+    told.reporter.done()
+    assert told.words[-1].best == pytest.approx(450 * MB)
+    assert told.words[-1].delta_s == pytest.approx(0.2)
 
 
 def test_a_stop_is_reckoned_with_what_the_way_is_known_to_carry() -> None:
