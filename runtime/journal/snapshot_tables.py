@@ -41,10 +41,6 @@ ending (earlier copies end, nothing is restored yet), restoring, done, or replac
 """
 
 
-AFTER_SUSPENSION = 2
-"""A suspension counts as one rewind of its job, and its resumption as the next."""
-
-
 class RewindKind(enum.Enum):
     REWIND = "rewind"
     SUSPENSION = "suspension"
@@ -86,13 +82,6 @@ class RewindRow:
     left: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     boundary: float = 0.0
-
-    def first_after(self, generation: Generation) -> bool:
-        """Whether nothing of the job has run since this snapshot: the job was suspended at it, and
-        this is the first attempt to resume it. A snapshot that was saved under another name may be
-        of a job that trained on."""
-        resumes = self.kind is RewindKind.RESUMPTION and not generation.saved
-        return resumes and self.rewinds == generation.rewinds + AFTER_SUSPENSION
 
     @property
     def led_to(self) -> LastRewind:

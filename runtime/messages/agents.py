@@ -97,8 +97,7 @@ class Reserve(Message, frozen=True):
     ``limit_bytes``: the destination takes at most so many bytes for this migration.
     ``gpus_wanted``: the (GPU of the source, GPU here) pairs that a person asked for; this host
     chooses the others. ``full_dump``: as in Inspected. ``dumped_under``: the epoch of the
-    capsule at the snapshot to which it goes back; 0 in a migration. ``closes_outside``: whether
-    connections that lead out of the job are closed, as their far sides have gone on since.
+    capsule at the snapshot to which it goes back; 0 in a migration.
     """
 
     migration: str
@@ -114,7 +113,6 @@ class Reserve(Message, frozen=True):
     gpus_wanted: list[tuple[str, str]] = msgspec.field(default_factory=list)
     full_dump: str = ""
     dumped_under: int = 0
-    closes_outside: bool = False
 
 
 class Reserved(Answer, frozen=True):

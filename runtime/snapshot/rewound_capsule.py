@@ -71,7 +71,6 @@ class RewoundCapsule:
         self._kind = row.kind
         self._holders = list(generation.holders.get(capsule.name, ()))
         self._dumped_on, self._dumped_under = generation.owners[capsule.name]
-        self._as_it_was = row.first_after(generation)
         self._home = generation.home(capsule.name)  # "" once it has counted as a holder
         self._void = recovered  # whether an attempt under the present epoch may have begun
         self._tried: Counter[str] = Counter()
@@ -125,7 +124,6 @@ class RewoundCapsule:
             dry_run=False,
             gpu=facts.gpu,
             dumped_under=self._dumped_under,
-            closes_outside=not self._as_it_was,
         )
         own = holder not in self._holders
         try:

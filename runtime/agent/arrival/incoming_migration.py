@@ -268,7 +268,7 @@ class IncomingMigration:
         """In a rewind: close the connections that lead out of the job. Their far sides have gone on
         since the snapshot, so the sequence numbers fit no more: a program that reads would wait
         for ever, and what it sends would be taken for a repetition."""
-        if not self._reserve.closes_outside:
+        if not self._reserve.dumped_under:
             return
         here = self.resident
         inside, gateway = here.overlay.subnet, here.overlay.gateway

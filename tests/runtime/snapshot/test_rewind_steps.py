@@ -12,7 +12,6 @@ from waits import until_async
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.journal.snapshot_tables import RewindKind
 from liveshift.runtime.snapshot.rewind import RewindEnd
 
 STEPS = (
@@ -83,29 +82,6 @@ def test_a_host_is_told_under_which_epoch_the_snapshot_was_taken() -> None:
     play(scene)
     asked = {h: ask.dumped_under for h, ask in scene.asks if isinstance(ask, messages.Reserve)}
     assert asked == {"h0": 2, "h2": 1}
-
-
-@pytest.mark.parametrize(
-    ("kind", "rewinds", "saved", "closes"),
-    [
-        (RewindKind.REWIND, 1, "", True),
-        (RewindKind.REWIND, 2, "", True),  # a host was lost in the first rewind
-        (RewindKind.RESUMPTION, 2, "", False),
-        (RewindKind.RESUMPTION, 2, "s9", True),  # a job that trained on was saved as s9
-        (RewindKind.RESUMPTION, 3, "", True),  # a host was lost in the first resumption
-        (RewindKind.RESUMPTION, 4, "", True),  # which failed, and the job was suspended again
-    ],
-)
-def test_connections_out_of_a_job_stay_open_only_if_nothing_has_run_since_the_snapshot(
-    kind: RewindKind, rewinds: int, saved: str, *, closes: bool
-) -> None:
-    scene = RewindScene()
-    scene.row = dataclasses.replace(scene.row, kind=kind, rewinds=rewinds)
-    scene.generation = dataclasses.replace(scene.generation, saved=saved)
-    scene.job.rewinds = rewinds
-    play(scene)
-    asked = {ask.closes_outside for _, ask in scene.asks if isinstance(ask, messages.Reserve)}
-    assert asked == {closes}
 
 
 def test_the_history_says_how_long_each_part_took_and_what_is_repeated() -> None:

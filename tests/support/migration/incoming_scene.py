@@ -60,7 +60,6 @@ class Scene:
             source="h0",
             limit_bytes=0,
             dumped_under=0,
-            closes_outside=False,
             gpu=SimpleNamespace(used={"GPU-a": 1}),
             book=BOOK,
             spec=None,

@@ -173,20 +173,20 @@ def test_device_state_without_a_helper_lets_nothing_run(
 CLOSED = "connections out of the job closed"
 
 
-@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("dumped_under", [0, 5])
 @pytest.mark.parametrize("recovered", [False, True])
 def test_a_rewind_closes_connections_that_lead_out_of_the_job_before_the_tree_runs(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, closes: bool, recovered: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, dumped_under: int, recovered: bool
 ) -> None:
     """A move does not: their far sides have not gone on without it."""
     monkeypatch.setattr(tcp_sockets, "abort_all_but", scene.noted(CLOSED))
-    scene.reserve.closes_outside = closes
+    scene.reserve.dumped_under = dumped_under
     granted = scene.granted()
     if recovered:
         assert granted.resume_recovered() is True
     else:
         granted.let_run(Stopwatch(), 9, 10.0)
-    closed = [CLOSED] if closes else []
+    closed = [CLOSED] if dumped_under else []
     assert scene.done == [*([] if recovered else ["noted"]), *closed, "let_run"]
 
 
@@ -197,7 +197,7 @@ def test_a_tree_runs_though_its_connections_cannot_be_closed(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(tcp_sockets, "abort_all_but", cannot)
-    scene.reserve.closes_outside = True
+    scene.reserve.dumped_under = 5
     scene.granted().let_run(Stopwatch(), 9, 10.0)
     assert scene.done == ["noted", "let_run"]
     assert "gpt/1 has connections out of its job that cannot be closed" in caplog.text
