@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from chain import link
-from kernel_job import KERNEL_OBJECTS, KernelJob, counting_server
+from kernel_job import KERNEL_OBJECTS, KernelJob
 from lab_session import BRISK, CHAIN, GPT, LONG, LabSession, NewLab, a_lab
 from moving_job import AFTER, BEFORE, Job
 from open_python import NOBODY, OpenPython
@@ -177,17 +177,15 @@ def test_i_unprivileged_user(
 AWAY_S = 6.0
 
 
-def test_j_kernel_objects_and_a_connection(lab: LabSession, place: Path) -> None:
-    """Its monotonic clock stands still meanwhile, and so do its timers; its peer waits."""
-    with counting_server(lab, "h0", place / "away-server.json") as server:
-        lab.cli("taint", "h0", "--reason", "the server is there")
-        job = lab.start("away-j", (*KERNEL_OBJECTS, "--server", server))
-        objects = KernelJob(job, server=True)
-        objects.arm()
-        away_and_back(job, AWAY_S)
-        lab.cli("untaint", "h0")
-        objects.goes_on()
-        report = objects.assert_whole(AWAY_S / 2)
+def test_j_kernel_objects(lab: LabSession) -> None:
+    """Its monotonic clock stands still meanwhile, and so do its timers. Its connections out of the
+    job are closed (test_outside.py)."""
+    job = lab.start("away-j", KERNEL_OBJECTS)
+    objects = KernelJob(job, server=False)
+    objects.arm()
+    away_and_back(job, AWAY_S)
+    objects.goes_on()
+    report = objects.assert_whole(AWAY_S / 2)
     assert report["drift"] > AWAY_S, "the time of day went on"
 
 

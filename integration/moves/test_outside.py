@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts outside the cluster, with ``[network] outside = "relay"``: they see nothing of a move. A
-rewind closes connections to them, since they have gone on."""
+rewind closes connections to them, since they have gone on; so does a resumption, as they may have
+given up."""
 
 from __future__ import annotations
 
@@ -49,10 +50,12 @@ def test_a_connection_to_outside_the_cluster_outlasts_moves(new_lab: NewLab, pla
 
 
 @pytest.mark.machine("SOCK_DESTROY")
+@pytest.mark.parametrize("way", ["rewind", pytest.param("resume", marks=pytest.mark.long)])
 def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
-    new_lab: NewLab, place: Path
+    new_lab: NewLab, place: Path, way: str
 ) -> None:
-    """The program has sent blocks since the snapshot, and would wait for their answers for ever."""
+    """The program has sent blocks since the snapshot, and would wait for their answers for ever.
+    After a suspension it would wait for one that has given up and could tell nobody."""
     network = ("--network", "outside=relay,relay=h2")
     session = new_lab("--hosts", "3", *network, "--snapshots", "every=2")
     outside, report = session.lab.machine("ctl"), place / "rewound-server.json"
@@ -65,12 +68,16 @@ def test_a_connection_to_outside_the_cluster_is_closed_in_a_rewind(
         job.wait_step(5)
         wait_protected(job)
         job.go_on(10)
-        session.cli("rewind", "talking", "--yes")
+        if way == "rewind":
+            session.cli("rewind", "talking", "--yes")
+        else:
+            session.cli("suspend", "talking")
+            session.cli("resume", "talking")
         assert job.wait_end(30) == 1
     finally:  # the server is told nothing of the end of its connection; it ends with the lab
         server.kill()
         server.wait()
         assert server.stdout is not None
         server.stdout.close()
-    assert len(events(job, "rewound")) == 1
+    assert len(events(job, "rewound" if way == "rewind" else "resumed")) == 1
     assert "ConnectionAbortedError" in job.output()

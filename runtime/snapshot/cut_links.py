@@ -4,8 +4,9 @@ chooses which of them the job leaves.
 
 Each agent reports the peers of its capsules that answer neither a connection nor an echo
 (agent/host/peer_links.py). A peer is silent, too, while a move or a snapshot has locked its
-network, and once its command has ended. An agent that stands still then leaves the network locked
-until it goes on. So such times do not count, nor do those in which the job trains all the same.
+network, and once its command has ended. If its agent is stopped in the middle of a snapshot, the
+network stays locked until it runs again. None of these times count, nor do those in which the job
+trains all the same.
 link_votes.py asks other hosts which of the two they reach.
 """
 
@@ -36,8 +37,9 @@ def silences(
 ) -> dict[Pair, float]:
     """The pairs of hosts between which a capsule gets no answer from a peer, and for how many
     seconds: ``least`` or more. Only what was reported lately counts, of capsules that are reported
-    themselves, and of none that was ``away`` (by capsule: when last) within the suspicion. Nothing
-    counts as long as any capsule of the job finishes collectives."""
+    themselves; and nothing as long as any capsule of the job finishes collectives. ``away``: for a
+    capsule, when it had last not been reported for the suspicion. It counts again once the
+    suspicion has passed since then."""
     if not any(c.seen is not None and c.seen.unanswered for c in job.capsules.values()):
         return {}
     fresh, recent = now - MISSED * limits.heartbeat, now - (limits.suspicion - limits.heartbeat)

@@ -3,8 +3,7 @@
 
 A host that loses its power in the middle of an image says nothing more, and a socket that only
 receives never notices. Each such host would leave its connections to an agent that runs for months.
-The wire has its own, shorter patience for what an image waits for (silence.py): this is about what
-is left of it afterwards.
+An image is given up much sooner (silence.py). This module only closes the connections that remain.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from __future__ import annotations
 import zmq
 
 IDLE_S = 60
-"""Seconds of silence after which the kernel asks the other host for a sign of life."""
+"""Seconds of silence after which the kernel asks the other host to acknowledge a probe."""
 
 PROBES, PROBE_S = 3, 20
-"""Number of unanswered questions after which the connection ends, and seconds between two."""
+"""Number of unanswered probes after which the connection ends, and seconds between two."""
 
 
 def end_dead_peers(socket: zmq.Socket[bytes]) -> None:
@@ -24,5 +23,6 @@ def end_dead_peers(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, IDLE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, PROBES)
-    # The kernel does not ask while it still repeats what it has sent: that has a limit of its own.
+    # The kernel probes nothing while it still repeats what it has sent. This limits that time, and
+    # that of the probes as well (TCP_USER_TIMEOUT).
     socket.setsockopt(zmq.TCP_MAXRT, 1000 * (IDLE_S + PROBES * PROBE_S))

@@ -22,10 +22,6 @@ from ...messages import Message, Progressed
 log = logging.getLogger("liveshift.progress")
 
 EVERY_S = 0.25
-MANY = 16 << 20
-"""A round of so many bytes tells the rate of the link however short it is; one of a few chunks only
-if it took EVERY_S."""
-
 WINDOW_S = 1.0
 """The rate is that of the last second: long enough to be steady, short enough to be current."""
 
@@ -36,8 +32,8 @@ class RoundsReporter:
     ``send`` must neither wait nor raise. Bytes are bytes of memory, uncompressed. Rounds are
     throttled, the freeze is not. So the reporter estimates the freeze with ``carries`` (the known
     bytes per second of the link) or with the rate of the best whole round, if that is higher. Part
-    of a round does not count, as bytes on their way count as sent. Neither does the first round:
-    all memory together may be easier to compress.
+    of a round does not count, as bytes on their way count as sent. Short rounds count together.
+    The first round does not count: all memory together may be easier to compress.
     """
 
     def __init__(
@@ -63,6 +59,7 @@ class RoundsReporter:
         self._slow_down: float | None = None
         self._carries = carries
         self._best = 0.0
+        self._short: tuple[int, float] = (0, 0.0)  # bytes and seconds of the short rounds until now
         self._seen: deque[tuple[float, int]] = deque()  # (moment, bytes sent by then)
         self._reported = float("-inf")
 
@@ -95,9 +92,12 @@ class RoundsReporter:
             self._dirty, self._ended = dirty, True
             if self._round > 1:  # the first round sends all memory, not only what was written
                 self._delta = dirty
-                sent = self._bytes - self._before
-                if took > 0 and (took >= self._every_s or sent >= MANY):
-                    self._best = max(self._best, sent / took)
+                sent, seconds = self._short
+                sent, seconds = sent + self._bytes - self._before, seconds + took
+                if seconds >= self._every_s:  # a shorter time may be that of a single chunk
+                    self._best = max(self._best, sent / seconds)
+                    sent, seconds = 0, 0.0
+                self._short = sent, seconds
             if slow_down is not None:
                 self._slow_down = slow_down
             self._note()

@@ -123,16 +123,18 @@ def test_the_rate_is_that_of_the_last_second() -> None:
 
 def test_a_link_that_was_measured_at_a_bad_moment_is_believed_by_what_it_carries() -> None:
     """The measurement takes half a second. Something else may have had all cores meanwhile; then a
-    stop seemed to take half a minute, and the move was given up."""
+    stop seemed to take half a minute, and the move was given up. Each round took less than a
+    quarter of a second."""
     told = Told(carries=3.7 * MB)
     told.begin(1, 120 * MB)
     told.send(0.4, 120 * MB)
     told.reporter.round_ended(120 * MB)
-    told.begin(2, 90 * MB)
-    told.send(0.2, 90 * MB)
-    told.reporter.round_ended(90 * MB)
-    told.reporter.done()
-    assert told.words[-1].best == pytest.approx(450 * MB)
+    for number, best in ((2, 3.7), (3, 450)):
+        told.begin(number, 90 * MB)
+        told.send(0.2, 90 * MB)
+        told.reporter.round_ended(90 * MB)
+        told.reporter.done()
+        assert told.words[-1].best == pytest.approx(best * MB)
     assert told.words[-1].delta_s == pytest.approx(0.2)
 
 
