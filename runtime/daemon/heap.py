@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives memory that a daemon has freed back to the kernel.
 
-malloc keeps freed memory, in a heap for each thread. After some moves an agent held up to 400 MB
+malloc keeps freed memory, in several heaps. After some moves an agent held up to 400 MB
 that it did not use. Half of that was not even free: objects of past moves referred to each other,
 and with them to the memory of their chunks (criu_glue/memory/source/ring.py). Python collects such
 old cycles only after many more objects have come.
@@ -15,11 +15,14 @@ import gc
 import time
 from collections.abc import Callable
 
-ARENAS, KEEP, MAP = 4, 8 << 20, 4 << 20
-"""A daemon has so many heaps at most. By default there are eight for each core, and what one thread
-has freed in its heap is no use to the others: with a snapshot every two seconds an agent kept 500
-MB on two cores. A heap keeps up to KEEP bytes at its end, and blocks of MAP bytes and more lie in
-none: else malloc raises both limits by itself, up to 64 MB."""
+ARENAS, KEEP, MAP = 1, 8 << 20, 4 << 20
+"""A daemon has so many heaps. By default there are eight for each core, and what one thread has
+freed in its heap is no use to the others: with a snapshot every two seconds an agent kept 500 MB on
+two cores. malloc_trim gives back the free end of the main heap only (glibc: malloc/malloc.c,
+mtrim): with four heaps an agent at rest had 40 to 200 MB too much after an hour. One is as fast
+(``MALLOC_ARENA_MAX=1 make bench-engine``), as chunks are large. A heap keeps up to KEEP bytes at
+its end, and blocks of MAP bytes and more lie in none: else malloc raises both limits by itself, up
+to 64 MB."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h: M_…
 

@@ -73,7 +73,7 @@ class PagePort:
 
     def start(self) -> None:
         """Bind the port and start the threads; raises LiveshiftError if the port is taken."""
-        _keep_freed_memory()
+        keep_freed_memory()
         self._context = context = zmq.Context(io_threads=threads(IO_THREADS))
         self._auth = ThreadAuthenticator(context)
         self._auth.start()
@@ -176,7 +176,7 @@ class PagePort:
             log.error("%s", text)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have glibc keep the memory of freed chunks (libzmq's, 1 MiB each). By default glibc gives it
     back to the kernel and gets it again page by page: a third of the CPU time of receiving."""
     with contextlib.suppress(AttributeError, OSError):  # musl and others have no mallopt
